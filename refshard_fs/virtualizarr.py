@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text
@@ -141,7 +141,7 @@ class _Manifests:
         inlined: dict[int, bytes] = {}
         for numbers, chunks in self._references.partitions(array, ROWS):
             targets, starts, sizes = chunks.ranges
-            there = targets != ABSENT
+            there = targets != NO_TARGET
             uris = np.array([_uri(url) or "" for url in (*chunks.urls, None)], dtype=np.dtypes.StringDType())
             found = uris[np.where(there, targets, len(chunks.urls))]
             is_virtual = (found != "") & (sizes != WHOLE)

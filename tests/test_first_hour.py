@@ -180,17 +180,17 @@ STATUSES: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "a signature of S3 that has expired": (
         403,
         SIGNED.format("AccessDenied", "Request has expired"),
-        ("expired", "signed for a time that is over"),
+        ("expired", "The signature of the URL has expired"),
     ),
     "a signature of Google that has expired": (
         400,
         SIGNED.format("ExpiredToken", "Invalid argument.") + "<Details>Request signature expired at: 2024</Details>",
-        ("expired", "signed for a time that is over"),
+        ("expired", "The signature of the URL has expired"),
     ),
     "a signature of Azure that has expired": (
         403,
         SIGNED.format("AuthenticationFailed", "Signature not valid in the specified time frame"),
-        ("expired", "signed for a time that is over"),
+        ("expired", "The signature of the URL has expired"),
     ),
     "a token that has expired": (400, SIGNED.format("ExpiredToken", "has expired"), ("ExpiredToken", "log in again")),
     "nothing there": (404, "", ("no such object", "Check the path")),

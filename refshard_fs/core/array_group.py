@@ -1,4 +1,4 @@
-"""A group of arrays that zarr did not write: a format describes them and says where their chunks lie. No I/O here."""
+"""A key space for arrays of other formats than zarr: a format describes arrays and locates chunks. No I/O here."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, join, parent
-from refshard_fs.core.keyspace import KeySpace, place, tails
+from refshard_fs.core.keyspace import KeySpace, find_chunk, tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 
-# Chunks of an array that are listed, 120 bytes each. A damaged header may claim any number; each can still be read.
+# The most chunks of an array that are listed, at 120 bytes each. A damaged header may claim any number of chunks.
 LISTABLE: Final = 1 << 21
-# Chunks that the file does not have and that are listed all the same, besides 16 for each that it has: 3 s of work.
+# The most unwritten chunks that are listed, besides 16 for each written one: listing them takes 3 s.
 UNWRITTEN: Final = 1 << 18
-# How chunks are keyed, by zarr version: one level of names.
+# The encoding of chunk keys by zarr version: all chunks of an array lie in one directory.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
-MOST_FILL: Final = 1 << 26  # bytes of a chunk that was never written, where one has to be made
-_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # where xarray looks for names in version 2
-_SHOWN: Final = 100  # characters of a path that is too long
-_TRIED: Final = 10_000  # numbers of pieces, for one that leaves no short last one
-# Codecs that compress nothing.
+MOST_FILL: Final = 1 << 26  # bytes: the largest unwritten chunk that is filled here
+_DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray looks for names in version 2
+_SHOWN: Final = 100  # characters of a long path that a report shows
+_TRIED: Final = 10_000  # counts of chunks that are tried, to find one that divides the axis evenly
+# Codecs that do not compress.
 _FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-array"])
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
-PACKING: Final = ("scale_factor", "add_offset")  # attributes whose dtype is that of the values that xarray decodes
-PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets: that dtype, which JSON does not tell
-PIECE: Final = 4 << 20  # bytes of a chunk that a contiguous array is cut into: large enough for one request
+PACKING: Final = ("scale_factor", "add_offset")  # xarray decodes packed values to the dtype of these attributes
+PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets that holds this dtype, which JSON cannot
+PIECE: Final = 4 << 20  # bytes: contiguous arrays are cut into chunks of about this size, large enough for a request
 
 
 class ArrayDescription(msgspec.Struct, frozen=True):
-    """What zarr's metadata is to say of an array; ``where`` begins errors, ``order`` is that within a chunk.
+    """The description of an array, from which zarr's metadata are made.
 
-    Without ``codecs`` chunks are raw. ``fill_value`` is None unless the file states a missing value, or lacks chunks:
-    in version 2 xarray masks every element that has it, and so would mask zeros where it is 0.
+    ``where`` names the array at the beginning of errors. ``order`` is the order of elements within a chunk. ``codecs``
+    are documents of version 2, in the order in which they encode a chunk; without any, chunks are raw. The first codec
+    of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-array`` sequences.
 
-    ``codecs``, in the order in which they encode a chunk, and ``fill_value`` are as version 2 spells them (see
-    `spelled_fill`). xarray masks the fill value of version 2. Version 3 must have one: where there is none, it is zero,
-    and xarray masks nothing by it. With ``is_masked``, xarray masks the fill value of version 3 as well: it is said
-    once more, as ``_FillValue``.
-    A ``dtype`` of objects stands for what its first codec encodes: ``vlen-utf8`` texts, ``vlen-array`` sequences.
+    ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None unless the file has a missing
+    value, or lacks chunks: in version 2 xarray masks every element with the fill value, and 0 would mask zeros. Version
+    3 requires a fill value, so None becomes zero there, and xarray does not mask it. With ``is_masked``, the fill value
+    of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it as well.
     """
 
     where: str
@@ -65,7 +65,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     is_masked: bool = False
 
     def grid(self, zarr_format: int) -> ChunkGrid:
-        """Return the chunks and their keys."""
+        """Return the chunk grid."""
         return ChunkGrid.regular(self.shape, self.chunks, ENCODINGS[zarr_format])
 
     def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -93,13 +93,13 @@ class ArrayDescription(msgspec.Struct, frozen=True):
                 attributes["_FillValue"] = for_xarray(self.fill_value, self.dtype)
             yield "zarr.json", version_3(document, dtype, ENCODINGS[3], attributes, self.where)
             return
-        if compressor is not None:  # of which version 2 says less
-            compressor.pop("typesize", None)
+        if compressor is not None:
+            compressor.pop("typesize", None)  # only version 3 has it
         yield ".zarray", document
         yield ".zattrs", attributes
 
     def _dimensions(self) -> list[str]:
-        """Return the dimensions' names: those that the attributes give, if they name each one."""
+        """Return the names of the dimensions: from the attributes, if they have distinct names for all of them."""
         match self.attributes.get(_DIMENSIONS):
             case [*names] if len(set(map(str, names))) == len(self.shape) and all(type(n) is str for n in names):
                 return names
@@ -107,35 +107,35 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
 
 class Chunks:
-    """Where the chunks of one array of a format are; `core.chunks.Chunks` are those of any source, as columns."""
+    """Locates the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source."""
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        """Return the entry of chunk ``number`` of the grid; None if there is no such chunk.
+        """Return the entry of chunk ``number`` of the grid; None if the chunk does not exist.
 
-        Chunks are numbered in C order: the last dimension runs fastest. zarr expects those at the edge of the array as
-        large as all others: where a file cuts them, `Padded` fills them. This is a generator: one that reads nothing
+        Chunks are numbered in C order: the last dimension runs fastest. zarr expects all chunks to have the same size:
+        if a file cuts chunks at the edge of the array, `Padded` fills them. This is a generator: one that reads nothing
         begins with ``yield from ()``.
         """
         raise NotImplementedError
 
-    def listed(self) -> Steps[list[Listed] | None]:
-        """Return the chunks that exist, by their keys relative to the array; None if all of the grid do.
+    def list_existing(self) -> Steps[list[Listed] | None]:
+        """Return the chunks that exist, by their keys relative to the array; None if all chunks of the grid exist.
 
-        Raises NotListable if they are too many.
+        Raises NotListable if there are too many.
         """
         yield from ()
         return None
 
     def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
-        """Yield a chunk of each block of the array's index that was not read yet, those after ``number`` first."""
+        """Yield a chunk of each block of the array's index that has not been read, blocks after ``number`` first."""
         return iter(())
 
 
 class FilledChunks(Chunks):
-    """Chunks of ``size`` bytes, decoded, some of which were never written.
+    """Chunks of ``size`` bytes after decoding, some of which were never written.
 
-    If zarr's fill value is the right one for these (``fills_itself``), they are missing, and readers fill them.
-    Otherwise they are made here.
+    If zarr's fill value is right for unwritten chunks (``fills_itself``), they do not exist, and readers fill them.
+    Otherwise this class makes them.
     """
 
     def __init__(self, where: str, grid: ChunkGrid, size: int, *, fills_itself: bool) -> None:
@@ -145,47 +145,49 @@ class FilledChunks(Chunks):
         self.fills_itself = fills_itself
         self._unwritten: Inline | None = None
 
-    def filled(self) -> bytes:
-        """Return the encoded bytes of a chunk that was never written."""
+    def encode_fill(self) -> bytes:
+        """Return the encoded bytes of an unwritten chunk."""
         raise NotImplementedError
 
-    def unwritten(self) -> Entry | None:
-        """Return the entry of a chunk that was never written; None if readers fill it."""
+    def unwritten_entry(self) -> Entry | None:
+        """Return the entry of an unwritten chunk; None if readers fill it."""
         if self._unwritten is None and not self.fills_itself:
             self.check_size()
-            self._unwritten = Inline(self.filled())
+            self._unwritten = Inline(self.encode_fill())
         return self._unwritten
 
     def check_size(self) -> None:
-        """Raise ValueError if a chunk that was never written is too large to be made here."""
+        """Raise ValueError if an unwritten chunk is too large to be made here."""
         if self._size > MOST_FILL:
-            raise ValueError(f"a chunk of {self._size} bytes was never written: they are too many to make")
+            raise ValueError(
+                f"a chunk of {self._size} bytes was never written: fill values are made for at most {MOST_FILL} bytes"
+            )
 
-    def listed_of(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
-        """Return the same as `listed`, given the chunks that were ``written`` and, if known, their sizes."""
+    def list_written(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
+        """Return the result of `list_existing`, given the numbers and, if known, sizes of the ``written`` chunks."""
         if self.fills_itself:
             return [
                 Listed(tail, size) for tail, size in zip(tails(self.grid, written), sizes or repeat(None), strict=False)
             ]
         if self.grid.size > UNWRITTEN + 16 * len(written):
             raise NotListable(
-                f"{self.where}: {self.grid.size} chunks, of which {len(written)} were written, are too many to list; "
+                f"{self.where}: {self.grid.size} chunks, {len(written)} of them written, are too many to list; "
                 "each can still be read by its key"
             )
         return None
 
 
-def encoded(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a chunk encoded by ``codecs``, which are spelled as in version 2."""
+def encode_chunk(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
+    """Encode a chunk with ``codecs``, documents of version 2."""
     for codec in codecs:
-        from numcodecs import get_codec  # slow to import, and few files need it
+        from numcodecs import get_codec  # here, since it is slow to import and few files need it
 
         data = get_codec(dict(codec)).encode(data)
     return bytes(data)
 
 
-class Given(Chunks):
-    """An array of one chunk, whose bytes are known."""
+class SingleChunk(Chunks):
+    """The one chunk of an array, whose bytes are in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = Inline(data)
@@ -195,10 +197,12 @@ class Given(Chunks):
         return self._data
 
 
-def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tuple[tuple[int, int], ...] = ()) -> Entry:
-    """Return the entry of what ``recipe`` makes of ``source``, or of its (offset, size) ``cuts``, joined.
+def make_entry(
+    source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tuple[tuple[int, int], ...] = ()
+) -> Entry:
+    """Return the entry that ``recipe`` decodes from ``source``, or from its (offset, size) ``cuts``, joined.
 
-    ``size`` is that of the result, if it is known. Bytes in memory are decoded at once; DamagedIndex, which names
+    ``size`` is the decoded size, if it is known. Bytes in memory are decoded at once; DamagedIndex, which names
     ``where``, if they are damaged.
     """
     if isinstance(source, Span):
@@ -211,18 +215,18 @@ def made(source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tupl
         raise DamagedIndex("", where, str(e)) from e
 
 
-def made_of_parts(
+def make_entry_of_parts(
     source: Span | Inline, parts: Sequence[tuple[int, int]], recipe: Recipe, size: int | None, where: str
 ) -> Entry:
-    """Return the entry of what ``recipe`` makes of (offset, size) ``parts`` of ``source``, joined; see `made`."""
+    """Return the entry that ``recipe`` decodes from joined (offset, size) ``parts`` of ``source``; see `make_entry`."""
     start, stop = min(at for at, _ in parts), max(at + length for at, length in parts)
     cuts = tuple((at - start, length) for at, length in parts)
     are_joined = all(at + length == after for (at, length), (after, _) in pairwise(cuts))
-    return made(source.part(start, stop - start), recipe, size, where, () if are_joined else cuts)
+    return make_entry(source.part(start, stop - start), recipe, size, where, () if are_joined else cuts)
 
 
-class MadeChunks(Chunks):
-    """The chunks that exist, by number: (offset, size) parts of ``source``, and the recipe that decodes them."""
+class RecipeChunks(Chunks):
+    """Chunks by number: each has (offset, size) parts of ``source``, and a recipe that decodes them."""
 
     def __init__(
         self,
@@ -239,24 +243,24 @@ class MadeChunks(Chunks):
         if number not in self._chunks:
             return None
         parts, recipe = self._chunks[number]
-        return made_of_parts(self._source, parts, recipe, recipe.size, "the file")
+        return make_entry_of_parts(self._source, parts, recipe, recipe.size, "the file")
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
         return [Listed(self._grid.tail(number), None) for number in sorted(self._chunks)]
 
 
 def _is_path(path: str) -> bool:
-    """Whether an array or a group can have ``path``: a file's own names may be too long, or names of metadata."""
+    """Return whether a zarr node can have ``path``: names in a file may be too long, or names of metadata documents."""
     return all(map(zarrmeta.is_node_name, path.split("/"))) and is_key(f"{path}/zarr.json") if path else True
 
 
 class ArrayGroup(KeySpace):
-    """The keys of ``arrays`` and their ``chunks``, both by path, in version ``zarr_format`` of zarr.
+    """The keys of ``arrays`` and their ``chunks``, both by path, with metadata of version ``zarr_format`` of zarr.
 
-    ``attributes`` are those of the root, and ``groups`` has those of other groups by path; groups between the root and
-    an array need not be in it. ``reports`` says why arrays are not shown, by path: their keys are errors, and not
-    missing, for the file has them. ``others`` are documents that are no metadata of zarr, by key.
+    ``attributes`` are the attributes of the root, ``groups`` has those of other groups by path; groups between the root
+    and an array may be left out. ``reports`` says by path why an array of the file is not shown: reading its keys is an
+    error, since they are not missing. ``others`` are documents by key that are not metadata of zarr.
     """
 
     consolidates = True
@@ -274,7 +278,7 @@ class ArrayGroup(KeySpace):
         self.reports = dict(reports or {})
         for path in [path for path in (*arrays, *(groups or ())) if not _is_path(path)]:
             self.reports[path[:_SHOWN]] = (
-                "its path can be no key: it is too long, climbs, or has a backslash, '::' or a name of metadata"
+                "its path cannot be a key: it is too long, or has '..', a backslash, '::' or a name of metadata"
             )
         arrays = {path: array for path, array in arrays.items() if _is_path(path)}
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
@@ -295,37 +299,37 @@ class ArrayGroup(KeySpace):
         return tree
 
     def with_chunks(self, chunks: Mapping[str, Chunks]) -> Self:
-        """Return the same arrays with the ``chunks`` of another file, whose metadata is the same."""
+        """Return the same arrays with the ``chunks`` of another file that has equal metadata."""
         other = copy.copy(self)
         other._chunks = chunks
         return other
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        return True  # zarr did not write it, so it has neither shards nor chunk manifests
+        return True  # only zarr's metadata have shards and chunk manifests
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         document = self._documents.get(key)
         if document is not None:
             return Inline(document)
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         if at is None:
             self.check_shown(key)
             return None
         return (yield from self._chunks[at.array].entry(at.number))
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         if at is not None:
             for number in self._chunks[at.array].numbers_in_unread_blocks(at.number):
                 yield join(at.array, self.grids[at.array].tail(number))
 
     def check_shown(self, key: str) -> None:
-        """Raise ManifestError, which says why, if ``key`` would be of an array or a group that is not shown."""
+        """Raise ManifestError with the reason if ``key`` belongs to an array or a group that is not shown."""
         if not self.reports:
             return
         path = above = parent(key)[0]
         while above and above not in self.grids:
-            if above in self.reports and (above != path or above not in self._tree):  # a group's own documents
+            if above in self.reports and (above != path or above not in self._tree):  # a group's documents are shown
                 raise ManifestError(f"{key!r} cannot be read: {above!r} is not shown: {self.reports[above]}")
             above = parent(above)[0]
 
@@ -346,7 +350,7 @@ class ArrayGroup(KeySpace):
         return prefix in self._tree
 
     def _listed(self, path: str) -> Steps[list[Listed]]:
-        found = yield from self._chunks[path].listed()
+        found = yield from self._chunks[path].list_existing()
         if found is not None:
             return found
         grid = self.grids[path]
@@ -358,7 +362,7 @@ class ArrayGroup(KeySpace):
 
 
 class ArrayGroupBuilder:
-    """Collects the arrays, groups and reports of a file that is opened."""
+    """Collect the arrays, groups and reports of a file while it is opened."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -372,17 +376,17 @@ class ArrayGroupBuilder:
         self.arrays[path], self.chunks[path] = array, chunks
 
     def keyspace(self, zarr_format: int, attributes: Mapping[str, Any]) -> ArrayGroup:
-        """Return the key space; ManifestError, which says why, if it would have no arrays."""
+        """Return the key space; ManifestError with the reasons if no array can be shown."""
         if not self.arrays:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.reports.items())[:3])
-            raise ManifestError(f"{self.url}: nothing in it can be shown. {reasons}")
+            raise ManifestError(f"{self.url}: none of its arrays can be shown. {reasons}")
         return ArrayGroup(self.arrays, self.chunks, zarr_format, attributes, self.reports, groups=self.groups)
 
 
 def _documents(
     arrays: Mapping[str, ArrayDescription], groups: Mapping[str, Mapping[str, Any]], zarr_format: int
 ) -> dict[str, bytes]:
-    """Return the metadata of ``arrays`` and ``groups``, by key; that of the root, whose path is "", has all others."""
+    """Return the metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root (path "")."""
     nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
     for path, attributes in groups.items():
         if zarr_format == 3:
@@ -393,44 +397,44 @@ def _documents(
     for path in nodes:
         for above in _prefixes(path):
             places.setdefault(above, len(places))
-    # The order is that of the file; but zarr 3.1 loses what comes before the group that it lies in.
+    # Nodes keep the order of the file, but each group comes before its members: zarr 3.1 loses members that come first.
     in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
     whole = {join(path, name): zarrmeta.dumps(found) for path in in_order for name, found in nodes[path]}
     if zarr_format == 3:
         members = {parent(key)[0]: document for key, document in whole.items() if key != "zarr.json"}
-        consolidated = {"kind": b'"inline"', "must_understand": b"false", "metadata": _joined(members)}
+        consolidated = {"kind": b'"inline"', "must_understand": b"false", "metadata": _join_members(members)}
         root = {name: zarrmeta.dumps(value) for name, value in dict(nodes[""])["zarr.json"].items()}
-        whole["zarr.json"] = _joined({**root, "consolidated_metadata": _joined(consolidated)})
+        whole["zarr.json"] = _join_members({**root, "consolidated_metadata": _join_members(consolidated)})
     else:
-        whole[".zmetadata"] = _joined({"zarr_consolidated_format": b"1", "metadata": _joined(whole)})
+        whole[".zmetadata"] = _join_members({"zarr_consolidated_format": b"1", "metadata": _join_members(whole)})
     return whole
 
 
 def _prefixes(path: str) -> list[str]:
-    """Return the groups that ``path`` lies in, from the outermost on, and the path; none for the root."""
+    """Return the groups that contain ``path``, the outermost first, and ``path`` itself; nothing for the root."""
     return list(accumulate(path.split("/"), join)) if path else []
 
 
-def _joined(members: Mapping[str, bytes]) -> bytes:
-    """Return the JSON object with ``members``, which are JSON texts: so each document is encoded only once."""
+def _join_members(members: Mapping[str, bytes]) -> bytes:
+    """Join ``members``, whose values are JSON already, to a JSON object, so that each document is encoded only once."""
     return b"{%b}" % b",".join([b"%b:%b" % (zarrmeta.dumps(name), value) for name, value in members.items()])
 
 
-def spelled_fill(raw: bytes, dtype: np.dtype[Any]) -> Any:
-    r"""Return a fill value as version 2 metadata spells it; ``raw`` is one element of ``dtype``.
+def encode_fill_value(raw: bytes, dtype: np.dtype[Any]) -> Any:
+    r"""Convert ``raw``, one element of ``dtype``, to a fill value in metadata of version 2.
 
-    >>> spelled_fill(b"\0\0\xc0\x7f", np.dtype("<f4")), spelled_fill(b"\1", np.dtype("|b1"))
+    >>> encode_fill_value(b"\0\0\xc0\x7f", np.dtype("<f4")), encode_fill_value(b"\1", np.dtype("|b1"))
     ('NaN', True)
     """
     if dtype.kind in "SV":
         return base64.b64encode(raw).decode()
     if dtype.kind in "mM":
         return int(np.frombuffer(raw, dtype.str[0] + "i8")[0])
-    return _spelled(np.frombuffer(raw, dtype)[0].item())
+    return _encode_number(np.frombuffer(raw, dtype)[0].item())
 
 
 def fill_of(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a number as version 2 metadata spells it as a fill value; None if no element of ``dtype`` can have it."""
+    """Convert a number to a fill value in metadata of version 2; None if ``dtype`` cannot hold it."""
     if type(value) not in (int, float) or dtype.kind not in "iufc":
         return None
     try:
@@ -439,27 +443,28 @@ def fill_of(value: Any, dtype: np.dtype[Any]) -> Any:
     except OverflowError:
         return None
     is_same = bool(fill == value) or (dtype.kind in "fc" and value != value)
-    return spelled_fill(fill.tobytes(), dtype) if is_same else None
+    return encode_fill_value(fill.tobytes(), dtype) if is_same else None
 
 
-def _spelled(value: Any) -> Any:
+def _encode_number(value: Any) -> Any:
     match value:
         case complex():
-            return [_spelled(value.real), _spelled(value.imag)]
+            return [_encode_number(value.real), _encode_number(value.imag)]
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 # ----------------------------------------------------------------------------------------------------
-# Contiguous arrays, shown as chunks of a suitable size.
+# Contiguous arrays, cut into chunks of a suitable size.
 
 
-def pieces(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:
-    """Return a chunk shape for a contiguous array in C order: ranges of about ``most`` bytes, cut along the first axis.
+def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:
+    """Choose a chunk shape for a contiguous array in C order, with chunks of about ``most`` bytes.
 
-    If one step along that axis is larger, a chunk has one step, and the next axis is cut. If a size between the
-    largest one and half of it divides the axis, it is chosen: then no chunk has to be padded.
+    The array is cut along the first axis. If one step along it is larger than ``most``, a chunk has one step, and the
+    next axis is cut. A size that divides the axis evenly is preferred, down to half of the largest size, since then no
+    chunk has to be padded.
 
     >>> pieces((1000, 100, 100), 8), pieces((3, 4999, 1000), 8)
     ((50, 100, 100), (1, 524, 1000))
@@ -478,21 +483,22 @@ def pieces(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int,
 
 
 class Padded(msgspec.Struct, frozen=True):
-    """A recipe: the last chunk of an array, padded with zeros to the size that zarr expects."""
+    """Recipe: pad the last chunk of an array with zeros to the size that zarr expects."""
 
     size: int
 
     def make(self, raw: bytes) -> bytes:
         if len(raw) > self.size:
-            raise ValueError(f"{len(raw)} bytes are more than the {self.size} of a chunk")
+            raise ValueError(f"expected at most {self.size} bytes of a chunk, got {len(raw)}")
         return raw + bytes(self.size - len(raw))
 
 
 class Contiguous(Chunks):
-    """The ``chunks`` (see `pieces`) of a contiguous array in C order that begins at ``offset``.
+    """The ``chunks`` (see `choose_chunks`) of a contiguous array in C order that begins at ``offset``.
 
-    Steps along the first axis may be ``stride`` bytes apart, more than their elements take, as in records of several
-    variables; then a chunk is one step, or a part of one. Raises ManifestError if the array ends beyond ``source``.
+    ``stride`` is the distance in bytes between steps along the first axis. It may be larger than a step, as in records
+    of several variables; then a chunk is one step, or a part of one. Raises ManifestError if the array ends beyond
+    ``source``.
     """
 
     def __init__(
@@ -514,21 +520,24 @@ class Contiguous(Chunks):
         last = math.prod(shape[1:]) * itemsize
         if stride is not None and shape:
             if stride < last or (stride > last and chunks[0] != 1):
-                raise ManifestError(f"{where}: its steps of {last} bytes are not {stride} bytes apart")
+                raise ManifestError(
+                    f"{where}: steps of {last} bytes at a distance of {stride} bytes: expected a larger distance, and "
+                    "chunks of one step"
+                )
             strides[0] = stride
         self._strides = tuple(strides)
         self._size = math.prod(chunks) * itemsize
         end = offset + (strides[0] * (shape[0] - 1) + last if shape else itemsize)
         if source.size is not None and end > source.size and all(shape):
-            raise ManifestError(f"{where}: it ends at byte {end}, beyond the {source.size} bytes of its file")
+            raise ManifestError(f"{where}: the array ends at byte {end}, but its file has {source.size} bytes")
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         found = self._source.part(*self.place(number))
-        return found if found.size == self._size else made(found, Padded(self._size), self._size, "")
+        return found if found.size == self._size else make_entry(found, Padded(self._size), self._size, "")
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return where chunk ``number`` begins, and the bytes of it that there are."""
+        """Return the offset of chunk ``number``, and how many bytes of it the file holds."""
         start, size = self._offset, self._size
         for axis, coord in enumerate(self._grid.coords(number)):
             first = coord * self._chunks[axis]

@@ -1,7 +1,7 @@
-"""Checksums: CRC-32C as zarr's ``crc32c`` codec appends it, and those that manifests give. No I/O here.
+"""Checksums: CRC-32C, which zarr's ``crc32c`` codec appends, and checksums in manifests. No I/O here.
 
-A manifest spells a checksum ``"<name>:<hexadecimal digits>"``, of all bytes of the entry. Names are those of the
-digests below; 32-bit sums are written with the most significant digit first.
+A checksum in a manifest is ``"<name>:<hexadecimal digits>"``, of all bytes of the entry. The names are listed
+below; 32-bit sums are written with the most significant digit first.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from refshard_fs.core.model import Entry, Inline, Packed, Span
 from refshard_fs.errors import ManifestError
 
 LENGTH: Final = 4  # bytes of a CRC-32C, little-endian
-_PIECE: Final = 1 << 20  # bytes of a buffer that are copied at a time
+_PIECE: Final = 1 << 20  # bytes that are copied and summed at a time
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
-    """Return the checksum of ``data``, or of that after other bytes, whose checksum is ``before``."""
+    """Return the checksum of ``data``, or of ``data`` appended to bytes whose checksum is ``before``."""
     for start in range(0, len(data), _PIECE):
         before = google_crc32c.extend(before, bytes(data[start : start + _PIECE]))
     return before
@@ -35,7 +35,7 @@ _SPELLED: Final = re.compile(r"([a-z0-9_]+):([0-9a-fA-F]+)", re.ASCII)
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A recipe: the bytes as they lie, once their ``checksum`` proves right."""
+    """Recipe: return the bytes unchanged, after verifying their ``checksum``."""
 
     checksum: str
 
@@ -45,26 +45,26 @@ class Checked(msgspec.Struct, frozen=True):
             f"{_SUMS[name](raw):08x}" if name in _SUMS else hashlib.new(name, raw, usedforsecurity=False).hexdigest()
         )
         if found != digits:
-            raise ValueError(f"its {name} checksum is {found}, not {digits} as the manifest says")
+            raise ValueError(f"expected the {name} checksum {digits} of the manifest, found {found}")
         return raw
 
 
-def checked(entry: Entry, checksum: str | None, where: str, key: str) -> Entry:
-    """Return the entry of ``key``, to be checked when it is read; ManifestError where that cannot be."""
+def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> Entry:
+    """Return the entry of ``key``, to be verified when it is read; ManifestError if its checksum cannot be verified."""
     if checksum is None:
         return entry
     recipe = Checked(checksum)
     try:
         name, digits = _parts(checksum)
         if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
-            raise ValueError(f"its checksum {checksum!r} is of the wrong length")
+            raise ValueError(f"its checksum {checksum!r} has the wrong length for {name}")
         match entry:
             case Inline(data):
                 return Inline(recipe.make(data))
             case Span():
                 return Packed(entry, recipe, entry.size)
             case Packed():
-                raise ValueError("it is made from other bytes, and its checksum cannot be checked")
+                raise ValueError("it is decoded from other bytes, so that its checksum cannot be verified")
     except ValueError as e:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
 
@@ -73,5 +73,5 @@ def _parts(checksum: str) -> tuple[str, str]:
     spelled = _SPELLED.fullmatch(checksum)
     if spelled is None or (spelled[1] not in _SUMS and spelled[1] not in _HASHES):
         names = ", ".join([*_SUMS, *_HASHES])
-        raise ValueError(f"its checksum {checksum[:80]!r} is not NAME:HEXADECIMAL, with a name of {names}")
+        raise ValueError(f"its checksum is {checksum[:80]!r}: expected NAME:HEXADECIMAL, with one of the names {names}")
     return spelled[1], spelled[2].lower()

@@ -1,4 +1,4 @@
-"""Where the chunks of arrays lie, as columns: what a key space answers for whole arrays. No I/O here."""
+"""Locations of chunks as columns, which a key space returns for whole arrays. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.checksums import Checked
-from refshard_fs.core.columns import ABSENT, WHOLE, Part, Ranges, Row, UInt64s, used_codes
+from refshard_fs.core.columns import NO_TARGET, WHOLE, Part, Ranges, Row, UInt64s, distinct_codes
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, of_origin
 
@@ -24,19 +24,19 @@ def column_of(numbers: Numbers) -> UInt64s:
 
 
 class Chunks(msgspec.Struct, frozen=True, eq=False):
-    """Where some chunks of one array lie. Row ``r`` is the chunk that was asked for in place ``r``.
+    """The locations of some chunks of one array, a row for each chunk, in the order of the request.
 
-    - ``urls``: the targets, as the source spells them (`KeySpace.resolve` makes them absolute). None is the default
+    - ``urls``: the targets, as the source writes them (`KeySpace.resolve` makes them absolute). None is the default
       target.
-    - ``ranges``: the target (a place in ``urls``), offset and length of each row. The target is ABSENT where there is
-      no such chunk, or where the row is ``inline`` or ``packed``. The length is WHOLE where the chunk reaches to the
+    - ``ranges``: the target (an index into ``urls``), offset and length of each row. The target is NO_TARGET if the
+      chunk does not exist, or if the row is ``inline`` or ``packed``. The length is WHOLE if the chunk reaches to the
       end of its target.
     - ``inline``: by row, the bytes that the source itself holds.
-    - ``checks``: by row, checksums and versions that only chunk manifests can state; empty for a chunk that is empty
-      on purpose.
-    - ``packed``: by row, the entries of chunks that are no range of a target: they are decoded, put together, or
-      counted from the end of their target.
-    - ``pins`` and ``origins``: of each target; none at all where the source states none.
+    - ``checks``: by row, checksums and versions, which only chunk manifests have; an empty mapping for a chunk that is
+      empty on purpose.
+    - ``packed``: by row, the entries of chunks that are not a range of a target: they are decoded, joined, or counted
+      from the end of their target.
+    - ``pins`` and ``origins``: one of each for each target; empty if the source has none.
     """
 
     urls: Sequence[str | None]
@@ -53,31 +53,31 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take, roughly."""
+        """The approximate size in memory, in bytes."""
         texts = sum(len(url or "") + 60 for url in self.urls)
         return self.ranges.nbytes + texts + sum(len(data) + 130 for data in self.inline.values())
 
     def value(self, row: int) -> Row | bytes | None:
-        """Return the reference or the inline bytes in ``row``; None if there is neither."""
+        """Return the reference or the inline bytes in ``row``; None if it has neither."""
         found = self.ranges.row(row)
         return self.inline.get(row) if found is None else found
 
     def present(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the rows in ``[start, stop)`` that are ranges or inline, ascending."""
-        there = self.ranges.targets != ABSENT
+        there = self.ranges.targets != NO_TARGET
         there[list(self.inline)] = True
         found: list[int] = (np.flatnonzero(there[start:stop]) + start).tolist()
         return found
 
     def of_origin(self, origin: Origin) -> Chunks:
-        """Return the same chunks, whose targets the sets at ``origin`` named, too."""
+        """Add ``origin``, the servers of sets that contain this one, to the origins of all targets."""
         own = self.origins or [()] * len(self.urls)
-        joined = [one if one[: len(origin)] == origin else (*origin, *one) for one in own]
+        joined = [each if each[: len(origin)] == origin else (*origin, *each) for each in own]
         packed = {row: of_origin(entry, origin) for row, entry in self.packed.items()}
         return msgspec.structs.replace(self, origins=joined, packed=packed)
 
     def part(self, start: int) -> Part:
-        """Return the numbers of the chunks that exist, the first row being number ``start``, and the size of each."""
+        """Return the numbers and sizes of the chunks that exist, where row 0 is chunk ``start``."""
         lengths = self.ranges.lengths.copy()
         for row, data in self.inline.items():
             lengths[row] = len(data)
@@ -87,7 +87,7 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
 
 
 class ChunksBuilder:
-    """Collects `Chunks` of ``count`` rows, none of which exists at first."""
+    """Collect `Chunks` of ``count`` rows; at first no chunk exists."""
 
     def __init__(self, count: int) -> None:
         self.ranges = Ranges.absent(count)
@@ -97,7 +97,7 @@ class ChunksBuilder:
         self._codes: dict[tuple[str | None, Pin | None, Origin], int] = {}
 
     def code(self, url: str | None, pin: Pin | None = None, origin: Origin = ()) -> int:
-        """Return the target that the column of targets has for ``url`` in the version ``pin``."""
+        """Return the number that the column of targets has for ``url`` in the version ``pin``."""
         target = url, pin, origin
         return self._codes.setdefault(target, len(self._codes))
 
@@ -109,14 +109,14 @@ class ChunksBuilder:
         pins: Sequence[Pin | None] | Mapping[int, Pin | None] = (),
         origins: Sequence[Origin] | Mapping[int, Origin] = (),
     ) -> None:
-        """Set ``rows`` (an index) to byte ranges, whose targets are places in ``urls``, ``pins`` and ``origins``."""
-        there = ranges.targets != ABSENT
-        used, places = used_codes(ranges.targets[there], len(urls))
+        """Set ``rows`` (an index) to byte ranges, whose targets are indexes into ``urls``, ``pins`` and ``origins``."""
+        there = ranges.targets != NO_TARGET
+        used, places = distinct_codes(ranges.targets[there], len(urls))
         codes = [
             self.code(urls[target], pins[target] if pins else None, origins[target] if origins else ())
             for target in used
         ]
-        targets = np.full(ranges.rows, ABSENT, np.uint32)
+        targets = np.full(ranges.rows, NO_TARGET, np.uint32)
         targets[there] = np.array(codes, np.uint32)[places]
         self.ranges.put(rows, ranges._replace(targets=targets))
 
@@ -128,7 +128,7 @@ class ChunksBuilder:
         self.packed |= {int(rows[row]): entry for row, entry in chunks.packed.items()}
 
     def put_entry(self, row: int, entry: Entry | None) -> None:
-        """Set ``row`` to what a look-up found."""
+        """Set ``row`` to the entry that a look-up returned."""
         match entry:
             case None:
                 return
@@ -147,12 +147,12 @@ class ChunksBuilder:
         lengths[row] = WHOLE if entry.stop is None else entry.stop - entry.start
 
     def finish(self) -> Chunks:
-        """Return the chunks, with the targets that are used."""
+        """Return the chunks, without targets that no row uses."""
         targets = self.ranges.targets
-        targets[list(self.inline)] = ABSENT
-        there = targets != ABSENT
+        targets[list(self.inline)] = NO_TARGET
+        there = targets != NO_TARGET
         known = list(self._codes)
-        used, places = used_codes(targets[there], len(known))
+        used, places = distinct_codes(targets[there], len(known))
         targets[there] = places
         some = [known[code] for code in used]
         pins = [pin for _, pin, _ in some] if any(pin is not None for _, pin, _ in some) else ()
@@ -161,10 +161,10 @@ class ChunksBuilder:
 
 
 class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
-    """Which chunks of an array may exist: ``numbers`` as ranges, ascending, or as one column in any order.
+    """The chunks of an array that may exist: ``numbers`` as ascending ranges, or as one column in any order.
 
-    ``sizes`` are the bytes of each number of a column, as a listing states them; 2**64 - 1 where it does not.
-    ``pins_chunks``: pins are of single chunks, as a chunk manifest states them, and not of their targets.
+    ``sizes`` are the sizes in bytes from a listing, for each number of a column; WHOLE if the listing has none.
+    ``pins_chunks``: pins belong to single chunks, as in chunk manifests, and not to their targets.
     """
 
     grid: ChunkGrid
@@ -174,7 +174,7 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def count(self) -> int:
-        """How many chunks may exist."""
+        """The number of chunks that may exist."""
         return len(self.numbers) if isinstance(self.numbers, np.ndarray) else sum(map(len, self.numbers))
 
     @property
@@ -186,7 +186,7 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
         return np.concatenate([np.zeros(0, np.uint64), *ranges])
 
     def batches(self, most: int) -> Iterator[tuple[Numbers, UInt64s | None]]:
-        """Yield the numbers, at most ``most`` at a time, and the sizes of those of a column."""
+        """Yield the numbers, at most ``most`` at a time, with their sizes if they are a column with sizes."""
         if isinstance(self.numbers, np.ndarray):
             for start in range(0, len(self.numbers), most):
                 part = slice(start, start + most)
@@ -197,7 +197,7 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
                 yield range(start, min(start + most, numbers.stop)), None
 
     def blocks(self, size: int) -> list[int]:
-        """Return which of the blocks of ``size`` numbers, counted from number 0, may hold chunks, ascending."""
+        """Return the blocks that may hold chunks, ascending; block ``b`` has ``size`` numbers from ``b * size`` on."""
         if isinstance(self.numbers, np.ndarray):
             found: list[int] = np.unique(self.numbers // np.uint64(size)).tolist()
             return found
@@ -208,9 +208,9 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
 
 
 class Listing(NamedTuple):
-    """What lies below an array: its chunks, other keys with their sizes, and directories that hold no chunks.
+    """The listing of an array: its chunks, other keys with their sizes, and directories that hold no chunks.
 
-    ``indexes`` are the keys that only say where its chunks lie, as a chunk manifest does.
+    ``indexes`` are keys that only locate chunks, such as chunk manifests.
     """
 
     chunks: ArrayChunks
@@ -220,13 +220,13 @@ class Listing(NamedTuple):
 
 
 class Contents(msgspec.Struct, frozen=True, eq=False):
-    """All that lies below a prefix of a key space.
+    """Everything below a prefix of a key space.
 
-    - ``members``: all metadata, and in sets of references every key that is no chunk. A value is bytes, or text or an
-      object that stands for them, or ``[url, offset, length]``, the range of a target.
-    - ``arrays``: which chunks there may be, by the array's path.
-    - ``others``: the keys that are neither, and have to be looked up; their sizes, where a listing states them.
-    - ``indexes``: those of them that only say where chunks lie.
+    - ``members``: all metadata, and in sets of references every key that is not a chunk. A value is bytes, or text or a
+      JSON object in place of bytes, or ``[url, offset, length]``, the range of a target.
+    - ``arrays``: the chunks that may exist, by the array's path.
+    - ``others``: all other keys, which have to be looked up, with their sizes if a listing states them.
+    - ``indexes``: the keys in ``others`` that only locate chunks.
     """
 
     members: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Byte ranges of targets as columns, those of one array by chunk number, and many texts in two arrays. No I/O here."""
+"""Columns of references, tables of the chunks of an array, and compact sequences of texts. No I/O here."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from refshard_fs.core.keys import ChunkGrid
 
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
-Index = Any  # of numpy: a slice, places or a mask
+Index = Any  # an index of numpy: a slice, positions or a mask
 
-ABSENT = 2**32 - 1  # in the target column: no reference
-DENSE, SPARSE = 20, 28  # bytes per chunk of the grid, and per chunk that exists
-WHOLE = 2**64 - 1  # in the length column: to the end of the target
+NO_TARGET = 2**32 - 1  # in the column of targets: the row has no reference
+DENSE, SPARSE = 20, 28  # bytes per chunk of the grid in a dense table, and per existing chunk in a sparse one
+WHOLE = 2**64 - 1  # in the column of lengths: to the end of the target
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One reference: a target's place in the set's URLs, and a byte range; ``length=None`` reaches to the target's end.
+    """One reference: a target, as an index into the set's URLs, and a byte range; ``length=None``: to the target's end.
 
-    It is written as an array.
+    In JSON it is an array.
     """
 
     target: int
     offset: int
     length: int | None
 
-    def spelled(self, url: str | None) -> list[Any]:
-        """Return the reference to ``url`` as JSON sets have it; they have none from within a target to its end."""
+    def to_json(self, url: str | None) -> list[Any]:
+        """Return the reference to ``url`` as it is written in JSON sets: ``[url]``, or ``[url, offset, length]``."""
         return [url] if self.length is None and not self.offset else [url, self.offset, self.length]
 
 
 class Ranges(NamedTuple):
-    """References as columns of one length."""
+    """References as columns of equal length."""
 
     targets: UInt32s
     offsets: UInt64s
@@ -47,11 +47,11 @@ class Ranges(NamedTuple):
     @classmethod
     def absent(cls, count: int) -> Ranges:
         """Return ``count`` rows without a reference."""
-        return cls(np.full(count, ABSENT, np.uint32), np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+        return cls(np.full(count, NO_TARGET, np.uint32), np.zeros(count, np.uint64), np.zeros(count, np.uint64))
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Ranges:
-        """Return rows as columns."""
+        """Convert rows to columns."""
         count = len(rows)
         return cls(
             np.fromiter((row.target for row in rows), np.uint32, count),
@@ -60,18 +60,18 @@ class Ranges(NamedTuple):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Ranges]) -> Ranges:
+    def concatenate(cls, parts: Sequence[Ranges]) -> Ranges:
         """Return the rows of all ``parts``."""
         return cls(*map(np.concatenate, zip(*(cls.absent(0), *parts), strict=True)))
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.targets)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take."""
+        """The size of the columns in bytes."""
         return sum(column.nbytes for column in self)
 
     def take(self, index: Index) -> Ranges:
@@ -85,7 +85,7 @@ class Ranges(NamedTuple):
     def row(self, place: int) -> Row | None:
         """Return one row; None if it has no reference."""
         target = int(self.targets[place])
-        if target == ABSENT:
+        if target == NO_TARGET:
             return None
         length = int(self.lengths[place])
         return Row(target, int(self.offsets[place]), None if length == WHOLE else length)
@@ -99,20 +99,20 @@ class Part(NamedTuple):
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[int, Row]]) -> Part:
-        """Return (chunk number, row) pairs as columns."""
+        """Convert (chunk number, row) pairs to columns."""
         pairs = list(rows)
         numbers = np.fromiter((n for n, _ in pairs), np.uint64, len(pairs))
         return cls(numbers, Ranges.of([row for _, row in pairs]))
 
 
 class PartsBuilder:
-    """Collects rows of one array in columns that grow: to join many pieces in the end would take the memory twice."""
+    """Collect rows of one array in columns that grow: joining many parts at the end would take twice the memory."""
 
     def __init__(self, grid: ChunkGrid) -> None:
         self._size = grid.size
         numbers = np.empty(0, np.uint32 if grid.size < 2**32 else np.uint64)
         self._columns: list[npt.NDArray[Any]] = [numbers, *Ranges.absent(0)]
-        self._ends: list[tuple[int, int]] = []  # the place of each piece in the order, and the row behind it
+        self._ends: list[tuple[int, int]] = []  # the order of each added part, and the row behind its last one
 
     def add(self, order: int, part: Part) -> None:
         """Add rows, which replace those of a lower ``order``."""
@@ -129,14 +129,14 @@ class PartsBuilder:
         self._ends.append((order, stop))
 
     def pieces(self) -> list[tuple[int, Part]]:
-        """Return the rows as views, in the order in which they count; `add` may end the views."""
+        """Return the rows as views, by ascending order; the views are invalid after the next `add`."""
         starts = [0, *(stop for _, stop in self._ends)]
-        found = [(order, self._rows(start, stop)) for start, (order, stop) in zip(starts, self._ends, strict=False)]
-        return sorted(found, key=itemgetter(0))
+        parts = [(order, self._rows(start, stop)) for start, (order, stop) in zip(starts, self._ends, strict=False)]
+        return sorted(parts, key=itemgetter(0))
 
     def finish(self) -> list[Part]:
-        """Return the rows in the order in which they count, in one part if they came in that order."""
-        if any(one > other for (one, _), (other, _) in pairwise(self._ends)):
+        """Return the rows by ascending order, in one part if they were added in this order."""
+        if any(first > second for (first, _), (second, _) in pairwise(self._ends)):
             return [part for _, part in self.pieces()]
         return [self._rows(0, self._ends[-1][1])]
 
@@ -146,9 +146,9 @@ class PartsBuilder:
 
 
 class ChunkTable:
-    """Where the chunks of one array lie; immutable.
+    """An immutable table of the references of one array's chunks.
 
-    Dense tables hold a row for each chunk of the grid, sparse ones (``numbers`` given, ascending) a row for each chunk
+    Dense tables have a row for each chunk of the grid, sparse tables (with ascending ``numbers``) a row for each chunk
     that exists.
     """
 
@@ -165,14 +165,14 @@ class ChunkTable:
         """Raise ValueError unless the columns are equally long, and those of a dense table as long as its grid."""
         sizes = {len(column) for column in self.ranges}
         if sizes != {self.grid.size if self.numbers is None else len(self.numbers)}:
-            raise ValueError(f"a table's columns have {sorted(sizes)} rows")
+            raise ValueError(f"a table's columns have {sorted(sizes)} rows: expected a row for each chunk")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.grid, self.ranges, self.numbers)
 
     @classmethod
     def from_parts(cls, grid: ChunkGrid, parts: Sequence[Part]) -> ChunkTable:
-        """Return the table of all ``parts``, dense where that is smaller; the last row of a chunk wins."""
+        """Make a table of all ``parts``, dense if this takes less memory; the last row of a chunk wins."""
         size = grid.size
         if len(parts) == 1 and len(parts[0].numbers) == size and is_ascending(parts[0].numbers):
             return cls(grid, parts[0].ranges)
@@ -182,27 +182,27 @@ class ChunkTable:
                 dense.put(part.numbers, part.ranges)
             return cls(grid, dense)
         numbers = np.concatenate([np.zeros(0, np.uint64), *(part.numbers for part in parts)]).astype(np.uint64)
-        ranges = Ranges.joined([part.ranges for part in parts])
+        ranges = Ranges.concatenate([part.ranges for part in parts])
         if not is_ascending(numbers):
             order = np.argsort(numbers, kind="stable")
             order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
             numbers, ranges = numbers[order], ranges.take(order)
-        there = ranges.targets != ABSENT
+        there = ranges.targets != NO_TARGET
         if not there.all():
             numbers, ranges = numbers[there], ranges.take(there)
         return cls(grid, ranges, numbers)
 
     def __len__(self) -> int:
         """Number of chunks that exist."""
-        return int((self.ranges.targets != ABSENT).sum()) if self.numbers is None else len(self.numbers)
+        return int((self.ranges.targets != NO_TARGET).sum()) if self.numbers is None else len(self.numbers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take."""
+        """The size of the columns in bytes."""
         return len(self.ranges.targets) * (DENSE if self.numbers is None else SPARSE)
 
     def row(self, number: int) -> Row | None:
-        """Return the reference of chunk ``number`` (within the grid), or None if there is no such chunk."""
+        """Return the reference of chunk ``number`` (within the grid), or None if the chunk does not exist."""
         numbers = self.numbers
         if numbers is not None:
             place = int(numbers.searchsorted(np.uint64(number)))
@@ -210,13 +210,13 @@ class ChunkTable:
                 return None
             number = place
         target = self._targets[number]
-        if target == ABSENT:
+        if target == NO_TARGET:
             return None
         length = self._lengths[number]
         return Row(target, self._offsets[number], None if length == WHOLE else length)
 
     def part(self, numbers: UInt64s | None = None) -> Part:
-        """Return the rows of chunks ``numbers``, all of which exist; by default, of all that do."""
+        """Return the rows of chunks ``numbers``, which must exist; by default, of all chunks that exist."""
         if numbers is None:
             numbers = self.present()
             if len(numbers) == self.ranges.rows:
@@ -228,24 +228,24 @@ class ChunkTable:
         return numbers if self.numbers is None else self.numbers.searchsorted(numbers)
 
     def present(self, start: int = 0, stop: int | None = None) -> UInt64s:
-        """Return the numbers of all chunks that exist (of ``start`` to ``stop``), ascending."""
+        """Return the numbers of all chunks that exist in ``[start, stop)``, ascending."""
         numbers = self.numbers
         if numbers is not None:
             if start == 0 and stop is None:
                 return numbers
             first, last = numbers.searchsorted(np.array([start, stop or self.grid.size], np.uint64)).tolist()
             return numbers[first:last]
-        found = np.flatnonzero(self.ranges.targets[start:stop] != ABSENT)
+        found = np.flatnonzero(self.ranges.targets[start:stop] != NO_TARGET)
         return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
     def existing(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
-        """Return those of ``numbers`` (within the grid) that are chunks that exist."""
+        """Return the ``numbers`` (within the grid) of chunks that exist."""
         known = self.numbers
-        there = self.ranges.targets[numbers] != ABSENT if known is None else np.isin(numbers, known)
+        there = self.ranges.targets[numbers] != NO_TARGET if known is None else np.isin(numbers, known)
         return [int(number) for number in numbers[there]]
 
     def sizes(self, numbers: UInt64s) -> list[int | None]:
-        """Return the lengths in bytes of chunks ``numbers``, which exist; None for whole targets."""
+        """Return the lengths in bytes of chunks ``numbers``, which must exist; None for whole targets."""
         lengths = self.ranges.lengths[self._places(numbers)]
         out: list[int | None] = lengths.tolist()
         for i in np.flatnonzero(lengths == WHOLE):
@@ -265,18 +265,18 @@ def is_ascending(numbers: npt.NDArray[np.unsignedinteger[Any]]) -> bool:
     return bool((numbers[1:] > numbers[:-1]).all())
 
 
-def used_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:
-    """Return which codes below ``count`` occur in ``codes``, ascending, and the place of each code among them."""
+def distinct_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Return the distinct ``codes``, all below ``count``, ascending, and for each code its position among them."""
     if count > 4 * len(codes):
         used, places = np.unique(codes, return_inverse=True)
         return used.tolist(), places
-    occurs = np.zeros(count, bool)  # a sort takes longer
+    occurs = np.zeros(count, bool)  # faster than sorting
     occurs[codes] = True
     return np.flatnonzero(occurs).tolist(), (occurs.cumsum() - 1)[codes]
 
 
-def renumbered(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Return the numbers in the grid ``after`` of chunks of the grid ``before``, and which of them lie in it."""
+def renumber(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
+    """Convert chunk numbers of the grid ``before`` to those of ``after``; return also which chunks lie in ``after``."""
     if before.counts[1:] == after.counts[1:]:
         return numbers, numbers < after.size
     new, inside = np.zeros(len(numbers), np.uint64), np.ones(len(numbers), np.bool_)
@@ -288,15 +288,15 @@ def renumbered(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[U
 
 
 # ----------------------------------------------------------------------------------------------------
-# Many texts: a sequence that costs its bytes and eight more for each.
+# Many texts in two arrays: each takes its bytes and eight more.
 
 
-_NONE = np.uint64(1 << 63)  # set in the end of a text that is None,
-_NO_TEXT = b"\xff"  # which is spelled so, as nothing in UTF-8 is
+_NONE = np.uint64(1 << 63)  # a bit in the column of ends that marks None
+_NO_TEXT = b"\xff"  # the bytes of None, which are not valid UTF-8
 
 
 class Texts(Sequence[str | None]):
-    """An immutable sequence of texts, or None; ``data`` holds them in a row, ``ends`` where each one ends."""
+    """An immutable sequence of texts or None. ``data`` is all texts, joined; ``ends`` is the end of each in it."""
 
     __slots__ = ("data", "ends")
 
@@ -306,26 +306,26 @@ class Texts(Sequence[str | None]):
 
     @classmethod
     def of(cls, texts: Iterable[str | bytes | None]) -> Texts:
-        """Return the sequence of ``texts``; bytes are in UTF-8 (half surrogate pairs allowed)."""
-        spelled = (_NO_TEXT if text is None else text for text in texts)
-        given = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in spelled]
-        ends = np.cumsum(np.fromiter(map(len, given), np.uint64, len(given)), dtype=np.uint64)
-        if _NO_TEXT in given:
-            ends[[text == _NO_TEXT for text in given]] |= _NONE
-        return cls(np.frombuffer(b"".join(given), np.uint8), ends)
+        """Make a sequence of ``texts``; bytes are UTF-8, in which lone surrogates are allowed."""
+        not_none = (_NO_TEXT if text is None else text for text in texts)
+        encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in not_none]
+        ends = np.cumsum(np.fromiter(map(len, encoded), np.uint64, len(encoded)), dtype=np.uint64)
+        if _NO_TEXT in encoded:
+            ends[[text == _NO_TEXT for text in encoded]] |= _NONE
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     @classmethod
-    def joined(cls, parts: Sequence[Texts]) -> Texts:
-        """Return the texts of all ``parts``, in a row."""
+    def concatenate(cls, parts: Sequence[Texts]) -> Texts:
+        """Join the texts of all ``parts``."""
         shift = 0
         ends = [np.zeros(0, np.uint64)]
         for part in parts:
-            ends.append(part.ends + np.uint64(shift))  # which leaves the mark of None where it is
+            ends.append(part.ends + np.uint64(shift))  # the mark of None, the highest bit, stays
             shift += len(part.data)
         return cls(np.concatenate([np.zeros(0, np.uint8), *(part.data for part in parts)]), np.concatenate(ends))
 
     def spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return where in ``data`` each text begins and ends."""
+        """Return where each text begins and ends in ``data``."""
         stops = (self.ends & ~_NONE).view(np.int64)
         return np.concatenate(([0], stops))[:-1], stops
 
@@ -340,7 +340,7 @@ class Texts(Sequence[str | None]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the arrays take."""
+        """The size of the arrays in bytes."""
         return self.data.nbytes + self.ends.nbytes
 
     def __len__(self) -> int:

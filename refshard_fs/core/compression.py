@@ -1,7 +1,7 @@
-"""Decompression within bounds, by Python's own libraries. No I/O here.
+"""Decompression with a limit on the size of the result, by Python's own libraries. No I/O here.
 
-`decompressed` is for formats that say how many bytes there are, `Inflate` for documents that come in pieces.
-`check_chunk` is for chunks that another library will decode: their metadata says how large they may be.
+`decompress` is for formats that state the decompressed size, `Inflate` for documents that arrive in pieces.
+`check_chunk` is for chunks that another library will decode: the array's metadata state their size.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents
 
 
 def zstd() -> Any:
-    """Return the module: Python's own from 3.14 on, a backport before. Few sources need it."""
+    """Import the module for zstd: Python's own from 3.14 on, a backport before. Few sources need it."""
     return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """Return what decompressors raise where their input is damaged."""
+    """Return the errors that decompressors raise for damaged input."""
     return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
 
 
-_PART: Final = 1 << 20  # bytes that are made at once; a large result is made in 16 parts, each of which copies the rest
+_PART: Final = 1 << 20  # bytes: the least size of a decompressed part; a large result has 16 parts
 
 
-def decompressed(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> bytes:
-    """Return the bytes that ``stream``, a decompressor of zlib, bz2, lzma or zstd, makes of ``data``.
+def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> bytes:
+    """Decompress ``data`` with ``stream``, a decompressor of zlib, bz2, lzma or zstd.
 
-    Raises ValueError where the data are damaged, make more than ``most`` bytes, or do not reach the end of the stream
-    (unless ``has_end`` is false).
+    Raises ValueError if the data are damaged, decompress to more than ``most`` bytes, or do not reach the end of the
+    stream (unless ``has_end`` is false).
     """
-    # Decompressors hold what they make twice while they join it: so parts are small, and one buffer grows.
+    # A decompressor holds a part twice while it joins it, so parts are small, and one buffer grows.
     out, part = io.BytesIO(), max(_PART, most >> 4)
     left = most + 1
     try:
         while left and not stream.eof:
-            made = stream.decompress(data, min(left, part))
-            data = getattr(stream, "unconsumed_tail", b"")  # of zlib; the others keep it
-            left -= out.write(made)
-            if not made:
+            decoded = stream.decompress(data, min(left, part))
+            data = getattr(stream, "unconsumed_tail", b"")  # only zlib's; the others keep their input
+            left -= out.write(decoded)
+            if not decoded:
                 break
     except errors() as e:
         raise ValueError(f"its compressed bytes are damaged: {e}") from e
     if not left:
-        raise ValueError(f"its compressed bytes do not end after {most} bytes: they make more than there may be")
+        raise ValueError(f"its compressed bytes do not end after {most} bytes: expected no more")
     if has_end and not stream.eof:
-        raise ValueError(f"its compressed bytes do not end after {most} bytes: they are cut short")
+        raise ValueError(f"its compressed bytes are cut short: expected {most} bytes, found {out.tell()}")
     return out.getvalue()
 
 
 # ----------------------------------------------------------------------------------------------------
-# Documents that may be compressed (gzip, bzip2, xz, zstd; one or several streams in a row), decompressed as they come.
+# Documents that may be compressed (gzip, bzip2, xz, zstd; one or several streams), decompressed as they arrive.
 
 
-MAGIC: Final = 6  # bytes of a document that say how it is compressed
-PIECE: Final = 1 << 22  # bytes that are made at a time, at most
-RATIO: Final = 500  # bytes that one byte may make on average; references compress to a tenth or so.
-SLICE: Final = 1 << 16  # bytes that are decompressed before the ratio is looked at
-GRACE: Final = 64 << 20  # bytes that any document may make
+MAGIC: Final = 6  # bytes at the start of a document that identify its compression
+PIECE: Final = 1 << 22  # the most bytes that are decompressed at a time
+RATIO: Final = 500  # the highest average compression ratio; references compress to about a tenth
+SLICE: Final = 1 << 16  # compressed bytes between two checks of the ratio
+GRACE: Final = 64 << 20  # decompressed bytes below which the ratio is not checked
 
-# What makes a decompressor for each stream, by the bytes that it begins with.
+# Functions that make a decompressor, by the first bytes of the stream.
 _STREAMS: Final[Mapping[bytes, Callable[[], Any]]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
     b"BZh": bz2.BZ2Decompressor,
@@ -80,22 +80,22 @@ _STREAMS: Final[Mapping[bytes, Callable[[], Any]]] = {
 
 
 class DamagedStream(ValueError):
-    """Compressed bytes that break their format, or end too early."""
+    """Compressed bytes are damaged, or end too early."""
 
 
 class Inflate:
-    """Decompresses a document that begins with ``head`` as its bytes come; DamagedStream where they are damaged.
+    """Decompress a document, which begins with ``head``, as its bytes arrive; DamagedStream if they are damaged.
 
-    A document that is not compressed comes out as it is.
+    A document that is not compressed is passed through.
     """
 
     def __init__(self, head: bytes) -> None:
         self._make = next((make for magic, make in _STREAMS.items() if head.startswith(magic)), None)
         self._stream: Any = None if self._make is None else self._make()
-        self._taken = self._made = 0  # bytes
+        self._taken = self._made = 0  # bytes in, bytes out
 
     def feed(self, data: bytes | memoryview, *, is_last: bool = False) -> Iterator[bytes | memoryview]:
-        """Yield what ``data``, the next bytes, make; ``is_last`` says that the document ends with them."""
+        """Decompress ``data``, the next bytes of the document; ``is_last`` says that the document ends with them."""
         if self._make is None:
             yield data
             return
@@ -103,16 +103,17 @@ class Inflate:
         for start in range(0, len(view), SLICE):
             part = bytes(view[start : start + SLICE])
             self._taken += len(part)
-            for out in self._inflated(part, self._make):
+            for out in self._inflate(part, self._make):
                 self._made += len(out)
                 if self._made > max(GRACE, RATIO * self._taken):
-                    swelling = f"{self._taken} bytes make {self._made} or more"
-                    raise DamagedStream(f"{swelling}: no document of references is like that")
+                    raise DamagedStream(
+                        f"{self._taken} compressed bytes make {self._made} or more: expected a ratio of at most {RATIO}"
+                    )
                 yield out
         if is_last and not self._stream.eof:
-            raise DamagedStream("it ends too early")
+            raise DamagedStream("its last compressed stream has no end: the document is cut short")
 
-    def _inflated(self, left: bytes, make: Callable[[], Any]) -> Iterator[bytes]:
+    def _inflate(self, left: bytes, make: Callable[[], Any]) -> Iterator[bytes]:
         while True:
             if self._stream.eof:
                 left = left.lstrip(b"\0")  # padding between streams
@@ -123,7 +124,7 @@ class Inflate:
                 out = self._stream.decompress(left, PIECE)
             except errors() as e:
                 raise DamagedStream(str(e)) from e
-            # zlib gives back what it has not looked at yet, the others keep it.
+            # zlib returns input that it has not used yet; the others keep it.
             left = self._stream.unused_data if self._stream.eof else getattr(self._stream, "unconsumed_tail", b"")
             if out:
                 yield out
@@ -132,44 +133,45 @@ class Inflate:
 
 
 def is_compressed(head: bytes) -> bool:
-    """Whether a document that begins with ``head`` is compressed."""
+    """Return whether a document that begins with ``head`` is compressed."""
     return head.startswith(tuple(_STREAMS))
 
 
 # ----------------------------------------------------------------------------------------------------
-# Numbers and images that are packed.
+# Packed numbers and images.
 
 
-def by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> Any:
-    """Return what a function of imagecodecs, which comes with ``extra``, makes of ``data``.
+def decode_by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> Any:
+    """Decode ``data`` with a function of imagecodecs, which the extra ``extra`` installs.
 
-    Raises ValueError where the data are damaged, or the library is not there.
+    Raises ValueError if the data are damaged, or imagecodecs is not installed.
     """
     try:
         library = importlib.import_module("imagecodecs")
     except ImportError as e:
-        raise ValueError(f'it is decoded by imagecodecs: pip install "refshard_fs[{extra}]"') from e
+        raise ValueError(f'decoding it needs imagecodecs: pip install "refshard_fs[{extra}]"') from e
     try:
         return getattr(library, function)(data, **options)
-    except Exception as e:  # each decoder has errors of its own for damaged bytes
-        raise ValueError(f"its bytes are damaged: {function} says {e}") from e
+    except Exception as e:  # each decoder has its own errors for damaged bytes
+        raise ValueError(f"its bytes are damaged: {function} fails: {e}") from e
 
 
-def unpacked(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
-    """Return ``count`` unsigned numbers of ``bits`` bits each, up to 32, the most significant first.
+def unpack_bits(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
+    """Unpack ``count`` unsigned numbers of ``bits`` bits each, at most 32, most significant bit first.
 
-    Raises ValueError where ``data`` hold fewer.
+    Raises ValueError if ``data`` are too short.
     """
     if len(data) * 8 < bits * count or not 0 < bits <= 32:
-        raise ValueError(f"{count} values of {bits} bits are not in its {len(data)} bytes")
+        raise ValueError(f"expected {count} values of {bits} bits, found {len(data)} bytes")
     if bits in (8, 16, 32):
         return np.frombuffer(data, f">u{bits // 8}", count)
-    # Eight numbers take whole bytes, as many as a number has bits: the k-th of all eights lie alike.
+    # Eight numbers take `bits` whole bytes. The k-th number of each eight has the same place in them, so that all k-th
+    # numbers are computed from columns of bytes.
     eights = -(-count // 8)
     stored = np.zeros(eights * bits, "u1")
-    given = np.frombuffer(data, "u1", min(len(data), stored.size))
-    stored[: given.size] = given
-    word: Any = np.uint32 if bits <= 24 else np.uint64  # which holds the bytes that a number touches
+    packed = np.frombuffer(data, "u1", min(len(data), stored.size))
+    stored[: packed.size] = packed
+    word: Any = np.uint32 if bits <= 24 else np.uint64  # large enough for all bytes that a number touches
     columns: list[Any] = [column.astype(word) for column in stored.reshape(eights, bits).T]
     numbers = np.empty((eights, 8), "u4")
     for k in range(8):
@@ -182,27 +184,27 @@ def unpacked(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# How much decoding a chunk would make, found out before that is done.
+# Checking the decoded size of a chunk before decoding it.
 #
-# Codecs make as many bytes as their input says: a kilobyte of gzip may be a gigabyte, and four bytes may announce two
-# thousand million texts. Whoever decodes chunks of somebody else's set first checks that they fit the array's metadata.
+# Codecs make as many bytes as their input says: a kilobyte of gzip may become a gigabyte, and four bytes may announce
+# two thousand million texts. So chunks of a stranger's set are checked against the array's metadata before decoding.
 
 
-MOST: Final = 1 << 28  # bytes of a chunk that are decoded here; readers of the data decide for themselves
-SLACK: Final = 1 << 16  # bytes that any chunk may have: filters add some
-WIDEST: Final = 16  # bytes of a number: filters may have stored wider ones than those that are shown
-_MOST_STREAMS: Final = 64  # of a chunk, one after the other: each is a copy of what is left
+MOST: Final = 1 << 28  # bytes: the largest chunk that is decoded here; users decode chunks of any size
+SLACK: Final = 1 << 16  # bytes that filters may add to a chunk
+WIDEST: Final = 16  # bytes: the largest number; filters may store wider numbers than the array shows
+_MOST_STREAMS: Final = 64  # streams of a chunk: the rest of the chunk is copied for each
 
-_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # begin with the number of their elements
+_COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # their data begin with the number of elements
 _SAME_SIZE: Final = frozenset(
     ["bytes", "endian", "transpose", "shuffle", "bitround", "delta", "quantize", "zfpy", "astype", "fixedscaleoffset"]
 )
-_CHECKSUMS: Final = {"crc32c": slice(-4), "fletcher32": slice(-4)}  # what is left without them
+_CHECKSUMS: Final = {"crc32c": slice(-4), "fletcher32": slice(-4)}  # the slice that removes the checksum
 
 
 def check_chunk(meta: ArrayMeta, data: bytes) -> None:
-    """Raise ValueError, which says how much it would be, where decoding ``data`` takes more than a chunk may."""
-    count, most = promised(meta)
+    """Raise ValueError if ``data`` would decode to more bytes or elements than a chunk of the array may have."""
+    count, most = chunk_limits(meta)
     codecs = _codecs(meta)
     for place, (name, codec) in enumerate(codecs):
         is_last = all(later in _SAME_SIZE or later in _CHECKSUMS for later, _ in codecs[place + 1 :])
@@ -212,50 +214,50 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
             data = data[_CHECKSUMS[name]]
         elif name in _MAKERS:
             if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
-                raise ValueError("it is of a format of LZMA whose size cannot be told before it is made")
-            data = _joined_streams(_MAKERS[name], data, most)
+                raise ValueError("it has a format of LZMA whose size is known only after decoding: expected xz")
+            data = _decompress_streams(_MAKERS[name], data, most)
         elif name in _SIZES:
             size = _SIZES[name](data)
             if size is None:
-                data = _joined_streams(zstd().ZstdDecompressor, data, most)
+                data = _decompress_streams(zstd().ZstdDecompressor, data, most)
             else:
                 _check(size, most, "bytes")
-                data = data if is_last else _decoded(name, data)
+                data = data if is_last else _decode(name, data)
         elif name not in _SAME_SIZE:
-            return  # nothing is known of it
+            return  # an unknown codec
         if is_last and name not in _SAME_SIZE and name not in _CHECKSUMS:
             return
 
 
-def _joined_streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
-    """Return what all streams in ``data``, one after the other, make together, as codecs decode them."""
+def _decompress_streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
+    """Decompress all streams in ``data``, one after the other, and join the results, as codecs do."""
     parts: list[bytes] = []
     while data.strip(b"\0") or not parts:  # zeros may follow a stream
         if len(parts) == _MOST_STREAMS:
-            raise ValueError(f"it is of more than {_MOST_STREAMS} compressed streams, which are not looked through")
+            raise ValueError(f"it has more than {_MOST_STREAMS} compressed streams, the most that are checked")
         stream = make()
-        parts.append(decompressed(stream, data, most, has_end=False))
+        parts.append(decompress(stream, data, most, has_end=False))
         most -= len(parts[-1])
         data = stream.unused_data
     return b"".join(parts)
 
 
 def is_bounded(meta: ArrayMeta) -> bool:
-    """Whether all codecs of an array are known here: then a chunk that `check_chunk` accepts takes seconds at most."""
-    # zfpy is not: its bytes repeat how large the array is, and are believed.
+    """Return whether `check_chunk` knows all codecs of an array: then an accepted chunk decodes in seconds at most."""
+    # Not zfpy: it decodes to the size that its own bytes state.
     bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {*_CHECKSUMS, *_MAKERS, *_SIZES}
     return all(name in bounded for name, _ in _codecs(meta))
 
 
-def promised(meta: ArrayMeta) -> tuple[int, int]:
-    """Return how many elements a chunk has, and how many bytes it may have as it is stored; ValueError if too many."""
+def chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
+    """Return the number of elements of a chunk, and its most bytes before decoding; ValueError if it is too large."""
     count = math.prod(meta.chunks or ())
     try:
         size = np.dtype(meta.dtype).itemsize if meta.dtype != "|O" else None
-    except (TypeError, ValueError):  # texts of any length, or a type of fields
+    except (TypeError, ValueError):  # texts of any length, or a structured type
         size = None
     if count * (size or 1) > MOST:
-        raise ValueError(f"a chunk is of {count * (size or 1):,} bytes, and {MOST:,} are decoded here at most")
+        raise ValueError(f"a chunk has {count * (size or 1):,} bytes: at most {MOST:,} are decoded here")
     return count, MOST if size is None else min(count * max(size, WIDEST) + SLACK, MOST)
 
 
@@ -271,14 +273,14 @@ def _codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _check(size: int, most: int, what: str) -> None:
     if size > most:
-        raise ValueError(f"it says that it is {size:,} {what}, and a chunk has {most:,} at most")
+        raise ValueError(f"its header states {size:,} {what}: expected at most {most:,} in a chunk")
 
 
 def check_blosc(data: bytes) -> None:
-    """Raise ValueError where a frame of blosc says that it is longer than ``data``: blosc would read past their end."""
+    """Raise ValueError if a blosc frame states more bytes than ``data`` has: blosc would read past the end."""
     stated = int.from_bytes(data[12:16], "little")
     if len(data) < 16 or stated > len(data):
-        raise ValueError(f"it is a frame of {max(stated, 16)} bytes, and {len(data)} are there")
+        raise ValueError(f"its blosc frame is cut short: expected {max(stated, 16)} bytes, found {len(data)}")
 
 
 def _blosc_size(data: bytes) -> int:
@@ -290,17 +292,17 @@ def _zstd_size(data: bytes) -> int | None:
     try:
         size: int | None = zstd().get_frame_info(data).decompressed_size
     except zstd().ZstdError as e:
-        raise ValueError(f"it is no frame of zstd: {e}") from e
+        raise ValueError(f"it is not a zstd frame: {e}") from e
     return size
 
 
-def _decoded(name: str, data: bytes) -> bytes:
+def _decode(name: str, data: bytes) -> bytes:
     import numcodecs  # slow to import
 
     return bytes(numcodecs.get_codec({"id": name}).decode(data))
 
 
-# Codecs that are decompressed here to learn how much they make, and those that say it at the beginning of their bytes.
+# Codecs whose chunks are decompressed here to find their size, and codecs whose chunks begin with it.
 _MAKERS: Final[Mapping[str, Callable[[], Any]]] = {
     "gzip": lambda: zlib.decompressobj(wbits=31),
     "zlib": zlib.decompressobj,

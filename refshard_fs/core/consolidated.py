@@ -1,4 +1,4 @@
-"""Consolidated metadata: a document that repeats other documents follows them when they change. No I/O here."""
+"""Update consolidated metadata, which repeat other documents, when those documents change. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from refshard_fs.core.keys import is_within, join, parent, relative, splits
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 
 ROOT: Final = "zarr.json"
-DOCUMENTS: Final = (CONSOLIDATED, ROOT)  # which may have consolidated metadata
+DOCUMENTS: Final = (CONSOLIDATED, ROOT)  # documents that may have consolidated metadata
 
-Documents = Mapping[str, Any]  # metadata by key: bytes, or the object that these are; None for a removed document
+Documents = Mapping[str, Any]  # metadata by key: bytes, or a JSON object; None for a removed document
 
 
-def consolidating(keys: Iterable[str]) -> list[str]:
-    """Return the documents that may repeat those at ``keys``, or below them, the inner ones first."""
+def find_consolidated(keys: Iterable[str]) -> list[str]:
+    """Return the keys of documents that may repeat the documents at or below ``keys``, the inner ones first."""
     found: dict[str, None] = {}
     for key in keys:
         name = parent(key)[1]
@@ -25,13 +25,14 @@ def consolidating(keys: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda key: -key.count("/"))
 
 
-def reconsolidated(
+def reconsolidate(
     key: str, document: Any, changes: Documents, is_gone: Callable[[str], bool], *, is_whole: bool = False
 ) -> Any:
-    """Return ``document``, an object that is at ``key``, with the ``changes`` of the documents that it repeats.
+    """Apply ``changes`` to the consolidated metadata in ``document``, the JSON object at ``key``.
 
-    Of the others, those that are gone are left out. It is returned itself if nothing changes, or it repeats nothing.
-    ``is_whole``: it is the document of a parquet set, which has those of zarr version 3, too.
+    Documents for which ``is_gone`` is true are left out. If nothing changes, or the document has no consolidated
+    metadata, ``document`` itself is returned. ``is_whole``: it is the document of a parquet set, which holds metadata
+    of zarr version 3, too.
     """
     path, name = parent(key)
     match name, document:
@@ -42,7 +43,7 @@ def reconsolidated(
                     _set(new, relative(changed, path), value, bare=not is_whole)
             if is_whole:
                 new = {k: value for k, value in new.items() if parent(k)[1] != CONSOLIDATED}
-                new |= in_step(new)
+                new |= update_consolidated(new)
             return document if new == members else {"metadata": new, **rest}
         case "zarr.json", {"consolidated_metadata": {"metadata": dict(members), **inline}, **rest}:
             new = {node: value for node, value in members.items() if not is_gone(join(path, join(node, ROOT)))}
@@ -55,31 +56,32 @@ def reconsolidated(
     return document
 
 
-def in_step(documents: Documents) -> dict[str, Any]:
-    """Return those of ``documents``, which are all of a set, that have to be others to repeat what the others say.
+def update_consolidated(documents: Documents) -> dict[str, Any]:
+    """Return the new content of all documents with consolidated metadata that differ from the other ``documents``.
 
-    One that repeats none of them is left alone: it is all that its readers have.
+    ``documents`` are all metadata of a set. A document that repeats none of the others is left alone: it is the only
+    copy that readers have.
     """
     found: dict[str, Any] = {}
     for key in [key for key, value in documents.items() if parent(key)[1] in DOCUMENTS and repeats(key, value)]:
         is_root = parent(key)[1] == ROOT
         others = (k for k, _ in _below(parent(key)[0], documents) if k != key and k != CONSOLIDATED)
         if any((parent(k)[1] == ROOT) == is_root for k in others):
-            before = parsed(documents[key])
-            after = reconsolidated(key, before, documents, lambda k: k not in documents)
+            before = parse_json(documents[key])
+            after = reconsolidate(key, before, documents, lambda k: k not in documents)
             if after is not before:
                 found[key] = after
     return found
 
 
 def repeats(key: str, value: Any) -> bool:
-    """Whether the document ``value`` at ``key`` may have consolidated metadata."""
+    """Return whether the document ``value`` at ``key`` may have consolidated metadata."""
     member = "consolidated_metadata" if parent(key)[1] == ROOT else "metadata"
     return (member.encode() if isinstance(value, bytes) else member) in value
 
 
-def parsed(value: Any) -> Any:
-    """Return the value of a JSON text, or ``value`` itself where it is none, or an object already."""
+def parse_json(value: Any) -> Any:
+    """Parse a JSON text; return ``value`` itself if it is not JSON, or is parsed already."""
     try:
         return zarrmeta.loads(value) if isinstance(value, bytes | str) else value
     except ValueError:
@@ -91,7 +93,7 @@ def _below(path: str, changes: Documents) -> Iterator[tuple[str, Any]]:
 
 
 def _set(members: dict[str, Any], name: str, value: Any, *, bare: bool = True) -> None:
-    found = None if value is None else parsed(value)
+    found = None if value is None else parse_json(value)
     if isinstance(found, dict):
         members[name] = _bare(found) if bare else found
     else:
@@ -99,7 +101,7 @@ def _set(members: dict[str, Any], name: str, value: Any, *, bare: bool = True) -
 
 
 def _bare(document: Any) -> Any:
-    """Return a node's document without what it repeats itself, which that of an outer node does not."""
+    """Return a node's document without its own consolidated metadata, which an outer document does not repeat."""
     if isinstance(document, dict) and "consolidated_metadata" in document:
         return {name: value for name, value in document.items() if name != "consolidated_metadata"}
     return document

@@ -1,8 +1,8 @@
 """Views that rewrite the metadata of arrays, and find the chunks of some of them. No I/O here.
 
-Shards and chunk manifests, for example, are shown as ordinary arrays of chunks. A `Rewrite` defines how one array's
-metadata is shown. Which arrays there are becomes known as metadata documents are read: those that somebody asks for,
-and those of the arrays that a key may belong to. A document in which nothing changes stays as it is, byte for byte.
+For example, shards and chunk manifests are shown as ordinary arrays of chunks. A `Rewrite` defines how one array's
+metadata is shown. A view learns about arrays when metadata documents are read: those that a user requests, and
+those of the arrays that a requested key may belong to. A document in which nothing changes keeps its exact bytes.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
 from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
-from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merged
+from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merge_listings
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
 from refshard_fs.errors import ManifestError
 
 NAMES: Final = (*ARRAY_DOCUMENTS, CONSOLIDATED)
 
-_views = count()  # each view has a number, so that what one has read is not taken for what another would read
+_views = count()  # numbers of views, as a part of cache keys: each view decodes documents in its own way
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*", re.ASCII)
 _DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
 
 
-class Known(Protocol):
-    """What a view knows about one node; immutable."""
+class NodeInfo(Protocol):
+    """Immutable facts about one node that a view keeps."""
 
     @property
     def grid(self) -> ChunkGrid | None:
-        """The grid of an array's chunks as they are shown; None for groups, and if it is not known."""
+        """The grid of an array's chunks as they are shown; None for groups, and if the grid is unknown."""
 
 
-K = TypeVar("K", bound=Known)
-K_co = TypeVar("K_co", bound=Known, covariant=True)
+K = TypeVar("K", bound=NodeInfo)
+K_co = TypeVar("K_co", bound=NodeInfo, covariant=True)
 
-# How a node's metadata is shown, and what is known about the node; nothing has to be known about most groups.
-Shown = tuple[Mapping[str, Any], K | None]
+# A node's metadata as they are shown, and the facts about the node; most groups need none.
+NodeView = tuple[Mapping[str, Any], K | None]
 
 
 class Rewrite(Protocol[K_co], Hashable):
-    """How a view shows metadata; frozen and hashable, for it is part of a cache key."""
+    """The rule by which a view rewrites metadata; frozen and hashable, since it is part of a cache key."""
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[K_co]]:
-        """Return a function that rewrites the metadata of one node, which has a path, of the document ``data``."""
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[K_co]]:
+        """Return a function of (metadata, path) that rewrites the metadata of one node in the document ``data``."""
 
 
-class Document(NamedTuple, Generic[K]):
-    """A metadata document as it is shown, and what is known from it about arrays and groups, by path."""
+class NodeDocument(NamedTuple, Generic[K]):
+    """A metadata document as it is shown, and the facts about arrays and groups in it, by path."""
 
     data: bytes
     arrays: Mapping[str, K]
@@ -68,37 +68,41 @@ class Document(NamedTuple, Generic[K]):
 
 
 class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
-    """How one view reads and rewrites the metadata document ``name`` of the node at ``path``."""
+    """Decodes the metadata document ``name`` of the node at ``path`` for one view."""
 
     path: str
     name: str
     view: int
     rewrite: Rewrite[K]
 
-    def decode(self, data: bytes) -> Document[K]:
+    def decode(self, data: bytes) -> NodeDocument[K]:
         try:
             doc = zarrmeta.object_in(data, self.name)
         except ValueError:
-            return Document(data, {}, {})  # readers see the bytes as they are
+            return NodeDocument(data, {}, {})  # readers see the bytes as they are
         reader = _Reader(self.rewrite.over(data))
-        shown = reader.consolidated(doc, self.path) if self.name == CONSOLIDATED else reader.node(doc, self.path)
+        shown = (
+            reader.rewrite_consolidated(doc, self.path)
+            if self.name == CONSOLIDATED
+            else reader.rewrite_node(doc, self.path)
+        )
         shown_data = data if shown is doc else zarrmeta.dumps(shown)
-        return Document(shown_data, reader.arrays, reader.groups, reader.nodes)
+        return NodeDocument(shown_data, reader.arrays, reader.groups, reader.nodes)
 
 
 class _Reader(Generic[K]):
-    """Rewrites one document and collects its nodes. A part that does not change is returned as it is."""
+    """Rewrite one document and collect its nodes. Parts that do not change are returned themselves."""
 
-    def __init__(self, rewrite: Callable[[Mapping[str, Any], str], Shown[K]]) -> None:
+    def __init__(self, rewrite: Callable[[Mapping[str, Any], str], NodeView[K]]) -> None:
         self.arrays: dict[str, K] = {}
         self.groups: dict[str, K] = {}
         self.nodes: dict[str, Mapping[str, Any]] = {}
         self._rewrite = rewrite
 
-    def node(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def rewrite_node(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         match doc:
             case {"node_type": "group"}:
-                shown, known = self._rewrite(self._members(doc, path), path)
+                shown, known = self._rewrite(self._rewrite_members(doc, path), path)
                 if known is not None:
                     self.groups[path] = known
                 return shown
@@ -110,31 +114,33 @@ class _Reader(Generic[K]):
                 return shown
         return doc
 
-    def consolidated(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def rewrite_consolidated(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         match doc:
             case {"metadata": dict(members)}:
                 paths = {key: join(path, parent(key)[0]) for key in members if is_array_document(key)}
-                shown = self._nodes(members, paths)
+                shown = self._rewrite_nodes(members, paths)
                 return doc if shown is None else {**doc, "metadata": shown}
         return doc
 
-    def _members(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def _rewrite_members(self, doc: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         match doc:
             case {"consolidated_metadata": {"metadata": dict(members)} as inline}:
-                shown = self._nodes(members, {name: join(path, name) for name in members})
+                shown = self._rewrite_nodes(members, {name: join(path, name) for name in members})
                 return doc if shown is None else {**doc, "consolidated_metadata": {**inline, "metadata": shown}}
         return doc
 
-    def _nodes(self, members: Mapping[str, Any], paths: Mapping[str, str]) -> Mapping[str, Any] | None:
+    def _rewrite_nodes(self, members: Mapping[str, Any], paths: Mapping[str, str]) -> Mapping[str, Any] | None:
         """Return ``members`` with the nodes at ``paths`` rewritten; None if nothing changes."""
-        found = {key: self.node(members[key], path) for key, path in paths.items() if isinstance(members[key], dict)}
+        found = {
+            key: self.rewrite_node(members[key], path) for key, path in paths.items() if isinstance(members[key], dict)
+        }
         return {**members, **found} if any(node is not members[key] for key, node in found.items()) else None
 
 
 class Documents(Generic[K]):
-    """The metadata documents of ``base`` as ``rewrite`` shows them; ``arrays`` are those that are known so far.
+    """The metadata documents of ``base``, rewritten by ``rewrite``; ``arrays`` are all arrays that are known so far.
 
-    ``on_array`` is called with each array that becomes known.
+    ``on_array(path, facts)`` is called for each array that becomes known.
     """
 
     def __init__(
@@ -144,21 +150,25 @@ class Documents(Generic[K]):
         self.view = next(_views)
         arrays: dict[str, K] = {}
 
-        def grid(path: str) -> ChunkGrid | None:  # no method: these documents would be freed by the collector alone
+        def grid(path: str) -> ChunkGrid | None:  # not a method: a reference cycle would delay freeing these documents
             known = arrays.get(path)
             return base.grids.get(path) if known is None or known.grid is None else known.grid
 
         self.arrays = arrays
         self._own: set[str] = set()  # paths of arrays whose own documents are known
-        # Of those that only consolidated metadata tell of: the key of their own document, and what these metadata are.
-        self._hearsay: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        self._outdated: dict[str, str] = {}  # what consolidated metadata say wrong, by the path of the array
+        # Arrays that are known only from consolidated metadata: the key of their own document, and these metadata.
+        self._unconfirmed: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        # Arrays for which consolidated metadata are outdated: the key of their own document.
+        self._outdated: dict[str, str] = {}
         self.grids: Mapping[str, ChunkGrid] = Grids(grid, lambda: dict.fromkeys([*base.grids, *list(arrays)]))
         self._rewrite = rewrite
         self._on_array = on_array
 
     def register_arrays(self, marks: tuple[bytes, ...], plain: Callable[[ChunkGrid], K]) -> Steps[None]:
-        """Add the arrays that the base knows without reads. Those without any of ``marks`` become ``plain`` ones."""
+        """Add the arrays that the base knows without reads.
+
+        ``plain`` makes the facts of arrays whose metadata contain none of ``marks``, which need no rewriting.
+        """
         grids = self.base.inline_grids
         self._own.update(grids)
         if self.base.metadata_lacks(marks):
@@ -174,18 +184,18 @@ class Documents(Generic[K]):
                         self.arrays[path] = plain(grid)
 
     def is_document(self, key: str) -> bool:
-        """Whether ``key`` names a metadata document."""
+        """Return whether ``key`` names a metadata document."""
         return key.endswith(NAMES) and parent(key)[1] in NAMES
 
-    def read(self, key: str) -> Steps[Document[K] | None]:
-        """Return the document ``key``, or None if there is no such key."""
+    def read(self, key: str) -> Steps[NodeDocument[K] | None]:
+        """Return the document ``key``, or None if the key does not exist."""
         entry = yield from self.base.lookup(key)
         index = DocumentIndex(*parent(key), self.view, self._rewrite)
         match entry:
             case None:
                 return None
             case Inline(data):
-                document: Document[K] | None = index.decode(data)
+                document: NodeDocument[K] | None = index.decode(data)
             case _:
                 document = yield Load(entry, index)
         if document is not None:
@@ -193,90 +203,90 @@ class Documents(Generic[K]):
         return document
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        """Return the document ``key`` as it is shown, or None if there is no such key."""
+        """Return the entry of the document ``key`` as it is shown, or None if the key does not exist."""
         document = yield from self.read(key)
         if document is not None:
-            self._outdated.pop(parent(key)[0], None)  # it tells its reader what is right
+            self._outdated.pop(parent(key)[0], None)  # the reader now has the array's own document, which is right
         return None if document is None else Inline(document.data)
 
     def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below; metadata is read to find out, if need be."""
-        path = self.known(key)
+        """Return the path of the array that ``key`` lies below; read metadata to find it, if necessary."""
+        path = self.find_array(key)
         if path is None:
             yield from self._discover(key)
-            path = self.known(key)
+            path = self.find_array(key)
         return path
 
-    def sized(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
-        """Return ``names``, which lie in ``prefix``, with the sizes of the metadata documents as they are shown."""
+    def with_sizes(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
+        """Return ``names``, which lie in ``prefix``, with the sizes of metadata documents as they are shown."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from together([self.lookup(join(prefix, name)) for name in documents])
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
         return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
 
-    def known(self, key: str) -> str | None:
-        """Return the path of the array that ``key`` lies below, of those that are known so far."""
+    def find_array(self, key: str) -> str | None:
+        """Return the path of the known array that ``key`` lies below; None if no array is known there."""
         return nearest(key, self.arrays)
 
-    def is_hearsay(self, path: str) -> bool:
-        """Whether nothing but consolidated metadata tells of the array ``path``."""
-        return path in self._hearsay
+    def is_unconfirmed(self, path: str) -> bool:
+        """Return whether the array ``path`` is known only from consolidated metadata."""
+        return path in self._unconfirmed
 
     def is_outdated(self, path: str) -> bool:
-        """Whether consolidated metadata say of the array ``path`` what is not so any more."""
+        """Return whether consolidated metadata are outdated for the array ``path``."""
         return path in self._outdated
 
-    def doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
-        """Return the arrays, and the places of their ``keys``, of which consolidated metadata may say what was true.
+    def find_doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
+        """Return the arrays whose consolidated metadata may be outdated, and the positions of their ``keys``.
 
-        One chunk that is all of its array is what they say, or cannot be decoded as that: such arrays are not doubted.
+        Arrays of one chunk are left out: with outdated metadata, their chunk cannot be decoded.
         """
         found: dict[str, list[int]] = {}
-        if self._hearsay or self._outdated:
+        if self._unconfirmed or self._outdated:
             for number, key in enumerate(keys):
-                path = self.known(key)
+                path = self.find_array(key)
                 if path is None or zarrmeta.is_metadata(key):
                     continue
-                grid = self.arrays[path].grid if path in self._hearsay else None
+                grid = self.arrays[path].grid if path in self._unconfirmed else None
                 if path in self._outdated or (grid is not None and grid.size > 1):
                     found.setdefault(path, []).append(number)
         return found
 
     def confirm(self, path: str) -> Steps[None]:
-        """Read the document of an array that is known from consolidated metadata; ManifestError if these are outdated.
+        """Compare the consolidated metadata of an array with its own document; ManifestError if they are outdated.
 
-        The array may have grown: its chunks are the same.
+        The array may have grown, since its chunks are stored in the same way.
         """
-        if path in self._hearsay:
-            key, told = self._hearsay[path]
+        if path in self._unconfirmed:
+            key, consolidated = self._unconfirmed[path]
             document = yield from self.read(key)
-            self._hearsay.pop(path, None)
+            self._unconfirmed.pop(path, None)
             if document is not None and path in document.arrays:
-                if zarrmeta.chunking(document.nodes[path]) != zarrmeta.chunking(told):
+                if zarrmeta.chunking(document.nodes[path]) != zarrmeta.chunking(consolidated):
                     self._outdated[path] = key
         if path in self._outdated:
             raise ManifestError(
-                f"the consolidated metadata say otherwise than {self._outdated[path]!r} how the chunks of the array "
-                f"{path!r} are stored: it was written anew since. Open the source with consolidated=False, and "
-                "consolidate its metadata again (zarr.consolidate_metadata)"
+                f"the consolidated metadata of the array {path!r} are outdated: {self._outdated[path]!r} describes "
+                "other chunks. Open the source with consolidated=False, and consolidate its metadata again "
+                "(zarr.consolidate_metadata)"
             )
 
-    def _adopt(self, index: DocumentIndex[K], document: Document[K]) -> None:
-        """Take in the arrays of a document, but for what outdated consolidated metadata say of one that is known."""
-        for path, known in document.arrays.items():
+    def _adopt(self, index: DocumentIndex[K], document: NodeDocument[K]) -> None:
+        """Add the arrays of a document; consolidated metadata do not replace an array's own document."""
+        for path, facts in document.arrays.items():
             if path == index.path and index.name != CONSOLIDATED:
                 self._own.add(path)
-                self._hearsay.pop(path, None)
+                self._unconfirmed.pop(path, None)
             elif path in self._own:
                 continue
             else:
                 name = ".zarray" if index.name == CONSOLIDATED else "zarr.json"
-                self._hearsay[path] = join(path, name), document.nodes[path]
-            self.arrays[path] = known
-            self._on_array(path, known)
+                self._unconfirmed[path] = join(path, name), document.nodes[path]
+            self.arrays[path] = facts
+            self._on_array(path, facts)
 
     def _discover(self, key: str) -> Steps[None]:
-        """Read the metadata of the arrays of which ``key`` may be a chunk or a directory, as it is spelled."""
+        """Read the metadata of the arrays that ``key`` may belong to, as a chunk or as a directory of chunks."""
         for paths in _candidates(key):
             yield from together([self.lookup(join(path, name)) for path in paths for name in ARRAY_DOCUMENTS])
             if any(path in self.arrays for path in paths):
@@ -284,27 +294,27 @@ class Documents(Generic[K]):
 
 
 class ArrayView(View, Generic[K]):
-    """A view that finds the chunks of some arrays itself, and shows the metadata of these rewritten."""
+    """A view that finds the chunks of some arrays itself, and rewrites the metadata of these arrays."""
 
     _documents: Documents[K]
-    confirms = True  # before chunks are found, arrays that consolidated metadata alone tell of
+    confirms = True  # whether arrays that are known only from consolidated metadata are confirmed before look-ups
 
     @abstractmethod
-    def remapped(self, path: str) -> ChunkGrid | None:
-        """Return the grid of the array ``path`` if the view finds its chunks; None if the base does."""
+    def own_grid(self, path: str) -> ChunkGrid | None:
+        """Return the grid of the array ``path`` if this view finds its chunks; None if the base finds them."""
 
     @abstractmethod
     def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
-        """Return the entry of ``key``, the chunk at ``coords`` in the grid of the remapped array ``path``."""
+        """Return the entry of ``key``, the chunk at ``coords`` in the `own_grid` of the array ``path``."""
 
     @abstractmethod
     def chunks_in(
         self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None
     ) -> Steps[Sequence[Listed] | None]:
-        """Return the chunks of the array ``path``, and the directories of chunks, in one directory.
+        """List the chunks of the array ``path``, and the directories of chunks, in one directory.
 
-        It is the directory of all chunks whose coordinates begin with ``leading``. None is the array's own directory,
-        where all chunks lie in the directory ``c``. ``names`` are what the base has in that directory, if it is known.
+        This is the directory of all chunks whose coordinates begin with ``leading``. None is the array's own directory
+        if all chunks lie in the directory ``c``. ``names`` is the base's listing of the directory, if it is known.
         """
 
     @abstractmethod
@@ -312,12 +322,12 @@ class ArrayView(View, Generic[K]):
         """Return whether the directory of the chunks that begin with ``leading`` exists."""
 
     def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below; metadata is read to find out, if need be."""
+        """Return the path of the array that ``key`` lies below; read metadata to find it, if necessary."""
         return (yield from self._documents.array_of(key))
 
     def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
-        """Return array, coordinates, and whether these lie in its grid, of a chunk key of a remapped array."""
-        path, grid = yield from self._remapped_above(key)
+        """Return array, coordinates, and whether these lie in its grid; None if the base finds ``key``."""
+        path, grid = yield from self._own_grid_above(key)
         coords = None if grid is None else grid.decode(relative(key, path))
         return None if grid is None or coords is None else (path, coords, grid.contains(coords))
 
@@ -345,15 +355,16 @@ class ArrayView(View, Generic[K]):
         places = {number for numbers in doubtful.values() for number in numbers}
         rest = [number for number in range(len(keys)) if number not in places]
         found = [
-            LookUp(numbers, self._confirmed(path, [keys[n] for n in numbers])) for path, numbers in doubtful.items()
+            LookUp(numbers, self._confirm_then_find(path, [keys[n] for n in numbers]))
+            for path, numbers in doubtful.items()
         ]
         certain = self.certain_lookups([keys[number] for number in rest], reads=reads)
         return found + [LookUp([rest[number] for number in numbers], steps) for numbers, steps in certain]
 
     def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``, none of which is of an array that has to be confirmed."""
-        paths = [None if self._documents.is_document(key) else self._documents.known(key) for key in keys]
-        are_base = [path is not None and self.remapped(path) is None for path in paths]
+        """Return look-ups for all ``keys``, none of which belongs to an array that has to be confirmed."""
+        paths = [None if self._documents.is_document(key) else self._documents.find_array(key) for key in keys]
+        are_base = [path is not None and self.own_grid(path) is None for path in paths]
         found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
         return found + lookups_of(self.base, keys, [*compress(count(), are_base)])
 
@@ -361,7 +372,7 @@ class ArrayView(View, Generic[K]):
         found: dict[int, Span] = {}
         for numbers in self._doubtful(keys).values():
             for number, (_, steps) in zip(numbers, self.base.lookups([keys[n] for n in numbers]), strict=False):
-                with contextlib.suppress(Exception):  # whoever looks the key up meets it again
+                with contextlib.suppress(Exception):  # the look-up of the key raises it again
                     try:
                         next(steps)
                     except StopIteration as stop:
@@ -370,18 +381,20 @@ class ArrayView(View, Generic[K]):
         return found
 
     def _doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
-        """Return the arrays, and the places of their ``keys``, that are to be confirmed before they are looked up."""
+        """Return the arrays that have to be confirmed before look-ups, and the positions of their ``keys``."""
         if not self.confirms:
             return {}
-        found, documents = self._documents.doubtful(keys), self._documents
-        return {p: numbers for p, numbers in found.items() if not documents.is_hearsay(p) or self.remapped(p) is None}
+        found, documents = self._documents.find_doubtful(keys), self._documents
+        return {
+            p: numbers for p, numbers in found.items() if not documents.is_unconfirmed(p) or self.own_grid(p) is None
+        }
 
     def _is_doubtful(self, path: str) -> bool:
-        """Return whether nothing but consolidated metadata, which may be outdated, tells of an array."""
-        return self.confirms and (self._documents.is_hearsay(path) or self._documents.is_outdated(path))
+        """Return whether the consolidated metadata of an array are outdated, or may be."""
+        return self.confirms and (self._documents.is_unconfirmed(path) or self._documents.is_outdated(path))
 
-    def _confirmed(self, path: str, keys: Sequence[str]) -> Steps[Sequence[Entry | None]]:
-        """Return the entries of ``keys``, which are of the array ``path``, after its own document was read."""
+    def _confirm_then_find(self, path: str, keys: Sequence[str]) -> Steps[Sequence[Entry | None]]:
+        """Confirm the array ``path``, then return the entries of its ``keys``."""
         yield from self._documents.confirm(path)
         found: list[Entry | None] = [None] * len(keys)
         some = self.lookups(keys)
@@ -397,19 +410,19 @@ class ArrayView(View, Generic[K]):
         found = yield from self.base.children(prefix)
         if found is None:
             return None
-        names = yield from self._documents.sized(prefix, found)
-        grid = self.remapped(prefix)
+        names = yield from self._documents.with_sizes(prefix, found)
+        grid = self.own_grid(prefix)
         if grid is None:
             return names
         others = [listed for listed in names if not grid.has_name(listed.name, is_directory=listed.is_directory)]
         chunks = yield from self.chunks_in(prefix, grid.leading(""), names)
-        return merged(chunks or (), others)
+        return merge_listings(chunks or (), others)
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         if not self.base.holds_all_metadata:
             return (yield from super().contents(prefix, errors))
         found = yield from self.base.contents(prefix, errors)
-        own = [path for path in found.arrays if self.remapped(path) is not None]
+        own = [path for path in found.arrays if self.own_grid(path) is not None]
         if not own:
             return found
         members, arrays, indexes = dict(found.members), dict(found.arrays), found.indexes
@@ -426,7 +439,7 @@ class ArrayView(View, Generic[K]):
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         is_known = self.base.is_reference_set or (array in self._documents.arrays and not self._is_doubtful(array))
-        if is_known and self.remapped(array) is None:
+        if is_known and self.own_grid(array) is None:
             return (yield from self.base.chunks(array, numbers, self.grids[array] if grid is None else grid))
         return (yield from super().chunks(array, numbers, grid))
 
@@ -434,20 +447,20 @@ class ArrayView(View, Generic[K]):
         at = yield from self._chunk_directory(prefix)
         return (yield from (self.base.is_directory(prefix) if at is None else self.has_chunks_in(*at)))
 
-    def _remapped_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
-        """Return the array that ``key`` lies below, and its grid if it is remapped."""
+    def _own_grid_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
+        """Return the array that ``key`` lies below, and its `own_grid`."""
         path = yield from self._documents.array_of(key)
-        return ("", None) if path is None else (path, self.remapped(path))
+        return ("", None) if path is None else (path, self.own_grid(path))
 
     def _chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
-        """Return array and leading coordinates if ``prefix`` is a directory of a remapped array's chunks."""
-        path, grid = yield from self._remapped_above(prefix)
+        """Return array and leading coordinates if ``prefix`` is a directory of chunks that this view finds."""
+        path, grid = yield from self._own_grid_above(prefix)
         leading = None if grid is None else grid.leading(relative(prefix, path))
         return None if leading is None else (path, leading)
 
 
 def _candidates(key: str) -> Iterator[list[str]]:
-    """Yield paths of arrays that ``key`` may be a chunk of, in groups, the most likely first."""
+    """Yield groups of paths of arrays that ``key`` may be a chunk of, the most likely group first."""
     parts = key.split("/")
     first = len(parts)
     while first and _NUMBERS.fullmatch(parts[first - 1]):

@@ -1,6 +1,6 @@
-"""NumPy dtypes as other software and as zarr's metadata spells them. Their names are parsed, and never evaluated.
+"""Parse names of NumPy dtypes, in the notations of zarr's metadata and other software, without evaluating code.
 
-A dtype with objects is refused, for its bytes would be pickles. No I/O here.
+A dtype with objects is refused, since its bytes would be pickles. No I/O here.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.zarrmeta import ArrayMeta, codecs_of, is_divided, shown, zarr_major
+from refshard_fs.core.zarrmeta import ArrayMeta, codecs_of, is_divided, shorten, zarr_major
 from refshard_fs.errors import ManifestError
 
-Padding = Literal["null-terminated", "null-padded", "space-padded"]  # of texts of one length, as HDF5 has it
+Padding = Literal["null-terminated", "null-padded", "space-padded"]  # HDF5's paddings of fixed-length strings
 
-LONGEST: Final = 1 << 16  # characters of a dtype's name
-MOST_ELEMENTS: Final = 1 << 10  # of an array within a field
-MOST_FIELDS: Final = 1 << 16  # of a dtype whose arrays within fields become a field for each element
-_NATIVE = re.compile(r"[A-Za-z]")  # begins names that state no byte order
+LONGEST: Final = 1 << 16  # the most characters of a dtype's name
+MOST_ELEMENTS: Final = 1 << 10  # the most elements of an array in a field that become single fields
+MOST_FIELDS: Final = 1 << 16  # the most fields after arrays in fields became single fields
+_NATIVE = re.compile(r"[A-Za-z]")  # the first character of names without a byte order
 
 
 def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
-    """Return the dtype whose ``str`` or ``descr`` is ``text``, with the fields that metadata of ``zarr_format`` has.
+    """Parse the ``str`` or ``descr`` of a dtype; its fields become those that metadata of ``zarr_format`` can have.
 
-    A name that states no byte order means little-endian.
+    A name without a byte order means little-endian. ManifestError, which begins with ``where``, if it is invalid.
     """
     if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
-        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, no name of a dtype")
+        raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected the name of a dtype")
     try:
         spelled = ast.literal_eval(text) if text[0] in "[{('\"" else text
         if is_divided(repr(spelled)):
@@ -42,42 +42,42 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
         if dtype.names is not None and not dtype.hasobject:
             dtype = with_single_fields(_without_gaps(dtype), zarr_format)
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
-        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}: {e}") from None
+        raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: {e}") from None
     if dtype.hasobject:
         raise ManifestError(
-            f"{where}: its 'dtype' is {shown(text)}: objects are stored as pickles, which are never read"
+            f"{where}: its 'dtype' is {shorten(text)}: objects are stored as pickles, which are never read"
         )
     if not dtype.itemsize or dtype.subdtype is not None:
-        raise ManifestError(f"{where}: its 'dtype' is {shown(text)}, which is no dtype of a single element")
+        raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected a dtype of single elements, not empty")
     return dtype
 
 
 def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return ``dtype`` with padding as fields of its own, for zarr's metadata has no other way to express it."""
-    packed = np.dtype(_untitled(dtype.descr))
+    """Return ``dtype`` with padding as extra fields, since zarr's metadata cannot express padding."""
+    packed = np.dtype(_drop_titles(dtype.descr))
     if packed.itemsize != dtype.itemsize:
-        raise ValueError("its fields do not lie one after the other")
+        raise ValueError("its fields overlap, or are not in ascending order")
     return packed
 
 
-def _untitled(descr: list[Any]) -> list[Any]:
-    """Return ``descr`` without titles: second names of fields, of any type, which zarr's metadata cannot have."""
+def _drop_titles(descr: list[Any]) -> list[Any]:
+    """Remove titles, numpy's second names of fields, from ``descr``, since zarr's metadata cannot have them."""
     return [
-        (name[1] if isinstance(name, tuple) else name, _untitled(of) if isinstance(of, list) else of, *shape)
+        (name[1] if isinstance(name, tuple) else name, _drop_titles(of) if isinstance(of, list) else of, *shape)
         for name, of, *shape in descr
     ]
 
 
 def _holds_arrays(dtype: np.dtype[Any]) -> bool:
-    """Whether a field, at any depth, is an array."""
+    """Return whether a field, at any depth, is an array."""
     fields = [dtype[name] for name in dtype.names or ()]
     return any(field.subdtype is not None or _holds_arrays(field) for field in fields)
 
 
 def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
-    """Return ``dtype`` as zarr reads it: a field that is an array may have to become a field for each element.
+    """Return ``dtype`` as zarr can read it: where necessary, a field with an array becomes one field for each element.
 
-    ValueError if these would be too many.
+    ValueError if there would be too many fields.
     """
     if dtype.names is not None and _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
         return _spread(dtype)[0]
@@ -85,10 +85,10 @@ def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
 
 
 def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
-    """Return ``dtype`` with a field for each element of a field that is an array, and the number of fields in all.
+    """Replace each field that is an array by a field for each element; return the dtype and the number of fields.
 
-    zarr-python 3 reads no others. zarr-python 2 would read these, too, but they are not the dtype that was written. A
-    field of very many elements stays as it is: some readers of version 2 metadata accept it.
+    zarr-python 3 cannot read arrays in fields; zarr-python 2 can, so that it keeps the dtype that was written. A field
+    of more than `MOST_ELEMENTS` elements stays: some readers of version 2 metadata accept it.
     """
     fields: list[tuple[str, Any]] = []
     total = 0
@@ -123,7 +123,7 @@ def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
 
 
 def is_big_endian(meta: ArrayMeta) -> bool:
-    """Whether the elements of an array's chunks have their most significant byte first."""
+    """Return whether the elements of an array's chunks are big-endian."""
     if meta.zarr_format == 2:
         return meta.dtype.startswith(">")
     codecs = [codec for codec in meta.raw.get("codecs") or () if isinstance(codec, Mapping)]
@@ -131,7 +131,7 @@ def is_big_endian(meta: ArrayMeta) -> bool:
 
 
 def itemsize_of(meta: ArrayMeta) -> int | None:
-    """Return the bytes of an element, also of text of fixed length; None if numpy alone cannot read them."""
+    """Return the size of an element in bytes, also of fixed-length text; None if numpy alone cannot read the type."""
     dtype = dtype_of(meta)
     if dtype is not None:
         return dtype.itemsize
@@ -143,11 +143,11 @@ def itemsize_of(meta: ArrayMeta) -> int | None:
     return None
 
 
-LONG: Final = 1 << 20  # bytes; zarr itself refuses a shorter chunk that is longer than its array says
+LONG: Final = 1 << 20  # bytes: zarr itself refuses shorter chunks that are longer than the metadata say
 
 
 def uncompressed_size(meta: ArrayMeta) -> int | None:
-    """Return how many bytes each stored chunk has, if no codec of the array changes that; None if one may."""
+    """Return the size in bytes of each stored chunk; None if a codec of the array may change it."""
     size = itemsize_of(meta)
     if size is None or meta.chunks is None or "shards" in meta.raw:
         return None
@@ -163,18 +163,18 @@ def uncompressed_size(meta: ArrayMeta) -> int | None:
 def check_length(key: str, length: int | None, meta: ArrayMeta | None) -> None:
     """Raise ManifestError if the reference of ``key``, of ``length`` bytes, is longer than an uncompressed chunk.
 
-    Whoever serves the bytes decides how many there are: without this, a chunk of one byte may take gigabytes.
+    Without this check, a reference for a chunk of one byte could fetch gigabytes.
     """
     most = None if length is None or meta is None else uncompressed_size(meta)
     if most is not None and length is not None and length > most:
         raise ManifestError(
-            f"{key!r}: its reference has {length} bytes: expected at most {most}, as an uncompressed chunk of its "
-            "array has. Have the set written anew"
+            f"{key!r}: its reference has {length} bytes: expected at most {most}, the size of an uncompressed chunk of "
+            "its array. Make the set again"
         )
 
 
 def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
-    """Return the value of elements that are in no chunk; ValueError if it is no plain number."""
+    """Return the fill value of an array; ValueError if it is not a value of ``dtype``."""
     fill = meta.raw.get("fill_value")
     if fill is None:
         return np.zeros((), dtype)[()]
@@ -189,20 +189,20 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
             raise OverflowError("it does not fit")  # numpy 1 would wrap it
         return np.array(number, dtype)[()]
     except (TypeError, ValueError, OverflowError) as e:
-        raise ValueError(f"its fill_value is {fill!r}, no value of {dtype}: {e}") from e
+        raise ValueError(f"its fill_value is {fill!r}: expected a value of {dtype}: {e}") from e
 
 
 def _number(fill: Any) -> Any:
-    """Return a fill value, or one half of a complex one, as a number: JSON has names for some."""
+    """Return a fill value, or a part of a complex one, as a number: some have names in JSON."""
     if fill in ("NaN", "Infinity", "-Infinity"):
         return float(fill)
     if isinstance(fill, str):
-        raise ValueError("it is text")  # noqa: TRY004  # one kind of error for all that is no value
+        raise ValueError("it is text")  # noqa: TRY004  # callers expect ValueError for every invalid fill value
     return fill
 
 
 def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
-    """Return the metadata of an array of ``values`` in one uncompressed chunk, and that chunk."""
+    """Return the metadata of an array of ``values`` in one uncompressed chunk, and the bytes of the chunk."""
     doc = plain_document(meta, values.shape)
     if meta.zarr_format == 2:
         return doc, np.ascontiguousarray(values, np.dtype(meta.dtype)).tobytes()
@@ -210,7 +210,7 @@ def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], by
 
 
 def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the metadata of the array with another shape, in uncompressed ``chunks`` (by default one)."""
+    """Return the metadata of the array with another shape, in uncompressed ``chunks`` (by default in one chunk)."""
     doc = {**meta.raw, "shape": list(shape)}
     cut = list(chunks) if chunks is not None else [max(length, 1) for length in shape]
     if meta.zarr_format == 2:
@@ -220,8 +220,8 @@ def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] 
     return doc
 
 
-def unpadded(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
-    """Return fixed strings as numpy pads them: without what follows a terminator, or without padding spaces."""
+def remove_padding(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
+    """Replace the padding of fixed-length strings by numpy's: zeros in place of padding spaces, or after a zero."""
     size = texts.dtype.itemsize
     raw = np.ascontiguousarray(texts).view(np.uint8).reshape(*texts.shape, size)
     if padding == "space-padded":

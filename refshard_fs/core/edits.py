@@ -1,7 +1,7 @@
-"""Edits: what was written and removed since a source was opened, by key. Any thread may use them.
+"""Edits: uncommitted writes and removals, by key. Thread-safe.
 
 An edit is the new content of a key (bytes, as `Inline` or `Spooled`, or a `Span` of an object) or `REMOVED`. Removing
-a prefix takes one entry, whatever the source has below it. `EditedKeySpace` shows a source with its edits.
+a prefix takes one entry, for any number of keys below it. `EditedKeySpace` shows a source with its edits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
-from refshard_fs.core.consolidated import DOCUMENTS, parsed, reconsolidated, repeats
+from refshard_fs.core.consolidated import DOCUMENTS, parse_json, reconsolidate, repeats
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
@@ -32,33 +32,33 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
 
 MEMORY: Final = 64 << 20  # bytes of edits that are held in memory
-FILE: Final = 256 << 20  # bytes of a temporary file; twice as many for each other one in use, so that there are few
+FILE: Final = 256 << 20  # bytes of a temporary file; doubled for each other file in use, so that files are few
 
 
 class _File:
-    """A temporary file without a name, only ever added to."""
+    """A temporary file without a name; data are only appended."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # it lives as long as this
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed by __del__
         self._mapped = memoryview(b"")
         self.end = 0
         self.pid = os.getpid()
 
     def add(self, data: bytes) -> int:
-        """Write ``data`` at the end; return where it begins."""
+        """Append ``data``; return the offset at which it begins."""
         start, view = self.end, memoryview(data)
         self._file.seek(start)
-        while view:  # one call may write a part
+        while view:  # a call may write only a part
             view = view[self._file.write(view) or 0 :]
         self.end += len(data)
         return start
 
     def view(self, start: int, stop: int) -> memoryview:
-        """Return bytes mapped from the file: they take no memory of their own."""
+        """Return bytes that are mapped from the file, without copying them to memory."""
         mapped = self._mapped
         if stop > len(mapped):
             mapped = memoryview(mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_READ))
-            self._mapped = mapped  # which another thread may replace at once by a shorter one
+            self._mapped = mapped  # another thread may replace it by a shorter one, so `mapped` is used below
         return mapped[start:stop]
 
     def __del__(self) -> None:
@@ -66,7 +66,7 @@ class _File:
 
 
 class Spooled(msgspec.Struct, frozen=True, eq=False):
-    """``size`` bytes at ``offset`` of a file that is only ever added to."""
+    """``size`` bytes at ``offset`` of a temporary file."""
 
     file: _File
     offset: int
@@ -79,10 +79,10 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
 
 
 class Spool:
-    """Keeps values from any thread until their commit: up to ``memory`` bytes in memory, the rest in a file.
+    """Keep values until their commit: up to ``memory`` bytes in memory, the rest in temporary files. Thread-safe.
 
-    The file has no name, and disappears with the last value in it, however the process ends. There are several,
-    for values may be replaced again and again: a file all of whose values were replaced is gone.
+    A file has no name, and is deleted when no value in it is used any more, also if the process is killed. There are
+    several files, so that the space of replaced values is freed.
     """
 
     def __init__(self) -> None:
@@ -90,10 +90,10 @@ class Spool:
         self.in_memory = 0  # bytes
         self._lock = fork_safe(threading.Lock())
         self._file: _File | None = None
-        self._files: weakref.WeakSet[_File] = weakref.WeakSet()  # those in use
+        self._files: weakref.WeakSet[_File] = weakref.WeakSet()  # all files in use
 
     def keep(self, data: bytes, instead: object = None) -> Inline | Spooled:
-        """Return an edit that has ``data``; it replaces ``instead``, whose memory is free if it was in memory."""
+        """Return an edit with ``data``, which replaces the edit ``instead``: its memory counts as free."""
         with self._lock:
             if isinstance(instead, Inline):
                 self.in_memory = max(self.in_memory - len(instead.data), 0)
@@ -101,21 +101,21 @@ class Spool:
                 self.in_memory += len(data)
                 return Inline(data)
             file = self._file
-            is_ours = file is not None and file.pid == os.getpid()  # a forked child leaves its parent's file alone
+            is_ours = file is not None and file.pid == os.getpid()  # a forked child must not write to its parent's file
             if file is None or not is_ours or file.end >= FILE << len(self._files) - 1:
                 file = self._file = _File()
                 self._files.add(file)
             return Spooled(file, file.add(data), len(data))
 
     def clear(self) -> None:
-        """Start with an empty file. Values that are still referred to stay readable."""
+        """Begin with empty memory and a new file. Values that are still in use stay readable."""
         with self._lock:
             self.in_memory = 0
             self._file = None
 
 
 class Removed(Enum):
-    """The one value that stands for a key that is no longer there."""
+    """The type of `REMOVED`, the edit of a key that was removed."""
 
     REMOVED = "removed"
 
@@ -126,30 +126,30 @@ Edit: TypeAlias = Inline | Spooled | Span | Removed
 
 
 def entry_of(edit: Edit) -> Inline | Span | None:
-    """Return what readers find at a key that holds ``edit``; None if it was removed."""
+    """Return the entry of a key with the edit ``edit``; None if it was removed."""
     if isinstance(edit, Spooled):
         return Inline(bytes(edit.data))
     return None if edit is REMOVED else edit
 
 
 class Edits:
-    """Edits by key, and the prefixes that were removed, each with a number. Look-ups take no lock, changes do."""
+    """Edits by key, and removed prefixes, each with the number of its change. Look-ups take no lock, changes do."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
         self._changes: dict[str, Edit] = {}
-        self._numbers: dict[str, int] = {}  # by key: later edits have higher ones
-        self._prefixes: dict[str, int] = {}  # removed as a whole, and the number of that
-        self._below: dict[str, dict[str, int]] = {}  # directory → name → how many keys there or below were written
-        self._removed: dict[str, int] = {}  # directory → how many keys below it were removed one by one
-        self.number = 0  # of the last change
+        self._numbers: dict[str, int] = {}  # key → the number of its last change; later changes have higher numbers
+        self._prefixes: dict[str, int] = {}  # removed prefix → the number of the removal
+        self._below: dict[str, dict[str, int]] = {}  # directory → name → the number of keys written there or below
+        self._removed: dict[str, int] = {}  # directory → the number of keys below it that were removed one by one
+        self.number = 0  # the number of the last change
 
     def __len__(self) -> int:
         """Number of edited keys and removed prefixes."""
         return len(self._changes) + len(self._prefixes)
 
     def get(self, key: str) -> Edit | None:
-        """Return what is known of ``key``; None if it was not edited: the source knows it."""
+        """Return the edit of ``key``; None if it was not edited, so that the source decides."""
         edit = self._changes.get(key)
         return REMOVED if edit is None and self._prefixes and self.hides(key) else edit
 
@@ -159,48 +159,49 @@ class Edits:
             return dict(self._changes)
 
     def prefixes(self) -> Mapping[str, int]:
-        """Return the removed prefixes and the number of each; what was written below one came after it."""
+        """Return the removed prefixes and their numbers; edits below a prefix were made after its removal."""
         with self._lock:
             return dict(self._prefixes)
 
     def hides(self, key: str) -> bool:
-        """Whether ``key`` is a removed prefix, or lies below one."""
+        """Return whether ``key`` is a removed prefix, or lies below one."""
         prefixes = self._prefixes
         return bool(prefixes) and (key in prefixes or any(path in prefixes for path, _ in splits(key)))
 
     def put(self, key: str, edit: Edit) -> None:
-        """Let ``key`` hold ``edit``, or be removed."""
+        """Set the edit of ``key``."""
         with self._lock:
             self._put(key, edit)
 
     def remove_below(self, prefix: str) -> None:
-        """Remove ``prefix`` and all that lies below it (empty: everything)."""
+        """Remove ``prefix`` and everything below it ("" removes all keys)."""
         with self._lock:
             self.number += 1
             others = {known: n for known, n in self._prefixes.items() if not is_within(known, prefix)}
-            self._prefixes = {**others, prefix: self.number}  # first: readers must not find the source's keys meanwhile
+            # Set before edits are dropped: readers in other threads must not see the source's keys in between.
+            self._prefixes = {**others, prefix: self.number}
             for key in [key for key in self._changes if is_within(key, prefix)]:
                 self._count(key, self._changes.pop(key), -1)
                 del self._numbers[key]
 
     def add(self, prefixes: Iterable[str], changes: Mapping[str, Edit]) -> None:
-        """Remove ``prefixes``, then let the keys of ``changes`` hold what these say."""
+        """Remove ``prefixes``, then set all edits in ``changes``."""
         for prefix in prefixes:
             self.remove_below(prefix)
         for key, edit in changes.items():
             self.put(key, edit)
 
     def names(self, prefix: str) -> Mapping[str, bool]:
-        """Return the names directly below ``prefix`` that were written: name → whether there is a directory of it."""
+        """Return the written names directly below ``prefix``: name → whether it is a directory."""
         with self._lock:
             return {name: join(prefix, name) in self._below for name in self._below.get(prefix, ())}
 
     def is_directory(self, prefix: str) -> bool:
-        """Whether something was written below ``prefix``."""
+        """Return whether a key below ``prefix`` was written."""
         return prefix in self._below
 
     def touches(self, prefix: str) -> bool:
-        """Whether keys below the directory ``prefix`` were removed, so that the source has keys that are gone."""
+        """Return whether keys below the directory ``prefix`` were removed, so that the source has more keys."""
         return self._removed.get(prefix, 0) > 0 or any(is_within(p, prefix) for p in list(self._prefixes))
 
     def copy(self) -> Edits:
@@ -214,7 +215,7 @@ class Edits:
             new.number = self.number
         return new
 
-    def loaded(self) -> Edits:
+    def load_all(self) -> Edits:
         """Return a copy of the edits as they are now, with all values in memory."""
         new = self.copy()
         for key, edit in new._changes.items():
@@ -223,7 +224,7 @@ class Edits:
         return new
 
     def since(self, earlier: int) -> Edits:
-        """Return those edits that came after the change number ``earlier``."""
+        """Return the edits that were made after change number ``earlier``."""
         new = Edits()
         with self._lock:
             new._prefixes = {prefix: number for prefix, number in self._prefixes.items() if number > earlier}
@@ -234,10 +235,10 @@ class Edits:
         return new
 
     def spans(self) -> Iterator[Span]:
-        """Return every span that a key holds."""
+        """Return every edit that is a span."""
         return (edit for edit in self.changes().values() if isinstance(edit, Span))
 
-    # ------------------------------------------------------------------ the tree of what is there
+    # ------------------------------------------------------------------ the tree of directories
 
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:
         self.number = max(self.number + 1, number)
@@ -268,27 +269,27 @@ class Edits:
 
 
 class EditedKeySpace(View):
-    """The keys of ``base`` with ``edits``, which may change meanwhile."""
+    """The keys of ``base`` with ``edits``, which may change at any time."""
 
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         super().__init__(base)
         self.edits = edits
-        self.grids = _edited_grids(base, edits)
+        self.grids = _grids_with_edits(base, edits)
         self.in_memory = base.in_memory
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         edit = self.edits.get(key)
         if edit is not None:
-            return self._in_step(key, entry_of(edit))
+            return self._update_consolidated(key, entry_of(edit))
         entry = yield from self.base.lookup(key)
         if isinstance(entry, Span | Packed) and self._may_repeat_edits(key):
             data: bytes | None = yield Load(entry, Raw())
             entry = None if data is None else Inline(data)
-        return self._in_step(key, entry)
+        return self._update_consolidated(key, entry)
 
     def find(self, key: str) -> Entry | None:
         edit = self.edits.get(key)
-        return self._in_step(key, entry_of(edit) if edit is not None else self.base.find(key))
+        return self._update_consolidated(key, entry_of(edit) if edit is not None else self.base.find(key))
 
     def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
         return None if len(self.edits) else (yield from self.base.snapshot(threshold, tell))
@@ -310,26 +311,26 @@ class EditedKeySpace(View):
         path, name = parent(key)
         return name in DOCUMENTS and (self.edits.is_directory(path) or self.edits.touches(path))
 
-    def _in_step(self, key: str, entry: Entry | None) -> Entry | None:
-        """Return the entry of ``key``; with consolidated metadata that say the same as the edited documents."""
+    def _update_consolidated(self, key: str, entry: Entry | None) -> Entry | None:
+        """Return the entry of ``key``, with consolidated metadata that agree with the edited documents."""
         if not isinstance(entry, Inline) or not self._may_repeat_edits(key):
             return entry
         is_anew = key == self.consolidated_anew
         if not is_anew and not repeats(key, entry.data):
             return entry
-        before, changes = parsed(entry.data), documents_in(self.edits)
-        after = reconsolidated(key, before, changes, self.edits.hides, is_whole=is_anew)
-        with contextlib.suppress(TypeError):  # what is no JSON is refused by the commit
+        before, changes = parse_json(entry.data), documents_in(self.edits)
+        after = reconsolidate(key, before, changes, self.edits.hides, is_whole=is_anew)
+        with contextlib.suppress(TypeError):  # the commit refuses values that are not JSON
             return entry if after is before else Inline(zarrmeta.dumps(after))
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``."""
-        left: list[int] = []
+        """Return look-ups for all ``keys``."""
+        unchanged: list[int] = []
         edited: list[int] = []
         for place, key in enumerate(keys):
-            (left if self.edits.get(key) is None and not self._may_repeat_edits(key) else edited).append(place)
-        return lookups_of(self.base, keys, left) + [self.single_lookup(place, keys[place]) for place in edited]
+            (unchanged if self.edits.get(key) is None and not self._may_repeat_edits(key) else edited).append(place)
+        return lookups_of(self.base, keys, unchanged) + [self.single_lookup(place, keys[place]) for place in edited]
 
     def is_empty(self, key: str) -> Steps[bool]:
         return self.edits.get(key) is None and (yield from self.base.is_empty(key))
@@ -373,7 +374,7 @@ class EditedKeySpace(View):
         return (yield from self._is_left(directory, Listed(name, None, True)))
 
     def _is_left(self, prefix: str, listed: Listed) -> Steps[bool]:
-        """Return whether ``listed``, which the base has in ``prefix``, was not removed, nor everything below it."""
+        """Return whether ``listed``, a member of ``prefix`` in the base, still exists, or has keys below it."""
         key = join(prefix, listed.name)
         if not listed.is_directory:
             return self.edits.get(key) is not REMOVED
@@ -387,10 +388,10 @@ class EditedKeySpace(View):
         return False
 
 
-def _edited_grids(base: KeySpace, edits: Edits) -> Grids:
-    """Return the grids of ``base``, but for arrays whose metadata was written or removed.
+def _grids_with_edits(base: KeySpace, edits: Edits) -> Grids:
+    """Return the grids of ``base``, changed for arrays whose metadata was written or removed.
 
-    They do not refer to the key space that they are of, which would then be freed by the collector alone.
+    The grids do not refer to the key space that has them: a reference cycle would delay freeing it.
     """
     parsed: dict[str, tuple[Inline, ChunkGrid | None]] = {}  # grids of written arrays, by key
 
@@ -416,11 +417,11 @@ def _edited_grids(base: KeySpace, edits: Edits) -> Grids:
 
 
 def documents_in(edits: Edits) -> dict[str, bytes | None]:
-    """Return the metadata documents among ``edits``, by key; None for those that are no longer there."""
+    """Return the metadata documents in ``edits``, by key; None for removed ones."""
     changes = ((key, edit) for key, edit in edits.changes().items() if zarrmeta.is_metadata(key))
     return {key: edit.data if isinstance(edit, Inline) else None for key, edit in changes}
 
 
-def unedited(keyspace: KeySpace) -> KeySpace:
-    """Return ``keyspace`` without its edits, if there are none."""
+def strip_edits(keyspace: KeySpace) -> KeySpace:
+    """Return the base of ``keyspace`` if it has no edits; else ``keyspace`` itself."""
     return keyspace.base if isinstance(keyspace, EditedKeySpace) and not len(keyspace.edits) else keyspace

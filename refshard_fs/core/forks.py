@@ -1,4 +1,4 @@
-"""Support for forked children: locks that are free, and modules that reset their state."""
+"""Support for forked children: free locks, and reset the state of modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fork_safe(lock: L) -> L:
-    """Return ``lock``, one of `threading`, which a child finds free whichever thread of its parent held it."""
+    """Register ``lock``, of `threading`, to be free in forked children, even if a thread of the parent holds it."""
     _locks.add(lock)
     return lock
 

@@ -1,4 +1,4 @@
-"""Keys: their normal form, and the grid of chunks that the keys of an array name. No I/O here."""
+"""Keys: their normal form, and the grid of an array's chunks. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Final, Literal
 
 import msgspec
 
-MOST_STEPS: Final = 100  # segments of a key, which is as deep as anybody walks through a tree
-MOST_CHARACTERS: Final = 4096  # of a key; the names of files are shorter
+MOST_STEPS: Final = 100  # the most segments of a key, which bounds recursion through directories
+MOST_CHARACTERS: Final = 4096  # the most characters of a key; names of files are shorter
 _RUNS = re.compile(r"/{2,}")
-# Coordinates by their spelling: faster than int(), which also takes spellings that are in no key.
+# Coordinates by their text: faster than int(), which also accepts text that is not in keys, such as "+1" or "01".
 _SMALL = {str(number): number for number in range(2048)}
 
 
 def normalise(path: str) -> str:
-    """Return ``path`` as a logical zarr path (zarr v2 spec): no protocol, no outer or doubled slashes."""
+    """Convert ``path`` to a logical zarr path (zarr v2 spec): without protocol, outer slashes and double slashes."""
     if "://" in path:
         path = path.partition("://")[2]
     if "\\" in path:
@@ -29,19 +29,21 @@ def normalise(path: str) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return ``key``; ValueError, which says why, if no source can have such a key."""
+    """Return ``key`` if it is valid; else raise ValueError with the reason."""
     steps = key.split("/")
     if not {"", ".", ".."}.isdisjoint(steps):
-        raise ValueError("it is no key: it is empty, or has a segment that is empty, '.' or '..'")
+        raise ValueError("it is not a valid key: it is empty, or has a segment that is empty, '.' or '..'")
     if "\0" in key or "\\" in key:
-        raise ValueError("it is no key: it has a NUL or a backslash")
+        raise ValueError("it is not a valid key: it has a NUL or a backslash")
     if len(steps) > MOST_STEPS or len(key) > MOST_CHARACTERS:
-        raise ValueError(f"it is no key: it has more than {MOST_STEPS} segments or {MOST_CHARACTERS} characters")
+        raise ValueError(
+            f"it is not a valid key: it has more than {MOST_STEPS} segments or {MOST_CHARACTERS} characters"
+        )
     return key
 
 
 def is_key(key: str) -> bool:
-    """Whether `check_key` accepts ``key``."""
+    """Return whether `check_key` accepts ``key``."""
     try:
         return bool(check_key(key))
     except ValueError:
@@ -60,7 +62,7 @@ def parent(key: str) -> tuple[str, str]:
 
 
 def splits(key: str) -> Iterator[tuple[str, str]]:
-    """Yield each directory that ``key`` lies in, the nearest first and the root last, and the rest of the key."""
+    """Yield each directory that contains ``key``, from the nearest to the root, and the key relative to it."""
     end = key.rfind("/")
     while end > 0:
         yield key[:end], key[end + 1 :]
@@ -70,7 +72,7 @@ def splits(key: str) -> Iterator[tuple[str, str]]:
 
 
 def nearest(key: str, paths: Container[str]) -> str | None:
-    """Return the nearest of the directories ``paths`` that ``key`` lies in; None if it lies in none of them."""
+    """Return the nearest directory in ``paths`` that contains ``key``; None if there is none."""
     return next((path for path, _ in splits(key) if path in paths), None)
 
 
@@ -80,17 +82,17 @@ def relative(key: str, path: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``text`` is a coordinate as keys spell it: digits without leading zeros, of at most 64 bits."""
+    """Return whether ``text`` is a coordinate of a chunk key: digits without leading zeros, of at most 64 bits."""
     return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")
 
 
 def is_within(key: str, prefix: str) -> bool:
-    """Whether ``key`` is ``prefix`` or lies below it; a prefix ends at a slash."""
+    """Return whether ``key`` is ``prefix`` or lies below it."""
     return not prefix or key == prefix or key.startswith(prefix + "/")
 
 
 def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bool = False) -> None:
-    """Add ``path`` and its directories to ``tree``: directory → name → whether that is a directory, too."""
+    """Add ``path`` and its directories to ``tree``: directory → name → whether the name is a directory."""
     while path:
         directory, name = parent(path)
         below = tree.setdefault(directory, {})
@@ -102,7 +104,7 @@ def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bo
 
 
 class ChunkKeyEncoding(msgspec.Struct, frozen=True):
-    """How chunk keys are spelled: zarr v3's ``chunk_key_encoding``; arrays of version 2 have ``v2``."""
+    """The encoding of chunk keys: zarr v3's ``chunk_key_encoding``; arrays of version 2 have ``v2``."""
 
     name: Literal["default", "v2"]
     separator: str
@@ -114,7 +116,7 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
         return self.separator.join(map(str, coords)) if coords else "0"
 
     def decode(self, tail: str, ndim: int) -> tuple[int, ...] | None:
-        """Return the coordinates spelled by ``tail``, or None if it is no chunk key of ``ndim`` dimensions."""
+        """Return the coordinates in ``tail``, or None if it is not a chunk key of ``ndim`` dimensions."""
         parts = tail.split(self.separator)
         if self.name == "default":
             if parts[0] != "c":
@@ -131,20 +133,20 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
 
 
 def _large(parts: list[str]) -> tuple[int, ...] | None:
-    """Return the coordinates spelled by ``parts``, of any size; None if they are spelled otherwise than in keys."""
+    """Return the coordinates in ``parts``, of any size; None if a part is not written as in keys."""
     try:
         coords = tuple(map(int, parts))
     except ValueError:
         return None
-    # int() also takes signs, spaces, leading zeros and other digits.
+    # int() also accepts signs, spaces, leading zeros and other digits.
     return coords if list(map(str, coords)) == parts and min(coords, default=0) >= 0 else None
 
 
 class ChunkDirectory(msgspec.Struct, frozen=True):
-    """A directory of the chunk keys of ``grid``, as if all of its chunks existed.
+    """A directory of the chunk keys of ``grid``, as if all chunks existed.
 
-    If it is a leaf, its children are the chunks ``numbers``. Otherwise they are directories, ``numbers`` has the first
-    chunk in each of them, and ``numbers.step`` chunks lie in each.
+    The children of a leaf are the chunks ``numbers``. The children of other directories are directories, each with
+    ``numbers.step`` chunks; ``numbers`` are the first chunks in them.
     """
 
     grid: ChunkGrid
@@ -153,7 +155,7 @@ class ChunkDirectory(msgspec.Struct, frozen=True):
     is_leaf: bool
 
     def child(self, number: int) -> str:
-        """Return the name of the child that is chunk ``number``, or has it in it."""
+        """Return the name of the child that is, or contains, chunk ``number``."""
         if not self.grid.is_nested:
             return self.grid.tail(number)
         if not self.path and self.grid.encoding.name == "default":
@@ -162,10 +164,10 @@ class ChunkDirectory(msgspec.Struct, frozen=True):
 
 
 class ChunkGrid(msgspec.Struct, frozen=True):
-    """The chunks of one array: how many along each dimension, and how their keys are spelled.
+    """The chunks of one array: their count along each dimension, and the encoding of their keys.
 
-    A chunk's *number* is its place in C order. Keys are relative to the array. If boxes of chunks lie together in
-    shards, ``shards`` is the number of chunks along each dimension of a box.
+    A chunk's *number* is its position in C order. Keys are relative to the array. If chunks lie in shards, ``shards``
+    is the number of chunks of a shard along each dimension.
     """
 
     counts: tuple[int, ...]
@@ -183,7 +185,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return math.prod(self.counts)
 
     def number(self, tail: str) -> int | None:
-        """Return the number of the chunk keyed ``tail``, or None if it is no chunk of this grid."""
+        """Return the number of the chunk with the key ``tail``, or None if the grid has no such chunk."""
         encoding, counts = self.encoding, self.counts
         parts = tail.split(encoding.separator)
         if encoding.name == "default":
@@ -208,7 +210,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         """Return the number of the chunk at ``coords``, or None if they lie outside."""
         number = 0
         if len(coords) != len(self.counts):
-            raise ValueError(f"{coords} are no coordinates in {len(self.counts)} dimensions")
+            raise ValueError(f"expected {len(self.counts)} coordinates, got {coords}")
         for coord, count in zip(coords, self.counts):  # noqa: B905  # checked above, at half the cost
             if not 0 <= coord < count:
                 return None
@@ -216,18 +218,18 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return number
 
     def decode(self, tail: str) -> tuple[int, ...] | None:
-        """Return the coordinates that ``tail`` spells, even outside of the grid; None if it is no chunk key."""
+        """Return the coordinates in ``tail``, which may lie outside of the grid; None if it is not a chunk key."""
         return self.encoding.decode(tail, len(self.counts))
 
     @property
     def is_nested(self) -> bool:
-        """Whether the directory that a chunk lies in depends on its coordinates."""
+        """Whether a chunk's directory depends on its coordinates."""
         return self.encoding.separator == "/" and len(self.counts) > (self.encoding.name == "v2")
 
     def leading(self, path: str) -> tuple[int, ...] | None:
-        """Return the coordinates with which those of all chunks in the directory ``path`` of the array begin.
+        """Return the leading coordinates that all chunks in the directory ``path`` of the array have in common.
 
-        They may lie outside of the grid. None if no chunk key is in that directory, or all are in its directory ``c``.
+        They may lie outside of the grid. None if the directory cannot contain chunks, or only in its directory ``c``.
         """
         if not self.is_nested:
             return None if path else ()
@@ -246,7 +248,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return "/".join([*(["c"] if self.encoding.name == "default" else []), *map(str, leading)])
 
     def directory(self, path: str) -> ChunkDirectory | None:
-        """Return what lies in the directory ``path`` of the array; None if no chunk of the grid does."""
+        """Return the directory ``path`` of the array; None if no chunk of the grid lies in it."""
         leading = self.leading(path)
         if leading is None:
             is_array = not path and self.size
@@ -262,13 +264,13 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return ChunkDirectory(self, path, numbers, depth == len(self.counts) - 1)
 
     def has_name(self, name: str, *, is_directory: bool) -> bool:
-        """Whether ``name``, directly below the array, is a chunk key, or a directory of chunk keys."""
+        """Return whether ``name``, directly below the array, is a chunk key, or a directory of chunk keys."""
         if is_directory:
             return self.is_nested and self.leading(name) is not None
         return self.encoding.decode(name, len(self.counts)) is not None
 
     def contains(self, coords: Sequence[int]) -> bool:
-        """Whether ``coords``, none of which is negative, lie in the grid."""
+        """Return whether ``coords`` lie in the grid; they must not be negative."""
         return all(map(lt, coords, self.counts))
 
     def coords(self, number: int) -> tuple[int, ...]:
@@ -284,5 +286,5 @@ class ChunkGrid(msgspec.Struct, frozen=True):
         return self.encoding.encode(self.coords(number))
 
     def tails(self) -> Iterator[str]:
-        """Yield the relative keys of all chunks in C order, without building them all."""
+        """Yield the relative keys of all chunks in C order, making each when it is needed."""
         return map(self.tail, range(self.size))

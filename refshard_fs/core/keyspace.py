@@ -1,8 +1,8 @@
-"""The key space of a source: everything that may be asked about its keys. No I/O here.
+"""`KeySpace`: the interface of a source's keys. No I/O here.
 
-`KeySpace` is the only interface between formats and the engine. Key spaces compose by wrapping one another: a view that
-shows inner chunks asks its base for the entry of the shard, and so on. A format of arrays that zarr did not write
-returns a `core.array_group.ArrayGroup`, and defines none.
+`KeySpace` is the only interface between formats and the engine. Key spaces wrap one another: for example, a view that
+shows inner chunks looks up the shard in its base. Formats of arrays that zarr did not write return a
+`core.array_group.ArrayGroup` and need no subclass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from refshard_fs.core.model import (
     Raw,
     Span,
     Steps,
-    answered,
+    answer_from_listing,
     batches,
     together,
 )
@@ -39,103 +39,104 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import RefShardError
 from refshard_fs.security.origins import NOTHING, Origins
 
-# Runs the look-up that a function makes (again for each try), on behalf of a key, and returns its answer.
+# run(key, make): run the steps that ``make()`` returns, and return their result. A retry calls ``make`` again; errors
+# name ``key``.
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
-DIRECTORIES: Final = 64  # that are listed together
+DIRECTORIES: Final = 64  # directories that are listed together
 
 
-class Place(NamedTuple):
-    """The chunk that a key names: the path of its array (empty for the root), and its number in the array's grid."""
+class ChunkPlace(NamedTuple):
+    """A chunk: the path of its array (empty for the root), and its number in the array's grid."""
 
     array: str
     number: int
 
 
 class LookUp(NamedTuple):
-    """One look-up of several keys: their places in what was asked for, and steps that return the entries."""
+    """One look-up of several keys: their positions in the requested sequence, and steps that return their entries."""
 
     places: Sequence[int]
     steps: Steps[Sequence[Entry | None]]
 
 
 class KeySpace(ABC):
-    """An immutable set of keys and their entries, shared by threads and event loops. Keys are normal (`normalise`).
+    """An immutable set of keys and their entries, shared by threads and event loops.
 
-    A format has to define `lookup` and `children`. Everything else has a default that is right for any source, though
-    perhaps not fast. What returns `Steps` is a generator: it yields needs, and one that has none begins with
-    ``yield from ()``.
+    Keys are in normal form (`normalise`). A subclass has to define `lookup` and `children`. Everything else has a
+    default that is right for any source, though perhaps not fast. Methods that return `Steps` are generators: they
+    yield needs; a method without needs begins with ``yield from ()``.
     """
 
-    # The name of the format as which the source was recognised; references in memory have this one.
+    # The name of the source's format; "references" for references in memory.
     format = "references"
-    # The chunk grids of the arrays that are known without further reads, by array path.
+    # The chunk grids of arrays that are known without further reads, by the array's path.
     grids: Mapping[str, ChunkGrid] = {}
     # The key space that this one wraps, if any.
     base: KeySpace | None = None
-    # The URLs of all targets, as far as they are known without reads.
+    # The URLs of all targets that are known without reads.
     urls: Sequence[str | None] = ()
     # The URL of the document that a commit replaces last.
     document_url: str | None = None
-    # The URL of the directory that the source is, if it is one.
+    # The URL of the source's directory, if it is a directory.
     root_url: str | None = None
     # Returns the URL of a key's object, if each key is one object.
     url_of: Callable[[str], str] | None = None
-    # The format in which a commit writes the source; None where it takes no commits.
+    # The format in which a commit writes the source; None if it cannot be committed to.
     committed_as: str | None = None
-    # The version of the document that it was read from.
+    # The version of the document's format.
     version: int | None = None
-    # Why an array is not shown, or its shards are left whole, by the array's path.
+    # The reason why an array is not shown, or its shards are left whole, by the array's path.
     reports: Mapping[str, str] = {}
-    # dtypes of attributes, which JSON cannot express, by array path and name: xarray decodes by that of scale_factor.
+    # dtypes of attributes, which JSON cannot express, by array path and name: xarray uses the dtype of scale_factor.
     attribute_dtypes: Mapping[str, Mapping[str, str]] = {}
     # The names of unlimited dimensions, by the path of their group.
     unlimited_dimensions: Mapping[str, Sequence[str]] = {}
     # Whether look-ups never need a read, so that `find` may be called.
     in_memory = False
-    # Whether the metadata of every array is known without reads: reading never reveals another array.
+    # Whether the metadata of every array are known without reads.
     holds_all_metadata = False
-    # Whether the root has consolidated metadata that this key space made itself.
+    # Whether the root has consolidated metadata that can be used in place of the metadata of each array.
     consolidates = False
-    # The key of a document with all metadata that a commit makes anew.
+    # The key of a document with all metadata, which each commit writes anew.
     consolidated_anew: str | None = None
-    # Whether the chunk manifests of its arrays are resolved already.
+    # Whether this key space resolves the chunk manifests of its arrays itself.
     resolves_manifests = False
-    # Whether it is a set of references: `contents` needs no listing, `chunks` no look-up of single keys, and URLs are
-    # as the set spells them.
+    # Whether this is a set of references: `contents` needs no listing, `chunks` no look-ups of single keys, and URLs
+    # are as they are written in the set.
     is_reference_set: bool = False
-    # The set that it shows, where that is in memory as columns; then nothing has to be collected.
+    # The set of references in columns, if this key space shows one that is in memory.
     references: Any = None
-    # The documents of the root that recognising the source has read; None where one is absent.
+    # The documents of the root that were read to recognise the source; None for an absent document.
     root_documents: Mapping[str, bytes | None] = {}
-    # The cube that it is or shows, if any: a key space with a ``document``, of which each set is a line.
+    # The cube that this key space is or shows, if any: a key space with a ``document``, in which each set is a line.
     cube: Any = None
-    # Uncommitted writes over ``base``.
+    # The uncommitted writes, if this key space shows any over ``base``.
     edits: Any = None
 
     @property
     def origins(self) -> Origins:
-        """Which URLs sets of others named, as far as a set of references records it."""
+        """The URLs that other people's sets named, as recorded in a set of references."""
         return NOTHING
 
     @property
     def strangers(self) -> frozenset[str]:
-        """The servers of sets of others that this one was made of, or whose metadata it shows, as far as it says."""
+        """The servers of other people's sets of which this one was made, or whose metadata it shows, as recorded."""
         return frozenset()
 
     @abstractmethod
     def lookup(self, key: str) -> Steps[Entry | None]:
-        """Return the entry of ``key``, or None if there is no such key; directories are no keys."""
+        """Return the entry of ``key``, or None if the key does not exist or is a directory."""
 
     @abstractmethod
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        """Return what lies directly below ``prefix``, sorted by name, or None if it is no directory.
+        """List the directory ``prefix``, sorted by name; None if it is not a directory.
 
-        Names are relative to ``prefix``. Sizes are those of the bytes a read would return.
+        Names are relative to ``prefix``. Sizes are the numbers of bytes that reads return.
         """
 
     def object_of(self, key: str) -> str:
-        """Return the key of the stored object that holds ``key``, as far as that is known without reads."""
+        """Return the key of the stored object that holds ``key``; ``key`` itself if this is unknown without reads."""
         return key
 
     def is_directory(self, prefix: str) -> Steps[bool]:
@@ -143,24 +144,24 @@ class KeySpace(ABC):
         return not prefix or (yield from self.children(prefix)) is not None
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
-        """Return what all directories of objects at and below ``prefix`` hold, for `answered`, of one flat listing.
+        """List all directories of objects at and below ``prefix`` by one flat listing, for `answer_from_listing`.
 
-        None where that is not to be had: then they are listed one by one.
+        None if this is not possible: then directories are listed one by one.
         """
         yield from ()
         return None
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry of ``key``, or None if there is no such key; only of key spaces that are ``in_memory``."""
+        """Return the entry of ``key``, or None if the key does not exist; only for key spaces with ``in_memory``."""
         try:
             need = next(self.lookup(key))
         except StopIteration as done:
             found: Entry | None = done.value
             return found
-        raise TypeError(f"{type(self).__name__} says that it is in memory, and needs {need} for {key!r}")
+        raise TypeError(f"{type(self).__name__}.in_memory is true, but the look-up of {key!r} needs {need}")
 
     def read(self, key: str) -> Steps[bytes | None]:
-        """Return the bytes of ``key``, or None if there is no such key."""
+        """Read the bytes of ``key``; None if the key does not exist."""
         match (yield from self.lookup(key)):
             case None:
                 return None
@@ -171,31 +172,31 @@ class KeySpace(ABC):
                 return found
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups that together find all of ``keys``. An error of one of them is that of all its keys.
+        """Return look-ups for all ``keys``. If a look-up fails, every key in it fails with the same error.
 
-        Keys that are found by the same index are worth finding in one look-up.
+        Keys in the same index should be in the same look-up.
         """
         return [self.single_lookup(place, key) for place, key in enumerate(keys)]
 
     def reads(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return the same look-ups for keys that are read at once: some may find bytes, where others find ranges."""
+        """Return the look-ups of `lookups` for keys whose bytes are read next: an entry may be the bytes themselves."""
         return self.lookups(keys)
 
     def likely(self, keys: Sequence[str]) -> dict[int, Span]:
-        """Return where some of ``keys`` probably lie, by their places, if looking them up takes a read to be sure."""
+        """Return probable spans of some ``keys``, by their positions, if only a read can confirm them."""
         return {}
 
     def single_lookup(self, place: int, key: str) -> LookUp:
-        """Return the look-up of one key, which is the one at ``place`` in the sequence that was asked for."""
+        """Return the look-up of one key, at position ``place`` of the requested sequence."""
         return LookUp((place,), _as_sequence(self.lookup(key)))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether ``key``, which has no entry, is empty on purpose: chunk manifests can declare that."""
+        """Return whether ``key``, which has no entry, is empty on purpose, as chunk manifests can declare."""
         yield from ()
         return False
 
     def is_inner(self, key: str) -> bool:
-        """Return whether ``key`` is known to be that of an inner chunk of a shard."""
+        """Return whether ``key`` is known to be an inner chunk of a shard."""
         return False
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
@@ -204,14 +205,14 @@ class KeySpace(ABC):
         return []
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        """Yield a key of each part, or block of an index, that was not read yet, those nearest to ``key`` first.
+        """Yield one key for each part, or block of an index, that has not been read, the nearest to ``key`` first.
 
-        A look-up of such a key reads it. Sources that consist of others have parts.
+        Looking up the key reads the part or block. Sources that contain others have parts.
         """
         return iter(())
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of some targets, as they are written; a set that is read lazily has to look for them."""
+        """Return the URLs of some targets, as they are written in the set; a lazily read set has to read some."""
         yield from ()
         return self.urls
 
@@ -219,20 +220,20 @@ class KeySpace(ABC):
 
     @property
     def source(self) -> KeySpace:
-        """The source itself, without the views that are put over it."""
+        """The source itself, without the views over it."""
         return self
 
     @property
     def whole_shards(self) -> KeySpace:
-        """The same source with each shard as one chunk, as it is stored."""
+        """The same source with each shard as one chunk."""
         return self
 
     def resolve(self, url: str | None) -> str:
-        """Return a URL of `chunks` as an absolute one; ManifestError for None where there is no default target."""
+        """Make a URL of `chunks` absolute; ManifestError for None if there is no default target."""
         return url or ""
 
     def as_mapping(self, run: Run) -> Mapping[str, Any] | None:
-        """Return the set of references as the mapping that its JSON is, where it is one; ``run`` runs look-ups."""
+        """Return a set of references as a mapping, as in its JSON; None if this is not a set. ``run`` runs look-ups."""
         return None
 
     def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
@@ -247,26 +248,26 @@ class KeySpace(ABC):
         return found
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
-        """Return what lies below ``prefix``: the metadata, and which chunks each array may have.
+        """Return the metadata below ``prefix``, and the chunks that each array may have.
 
-        By default all directories are listed. With ``errors``, the error of a directory or a document is added to it,
-        by its key, and not raised; of a directory that cannot be listed, the documents are asked for by name.
+        By default all directories are listed. With ``errors``, the error of a directory or a document is added to
+        ``errors`` by its key, and not raised; in a directory that cannot be listed, documents are requested by name.
         """
         walk = _Walk(self, errors)
         known = yield from self.directories(prefix)
         root = prefix if self.url_of is None else self.url_of(prefix)
-        yield from answered(walk.directory(prefix, None), root, known)
+        yield from answer_from_listing(walk.directory(prefix, None), root, known)
         return walk.contents()
 
     def list_chunks(self, array: str) -> Steps[ArrayListing | None]:
-        """Return what lies below ``array``, if the key space knows a better way than to list its own directories."""
+        """Return the listing of ``array``, if there is a better way than listing its directories; else None."""
         yield from ()
         return None
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        """Return where the chunks ``numbers`` of ``array`` lie, a row for each; of those that do not exist, nothing.
+        """Return the locations of the chunks ``numbers`` of ``array``, a row for each; rows may be empty.
 
-        ``grid`` is that of the array, if the caller knows it. By default the keys are looked up together.
+        ``grid`` is the grid of the array, if the caller knows it. By default the keys are looked up together.
         """
         if grid is None:
             grid = self.grids[array]
@@ -278,36 +279,36 @@ class KeySpace(ABC):
         return builder.finish()
 
     def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
-        """Return the set of references to all keys, pinned to their versions, if a listing states these; else None.
+        """Return references to all keys, pinned to their versions, if a listing has the versions; else None.
 
-        Metadata of up to ``threshold`` bytes are inline. ``tell`` is called with how many more keys are known.
+        Metadata of up to ``threshold`` bytes become inline. ``tell(n)`` is called when n more keys are known.
         """
         yield from ()
         return None
 
     def entries(self, keys: Sequence[str]) -> Steps[list[Entry | None]]:
-        """Return the entries of ``keys``, which are looked up together."""
+        """Look up all ``keys`` together; return their entries."""
         look_ups = self.lookups(keys)
         found: list[Entry | None] = [None] * len(keys)
-        for look_up, entries in zip(look_ups, (yield from together([one.steps for one in look_ups])), strict=True):
+        for look_up, entries in zip(look_ups, (yield from together([each.steps for each in look_ups])), strict=True):
             for place, entry in zip(look_up.places, entries, strict=True):
                 found[place] = entry
         return found
 
     @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
-        """The grids of those arrays whose metadata documents need no read either."""
+        """The grids of arrays whose metadata documents, too, need no read."""
         return self.grids
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Return whether it is known that none of ``marks`` occurs in the metadata of the root or of any array."""
+        """Return whether no metadata of the root or of an array contain any of ``marks``, as far as is known."""
         return False
 
 
 class Grids(Mapping[str, ChunkGrid]):
-    """The chunk grids of arrays, found as they are asked for.
+    """A mapping of paths to chunk grids that finds each grid when it is requested.
 
-    ``find`` returns the grid of one array, if it is known. ``paths`` returns the paths of all arrays that may be known.
+    ``find`` returns the grid of one array, or None. ``paths`` returns the paths of all arrays that may have one.
     """
 
     def __init__(self, find: Callable[[str], ChunkGrid | None], paths: Callable[[], Iterable[str]]) -> None:
@@ -332,7 +333,7 @@ class Grids(Mapping[str, ChunkGrid]):
 
 
 class _Walk:
-    """Lists all directories of a key space, and reads the metadata in them."""
+    """List all directories of a key space, and read the metadata in them."""
 
     def __init__(self, keyspace: KeySpace, errors: dict[str, Exception] | None) -> None:
         self._keyspace = keyspace
@@ -340,12 +341,12 @@ class _Walk:
         self._members: dict[str, Any] = {}
         self._others: dict[str, int | None] = {}
         self._arrays: dict[str, ArrayChunks] = {}
-        self._is_known: set[str] = set()  # arrays whose chunks are not listed here
+        self._is_known: set[str] = set()  # arrays whose chunks `list_chunks` returned
         self._indexes: frozenset[str] = frozenset()
         self._sizes: dict[str, dict[int, int]] = {}  # by array and number
 
     def _all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
-        """Go through all ``parts`` together. Each of them notes its own errors, if it is gone through alone."""
+        """Run all ``parts`` together. After an error, run them in ever smaller groups, so that each notes its own."""
         if not parts:
             return
         try:
@@ -357,7 +358,7 @@ class _Walk:
             yield from self._all(parts[len(parts) // 2 :])
 
     def directory(self, prefix: str, array: str | None) -> Steps[None]:
-        """Add all that lies below ``prefix``, which is a directory of chunks of ``array``, if of one."""
+        """Add everything below ``prefix``, which is a directory of chunks of ``array`` unless ``array`` is None."""
         keyspace = self._keyspace
         try:
             names = (yield from keyspace.children(prefix)) or ()
@@ -399,7 +400,7 @@ class _Walk:
         except (OSError, RefShardError) as e:
             if self._errors is None:
                 raise
-            if str(self._errors.get(prefix)) == str(e):  # the directory cannot be listed because of the document
+            if str(self._errors.get(prefix)) == str(e):  # listing the directory failed because of this document
                 if name not in ARRAY_DOCUMENTS:
                     return
                 del self._errors[prefix]
@@ -420,7 +421,7 @@ class _Walk:
                 sizes[number] = WHOLE if listed.size is None else listed.size
 
     def contents(self) -> Contents:
-        """Return all that was added."""
+        """Return all that has been added."""
         arrays = {
             path: array
             if path in self._is_known
@@ -435,7 +436,7 @@ class _Walk:
 
 
 def _grid_of(data: bytes, key: str) -> ChunkGrid | None:
-    """Return the grid of the array that the document ``key`` describes; None where it describes none."""
+    """Return the grid of the array in the document ``key``; None if it does not describe an array with a grid."""
     try:
         document = zarrmeta.loads(data)
     except ValueError:
@@ -445,7 +446,7 @@ def _grid_of(data: bytes, key: str) -> ChunkGrid | None:
 
 
 class View(KeySpace):
-    """The keys of ``base``, some of which a subclass shows otherwise. All other answers are those of the base."""
+    """The keys of ``base``, changed by a subclass. All methods call the base by default."""
 
     base: KeySpace
 
@@ -479,7 +480,8 @@ class View(KeySpace):
         return self.base.source
 
     @property
-    def cube(self) -> Any:  # of several sources together, the first one's
+    @property
+    def cube(self) -> Any:  # if there are several sources, the cube of the first
         return self.base.cube
 
     @property
@@ -518,18 +520,18 @@ class View(KeySpace):
 
 
 def lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> list[LookUp]:
-    """Return look-ups in ``base`` of those of ``keys`` that are at ``places``."""
+    """Return look-ups in ``base`` for the ``keys`` at the positions ``places``."""
     found = base.lookups([keys[place] for place in places])
     return [LookUp([places[number] for number in numbers], steps) for numbers, steps in found]
 
 
-def place(grids: Mapping[str, ChunkGrid], key: str) -> Place | None:
-    """Return which chunk of the arrays with ``grids`` has the key ``key``; None if it is no chunk key of any."""
+def find_chunk(grids: Mapping[str, ChunkGrid], key: str) -> ChunkPlace | None:
+    """Return the chunk with the key ``key`` in one of the arrays with ``grids``; None if it is not a chunk key."""
     for path, rest in splits(key):
         grid = grids.get(path)
         number = None if grid is None else grid.number(rest)
         if number is not None:
-            return Place(path, number)
+            return ChunkPlace(path, number)
     return None
 
 
@@ -538,19 +540,19 @@ def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Listings of hundreds of thousands of chunk keys, made of the columns of a table.
+# Listings of hundreds of thousands of chunk keys, made from the columns of a table.
 
 
-FEW: Final = 64  # names that are inserted one by one into a long listing
+FEW: Final = 64  # the most names that are inserted one by one into a long listing
 _BARE: Final = ChunkKeyEncoding("v2", ".")
 
 by_name: Callable[[Listed], Any] = attrgetter("name")
 
 
 class Listing(Sequence[Listed]):
-    """The files of one directory, sorted, as two lists; each `Listed` is made when it is asked for.
+    """The sorted files of one directory, as two lists; each `Listed` is made when it is requested.
 
-    ``paths`` are the names with ``stem`` before them: the path of the directory and a slash, or nothing for the root.
+    ``paths`` are the names after ``stem``, the path of the directory with a slash ("" for the root).
     """
 
     __slots__ = ("paths", "sizes", "stem")
@@ -573,7 +575,7 @@ class Listing(Sequence[Listed]):
         return Listed(self.paths[index][len(self.stem) :], self.sizes[index])
 
     def insert(self, file: Listed) -> None:
-        """Add ``file``, in place of one of the same name."""
+        """Add ``file``; it replaces a file of the same name."""
         path = self.stem + file.name
         at = bisect.bisect_left(self.paths, path)
         if at < len(self.paths) and self.paths[at] == path:
@@ -583,10 +585,10 @@ class Listing(Sequence[Listed]):
             self.sizes.insert(at, file.size)
 
 
-def merged(*parts: Sequence[Listed]) -> Sequence[Listed]:
-    """Return all that ``parts`` list of one directory, sorted; of two with the same name, the one that comes last.
+def merge_listings(*parts: Sequence[Listed]) -> Sequence[Listed]:
+    """Merge listings of one directory, sorted; the last of several members with the same name wins.
 
-    A long `Listing` and a few files are a `Listing` again, and so are several long ones.
+    A long `Listing` and a few files become a `Listing` again, and so do several long ones.
     """
     most = max(parts, key=len)
     others = [listed for part in parts if part is not most for listed in part if len(part) <= FEW]
@@ -597,7 +599,7 @@ def merged(*parts: Sequence[Listed]) -> Sequence[Listed]:
             return most
     listings = [part for part in parts if isinstance(part, Listing)]
     if sum(map(len, listings)) == sum(map(len, parts)) and len({part.stem for part in listings}) == 1:
-        # In half the time: no file becomes a `Listed`.
+        # This takes half the time, since no `Listed` is made.
         sizes = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
         paths = sorted(sizes)
         return Listing(listings[0].stem, paths, [sizes[path] for path in paths])
@@ -606,12 +608,12 @@ def merged(*parts: Sequence[Listed]) -> Sequence[Listed]:
 
 
 def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
-    """Return the keys, relative to their array, of many chunks: the same as `ChunkGrid.tail` of each."""
+    """Return the keys of many chunks, relative to their array, as `ChunkGrid.tail` does for one."""
     if not grid.counts:
         return map(grid.tail, numbers.tolist())
-    left, columns = numbers, list[Iterable[str]]()
+    rest, columns = numbers, list[Iterable[str]]()
     for count in reversed(grid.counts):
-        left, coords = np.divmod(left, np.uint64(count))
+        rest, coords = np.divmod(rest, np.uint64(count))
         known = [*map(str, range(count))] if count <= len(numbers) else None
         columns.append(map(str if known is None else known.__getitem__, coords.tolist()))
     if grid.encoding.name == "default":
@@ -620,10 +622,10 @@ def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
 
 
 def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
-    """Return the keys, with ``stem`` before each, of the chunks ``numbers``, sorted, and the numbers in the same order.
+    """Return the sorted keys of the chunks ``numbers``, each with ``stem`` before it, and the numbers in this order.
 
-    Separators sort before digits, so keys sort like tuples of the texts of their coordinates. Where most chunks of the
-    grid exist, all of its keys are made in that order, which is faster than sorting.
+    Separators sort before digits, so keys sort like tuples of the texts of their coordinates. If most chunks of the
+    grid exist, all of its keys are made in this order, which is faster than sorting.
     """
     if grid.counts and grid.size <= 2 * len(numbers):
         head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
@@ -634,7 +636,7 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
 
 
 def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:
-    """Return the same as `chunk_names`, by making all keys of the grid in order."""
+    """Return the result of `chunk_names` by making all keys of the grid in order."""
     names, places = [stem], np.zeros(1, np.int64)
     for dimension, count in enumerate(grid.counts):
         labels = np.array([str(i) for i in range(count)])
@@ -652,9 +654,9 @@ def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str]
 
 
 def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list[Listed]:
-    """Return what a table has directly below the directory ``path``, which is relative to the array, sorted.
+    """List the directory ``path``, relative to the array, of the chunks in a table, sorted.
 
-    ``stem`` is the directory's full path and a slash, for the `Listing`.
+    ``stem`` is the directory's full path with a slash, for the `Listing`.
     """
     directory = table.grid.directory(path)
     if directory is None:
@@ -673,6 +675,6 @@ def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list
 
 
 def has_chunks_below(table: ChunkTable, path: str) -> bool:
-    """Whether a table has chunks in the directory ``path``, which is relative to the array."""
+    """Return whether a table has chunks in the directory ``path``, relative to the array."""
     directory = table.grid.directory(path)
     return directory is not None and len(table.present(directory.numbers.start, directory.numbers.stop)) > 0

@@ -1,7 +1,7 @@
-"""zlib and gzip streams decompressed by libdeflate, twice as fast as by zlib, where the package ``deflate`` is there.
+"""Decompress zlib and gzip streams with libdeflate, twice as fast as zlib, if the package ``deflate`` is installed.
 
-libdeflate needs the size of the result beforehand, which the metadata of an array tell. A stream that it does not
-decompress goes to zlib, so that results and errors are zlib's in every case.
+libdeflate needs the decompressed size beforehand, which the metadata of an array give. If it fails, zlib decompresses
+the stream, so that results and errors are always zlib's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from functools import cache
 from typing import Any, Final
 
-_LARGEST: Final = 1 << 28  # bytes of a result for which memory is taken before anything is known of the stream
+_LARGEST: Final = 1 << 28  # the largest result in bytes: its memory is allocated before the stream is checked
 
 
 @cache
@@ -22,35 +22,36 @@ def _library() -> Any:
 
 
 def fast_zlib(data: Any, expected: int) -> bytearray | None:
-    """Return the bytes of the zlib stream in ``data``, if it has ``expected`` bytes or fewer; None otherwise."""
+    """Decompress the zlib stream in ``data`` if the result has at most ``expected`` bytes; else return None."""
     library = _library()
     if library is None or not 0 < expected <= _LARGEST:
         return None
     try:
-        made: bytearray = library.zlib_decompress(data, expected)
-    except library.DeflateError:  # zlib tells whether the stream is damaged or only longer
+        decoded: bytearray = library.zlib_decompress(data, expected)
+    except library.DeflateError:  # zlib finds out whether the stream is damaged or only longer
         return None
-    return made
+    return decoded
 
 
 def fast_gzip(data: Any, expected: int) -> bytearray | None:
-    """Return the bytes of the gzip member in ``data``, if there is one member of ``expected`` bytes; None otherwise."""
+    """Decompress the gzip member in ``data`` if it is the only one and has ``expected`` bytes; else return None."""
     library = _library()
     if library is None or not 0 < expected <= _LARGEST:
         return None
     try:
-        made: bytearray = library.gzip_decompress(data, expected)
+        decoded: bytearray = library.gzip_decompress(data, expected)
     except library.DeflateError:
         return None
-    # libdeflate stops after the first of several members. ISIZE, the last four bytes, is then another's (RFC 1952).
-    is_all = len(made) == expected and bytes(memoryview(data)[-4:]) == (expected & 0xFFFFFFFF).to_bytes(4, "little")
-    return made if is_all else None
+    # libdeflate stops after the first of several members. The last four bytes, ISIZE in RFC 1952, are then the size of
+    # another member.
+    is_all = len(decoded) == expected and bytes(memoryview(data)[-4:]) == (expected & 0xFFFFFFFF).to_bytes(4, "little")
+    return decoded if is_all else None
 
 
 @cache
 def _codecs() -> dict[str, Any]:
-    """Return the classes of codecs by identifier: numcodecs' own, with another way to decode."""
-    from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy  # heavy, and needed to decode chunks alone
+    """Return subclasses of numcodecs' codecs, by identifier, that decode with libdeflate."""
+    from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy  # slow to import, so imported only here
     from numcodecs.gzip import GZip
     from numcodecs.zlib import Zlib
 
@@ -65,11 +66,11 @@ def _codecs() -> dict[str, Any]:
 
             def decode(self, buf: Any, out: Any = None) -> Any:
                 data = ensure_contiguous_ndarray(buf)
-                made = fast(data, self._expected)
-                if made is None:
-                    made = super().decode(data)
-                    self._expected = len(made)  # of chunks that a filter has made longer or shorter
-                return made if out is None else ndarray_copy(made, ensure_contiguous_ndarray(out))
+                decoded = fast(data, self._expected)
+                if decoded is None:
+                    decoded = super().decode(data)
+                    self._expected = len(decoded)  # filters may have changed the size of all chunks
+                return decoded if out is None else ndarray_copy(decoded, ensure_contiguous_ndarray(out))
 
         Fast.__name__ = Fast.__qualname__ = own.__name__
         return Fast
@@ -78,12 +79,12 @@ def _codecs() -> dict[str, Any]:
 
 
 def fast_codec(codec: Any, expected: int) -> Any:
-    """Return the numcodecs codec ``codec`` as one that decodes by libdeflate; ``codec`` itself where there is none.
+    """Return a codec that decodes with libdeflate in place of numcodecs' ``codec``; ``codec`` itself if there is none.
 
-    ``expected`` is the number of bytes that most chunks have.
+    ``expected`` is the size in bytes of most chunks after decoding.
     """
     kind = getattr(codec, "codec_id", None)
     if kind not in ("zlib", "gzip") or _library() is None:
         return codec
-    made = _codecs()[kind]
-    return made(codec.level, expected) if type(codec) in made.__mro__ else codec
+    fast = _codecs()[kind]
+    return fast(codec.level, expected) if type(codec) in fast.__mro__ else codec

@@ -1,4 +1,4 @@
-"""The one cache in memory: values by key, bounded by weight, the least recently used dropped first. Thread-safe."""
+"""A thread-safe cache in memory, bounded by weight: the least recently used values are dropped first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ V = TypeVar("V")
 
 
 class LRU(Generic[K, V]):
-    """Values by key; the least recently used are dropped when all weights together pass ``capacity``.
+    """Values by key; the least recently used are dropped while the sum of weights exceeds ``capacity``.
 
-    A weight is in bytes or, where each value weighs 1, a number of values. A value heavier than the capacity is not
-    kept. Values are shared: they must not be changed.
+    Weights are bytes; with the default weight 1, the capacity is a number of values. A value heavier than the capacity
+    is not kept. Values are shared, so callers must not change them.
 
     >>> cache = LRU(2)
     >>> for key in "abc":
@@ -35,7 +35,7 @@ class LRU(Generic[K, V]):
         self._members: dict[str, OrderedDict[K, None]] = {}  # keys by the name of their quota
 
     def get(self, key: K) -> V | None:
-        """Return the value of ``key``, used now; None if there is none."""
+        """Return the value of ``key`` and mark it as used; None if there is none."""
         with self._lock:
             item = self._items.get(key)
             if item is None:
@@ -46,7 +46,7 @@ class LRU(Generic[K, V]):
             return item[0]
 
     def peek(self, key: K) -> V | None:
-        """Return the value of ``key`` without a lock, and without counting that as a use; None if there is none."""
+        """Return the value of ``key`` without a lock and without marking it as used; None if there is none."""
         item = self._items.get(key)
         return None if item is None else item[0]
 
@@ -56,7 +56,7 @@ class LRU(Generic[K, V]):
             return list(self._items)
 
     def put(self, key: K, value: V, weight: int = 1, quota: Quota | None = None) -> None:
-        """Keep ``value`` under ``key``; the least recently used values of a full ``quota`` make room."""
+        """Keep ``value`` under ``key``; if its ``quota`` is full, drop the quota's least recently used values."""
         with self._lock:
             self._drop(key)
             if weight > self.capacity:

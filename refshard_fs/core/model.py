@@ -1,8 +1,8 @@
-"""The values that all layers share: where the bytes of a key are, and what has to be read to know it. No I/O here.
+"""The values that all layers share: entries, which locate the bytes of a key, and needs, which request reads. No I/O.
 
 A key resolves to an `Entry`: a `Span` (a byte range of a target), `Inline` (the bytes themselves) or `Packed` (bytes
-decoded from a range). ``None`` means that there is no such key. Finding the entry may itself take reads, so a look-up
-is a generator (`Steps`): it yields what it needs and is sent the answer. The engine drives many of them in rounds.
+decoded from a range). ``None`` means that the key does not exist. Finding the entry may itself take reads, so a look-up
+is a generator (`Steps`): it yields needs and is sent the answers. The engine drives many look-ups in rounds.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy.typing as npt
 from refshard_fs.core.zarrmeta import is_metadata
 
 T = TypeVar("T")
-Origin: TypeAlias = tuple[str, ...]  # servers
+Origin: TypeAlias = tuple[str, ...]  # the servers of the sets that named a target
 
-OWN = "refshard-"  # begins the ETags that we make ourselves; no manifest can name one
+OWN = "refshard-"  # the prefix of ETags that this package makes; manifests cannot have them
 
 
 def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Return the range that slicing ``size`` bytes with ``[start:end]`` takes; the start is never behind the end."""
+    """Convert the slice ``[start:end]`` of ``size`` bytes to a range; its start is at most its stop."""
     begin, stop, _ = slice(start, end).indices(size)
     return begin, max(begin, stop)
 
 
 def _check_within(offset: int, length: int, size: int | None) -> None:
-    """Raise ValueError unless a part lies within ``size`` bytes, as far as that is known."""
+    """Raise ValueError unless a part lies within ``size`` bytes (None: unknown)."""
     if offset < 0 or length < 0 or (size is not None and offset + length > size):
-        raise ValueError(f"bytes [{offset}, {offset + length}) lie outside the {size} bytes there are")
+        raise ValueError(f"expected a part of the {size} bytes, got [{offset}, {offset + length})")
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """The version of a target that a manifest refers to; another version is the error `TargetChanged`.
+    """The version of a target that a manifest refers to; another version raises `TargetChanged`.
 
-    Unless the pin is ``exact``, a target that was last modified before ``last_modified`` is accepted too.
+    Unless the pin is ``exact``, a target that was last modified before ``last_modified`` is accepted, too.
     """
 
     etag: str | None = None
@@ -47,7 +47,7 @@ class Pin(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> dict[str, str]:
-        """What distinguishes versions of the same size, as far as it is known."""
+        """The facts that distinguish versions of the same size: ETag and time of modification, if they are known."""
         facts = {"etag": self.etag, "last_modified": self.last_modified}
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -55,16 +55,15 @@ class Pin(msgspec.Struct, frozen=True):
 class Span(msgspec.Struct, frozen=True):
     """Bytes ``[start, stop)`` of the object at ``url``.
 
-    - ``stop=None`` reaches to the end of the object, however long it is. A negative ``start`` counts from that end.
-    - ``exact=False``: the range may end early, for the object's size was unknown when it was computed. All other ranges
-      must be answered in full.
-    - ``optional``: if there is no such object, there is no such key.
-    - ``dense``: one of many ranges that lie together and tend to be read together, as the chunks of a shard do. Larger
-      gaps between them are worth fetching.
-    - ``apart``: fetched together with other ranges only where they touch or overlap. No byte between them is read.
-    - ``origin``: the servers of the sets of others that named the object, if this reference is one of theirs in a set
-      of the user's: of the set that has it as a part, and of those that a saved set records. Each of them must be
-      allowed to reach it, which is decided when the target is opened.
+    - ``stop=None``: to the end of the object, of any length. A negative ``start`` counts from the end.
+    - ``exact=False``: the range may end early, since the object's size was unknown when it was computed. All other
+      ranges must be answered in full.
+    - ``optional``: if the object does not exist, the key does not exist.
+    - ``dense``: the range is one of many that lie close together and are usually read together, such as the chunks of
+      a shard, so that fetching larger gaps between them pays.
+    - ``apart``: the range is merged only with ranges that touch or overlap it; bytes between ranges are not read.
+    - ``origin``: the servers of other people's sets that named the object, if a set of the user contains their
+      reference. Each of these servers must be allowed to reach the object; this is checked when the target is opened.
     """
 
     url: str
@@ -79,7 +78,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int | None:
-        """Number of bytes, or None while only the target knows."""
+        """The number of bytes, or None if only the target knows."""
         return None if self.stop is None or not self.exact else self.stop - self.start
 
     @property
@@ -88,16 +87,16 @@ class Span(msgspec.Struct, frozen=True):
         return (self,)
 
     def finish(self, read: Sequence[bytes | None]) -> bytes | None:
-        """Return this entry's bytes, given those of each of its `spans`: None for an optional one without an object.
+        """Return this entry's bytes, given the bytes of each of its `spans` (None for an object that does not exist).
 
-        None means that there is no such key.
+        None means that the key does not exist.
         """
         return read[0]
 
     def window(self, start: int | None = None, end: int | None = None) -> Entry:
-        """Return bytes ``[start:end]`` of this span, as slicing them would.
+        """Return the entry of the slice ``[start:end]`` of this span.
 
-        Raises ValueError where the size is unknown and needed: then `resized` first.
+        Raises ValueError if the size is needed but unknown: call `resolve_end` first.
         """
         if start is None and end is None:
             return self
@@ -114,16 +113,16 @@ class Span(msgspec.Struct, frozen=True):
         return self._range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")
 
     def suffix(self, length: int) -> Span:
-        """Return the last ``length`` bytes of the object, which may begin before this span does."""
+        """Return the last ``length`` bytes of the object, which may begin before this span."""
         return self._range(-length, None, exact=False)
 
     def part(self, offset: int, length: int) -> Entry:
-        """Return exactly ``length`` bytes at ``offset``; ValueError where the span is known to be shorter."""
+        """Return exactly ``length`` bytes at ``offset``; ValueError if the span is known to be shorter."""
         _check_within(offset, length, self.size)
         return self._range(self.start + offset, self.start + offset + length) if length else Inline(b"")
 
-    def resized(self, object_size: int) -> Span:
-        """Return this span with its end known, for an object of ``object_size`` bytes."""
+    def resolve_end(self, object_size: int) -> Span:
+        """Return this span with a known end, for an object of ``object_size`` bytes."""
         if self.stop is not None and self.exact:
             return self
         first, last = clamp(self.start, self.stop, object_size)
@@ -158,22 +157,22 @@ class Inline(msgspec.Struct, frozen=True):
 
 
 class Recipe(Protocol, Hashable):
-    """How the bytes of a `Packed` entry are decoded; frozen, hashable and picklable."""
+    """Decodes the bytes of a `Packed` entry; frozen, hashable and picklable."""
 
     def make(self, raw: bytes) -> bytes:
-        """Return the bytes decoded from those that were read; ValueError where they are damaged."""
+        """Decode the bytes of the source; ValueError if they are damaged."""
 
 
 @runtime_checkable
 class FillingRecipe(Recipe, Protocol):
-    """A recipe that knows what stands for an optional object that does not exist."""
+    """A recipe that can replace an optional object that does not exist."""
 
     def absent(self) -> bytes | None:
-        """Return what would be decoded from its bytes; None if there is no such key then."""
+        """Return decoded bytes in place of an object that does not exist; None if then the key does not exist."""
 
 
 class SizedRecipe(Recipe, Protocol):
-    """A recipe that knows how many bytes it makes."""
+    """A recipe with a known decoded size in bytes."""
 
     @property
     def size(self) -> int: ...
@@ -181,22 +180,22 @@ class SizedRecipe(Recipe, Protocol):
 
 @runtime_checkable
 class ArrayRecipe(Recipe, Protocol):
-    """A recipe of a chunk of numbers, each of which is converted by itself: a reader may convert those that it wants.
+    """A recipe of a chunk of numbers that converts each number alone, so that readers can convert only some numbers.
 
-    ``make`` encodes what `converted` returns for all that `decoded` returns.
+    ``make`` is `decode`, then `convert` of all values, then encoding.
     """
 
-    def decoded(self, raw: bytes) -> npt.NDArray[Any]:
-        """Return the chunk's values as they are stored, in its shape; ValueError where the bytes are damaged."""
+    def decode(self, raw: bytes) -> npt.NDArray[Any]:
+        """Return the chunk's stored values, in its shape; ValueError if the bytes are damaged."""
 
-    def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return stored values as the array shows them; ValueError where they have no such value."""
+    def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Convert stored values to values that the array shows; ValueError if this is not possible."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """Bytes ``[start, stop)`` of what ``recipe`` makes of ``source``; ``made`` is the size of all of it, if known.
+    """Bytes ``[start, stop)`` of the bytes that ``recipe`` decodes from ``source``; ``made`` is their size, if known.
 
-    With ``parts``, the recipe is given their bytes, joined, and the source is only what errors name.
+    With ``parts``, the recipe decodes the bytes of all parts, joined, and ``source`` is only named in errors.
     """
 
     source: Span
@@ -222,27 +221,27 @@ class Packed(msgspec.Struct, frozen=True):
         return last - first
 
     def window(self, start: int | None = None, end: int | None = None) -> Packed:
-        """Return bytes ``[start:end]`` of this entry, as slicing them would."""
+        """Return the entry of the slice ``[start:end]`` of this entry."""
         if start is None and end is None:
             return self
         if self.made is None:
             if self.start is not None or self.stop is not None:
-                raise ValueError("a window of a window needs the size of the whole")
+                raise ValueError("a slice of a slice needs the size of all decoded bytes, which is unknown")
             return self._window(start, end)
         begin, stop = clamp(self.start, self.stop, self.made)
         first, last = clamp(start, end, stop - begin)
         return self._window(begin + first, begin + last)
 
     def part(self, offset: int, length: int) -> Packed:
-        """Return exactly ``length`` bytes at ``offset``; ValueError where the entry is known to be shorter."""
+        """Return exactly ``length`` bytes at ``offset``; ValueError if the entry is known to be shorter."""
         _check_within(offset, length, self.size)
         begin = (self.start or 0) + offset
         return self._window(begin, begin + length, exact=True)
 
     def finish(self, read: Sequence[bytes | None]) -> bytes | None:
-        """Return this entry's bytes, given those of each of its `spans`: None for an optional one without an object.
+        """Return this entry's bytes, given the bytes of each of its `spans` (None for an object that does not exist).
 
-        None means that there is no such key. ValueError where bytes are damaged.
+        None means that the key does not exist. ValueError if bytes are damaged.
         """
         raw = self.raw(read)
         if raw is not None:
@@ -253,17 +252,17 @@ class Packed(msgspec.Struct, frozen=True):
                 return None
             full = filled
         if self.made is not None and len(full) != self.made:
-            raise ValueError(f"{len(full)} bytes were made where {self.made} were promised")
+            raise ValueError(f"expected {self.made} decoded bytes, got {len(full)}")
         data = full if self.start is None and self.stop is None else full[self.start : self.stop]
         if self.exact and self.stop is not None and len(data) != self.stop - (self.start or 0):
-            raise ValueError(f"{len(full)} bytes were made, too few for [{self.start}:{self.stop}]")
+            raise ValueError(f"expected decoded bytes up to {self.stop}, got {len(full)}")
         return data
 
     def raw(self, read: Sequence[bytes | None]) -> bytes | None:
-        """Return the bytes that the recipe is given, as `finish` takes them; None where an object does not exist."""
+        """Return the bytes to decode, given the bytes of each of `spans`; None if an object does not exist."""
         if self.parts:
-            left = iter(read)
-            read = [part.finish([next(left) for _ in part.spans]) for part in self.parts]
+            rest = iter(read)
+            read = [part.finish([next(rest) for _ in part.spans]) for part in self.parts]
         known = [data for data in read if data is not None]
         if len(known) < len(read):
             return None
@@ -277,34 +276,34 @@ Entry = Span | Inline | Packed
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """At most ``most`` decoded indexes of those that belong to ``name`` are remembered at a time."""
+    """A limit of caches: at most ``most`` decoded indexes of the quota ``name`` are kept at a time."""
 
     name: str
     most: int
 
 
 class Index(Protocol, Hashable):
-    """How loaded bytes become something to look keys up in; frozen and hashable, for it is half of a cache key."""
+    """A decoder of bytes in which keys are looked up; frozen and hashable, since it is a part of a cache key."""
 
     def decode(self, data: bytes) -> Any:
-        """Return the decoded index; ValueError (saying what is wrong) where the bytes are damaged.
+        """Return the decoded index; ValueError, with the reason, if the bytes are damaged.
 
-        The result is shared between threads and must not be changed. It has ``nbytes`` if it takes more or less memory
-        than ``data``. An index may have a ``quota``, which limits how many results of its kind are remembered, and a
-        method ``sized(object_size)``: it is told the size of the object that was read, if that is known by then, and
-        returns the index that decodes the bytes.
+        The result is shared between threads and must not be changed. It needs ``nbytes`` if its size in memory differs
+        from that of ``data``. An index may have a ``quota``, which limits the number of results in caches, and a
+        method ``sized(object_size)``: if the size of the object is known, it is called, and the index that it returns
+        decodes the bytes.
         """
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """The bytes themselves are the index."""
+    """An index that is the bytes themselves."""
 
     def decode(self, data: bytes) -> bytes:
         return data
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """An index that a module's function ``parse`` makes of the bytes, which ``arguments`` follow."""
+    """An index that is decoded by ``parse(data, *arguments)``; ``parse`` is a function of a module."""
 
     parse: Callable[..., Any]
     arguments: tuple[Hashable, ...] = ()
@@ -314,14 +313,14 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Needed: the bytes of ``entry``, decoded by ``index``. Answer: its result; None if optional and absent."""
+    """Need: the bytes of ``entry``, decoded by ``index``. Answer: the result; None if optional and absent."""
 
     entry: Entry
     index: Index
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a target says about an object; an ``etag`` that begins with `OWN` is one that we made."""
+    """A target's facts about an object. An ``etag`` that begins with `OWN` was made by this package."""
 
     size: int | None
     etag: str | None = None
@@ -349,7 +348,7 @@ Version: TypeAlias = Facts | Absent
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """Needed: `Facts` of the object at ``url``, if ``fresh`` not remembered ones. Answer: None if there is none."""
+    """Need: `Facts` of the object at ``url``; ``fresh`` ones do not come from a cache. Answer: None if it is absent."""
 
     url: str
     fresh: bool = False
@@ -357,9 +356,9 @@ class Stat(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Needed: `Facts` of the object at ``url`` and its first ``length`` bytes, both of one answer of its target.
+    """Need: `Facts` of the object at ``url`` and its first ``length`` bytes, from one answer of its target.
 
-    Answer: both; None if there is no such object. Only a lazy set remembers them, those of its parts.
+    Answer: both; None if the object does not exist. Only lazy sets keep them, for their pieces.
     """
 
     url: str
@@ -368,9 +367,9 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """One name directly below a prefix; ``size`` in bytes is None for a directory, or if only the target knows it.
+    """A member of a directory; ``size`` in bytes is None for a directory, or if only the target knows it.
 
-    ``etag`` and ``last_modified`` are the target's, if its listings have them.
+    ``etag`` and ``last_modified`` are from the target's listing, if it has them.
     """
 
     name: str
@@ -381,14 +380,14 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Names(msgspec.Struct, frozen=True):
-    """Needed: the names directly below ``url``. Answer: a tuple of `Listed`; None if the target cannot list."""
+    """Need: the names directly below ``url``. Answer: a tuple of `Listed`; None if the target cannot list."""
 
     url: str
     origin: Origin = ()
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Needed: all objects below ``url``, of one flat listing.
+    """Need: all objects below ``url``, from one flat listing.
 
     Answer: a tuple of `Listed`, whose names are relative to ``url``; None if the target lists one directory at a time.
     """
@@ -401,7 +400,7 @@ Need = Load | Stat | Head | Names | Tree
 
 
 def of_origin(what: T, origin: Origin) -> T:
-    """Return a need, several of them, or an entry, as one of the sets at ``origin``, too; anything else as it is."""
+    """Add the servers ``origin`` to the origin of a need, of several needs, or of an entry; return others unchanged."""
     match what:
         case Span() | Stat() | Head() | Names() | Tree():
             if what.origin[: len(origin)] == origin:
@@ -413,16 +412,16 @@ def of_origin(what: T, origin: Origin) -> T:
         case Load(entry):
             return msgspec.structs.replace(what, entry=of_origin(entry, origin))
         case tuple() if what and isinstance(what[0], Need):
-            return tuple(of_origin(one, origin) for one in what)  # type: ignore[return-value]  # T is that tuple
+            return tuple(of_origin(need, origin) for need in what)  # type: ignore[return-value]  # T is this tuple
     return what
 
 
-# Yields one need, or a tuple of needs that can be met together (and is sent a tuple of answers).
+# Yields a need and is sent its answer; or yields a tuple of needs and is sent a tuple of answers.
 Steps = Generator[Need | tuple[Need, ...], Any, T]
 
 
-def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]) -> Steps[T]:
-    """Return what ``steps`` return; ``meet`` answers each of their needs, and its errors are raised in them."""
+def drive(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]) -> Steps[T]:
+    """Run ``steps`` and return their result; ``meet`` answers each need, and its errors are raised in the steps."""
     answer: Any = None
     error: Exception | None = None
     while True:
@@ -433,19 +432,19 @@ def driven(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]
             return result
         try:
             answer, error = (yield from meet(need)), None
-        except Exception as e:  # noqa: BLE001  # the steps may go on, as where a directory cannot be listed
+        except Exception as e:  # noqa: BLE001  # the steps may handle it, for example if a directory cannot be listed
             answer, error = None, e
 
 
-# What lies in each directory, by its URL; a directory that is in none does not exist.
+# The members of each directory by its URL; other directories do not exist.
 Directories = Mapping[str, tuple[Listed, ...]]
 
 
-def answered(steps: Steps[T], root: str, directories: Directories | None) -> Steps[T]:
-    """Return what ``steps`` return; ``directories`` are known, all that there are at and below the URL ``root``.
+def answer_from_listing(steps: Steps[T], root: str, directories: Directories | None) -> Steps[T]:
+    """Run ``steps`` and return their result, answering needs from ``directories``, all at and below the URL ``root``.
 
-    An optional document of zarr's that none of them has is absent: it is not asked for. Others may be spelled
-    otherwise in URLs.
+    Names are answered from them, and optional metadata documents that are not in them count as absent. Other objects
+    are requested, since URLs may encode their names differently.
     """
     if directories is None:
         return steps
@@ -462,22 +461,22 @@ def answered(steps: Steps[T], root: str, directories: Directories | None) -> Ste
                 return url.startswith(root.rstrip("/") + "/") and not has(url)
         return False
 
-    def known(need: Need) -> Any:
+    def answer(need: Need) -> Any:
         return directories.get(need.url) if isinstance(need, Names) else None
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
         if not isinstance(need, tuple):
-            return known(need) if is_known(need) else (yield need)
-        are_known = [is_known(one) for one in need]
-        left = tuple(one for one, is_one in zip(need, are_known, strict=True) if not is_one)
-        answers = iter((yield left) if left else ())
-        return tuple(known(one) if is_one else next(answers) for one, is_one in zip(need, are_known, strict=True))
+            return answer(need) if is_known(need) else (yield need)
+        are_known = [is_known(each) for each in need]
+        unknown = tuple(each for each, known in zip(need, are_known, strict=True) if not known)
+        answers = iter((yield unknown) if unknown else ())
+        return tuple(answer(each) if known else next(answers) for each, known in zip(need, are_known, strict=True))
 
-    return driven(steps, meet)
+    return drive(steps, meet)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Several look-ups as one: what they need is asked for together, in rounds.
+# Running several look-ups together, in rounds.
 
 
 def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
@@ -487,9 +486,9 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Return what each of ``many`` returns, in their order; the first error of any ends them all.
+    """Run all ``many`` steps in rounds and return their results, in order; the first error ends all of them.
 
-    ``many`` may grow while they are made: what is added begins in the same round.
+    Each round yields all needs together. Steps may append to ``many``: these begin in the same round.
     """
     results: list[Any] = []
     answers: list[Any] = []
@@ -504,7 +503,7 @@ def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
 
     while waiting or len(results) < len(many):
         needs: list[Need] = []
-        places: list[tuple[int, int | slice]] = []  # of the answers to each that waits
+        places: list[tuple[int, int | slice]] = []  # the steps that wait, and the positions of their answers
         for i in turn():
             try:
                 need = many[i].send(answers[i])

@@ -1,4 +1,4 @@
-"""Which chunks a selection of an array touches, by the rules of zarr and numpy. No I/O here.
+"""Find the chunks that a selection of an array touches, by the rules of zarr and numpy. No I/O here.
 
 A selection may have slices (of any step), integers, one Ellipsis, None (a new axis), integer and boolean arrays.
 """
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from refshard_fs.errors import ManifestError
 
-MOST: Final = 20_000_000  # chunks of a selection: 8 bytes each, and as much to sort them
+MOST: Final = 20_000_000  # the most chunks of a selection: each takes 8 bytes, and 8 more for sorting
 Integers = npt.NDArray[np.int64]
 Mode = Literal["numpy", "orthogonal", "block"]
 
 
 def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], mode: Mode = "numpy") -> Integers:
-    """Return the numbers (places in C order, ascending) of the chunks that ``selection`` touches.
+    """Return the numbers (positions in C order, ascending) of the chunks that ``selection`` touches.
 
     Several integer arrays are the coordinates of points (``numpy``), or each selects along its own dimension
     (``orthogonal``, zarr's ``oindex``). A boolean array may span several dimensions. With ``block``, integers and
@@ -34,8 +34,8 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
         shape, chunks = counts, [1] * len(counts)
     parts = _spread(selection, len(shape))
     strides = [math.prod(counts[d + 1 :]) for d in range(len(counts))]
-    sets: list[Integers] = []  # numbers, summed over all combinations
-    points: list[tuple[Integers, int, int]] = []  # integer arrays that go together, chunk length and stride
+    sets: list[Integers] = []  # for each part, chunk coordinates times the stride; all combinations are summed
+    points: list[tuple[Integers, int, int]] = []  # integer arrays that are broadcast together, chunk length and stride
     dimension = 0
     for part in parts:
         here = slice(dimension, dimension + _width(part))
@@ -45,26 +45,26 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
             sets.append(_of_slice(part, sizes[0], steps[0]) * weights[0])
             continue
         if part.dtype == bool and part.shape != tuple(sizes):
-            raise IndexError(f"a boolean array of shape {part.shape} does not fit {tuple(sizes)}")
+            raise IndexError(f"expected a boolean array of shape {tuple(sizes)}, got {part.shape}")
         chosen = np.nonzero(part) if part.dtype == bool else [_within(part, sizes[0])]
         some = [(c.astype(np.int64), s, w) for c, s, w in zip(chosen, steps, weights, strict=True)]
         if mode == "orthogonal" or len(some) > 1 or part.ndim == 0:
-            sets.append(_combined(some))
+            sets.append(_combine(some))
         else:
             points += some
     if points:
-        sets.append(_combined(points))
+        sets.append(_combine(points))
     _check_count(math.prod(map(len, sets)))
     total = np.zeros(1, np.int64)
     for some_numbers in sets:
         total = np.add.outer(total, some_numbers).ravel()
-    if (total[1:] > total[:-1]).all():  # as slices that step forwards make it; sorting a million takes a while
+    if (total[1:] > total[:-1]).all():  # the usual case, of ascending slices: sorting a million numbers is slow
         return total
     return np.unique(total)
 
 
 def _spread(selection: Any, ndim: int) -> list[slice | npt.NDArray[Any]]:
-    """Return one part for each dimension; a boolean array is the part for as many dimensions as it has."""
+    """Expand a selection to a part for each dimension; a boolean array covers as many dimensions as it has."""
     given = selection if isinstance(selection, tuple) else (selection,)
     parts: list[Any] = [_part(part) for part in given if part is not None]
     places = [i for i, part in enumerate(parts) if part is Ellipsis]
@@ -84,7 +84,7 @@ def _part(part: Any) -> Any:
     if array.size == 0 and array.dtype == float:  # an empty list
         array = array.astype(np.int64)
     if array.dtype != bool and not np.issubdtype(array.dtype, np.integer):
-        raise IndexError(f"{part!r} is no index: use integers, slices, Ellipsis, and integer or boolean arrays")
+        raise IndexError(f"expected integers, slices, Ellipsis, and integer or boolean arrays as index, got {part!r}")
     return array
 
 
@@ -96,12 +96,12 @@ def _within(index: npt.NDArray[Any], size: int) -> Integers:
     numbers = index.astype(np.int64)
     if numbers.size and (numbers.min() < -size or numbers.max() >= size):
         wrong = numbers[(numbers < -size) | (numbers >= size)].flat[0]
-        raise IndexError(f"index {wrong} is out of bounds for size {size}")
+        raise IndexError(f"index {wrong} is out of bounds for a dimension of size {size}")
     return np.where(numbers < 0, numbers + size, numbers)
 
 
 def _of_slice(part: slice, size: int, step: int) -> Integers:
-    """Return the chunks, each ``step`` long, that a slice touches."""
+    """Return the chunks of ``step`` elements that a slice touches."""
     taken = range(*part.indices(size))
     if not taken:
         return np.empty(0, np.int64)
@@ -115,13 +115,11 @@ def _of_slice(part: slice, size: int, step: int) -> Integers:
 def _check_count(count: int) -> None:
     """Raise ManifestError if so many chunks are selected that their numbers would take too much memory."""
     if count > MOST:
-        raise ManifestError(
-            f"the selection is of {count} chunks, and {MOST} may be asked for at a time: ask for a part"
-        )
+        raise ManifestError(f"the selection has {count} chunks: expected at most {MOST}; select a part at a time")
 
 
-def _combined(points: Sequence[tuple[Integers, int, int]]) -> Integers:
-    """Return the chunks in which points lie, whose coordinates are broadcast together."""
+def _combine(points: Sequence[tuple[Integers, int, int]]) -> Integers:
+    """Return the chunks that contain points, whose coordinates are broadcast together."""
     try:
         total = sum(np.asarray(at // step * weight) for at, step, weight in points)
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""Steps that many look-ups take together, on whatever threads and event loops: each is taken once. No I/O here."""
+"""Share steps between look-ups on any threads and event loops, so that they run only once. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Shared(Generic[T]):
-    """Steps under way. The first look-up that has the answer to their need goes on with it, for all."""
+    """Steps that several look-ups follow. The first look-up with the answer to a need continues the steps for all."""
 
     def __init__(self, steps: Steps[T]) -> None:
         self._steps = steps
@@ -23,16 +23,16 @@ class _Shared(Generic[T]):
         self._turn = 0
         self._need: Need | tuple[Need, ...] | None = None
         self._result: T
-        self._error: Exception | None = None  # that the steps raised by themselves: everybody would meet it
+        self._error: Exception | None = None  # an error of the steps themselves, which every look-up would meet
         self.is_over = False
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether a thread of the process that forked this one may have been within the steps."""
+        """Whether these steps belong to the parent of a forked process: a thread of the parent may be running them."""
         return self._process != os.getpid()
 
     def follow(self) -> Steps[tuple[T, ...]]:
-        """Return the result in a tuple; an empty one if another look-up met an error, which need not be this one's."""
+        """Return the result in a tuple; an empty tuple if another look-up's read failed, so that this one may retry."""
         with self._lock:
             if not self._turn and not self.is_over:
                 self._advance(None)
@@ -45,7 +45,7 @@ class _Shared(Generic[T]):
             error: Exception | None = None
             try:
                 answer = yield need
-            except Exception as e:  # noqa: BLE001  # the steps may go on, as where a directory cannot be listed
+            except Exception as e:  # noqa: BLE001  # the steps may handle it, for example if a listing fails
                 error = e
             with self._lock:
                 if self._waits(turn):
@@ -57,7 +57,7 @@ class _Shared(Generic[T]):
         return self._turn == turn and not self.is_over
 
     def _has_failed(self) -> bool:
-        """Whether an error that another look-up met has ended the steps."""
+        """Return whether a failed read of another look-up has ended the steps."""
         return self.is_over and self._error is None and not hasattr(self, "_result")
 
     def _results(self) -> tuple[T, ...]:
@@ -66,7 +66,7 @@ class _Shared(Generic[T]):
         return (self._result,) if hasattr(self, "_result") else ()
 
     def _advance(self, answer: Any) -> None:
-        """Send the steps an answer, or raise an error in them."""
+        """Send ``answer`` to the steps, or raise it in them if it is an error."""
         try:
             self._need = self._steps.throw(answer) if isinstance(answer, Exception) else self._steps.send(answer)
         except StopIteration as stop:
@@ -81,16 +81,16 @@ class _Shared(Generic[T]):
 
 
 class Sharing:
-    """Steps under way by what they are for. Thread-safe; a forked child begins anew."""
+    """Running steps by a key. Thread-safe; a forked child does not share steps of its parent."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
         self._under_way: dict[Hashable, _Shared[Any]] = {}
 
     def once(self, what: Hashable, known: Callable[[], T | None], make: Callable[[], Steps[T]]) -> Steps[T]:
-        """Return ``known()`` if it is not None, else what the steps ``make()`` return, taken once for all who ask.
+        """Return ``known()`` if it is not None; else run the steps ``make()``, once for all concurrent callers.
 
-        The steps see to it that ``known()`` returns their result.
+        ``what`` is the key of the steps. The steps must store their result, so that ``known()`` returns it later.
         """
         while True:
             with self._lock:

@@ -1,4 +1,4 @@
-"""Counters of what a filesystem asked for and what it cost."""
+"""Counters of a filesystem's reads, requests and bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from refshard_fs.core.forks import fork_safe
 
 # ----------------------------------------------------------------------------------------------------
-# Amounts as people read them: bytes, counts, shapes. No I/O here.
+# Amounts as text for people: bytes, counts, shapes. No I/O here.
 
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def bytes_text(count: int) -> str:
-    """Return ``count`` bytes with a unit.
+    """Format ``count`` bytes with a unit.
 
     >>> bytes_text(999), bytes_text(1536), bytes_text(123_456_789)
     ('999 B', '1.5 KiB', '118 MiB')
@@ -28,7 +28,7 @@ def bytes_text(count: int) -> str:
 
 
 def count_text(count: int, singular: str, plural: str = "") -> str:
-    """Return how many there are of what.
+    """Format a count with its noun in singular or plural.
 
     >>> count_text(1, "chunk"), count_text(1234, "chunk"), count_text(2, "key", "keys in all")
     ('1 chunk', '1,234 chunks', '2 keys in all')
@@ -37,7 +37,7 @@ def count_text(count: int, singular: str, plural: str = "") -> str:
 
 
 def shape_text(shape: Sequence[int], dimensions: Sequence[str] = ()) -> str:
-    """Return a shape, with the names of its dimensions where there are any; "scalar" for that of no dimensions.
+    """Format a shape, with the names of its dimensions if there are any; "scalar" for no dimensions.
 
     >>> shape_text((2920, 25)), shape_text((2920, 25), ("time", ""))
     ('2920 × 25', 'time 2920 × 25')
@@ -50,20 +50,20 @@ NAMES = (
     "keys",
     "requests",
     "bytes_wanted",
-    "bytes_fetched",  # also those that nobody asked for, of servers that answer with whole objects
+    "bytes_fetched",  # including bytes that were not requested, from servers that send whole objects
     "cache_hits",
-    "disk_hits",  # ranges that were found in cache_dir=,
-    "disk_bytes",  # and their bytes
+    "disk_hits",  # ranges that were read from cache_dir=
+    "disk_bytes",  # the bytes of these ranges
     "retries",
-    "ahead_hits",  # reads served from what had been fetched (or was being fetched) ahead
-    "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped unread
+    "ahead_hits",  # reads of data that were already fetched ahead, or under way
+    "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped before any read
 )
 
-UNASKED: Final = 8 << 20  # bytes that came in vain from one server, from which on that is worth a warning
+UNASKED: Final = 8 << 20  # bytes that one server sent without request, from which on a warning is due
 
 
 class Stats:
-    """Counters since a session began (or `clear`), shared by its event loops."""
+    """Counters since the source was opened (or `clear`), shared by its event loops. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
@@ -81,7 +81,7 @@ class Stats:
             self._counts[name] += count
 
     def add_read(self, size: int) -> None:
-        """Count one key that was read by one request of ``size`` bytes."""
+        """Count one key, read by one request of ``size`` bytes."""
         with self._lock:
             counts = self._counts
             counts["keys"] += 1
@@ -90,7 +90,7 @@ class Stats:
             counts["bytes_fetched"] += size
 
     def add_unasked(self, server: str, size: int) -> bool:
-        """Count bytes of a server that ignores ranges; return whether that is to be told now, which it is once."""
+        """Count bytes that a server sent without request; return True once, when a warning is due."""
         with self._lock:
             self._counts["bytes_fetched"] += size
             before = self._unasked.get(server, 0)
@@ -98,7 +98,7 @@ class Stats:
         return before < UNASKED <= before + size
 
     def ignores_ranges(self, server: str) -> bool:
-        """Whether ``server`` has sent whole objects, or their beginnings, where ranges were asked for."""
+        """Return whether ``server`` has sent whole objects, or their beginnings, in answer to requests for ranges."""
         return server in self._unasked
 
     def snapshot(self) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Metadata of zarr version 2 converted to version 3, for the same bytes in the same chunks; by zarr-python's rules.
+"""Convert metadata of zarr version 2 to version 3, for the same bytes in the same chunks, by zarr-python's rules.
 
-Filters on bytes may follow those on arrays, not the other way round. What version 3 has no name for is a ManifestError
-that names the key. What xarray reads from metadata of version 2 is where it reads it from in version 3: the names of
-dimensions, and the fill value as ``_FillValue``. No I/O here.
+Filters on bytes may follow filters on arrays, but not precede them. ManifestError, which names the key, if version 3
+has no equivalent. The names of dimensions, and the fill value as ``_FillValue``, are put where xarray looks for them in
+version 3. No I/O here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from refshard_fs.core.keys import ChunkKeyEncoding
-from refshard_fs.core.zarrmeta import array_meta, undecodable
+from refshard_fs.core.zarrmeta import array_meta, decoding_problem
 from refshard_fs.errors import ManifestError
 
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcSUVmM][0-9]{1,10}(?:\[[0-9]{0,10}[a-zA-Zμ]+\])?")
-_LONGEST_FILL: Final = 1 << 24  # bytes of a fill value that has to be spelled
+_LONGEST_FILL: Final = 1 << 24  # bytes: the longest fill value that is written to metadata
 _UNKNOWN: Final = frozenset(["float96", "float128", "complex192", "complex256"])
 _ON_ARRAYS: Final = frozenset(["delta", "fixedscaleoffset", "quantize", "bitround", "packbits", "astype"])
 ON_BYTES: Final = frozenset(
@@ -29,52 +29,60 @@ ON_BYTES: Final = frozenset(
 _SHUFFLES: Final[dict[Any, str]] = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _ENDIAN: Final = {">": "big", "<": "little", "=": "little"}
 
-Named = dict[str, Any]  # a codec, a grid or the like, as version 3 spells it
+Spec = dict[str, Any]  # a named configuration of version 3: a codec, a grid or the like
 
 
 class DataType(NamedTuple):
-    """A data type as version 3 spells it, its zero as a fill value, and its byte order, if it has one."""
+    """A data type of version 3, its zero as a fill value, and its byte order, if it has one."""
 
-    name: str | Named
+    name: str | Spec
     zero: Any
     endian: str | None
 
 
 def data_type(dtype: np.dtype[Any], where: str) -> DataType:
-    """Return ``dtype`` as version 3 spells it; ManifestError, which begins with ``where``, if it cannot."""
+    """Convert ``dtype`` to version 3; ManifestError, which begins with ``where``, if version 3 has no such type."""
     endian = _ENDIAN.get(dtype.str[0])
     if dtype.kind == "V" and dtype.itemsize > _LONGEST_FILL:
-        raise ManifestError(f"{where}: zarr v3 spells a fill value of {dtype.itemsize} bytes; zarr_format=2 shows it")
+        raise ManifestError(
+            f"{where}: zarr v3 would need a fill value of {dtype.itemsize} bytes in the metadata: open the source with "
+            "zarr_format=2"
+        )
     match dtype.kind:
         case "b" | "i" | "u" | "f" | "c" if dtype.name not in _UNKNOWN:
             return DataType(dtype.name, {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0), endian)
         case "S":
-            return DataType(_named("null_terminated_bytes", length_bytes=dtype.itemsize), "", None)
+            return DataType(_spec("null_terminated_bytes", length_bytes=dtype.itemsize), "", None)
         case "U":
-            return DataType(_named("fixed_length_utf32", length_bytes=dtype.itemsize), "", endian)
+            return DataType(_spec("fixed_length_utf32", length_bytes=dtype.itemsize), "", endian)
         case "V" if dtype.names is None:
-            return DataType(_named("raw_bytes", length_bytes=dtype.itemsize), _zeros(dtype.itemsize), None)
+            return DataType(_spec("raw_bytes", length_bytes=dtype.itemsize), _zeros(dtype.itemsize), None)
         case "V":
-            # "structured" is what zarr 3.1 called it; later ones take it for their "struct".
+            # zarr 3.1 has the name "structured"; later versions accept it for their "struct".
             fields = list(_fields(dtype, where))
-            return DataType(_named("structured", fields=fields), _zeros(dtype.itemsize), "little")
+            return DataType(_spec("structured", fields=fields), _zeros(dtype.itemsize), "little")
         case "M" | "m":
             unit, factor = np.datetime_data(dtype)
             name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
-            return DataType(_named(name, unit=unit, scale_factor=factor), 0, endian)
-        case "O":  # text, which its first filter encodes
+            return DataType(_spec(name, unit=unit, scale_factor=factor), 0, endian)
+        case "O":  # text, encoded by the first filter
             return DataType("string", "", None)
-    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}; zarr_format=2 shows it")
+    raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}: open the source with zarr_format=2")
 
 
 def _fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
     for name in dtype.names or ():
         if dtype[name].subdtype is not None:
             shape = dtype[name].shape
-            raise ManifestError(f"{where}: zarr v3 has no field {name!r} of shape {shape}; zarr_format=2 shows it")
+            raise ManifestError(
+                f"{where}: zarr v3 has no fields with arrays, as {name!r} of shape {shape}: open the source with "
+                "zarr_format=2"
+            )
         field = data_type(dtype[name], where)
         if field.endian == "big":
-            raise ManifestError(f"{where}: zarr v3 has no big-endian field {name!r}; zarr_format=2 shows it")
+            raise ManifestError(
+                f"{where}: zarr v3 has no big-endian fields, as {name!r}: open the source with zarr_format=2"
+            )
         yield [name, field.name]
 
 
@@ -82,22 +90,24 @@ def _zeros(size: int) -> str:
     return base64.b64encode(bytes(size)).decode()
 
 
-def _named(name: str, **configuration: Any) -> Named:
+def _spec(name: str, **configuration: Any) -> Spec:
     return {"name": name, "configuration": configuration}
 
 
 def group_3(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the version 3 metadata of a group."""
+    """Make the version 3 metadata of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
 
 
 def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the version 3 metadata of the array whose ``.zarray`` (called ``key``) and attributes these are."""
+    """Convert an array's ``.zarray`` (at ``key``) and attributes to version 3."""
     where = repr(key)
     meta = array_meta(doc, where)
     if meta is None or meta.grid is None or "shards" in doc:
-        raise ManifestError(f"{where}: version 3 of zarr has no such shards or chunks")
-    problem = undecodable(meta, key)
+        raise ManifestError(
+            f"{where}: cannot be converted to version 3 of zarr: expected chunks of one size, no shards"
+        )
+    problem = decoding_problem(meta, key)
     if problem is not None:
         raise ManifestError(f"{where}: {problem}")
     dtype = _dtype(doc.get("dtype"), where)
@@ -113,20 +123,20 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
     except ManifestError:
         raise
     except (TypeError, ValueError, OverflowError) as e:
-        raise ManifestError(f"{where}: its fill_value is no value of its dtype {doc.get('dtype')!r}: {e}") from e
+        raise ManifestError(f"{where}: expected a fill_value of its dtype {doc.get('dtype')!r}: {e}") from e
 
 
 def version_3(
     doc: Mapping[str, Any], dtype: np.dtype[Any], encoding: ChunkKeyEncoding, attributes: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Return the version 3 metadata of an array of ``dtype`` whose version 2 metadata is ``doc``.
+    """Convert the version 2 metadata ``doc`` of an array of ``dtype`` to version 3.
 
-    Raises TypeError, ValueError or OverflowError where its fill value is no value of its dtype.
+    Raises TypeError, ValueError or OverflowError if its fill value is not a value of its dtype.
     """
     found = data_type(dtype, where)
     shown = dict(attributes)
     names = shown.pop("_ARRAY_DIMENSIONS", None)
-    if dtype.kind in "OUSVmM" and "_FillValue" in shown:  # xarray decodes it of numbers alone in version 3
+    if dtype.kind in "OUSVmM" and "_FillValue" in shown:  # in version 3, xarray decodes it only for numbers
         fill = shown.pop("_FillValue")
         if dtype.kind in "OU":
             shown.setdefault("missing_value", fill)
@@ -135,8 +145,8 @@ def version_3(
         "node_type": "array",
         "shape": list(doc["shape"]),
         "data_type": found.name,
-        "chunk_grid": _named("regular", chunk_shape=list(doc["chunks"])),
-        "chunk_key_encoding": _named(encoding.name, separator=encoding.separator),
+        "chunk_grid": _spec("regular", chunk_shape=list(doc["chunks"])),
+        "chunk_key_encoding": _spec(encoding.name, separator=encoding.separator),
         "fill_value": _fill_value(doc.get("fill_value"), dtype.kind, found.zero),
         "codecs": _codecs(doc, dtype, found.endian, where),
         "attributes": shown,
@@ -146,44 +156,47 @@ def version_3(
     return out
 
 
-def _dtype(spelled: object, where: str) -> np.dtype[Any]:
-    """Return a dtype that version 2 spells as text; names of fields are in none."""
+def _dtype(name: object, where: str) -> np.dtype[Any]:
+    """Parse a dtype of version 2 without fields."""
     try:
-        if isinstance(spelled, str) and _DTYPE.fullmatch(spelled):
-            return np.dtype(spelled)
-        if spelled == "|O":
-            return np.dtype(object)  # which may be text: filters tell
+        if isinstance(name, str) and _DTYPE.fullmatch(name):
+            return np.dtype(name)
+        if name == "|O":
+            return np.dtype(object)  # text, if the first filter encodes text
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ManifestError(f"{where}: its dtype {str(spelled)[:80]!r} has no data type in version 3 of zarr")
+    raise ManifestError(f"{where}: its dtype {str(name)[:80]!r} has no data type in version 3 of zarr")
 
 
-def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Named]:
-    codecs: list[Named] = []
+def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Spec]:
+    codecs: list[Spec] = []
     if doc.get("order") == "F" and len(doc["shape"]) > 1:
-        codecs.append(_named("transpose", order=list(range(len(doc["shape"])))[::-1]))
+        codecs.append(_spec("transpose", order=list(range(len(doc["shape"])))[::-1]))
     filters: Sequence[Any] = doc.get("filters") or []
     if dtype.kind == "O":
         if not filters or not isinstance(filters[0], dict) or filters[0].get("id") != "vlen-utf8":
-            raise ManifestError(f"{where}: its objects are no text, which alone version 3 of zarr has")
+            raise ManifestError(f"{where}: expected objects to be text (filter vlen-utf8), as version 3 of zarr has")
         codecs.append({"name": "vlen-utf8"})
         return codecs + [_on_bytes(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c]
     on_arrays = [f for f in filters if isinstance(f, dict) and f.get("id") in _ON_ARRAYS]
     if on_arrays != list(filters[: len(on_arrays)]):
-        raise ManifestError(f"{where}: its filter {on_arrays[-1]['id']!r} follows one that makes bytes")
+        raise ManifestError(
+            f"{where}: its filter {on_arrays[-1]['id']!r}, on arrays, follows one on bytes: version 3 of zarr has no "
+            "such order"
+        )
     codecs += [_numcodecs(f) for f in on_arrays]
-    for codec in on_arrays:  # what a filter makes has an order of its own
+    for codec in on_arrays:  # the result of a filter has its own byte order
         match codec:
-            case {"encode_dtype": str(made)} | {"astype": str(made)} if made[:1] in ("<", ">", "|"):
-                endian = _ENDIAN.get(made[0])
-    codecs.append({"name": "bytes"} if endian is None else _named("bytes", endian=endian))
+            case {"encode_dtype": str(encoded)} | {"astype": str(encoded)} if encoded[:1] in ("<", ">", "|"):
+                endian = _ENDIAN.get(encoded[0])
+    codecs.append({"name": "bytes"} if endian is None else _spec("bytes", endian=endian))
     compressor = doc.get("compressor")
     for codec in (*filters[len(on_arrays) :], *([compressor] if compressor is not None else [])):
         codecs.append(_on_bytes(codec, dtype.itemsize, where))
     return codecs
 
 
-def _on_bytes(codec: Any, itemsize: int, where: str) -> Named:
+def _on_bytes(codec: Any, itemsize: int, where: str) -> Spec:
     match codec:
         case {"id": "blosc", "cname": cname, "clevel": level, **rest}:
             shuffle = rest.get("shuffle", 1)
@@ -191,23 +204,23 @@ def _on_bytes(codec: Any, itemsize: int, where: str) -> Named:
                 shuffle = 2 if itemsize == 1 else 1
             spelled = _SHUFFLES.get(shuffle, "shuffle") if isinstance(shuffle, int) else "shuffle"
             typesize, blocksize = rest.get("typesize", max(itemsize, 1)), rest.get("blocksize", 0)
-            return _named("blosc", cname=cname, clevel=level, shuffle=spelled, typesize=typesize, blocksize=blocksize)
+            return _spec("blosc", cname=cname, clevel=level, shuffle=spelled, typesize=typesize, blocksize=blocksize)
         case {"id": "gzip", **rest}:
-            return _named("gzip", level=rest.get("level", 1))
+            return _spec("gzip", level=rest.get("level", 1))
         case {"id": "zstd", **rest}:
-            return _named("zstd", level=rest.get("level", 0), checksum=bool(rest.get("checksum", False)))
+            return _spec("zstd", level=rest.get("level", 0), checksum=bool(rest.get("checksum", False)))
         case {"id": str(name)} if name in ON_BYTES:
             return _numcodecs(codec)
-    called = codec.get("id") if isinstance(codec, dict) else codec
-    raise ManifestError(f"{where}: its codec {str(called)[:80]!r} has no name in version 3 of zarr")
+    identifier = codec.get("id") if isinstance(codec, dict) else codec
+    raise ManifestError(f"{where}: its codec {str(identifier)[:80]!r} does not exist in version 3 of zarr")
 
 
-def _numcodecs(codec: Mapping[str, Any]) -> Named:
-    return _named(f"numcodecs.{codec['id']}", **{name: value for name, value in codec.items() if name != "id"})
+def _numcodecs(codec: Mapping[str, Any]) -> Spec:
+    return _spec(f"numcodecs.{codec['id']}", **{name: value for name, value in codec.items() if name != "id"})
 
 
 def _fill_value(value: Any, kind: str, zero: Any) -> Any:
-    """Return a fill value as version 3 spells it: the type's zero if version 2 has none."""
+    """Convert a fill value to version 3: the type's zero if version 2 has none."""
     if value is None:
         return zero
     match kind:
@@ -223,7 +236,7 @@ def _fill_value(value: Any, kind: str, zero: Any) -> Any:
 
 
 def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a fill value as xarray spells it in the attributes of version 3: base64 of a double, or of two."""
+    """Encode a fill value as xarray does in attributes of version 3: floats are base64 of a double, complex of two."""
     if dtype.kind == "c" and isinstance(value, list):
         return [for_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or isinstance(value, list):
@@ -233,7 +246,7 @@ def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def of_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return the fill value that xarray spells so in the attributes of version 3; what it does not, as it is."""
+    """Decode a fill value that xarray encoded in attributes of version 3; return other values unchanged."""
     if dtype.kind == "c" and isinstance(value, list):
         return [of_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or not isinstance(value, str):
@@ -244,8 +257,8 @@ def of_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
         return value
 
 
-def refilled(attributes: Mapping[str, Any], old: np.dtype[Any], new: np.dtype[Any]) -> dict[str, Any]:
-    """Return the attributes of an array of version 3 whose dtype changes: xarray spells ``_FillValue`` by dtype."""
+def convert_fill_attribute(attributes: Mapping[str, Any], old: np.dtype[Any], new: np.dtype[Any]) -> dict[str, Any]:
+    """Convert ``_FillValue`` in attributes of version 3 for a new dtype, since xarray encodes it by dtype."""
     if "_FillValue" not in attributes:
         return dict(attributes)
     return {**attributes, "_FillValue": for_xarray(of_xarray(attributes["_FillValue"], old), new)}

@@ -1,7 +1,7 @@
 """Zarr's metadata, versions 2 and 3: chunks and codecs of arrays, consolidated metadata, and the JSON. No I/O here.
 
-Metadata that contradicts itself is a ManifestError. What is only unknown here (another chunk grid or key encoding, an
-extension of zarr v3) is no error: such an array has no `ChunkGrid`, and its keys are taken as they come.
+Metadata that contradict themselves are a ManifestError. Unknown features (another chunk grid or key encoding, an
+extension of zarr v3) are not an error: such an array has no `ChunkGrid`, and its keys are not interpreted.
 """
 
 from __future__ import annotations
@@ -21,77 +21,77 @@ import msgspec
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, is_key, join, parent
 from refshard_fs.errors import ManifestError
 
-version = cache(metadata.version)  # of a package; finding it reads files, for a third of a millisecond
+version = cache(metadata.version)  # of a package; cached, since it reads files for a third of a millisecond
 
 # Names of metadata documents, of zarr's versions 3 and 2.
-ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # describe an array
-NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # describe an array or a group
+ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # documents of an array
+NODE_DOCUMENTS: Final = (*ARRAY_DOCUMENTS, ".zgroup")  # documents of an array or a group
 CONSOLIDATED: Final = ".zmetadata"
 METADATA_NAMES: Final = frozenset({*NODE_DOCUMENTS, ".zattrs", CONSOLIDATED})
 
 _DIVIDED: Final = re.compile(r"(?:[mM]8?|64)\[[^\]]*/\s*[-+]?[0-9]+\]")  # such as m8[s/0]
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-COUNTABLE: Final = 2**63  # there are fewer elements along a dimension, and fewer chunks in an array
+COUNTABLE: Final = 2**63  # elements along a dimension, and chunks in an array, must be fewer
 
 
 def loads(data: bytes | str) -> Any:
-    """Return the value of a JSON text; ValueError if it is none.
+    """Parse a JSON text; ValueError if it is invalid.
 
-    Zarr's writers need bare ``NaN``, ``Infinity``, ``-Infinity``, control characters in strings and a byte order mark
-    to be accepted. Nothing else is: more lenient parsers read ``-`` as 0 and ``01`` as 1.
+    Zarr's writers produce bare ``NaN``, ``Infinity``, ``-Infinity``, control characters in strings and byte order
+    marks, so these are accepted. Nothing else is: more lenient parsers read ``-`` as 0 and ``01`` as 1.
     """
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
         return json.loads(text.removeprefix("\ufeff"), strict=False)
     except RecursionError:
-        raise ValueError("its JSON nests too deep") from None
+        raise ValueError("its JSON is nested too deeply") from None
 
 
 def object_in(data: bytes | str, where: str) -> dict[str, Any]:
-    """Return the object of a JSON text; ManifestError, which begins with ``where``, if it is none."""
+    """Parse the JSON text of an object; ManifestError, which begins with ``where``, if it is invalid."""
     try:
         found = loads(data)
     except ValueError as e:
         raise ManifestError(f"{where} is not JSON: {e}") from e
     if not isinstance(found, dict):
-        raise ManifestError(f"{where} is no JSON object, but {type(found).__name__}")
+        raise ManifestError(f"{where}: expected a JSON object, got {type(found).__name__}")
     return found
 
 
 def dumps(obj: Any) -> bytes:
-    """Return ``obj`` as compact JSON in UTF-8, with bare ``NaN`` and ``Infinity``, which zarr reads.
+    """Encode ``obj`` as compact JSON in UTF-8, with bare ``NaN`` and ``Infinity``, which zarr reads.
 
-    Raises ValueError if it nests too deep, and TypeError if it has what JSON cannot express.
+    Raises ValueError if it is nested too deeply, and TypeError if JSON cannot express it.
     """
     try:
         return _JSON.encode(obj).encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can spell
+    except UnicodeEncodeError:  # a lone surrogate, which has to be escaped
         return json.dumps(obj, separators=(",", ":")).encode()
     except RecursionError:
-        raise ValueError("it nests too deep for JSON") from None
+        raise ValueError("it is nested too deeply for JSON") from None
 
 
 def is_metadata(key: str) -> bool:
-    """Whether ``key`` names metadata (of either version), and no chunk."""
+    """Return whether ``key`` names a metadata document of either version."""
     return key.rpartition("/")[2] in METADATA_NAMES
 
 
 def is_node_name(name: str) -> bool:
-    """Whether an array or a group can be called ``name``: one segment of a key, and no name of metadata."""
+    """Return whether an array or a group can have the name: one segment of a key, not a name of metadata."""
     return "/" not in name and "::" not in name and name not in METADATA_NAMES and is_key(name)
 
 
 def is_array_document(key: str) -> bool:
-    """Whether ``key`` names a document that may describe an array."""
+    """Return whether ``key`` names a document that may describe an array."""
     return key.rpartition("/")[2] in ARRAY_DOCUMENTS
 
 
 class ArrayMeta(msgspec.Struct, frozen=True):
-    """What one array's metadata says about its chunks.
+    """Facts about chunks from one array's metadata.
 
-    ``chunks`` are the elements of a stored chunk (of a sharded array: of a shard) along each dimension; None if chunks
-    differ in size, or that is unknown. ``grid`` is None if the chunk grid or its keys are unknown. ``dtype`` is spelled
-    as in the document, if need be as JSON. ``raw`` is the document, which must not be changed.
+    ``chunks`` is the shape of a stored chunk (in a sharded array, of a shard); None if chunks differ in size, or the
+    shape is unknown. ``grid`` is None if the chunk grid or the encoding of its keys is unknown. ``dtype`` is the text
+    in the document, or JSON if it is not text there. ``raw`` is the document, which must not be changed.
     """
 
     zarr_format: Literal[2, 3]
@@ -104,7 +104,7 @@ class ArrayMeta(msgspec.Struct, frozen=True):
 
 
 def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
-    """Return what a ``.zarray`` or ``zarr.json`` says; None for groups, and for versions other than 2 and 3.
+    """Parse a ``.zarray`` or ``zarr.json``; None for groups, and for versions other than 2 and 3.
 
     Raises ManifestError, which begins with ``where``, if the document breaks the specification of its version.
     """
@@ -117,7 +117,7 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
 
 
 def grid_of(doc: object) -> ChunkGrid | None:
-    """Return the grid of an array with metadata ``doc``, or with that text; None if there is none, or it is damaged."""
+    """Return the grid of the array with the metadata ``doc``, parsed or as JSON; None if damaged or without a grid."""
     try:
         doc = loads(doc) if isinstance(doc, bytes) else doc
         meta = array_meta(doc, "its metadata") if isinstance(doc, Mapping) else None
@@ -127,9 +127,9 @@ def grid_of(doc: object) -> ChunkGrid | None:
 
 
 def chunking(doc: Mapping[str, Any]) -> Any:
-    """Return what decides which bytes a chunk of the array with metadata ``doc`` has; equal if chunks are read alike.
+    """Return the part of an array's metadata that decides how its chunks are read, for comparison.
 
-    Neither the extent of the array is in it, nor what its codecs are configured with: writers spell that differently.
+    It has neither the shape of the array, nor the configurations of codecs, which writers write in different ways.
     """
     try:
         meta = array_meta(doc, "its metadata")
@@ -156,7 +156,7 @@ _STANDARD: Final = frozenset([
 
 
 def _names(codecs: Any) -> Any:
-    """Return the names of codecs of either version, and of sharding also what it divides shards into, and how."""
+    """Return the names of codecs of either version; for sharding also the shape and the codecs of inner chunks."""
     found: list[Any] = []
     for codec in codecs if isinstance(codecs, list) else ():
         match codec:
@@ -170,7 +170,7 @@ def _names(codecs: Any) -> Any:
 
 
 class _Plain(msgspec.Struct, gc=False):
-    """Ordinary metadata of version 2, as far as the grid needs it."""
+    """The members of ordinary metadata of version 2 that define the grid."""
 
     zarr_format: Literal[2]
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=COUNTABLE - 1)]]
@@ -186,7 +186,7 @@ _ENCODINGS: Final = {separator: ChunkKeyEncoding("v2", separator or ".") for sep
 
 
 def plain_grid(text: str) -> ChunkGrid | None:
-    """Return the grid of an ordinary ``.zarray``, at a tenth of the cost of `grid_of`; None if it is not ordinary."""
+    """Return the grid of an ordinary ``.zarray``, ten times faster than `grid_of`; None if it is not ordinary."""
     try:
         found = _plain.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -194,7 +194,7 @@ def plain_grid(text: str) -> ChunkGrid | None:
     shape, chunks = found.shape, found.chunks
     if len(shape) != len(chunks) or found.shards is not msgspec.UNSET or "/" in found.dtype:
         return None
-    counts = tuple([-(-extent // chunk) for extent, chunk in zip(shape, chunks)])  # noqa: B905  # as has been seen
+    counts = tuple([-(-extent // chunk) for extent, chunk in zip(shape, chunks)])  # noqa: B905  # checked above
     return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None
 
 
@@ -210,10 +210,10 @@ def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metad
 def consolidated_nodes(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
 ) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-    """Yield path and name of each document in a ``.zmetadata`` or a group's ``zarr.json``; and its content, of arrays.
+    """Yield path, name and, for arrays, the content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
 
-    Groups within the metadata of version 3 may have consolidated metadata of their own. Raises ManifestError if a key
-    cannot be one, or the document of a node is no object.
+    Groups in the metadata of version 3 may have their own consolidated metadata. Raises ManifestError for an invalid
+    key, and for the document of a node that is not an object.
     """
     pending = [("", doc)]
     while pending:
@@ -238,25 +238,25 @@ def consolidated_nodes(
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:
-    """Return a JSON object, which may also be the text of one."""
+    """Return a JSON object; parse it if it is text."""
     if isinstance(value, str):
         return object_in(value, where)
     if not isinstance(value, Mapping):
-        raise ManifestError(f"{where} is no JSON object, but {type(value).__name__}")
+        raise ManifestError(f"{where}: expected a JSON object, got {type(value).__name__}")
     return value
 
 
 def _version_2(doc: Mapping[str, Any], where: str) -> ArrayMeta:
     shape = integers(doc.get("shape"), "shape", where)
     chunks = _chunks(doc.get("chunks"), "chunks", shape, where)
-    if "shards" in doc:  # the prototype of sharding for v2 counts inner chunks per shard
+    if "shards" in doc:  # in the prototype of sharding for v2, the number of inner chunks per shard
         shards = _chunks(doc["shards"], "shards", shape, where)
         chunks = tuple(chunk * shard for chunk, shard in zip(chunks, shards, strict=True))
     separator = doc.get("dimension_separator")
     encoding = _encoding("v2", "." if separator is None else separator, "dimension_separator", where)
     order = doc.get("order", "C")
     if order not in ("C", "F"):
-        raise ManifestError(f"{where}: its order is {shown(order)}, neither 'C' nor 'F'")
+        raise ManifestError(f"{where}: its order is {shorten(order)}: expected 'C' or 'F'")
     grid = _grid(shape, tuple(map(_equal_chunks, shape, chunks)), encoding, where)
     return ArrayMeta(2, shape, chunks, grid, _dtype(doc.get("dtype"), "dtype", where), order, doc)
 
@@ -272,7 +272,7 @@ def _version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
 
 def _grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEncoding, where: str) -> ChunkGrid:
     if math.prod(counts) >= COUNTABLE:
-        raise ManifestError(f"{where}: its shape {shown(list(shape))} has more chunks than 64 bits can count")
+        raise ManifestError(f"{where}: its shape {shorten(list(shape))} has 2**63 chunks or more")
     return ChunkGrid(counts, encoding)
 
 
@@ -283,7 +283,7 @@ def _equal_chunks(extent: int, chunk: int) -> int:
 def _chunk_grid(
     spec: object, shape: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Return elements per chunk, and chunks per dimension; None if these differ, or are not known."""
+    """Return the shape of chunks (None if it varies), and the chunks per dimension; None if they are unknown."""
     match spec:
         case {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}:
             chunks = _chunks(chunk_shape, "chunk_shape", shape, where)
@@ -296,14 +296,17 @@ def _chunk_grid(
         case {"name": "rectilinear", "configuration": {"kind": str(kind)}} if kind != "inline":
             return None, None
         case {"name": "regular" | "rectilinear"}:
-            raise ManifestError(f"{where}: its chunk_grid {shown(spec)} lacks the configuration")
+            raise ManifestError(f"{where}: its chunk_grid {shorten(spec)} has no configuration")
         case {"name": str()} | str():
             return None, None
-    raise ManifestError(f"{where}: its chunk_grid is {shown(spec)}, no object with a name")
+    raise ManifestError(f"{where}: its chunk_grid is {shorten(spec)}: expected an object with a name")
 
 
 def _rectilinear(edges: object, extent: int, where: str) -> int:
-    """Return how many chunks cover ``extent``: edges are one number, or a list of numbers and of [number, repeats]."""
+    """Return the number of chunks that cover ``extent``.
+
+    ``edges`` is one length of all chunks, or a list of lengths and of pairs [length, repeats].
+    """
     match edges:
         case [_, *_]:
             covered = chunks = 0
@@ -311,11 +314,13 @@ def _rectilinear(edges: object, extent: int, where: str) -> int:
                 edge, repeats = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, 1)
                 size, times = integer(edge, "chunk_shapes", where), integer(repeats, "chunk_shapes", where)
                 if not size or not times:
-                    raise ManifestError(f"{where}: its chunk_shapes hold a 0: {shown(entry)}")
+                    raise ManifestError(
+                        f"{where}: its chunk_shapes contain {shorten(entry)}: expected positive numbers"
+                    )
                 chunks += min(times, max(0, -((covered - extent) // size)))
                 covered += size * times
             if covered < extent:
-                raise ManifestError(f"{where}: its chunk_shapes cover {covered} of {extent} elements")
+                raise ManifestError(f"{where}: its chunk_shapes cover only {covered} of {extent} elements")
             return chunks
     return _equal_chunks(extent, _chunks([edges], "chunk_shapes", (extent,), where)[0])
 
@@ -333,13 +338,13 @@ def _chunk_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
             return _chunk_key_encoding(name, where)
         case {"name": str()} | str():
             return None
-    raise ManifestError(f"{where}: its chunk_key_encoding is {shown(spec)}, no object with a name")
+    raise ManifestError(f"{where}: its chunk_key_encoding is {shorten(spec)}: expected an object with a name")
 
 
 def _encoding(name: Literal["default", "v2"], separator: object, field: str, where: str) -> ChunkKeyEncoding:
     if separator in (".", "/"):
         return ChunkKeyEncoding(name, str(separator))
-    raise ManifestError(f"{where}: its {field} has the separator {shown(separator)}, neither '.' nor '/'")
+    raise ManifestError(f"{where}: its {field} has the separator {shorten(separator)}: expected '.' or '/'")
 
 
 def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
@@ -348,32 +353,32 @@ def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tu
         raise ManifestError(f"{where}: its {field} has {len(chunks)} dimensions, its shape {len(shape)}")
     for chunk, extent in zip(chunks, shape, strict=True):
         if not chunk and extent:  # some writers give an empty dimension chunks of 0
-            raise ManifestError(f"{where}: its {field} is 0 for a dimension of {extent}")
+            raise ManifestError(f"{where}: its {field} is 0 for a dimension of {extent} elements: expected 1 or more")
     return chunks
 
 
 def integers(value: object, field: str, where: str) -> tuple[int, ...]:
-    """Return a list of whole numbers."""
+    """Check a list of integers; return it as a tuple."""
     match value:
         case [*items]:
             return tuple(integer(item, field, where) for item in items)
-    raise ManifestError(f"{where}: its {field} is {shown(value)}, no list of integers")
+    raise ManifestError(f"{where}: its {field} is {shorten(value)}: expected a list of integers")
 
 
 def integer(value: object, field: str, where: str, least: int = 0) -> int:
-    """Return a whole number of at least ``least`` that 63 bits hold."""
+    """Check an integer from ``least`` to 2**63 - 1; return it."""
     match value:
         case bool():
             pass
         case int() if least <= value < COUNTABLE:
             return value
-        case float() if value.is_integer() and least <= value < 2**53:  # written so by some JavaScript and pandas code
+        case float() if value.is_integer() and least <= value < 2**53:  # some JavaScript and pandas code writes 5.0
             return int(value)
-    raise ManifestError(f"{where}: its {field} holds {shown(value)}, no integer from {least} to 2**63-1")
+    raise ManifestError(f"{where}: its {field} contains {shorten(value)}: expected an integer from {least} to 2**63-1")
 
 
 def is_divided(dtype: str) -> bool:
-    """Whether a dtype's name has a unit of time with a divisor: numpy ends the process if that is 0."""
+    """Return whether a dtype's name has a unit of time with a divisor: numpy ends the process if it is 0."""
     return _DIVIDED.search(dtype) is not None
 
 
@@ -383,14 +388,14 @@ def _dtype(value: object, field: str, where: str) -> str:
         case {"name": str()} | [_, *_]:
             text = dumps(value).decode()
     if isinstance(text, str):
-        if is_divided(text):  # which numpy does not write, and which may kill the reader after us
-            raise ManifestError(f"{where}: its {field} is {shown(value)}, a unit of time with a divisor")
+        if is_divided(text):  # numpy does not write these, and may end the process that parses one
+            raise ManifestError(f"{where}: its {field} is {shorten(value)}: expected a unit of time without a divisor")
         return text
-    raise ManifestError(f"{where}: its {field} is {shown(value)}")
+    raise ManifestError(f"{where}: its {field} is {shorten(value)}: expected the name of a data type")
 
 
-def shown(value: object) -> str:
-    """Return a value of a JSON document short enough for an error."""
+def shorten(value: object) -> str:
+    """Return a value of a JSON document as a short text for errors."""
     if value is None:
         return "missing"
     try:
@@ -401,14 +406,15 @@ def shown(value: object) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# How an array's chunks are encoded, and whether that is known and safe.
+# The codecs of an array: whether they are known and safe.
 
 
 _CODECS: Final = ("codecs", "compressor", "filters")
 _PICKLES: Final = ("pickle", "numcodecs.pickle")
 
-# The name of a codec: readers name a codec that they do not know in their error. VirtualiZarr 1.0.0 writes version 2's
-# filters as codecs, or null, and leaves out compressor, order and (mostly) fill value: chunks cannot be decoded.
+# VirtualiZarr 1.0.0 writes version 2's filters as codecs, or null, and leaves out compressor, order and (mostly) fill
+# value, so that chunks cannot be decoded. This text replaces the name of the codec, since readers name unknown codecs
+# in their errors.
 _LOST: Final = (
     "none that is known: its writer (VirtualiZarr 1.0.0?) left out how the chunks of array %r are encoded; "
     "if you know it, put codecs and fill_value into its zarr.json"
@@ -416,47 +422,51 @@ _LOST: Final = (
 _UNKNOWN: Final = "?"
 
 
-def lost(path: str) -> dict[str, Any]:
-    """Return a codec in place of those that the writer of the array ``path`` left out."""
+def lost_codec(path: str) -> dict[str, Any]:
+    """Return a codec in place of the codecs that the writer of the array ``path`` left out."""
     return {"name": _LOST % path}
 
 
 def names_codecs(codecs: object) -> bool:
-    """Whether ``codecs`` are a list of codecs of version 3; null, or the filters of version 2, are not."""
+    """Return whether ``codecs`` is a list of codecs of version 3; null and filters of version 2 are not."""
     if not isinstance(codecs, list | tuple) or not codecs:
         return False
     return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
 
 
-def transformed(doc: Mapping[str, Any]) -> str | None:
-    """Return why storage transformers hide the chunks of an array with metadata ``doc``; None if it has none."""
+def transformer_problem(doc: Mapping[str, Any]) -> str | None:
+    """Return an error text if the array has storage transformers, so that its chunks are unknown; else None."""
     found = doc.get("storage_transformers")
-    return f"its storage_transformers are {_spelled(found)}, and how these store chunks is not known" if found else None
+    return (
+        f"its storage_transformers are {_short_json(found)}: expected none, since none are supported" if found else None
+    )
 
 
-def undecodable(meta: ArrayMeta, path: str) -> str | None:
-    """Return why nobody can know how the chunks of the array ``path`` are encoded; None if its metadata says it."""
+def decoding_problem(meta: ArrayMeta, path: str) -> str | None:
+    """Return an error text if the metadata of the array ``path`` do not say how its chunks are encoded; else None."""
     if meta.zarr_format == 3:
         codecs = meta.raw.get("codecs")
-        if codecs == [lost(path)]:
+        if codecs == [lost_codec(path)]:
             return f"its codecs are {_LOST % path}"
         if not names_codecs(codecs):
-            return f"its codecs are {_spelled(codecs)}, no list of codecs with names"
-        return transformed(meta.raw)
-    for member, given in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
-        names = [codec.get("id") if isinstance(codec, dict) else None for codec in _listed(given) if codec is not None]
-        if not isinstance(given, list) or not all(isinstance(name, str) for name in names):
-            return f"its member '{member}' is {_spelled(meta.raw[member])}, which names no codec"
+            return f"its codecs are {_short_json(codecs)}: expected a list of codecs with names"
+        return transformer_problem(meta.raw)
+    for member, codecs in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
+        names = [
+            codec.get("id") if isinstance(codec, dict) else None for codec in _as_list(codecs) if codec is not None
+        ]
+        if not isinstance(codecs, list) or not all(isinstance(name, str) for name in names):
+            return f"its member '{member}' is {_short_json(meta.raw[member])}: expected codecs with an 'id'"
     return None
 
 
-def unsafe(meta: ArrayMeta) -> str | None:
-    """Return why decoding the chunks of an array here would not be safe; None if it is."""
+def safety_problem(meta: ArrayMeta) -> str | None:
+    """Return an error text if decoding the chunks of an array would be unsafe; else None."""
     pending = [meta.raw.get(member) for member in _CODECS]
     while pending:
         match pending.pop():
             case str(text) if is_divided(text):
-                return f"its codecs have a type that numpy may end the process over: {text[:100]!r}"
+                return f"its codecs have the type {text[:100]!r}, for which numpy may end the process"
             case {**members}:
                 if any(members.get(name) in _PICKLES for name in ("id", "name")):
                     return "its chunks are pickles, which may run code: they are never read"
@@ -466,16 +476,16 @@ def unsafe(meta: ArrayMeta) -> str | None:
     return None
 
 
-def pickled(document: bytes) -> bool:
-    """Whether ``document``, the metadata of an array or consolidated ones, name a codec that unpickles chunks.
+def uses_pickle(document: bytes) -> bool:
+    """Return whether ``document``, metadata of an array or consolidated metadata, has a codec that unpickles chunks.
 
-    Some readers do so even to decode the fill value, when they open the array.
+    Some readers unpickle even the fill value, when they open the array.
     """
-    if not may_be_pickled(document):
+    if not may_use_pickle(document):
         return False
     try:
-        pending: list[Any] = [json.loads(document)]  # as zarr does: others refuse NaN
-    except ValueError:  # nobody makes an array of it
+        pending: list[Any] = [json.loads(document)]  # zarr's own parser; others refuse NaN
+    except ValueError:  # no reader accepts the document
         return False
     except RecursionError:
         return True
@@ -490,9 +500,9 @@ def pickled(document: bytes) -> bool:
     return False
 
 
-def may_be_pickled(document: bytes) -> bool:
-    """Whether it takes parsing to tell that a document is not `pickled`."""
-    return any(mark in document for mark in (b"pickle", b"\\u", b"\0"))  # escaped, or in UTF-16, as json takes it
+def may_use_pickle(document: bytes) -> bool:
+    """Return whether a document has to be parsed to decide that it is not `uses_pickle`."""
+    return any(mark in document for mark in (b"pickle", b"\\u", b"\0"))  # json accepts escapes and UTF-16
 
 
 def _is_attributes(member: str) -> bool:
@@ -500,43 +510,43 @@ def _is_attributes(member: str) -> bool:
 
 
 def codec_documents(meta: ArrayMeta) -> list[Any]:
-    """Return an array's codecs as its metadata spells them, in the order in which they encode."""
+    """Return the codecs in an array's metadata, in the order in which they encode."""
     if meta.zarr_format == 3:
-        return _listed(meta.raw.get("codecs"))
+        return _as_list(meta.raw.get("codecs"))
     last = meta.raw.get("compressor")
-    return [*_listed(meta.raw.get("filters") or []), *([] if last is None else [last])]
+    return [*_as_list(meta.raw.get("filters") or []), *([] if last is None else [last])]
 
 
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
-    """Return the names of an array's codecs, in the order in which they encode; those of inner chunks in brackets."""
-    return tuple(map(_named, codec_documents(meta)))
+    """Return the names of an array's codecs in the order in which they encode, codecs of inner chunks in brackets."""
+    return tuple(map(_codec_name, codec_documents(meta)))
 
 
-def _spelled(value: Any) -> str:
+def _short_json(value: Any) -> str:
     return dumps(value).decode()[:100]
 
 
-def _listed(codecs: Any) -> list[Any]:
+def _as_list(codecs: Any) -> list[Any]:
     return codecs if isinstance(codecs, list) else [codecs]
 
 
-def _named(codec: Any) -> str:
+def _codec_name(codec: Any) -> str:
     match codec:
         case {"name": "sharding_indexed", "configuration": {"codecs": [*inner]}}:
-            return f"sharding_indexed[{', '.join(map(_named, inner))}]"
+            return f"sharding_indexed[{', '.join(map(_codec_name, inner))}]"
         case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
             return f"{name}({kind})"
         case {"name": str(name)} | {"id": str(name)} | str(name):
-            return _UNKNOWN if " " in name else name  # see `lost`
+            return _UNKNOWN if " " in name else name  # see `lost_codec`
     return _UNKNOWN
 
 
 # ----------------------------------------------------------------------------------------------------
-# The zarr that will read what is shown: the one that the process has imported, or else the one that is installed.
+# The version of zarr that reads our metadata: the imported one, or else the installed one.
 
 
 def zarr_major() -> int | None:
-    """Return the first number of zarr's version; None where there is no zarr."""
+    """Return the first number of zarr's version; None if zarr is not installed."""
     found = getattr(sys.modules.get("zarr"), "__version__", None)
     try:
         major = (found if isinstance(found, str) else version("zarr")).partition(".")[0]
@@ -546,9 +556,9 @@ def zarr_major() -> int | None:
 
 
 def dimension_names(meta: ArrayMeta, attributes: bytes | None) -> tuple[str, ...]:
-    """Return the names of an array's dimensions, an empty one for those without; () if the metadata has no names.
+    """Return the names of an array's dimensions, "" for a dimension without a name; () if the metadata have no names.
 
-    ``attributes`` is the text of the array's ``.zattrs``, where xarray has the names in version 2.
+    ``attributes`` is the text of the array's ``.zattrs``, where xarray writes the names in version 2.
     """
     names = meta.raw.get("dimension_names")
     if names is None and attributes is not None:

@@ -68,7 +68,7 @@ class TimeUnits(NamedTuple):
         calendar = calendar_of(attributes)
         return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
 
-    def converted(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
+    def convert(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
         """Return numbers of these units as numbers of others, 64 bits wide; ValueError where an instant would change.
 
         A floating-point number as close to a whole second as its type tells apart means that second. If ``rounded``,

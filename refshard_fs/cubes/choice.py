@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Given
-from refshard_fs.core.consolidated import reconsolidated, repeats
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, SingleChunk
+from refshard_fs.core.consolidated import reconsolidate, repeats
 from refshard_fs.core.keys import is_within, join, nearest, parent
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
@@ -155,7 +155,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def added(self, zarr_format: int) -> ArrayGroup:
         """Return the arrays that it adds, as a source of its own."""
         arrays = {path.strip("/"): one.description(path) for path, one in self.assign.items()}
-        chunks = {path.strip("/"): Given(one.values()) for path, one in self.assign.items()}
+        chunks = {path.strip("/"): SingleChunk(one.values()) for path, one in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
 
 
@@ -341,7 +341,7 @@ def documents_of(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     for key in sorted(found, key=lambda key: -key.count("/")):
         if parent(key)[1] in ("zarr.json", CONSOLIDATED) and repeats(key, found[key]):
             others = {other: document for other, document in found.items() if other != key}
-            found[key] = reconsolidated(key, found[key], others, lambda gone: gone not in found)
+            found[key] = reconsolidate(key, found[key], others, lambda gone: gone not in found)
     return found
 
 

@@ -20,7 +20,7 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name
-from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, driven, of_origin
+from refshard_fs.core.model import Entry, Inline, Listed, Need, Origin, Steps, drive, of_origin
 from refshard_fs.cubes import NAME
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.recutting import Placement
@@ -321,7 +321,7 @@ def of_part(steps: Steps[T], origin: Origin) -> Steps[T]:
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
         return (yield of_origin(need, origin))
 
-    return of_origin((yield from driven(steps, meet)), origin)
+    return of_origin((yield from drive(steps, meet)), origin)
 
 
 # ----------------------------------------------------------------------------------------------------

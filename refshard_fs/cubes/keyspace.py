@@ -21,11 +21,11 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.columns import WHOLE, UInt64s
-from refshard_fs.core.documents import Documents, Shown
+from refshard_fs.core.documents import Documents, NodeView
 from refshard_fs.core.dtypes import itemsize_of, plain_document
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative, splits
-from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, place, tails
+from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, tails
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.sharing import Sharing
@@ -121,10 +121,10 @@ class FullLength:
         self.document, self.where = document, where
         self.starts = document.starts
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[ConcatArray]]:
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ConcatArray]]:
         return self._rewrite
 
-    def _rewrite(self, doc: Mapping[str, Any], path: str) -> Shown[ConcatArray]:
+    def _rewrite(self, doc: Mapping[str, Any], path: str) -> NodeView[ConcatArray]:
         if doc.get("node_type") == "group":
             return doc, None
         is_stacked = path in self.document.stacked
@@ -308,7 +308,7 @@ class ConcatKeySpace(KeySpace):
         found: list[LookUp] = []
         by_part: dict[tuple[str, int], tuple[list[int], list[Sequence[int]]]] = {}
         for number, key in enumerate(keys):
-            at = None if self._documents.is_document(key) else place(self.grids, key)
+            at = None if self._documents.is_document(key) else find_chunk(self.grids, key)
             array = None if at is None else self._documents.arrays.get(at.array)
             if at is None or array is None or not array.starts or array.grid is None:
                 found.append(self.single_lookup(number, key))
@@ -322,7 +322,7 @@ class ConcatKeySpace(KeySpace):
         return found
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         array = None if at is None else self._documents.arrays.get(at.array)
         if at is None or array is None or not array.starts or array.grid is None or array.recut is not None:
             return
@@ -513,7 +513,7 @@ class ConcatKeySpace(KeySpace):
         path, array, grid = yield from self._array_of(join(prefix, "x"))
         if array is None or grid is None:
             names = yield from self.first.children(prefix)
-            return None if names is None else (yield from self._documents.sized(prefix, names))
+            return None if names is None else (yield from self._documents.with_sizes(prefix, names))
         if prefix == path:
             return (yield from self._array_directory(path, array, grid))
         leading = grid.leading(relative(prefix, path))
@@ -537,7 +537,7 @@ class ConcatKeySpace(KeySpace):
     def _array_directory(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
         """List the directory of an array: its documents, and the chunks of all parts."""
         names = yield from self.first.children(path)
-        shown = yield from self._documents.sized(path, names or ())
+        shown = yield from self._documents.with_sizes(path, names or ())
         grids = {grid, array.stored_grid}
         others = [n for n in shown if not any(g.has_name(n.name, is_directory=n.is_directory) for g in grids)]
         chunks = [Listed("c", None, True) for n in shown if n.name == "c" and n not in others and grid.is_nested]
@@ -618,7 +618,7 @@ class ConcatKeySpace(KeySpace):
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         found = yield from self.first.contents(prefix, errors)
         members: dict[str, Any] = {}
-        others = {key: size for key, size in found.others.items() if place(self.grids, key) is None}
+        others = {key: size for key, size in found.others.items() if find_chunk(self.grids, key) is None}
         for key in found.members:
             if not zarrmeta.is_metadata(key):
                 others[key] = None

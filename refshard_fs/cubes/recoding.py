@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.compression import check_blosc, check_chunk, promised
+from refshard_fs.core.compression import check_blosc, check_chunk, chunk_limits
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import ON_BYTES, of_xarray
-from refshard_fs.core.zarrmeta import ArrayMeta, undecodable, unsafe
+from refshard_fs.core.zarrmeta import ArrayMeta, decoding_problem, safety_problem
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
 from refshard_fs.errors import ManifestError
 
@@ -45,7 +45,7 @@ class ChunkDecoder:
     def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
         """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
         dtype = dtype_of(meta)
-        if dtype is None or meta.chunks is None or undecodable(meta, "") or unsafe(meta):
+        if dtype is None or meta.chunks is None or decoding_problem(meta, "") or safety_problem(meta):
             return None
         pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
         if pipeline is None:
@@ -90,7 +90,7 @@ def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int)
 
     Other chunks have to be checked before they are decoded.
     """
-    count, most = promised(meta)
+    count, most = chunk_limits(meta)
     if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` bounds them
         return None
     kind = codecs[0].codec_id if codecs else ""
@@ -228,16 +228,16 @@ class Recoding(msgspec.Struct, frozen=True):
     where: str
 
     def make(self, raw: bytes) -> bytes:
-        return encode_chunk(_encoding(self.mine).meta, self.converted(self.decoded(raw)))
+        return encode_chunk(_encoding(self.mine).meta, self.convert(self.decode(raw)))
 
-    def decoded(self, raw: bytes) -> npt.NDArray[Any]:
+    def decode(self, raw: bytes) -> npt.NDArray[Any]:
         """Return the values of a chunk of the one array."""
         decoder = _encoding(self.theirs).decoder
         if decoder is None:
             raise ValueError(f"{self.where}: its chunks cannot be decoded here")
         return decoder.decode(raw)
 
-    def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values of the one array as the other one has them."""
         return self._convert(values, _encoding(self.theirs), _encoding(self.mine))
 
@@ -305,7 +305,7 @@ class Recoding(msgspec.Struct, frozen=True):
     ) -> npt.NDArray[Any]:
         assert mine.times is not None, "both are times"
         try:
-            there = theirs.converted(values[~missing], mine.times, rounded=mine.dtype.kind == "f")
+            there = theirs.convert(values[~missing], mine.times, rounded=mine.dtype.kind == "f")
         except ValueError as e:
             raise ValueError(f"{self.where}: {e}") from e
         numbers = np.zeros(values.shape, there.dtype)
@@ -345,11 +345,11 @@ class _Chain(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         return self.then.make(self.first.make(raw))
 
-    def decoded(self, raw: bytes) -> npt.NDArray[Any]:
-        return self.then.decoded(self.first.make(raw))
+    def decode(self, raw: bytes) -> npt.NDArray[Any]:
+        return self.then.decode(self.first.make(raw))
 
-    def converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self.then.converted(values)
+    def convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self.then.convert(values)
 
     def absent(self) -> bytes | None:
         filled = self.first.absent() if isinstance(self.first, FillingRecipe) else None
@@ -376,11 +376,11 @@ def recoding(
         if one.times != other.times and (one.is_packed or other.is_packed):
             raise ValueError("times in other units that are packed are not recoded")
         if one.times != other.times and one.times is not None and other.times is not None:
-            other.times.converted(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
+            other.times.convert(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
         elif (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
             raise ValueError("no type that is recoded to holds both: values of the one are not all values of the other")
-        promised(one.meta)  # before chunks of that size are made
-        promised(other.meta)
+        chunk_limits(one.meta)  # before chunks of that size are made
+        chunk_limits(other.meta)
         encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import MOST, promised
+from refshard_fs.core.compression import MOST, chunk_limits
 from refshard_fs.core.dtypes import dtype_of, fill_of, plain_document
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -57,7 +57,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
             raise ValueError("expected numbers, in chunks of one size")
-        promised(meta)  # before a chunk of that size is made
+        chunk_limits(meta)  # before a chunk of that size is made
         if decode_chunk(meta, encode_chunk(meta, np.zeros(meta.chunks, dtype))) is None:
             raise ValueError("they cannot be decoded here")
     except ValueError as e:
@@ -274,7 +274,7 @@ class PartArray(msgspec.Struct, frozen=True):
         dtype = dtype_of(self.meta)
         assert dtype is not None, "only arrays of numbers are recut"
         fill = np.full(1, fill_of(self.meta, dtype), dtype)
-        return (fill if self.recoding is None else self.recoding.converted(fill)).astype(self.dtype)
+        return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)
 
     def piece(self, found: Entry, box: Box) -> Entry:
         """Return the entry of the elements ``box`` of the chunk at ``found``."""
@@ -352,7 +352,7 @@ class Cut(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.source.where}: its chunks cannot be decoded here")
         values = values[tuple(slice(start, stop) for start, stop in self.box)]
         if self.source.recoding is not None:
-            values = self.source.recoding.converted(values)
+            values = self.source.recoding.convert(values)
         return np.ascontiguousarray(values, self.source.dtype).tobytes()
 
     def absent(self) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, nearest, parent, relative
-from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merged
+from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merge_listings
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS, ArrayMeta
 from refshard_fs.cubes.choice import Choice, Node, choose, documents_of, nodes_of
@@ -276,7 +276,7 @@ class Selection(View):
         if path is None:
             return own
         chunks = yield from self._chunks_in(path, self._arrays[path], "" if prefix == path else relative(prefix, path))
-        return merged(chunks or (), own or ()) if own is not None or chunks else None
+        return merge_listings(chunks or (), own or ()) if own is not None or chunks else None
 
     def _to_row(self, prefix: str, name: tuple[str, bool]) -> Listed:
         data = self._documents.get(join(prefix, name[0]))

@@ -1,4 +1,4 @@
-"""Boxes of chunks, which tasks read as one: a grid of chunks, cut into equal boxes of some chunks each. No I/O here."""
+"""Divide a grid of chunks into equal boxes: tasks read the chunks of a box together. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from refshard_fs.core.keys import ChunkGrid
 
 
 class Boxes:
-    """A grid of chunks, cut into boxes of ``extents`` chunks; those at the ends may be smaller.
+    """A grid of chunks, divided into boxes of ``extents`` chunks; boxes at the ends may be smaller.
 
-    A box's number is its place in C order, as a chunk's is. Boxes of one chunk have the numbers of their chunks.
+    A box's number is its position in C order. Boxes of one chunk have the numbers of their chunks.
     """
 
     def __init__(self, grid: ChunkGrid, extents: tuple[int, ...]) -> None:
@@ -24,14 +24,14 @@ class Boxes:
 
     @classmethod
     def around(cls, grid: ChunkGrid, numbers: Sequence[int]) -> Boxes | None:
-        """Return the boxes of which one has just the chunks ``numbers``; None if these fill no such box."""
+        """Choose boxes such that the chunks ``numbers`` are exactly one of them; None if this is not possible."""
         low, high = _bounds(grid, numbers)
         extents = tuple(last - first + 1 for first, last in zip(low, high, strict=True))
         is_aligned = all(first % extent == 0 for first, extent in zip(low, extents, strict=True))
         return cls(grid, extents) if is_aligned and math.prod(extents) == len(numbers) else None
 
     def number_of(self, numbers: Sequence[int]) -> int | None:
-        """Return the number of the box that has just the chunks ``numbers``; None if there is none."""
+        """Return the number of the box that has exactly the chunks ``numbers``; None if there is none."""
         if self.is_of_chunks:
             return numbers[0] if len(numbers) == 1 else None
         low, high = _bounds(self.grid, numbers)

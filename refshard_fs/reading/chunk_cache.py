@@ -1,15 +1,15 @@
-"""Ranges of remote objects in files, for all processes of one user: bounded, and never taken for another version.
+"""A bounded cache of ranges of remote objects in files, for all processes of one user.
 
-A range is a file. Its name is a digest of URL and range, and its end holds a digest of the object's version and a
-checksum of everything: a file that was cut short, harmed, renamed, or kept of another version is as if it were not
-there. URLs, which may hold what gives access, are in no name and in no file.
+Each range is a file. Its name is a digest of URL and range. Its end has a digest of the object's version and a checksum
+of everything: a file that is cut short, damaged, renamed, or of another version counts as absent. URLs, which may
+contain credentials, are neither in names nor in files.
 
-A file is written aside and renamed into place, so that no reader sees a part of it, and a killed writer leaves a draft
-at most. Nothing waits until it is on the disk: what a power failure makes of a file, the checksum tells.
+A file is written under another name and then renamed, so that readers never see a part of it; a killed writer leaves
+only a draft. Writes do not wait for the disk: after a power failure, the checksum finds damaged files.
 
-The bound holds for all processes together: one of them writes at a time, and adds to one number before it does. A
-writer that is killed, and a file that is replaced or deleted, leave that number too large and never too small. Once it
-passes the bound, the files are counted, and the least recently read are deleted.
+The limit holds for all processes together. One process writes at a time, and first adds the size to a shared total. If
+a writer is killed, or a file is replaced or deleted, the total is too large, never too small. When the total exceeds
+the limit, the files are counted, and the least recently read are deleted.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ from refshard_fs.reading.index_cache import STALE, is_own_file, is_private, open
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import seconds, strong
 
-CAPACITY: Final = 10 << 30  # bytes, unless the user says how many
+CAPACITY: Final = 10 << 30  # bytes, by default
 SUFFIX: Final = ".refchunk"
 DRAFT: Final = ".refdraft"
-TOTAL: Final = "total.refchunks"  # so many bytes are kept, or fewer
-WAITING: Final = 32 * MIB  # bytes that wait to be written; more are not kept, since no reader waits for the disk
-PAUSE: Final = (
-    0.05  # seconds in which ranges gather, to be written together: a lock and a thread cost as much as a file
-)
+TOTAL: Final = "total.refchunks"  # the name of the file with an upper bound of the bytes that are kept
+WAITING: Final = 32 * MIB  # the most bytes that wait to be written; more are dropped, so that readers never wait
+# Seconds in which ranges are collected to be written together: a lock and a thread cost as much as writing a file.
+PAUSE: Final = 0.05
 BATCH: Final = 4 * MIB  # bytes that are written at a time, while other processes wait
-BLOCK: Final = 4096  # bytes of a disk that a file takes, or a multiple
-RECENT: Final = 60.0  # seconds in which a file that is read again is not marked as read again
-SETTLED: Final = 60.0  # seconds after which a time, perhaps of whole seconds, tells versions apart (RFC 9110, 8.8.2.2)
+BLOCK: Final = 4096  # bytes: a file takes a multiple of this on the disk
+RECENT: Final = 60.0  # seconds after a read in which further reads of a file do not update its time of use
+SETTLED: Final = 60.0  # seconds after which a time of modification identifies a version (RFC 9110, 8.8.2.2)
 PATIENCE: Final = 10.0  # seconds that a writer waits for others
 
 _MAGIC: Final = b"refchnk1"
 _END: Final = struct.Struct("<8sQ16sQ")  # magic, bytes of data, digest of the version, checksum
 _TOTAL: Final = struct.Struct("<QQ")  # bytes, and their checksum
 _BINARY: Final = getattr(os, "O_BINARY", 0)
-_writing = fork_safe(threading.Lock())  # held with the lock of a file, which does not keep out threads of its process
+_writing = fork_safe(threading.Lock())  # held with the file's lock, which does not exclude threads of this process
 
 
 class _Entry(NamedTuple):
@@ -72,9 +71,9 @@ class _Entry(NamedTuple):
 
 
 class ChunkCache:
-    """The ranges kept in ``directory``, at most ``capacity`` bytes of them. Thread-safe.
+    """A cache of ranges in ``directory``, of at most ``capacity`` bytes. Thread-safe.
 
-    Callers tell which version of an object they read: `get` returns bytes of that version alone.
+    Callers pass the version of an object: `get` returns only bytes of this version.
     """
 
     def __init__(self, directory: str | os.PathLike[str], capacity: int) -> None:
@@ -84,13 +83,13 @@ class ChunkCache:
         self._lock = fork_safe(threading.Lock())
         self._process = os.getpid()
         self._waiting: deque[_Entry] = deque()
-        self._bytes = 0  # that wait
+        self._bytes = 0  # that wait to be written
         self._writer: threading.Thread | None = None
         self._is_full = threading.Event()  # a batch has gathered
-        self._is_broken = False  # nothing is written any more
+        self._is_broken = False  # writing has failed, and is not tried again
 
     def has(self, span: Span) -> bool:
-        """Whether ``span`` is kept, of whatever version."""
+        """Return whether ``span`` is kept, in any version."""
         try:
             os.stat(self._path(_name(span)), follow_symlinks=False)
         except OSError:
@@ -98,7 +97,7 @@ class ChunkCache:
         return True
 
     def get(self, span: Span, facts: Facts | None) -> bytes | None:
-        """Return the bytes of ``span`` of the version that ``facts`` tell; None if these are not kept."""
+        """Return the bytes of ``span`` in the version of ``facts``; None if they are not kept."""
         version = _version(facts)
         if version is None:
             return None
@@ -131,16 +130,17 @@ class ChunkCache:
         return data
 
     def put(self, span: Span, facts: Facts | None, data: bytes) -> None:
-        """Have ``data``, the bytes of ``span`` of the version that ``facts`` tell, written by a thread.
+        """Write ``data``, the bytes of ``span`` in the version of ``facts``, in a thread.
 
-        The process waits for it at its end. Nothing is kept if nothing tells the version, or if too much waits already.
+        The process waits for the thread before it exits. Nothing is kept if ``facts`` do not identify a version, or if
+        too many bytes wait already.
         """
         version = _version(facts)
         if version is None or not data or self._is_broken:
             return
         entry = _Entry(_name(span), version, data)
         with self._lock:
-            if self._process != os.getpid():  # forked: the thread is the parent's
+            if self._process != os.getpid():  # in a forked child, the thread does not exist
                 self._process, self._writer, self._bytes = os.getpid(), None, 0
                 self._is_full = threading.Event()
                 self._waiting.clear()
@@ -154,7 +154,7 @@ class ChunkCache:
                 self._writer = threading.Thread(target=self._write_all, name="refshard-chunk-cache", daemon=False)
                 try:
                     self._writer.start()
-                except RuntimeError:  # the process ends
+                except RuntimeError:  # the process is exiting
                     self._is_broken = True
 
     def _path(self, name: str) -> str:
@@ -163,7 +163,7 @@ class ChunkCache:
     # ------------------------------------------------------------------ writing
 
     def _write_all(self) -> None:
-        """Write what waits, and end once nothing does."""
+        """Write all waiting ranges, and end when there are no more."""
         most = min(BATCH, self.capacity // 8)
         while True:
             self._is_full.wait(PAUSE)
@@ -186,12 +186,12 @@ class ChunkCache:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not is_private(self._root):
-                raise PermissionError(errno.EPERM, "it is a link, or others may write to it", self._root)
+                raise PermissionError(errno.EPERM, "it is a link, or other users may write to it", self._root)
             with _writing, _locked(os.path.join(self._root, TOTAL)) as descriptor:
                 if descriptor is not None and self._reserve(descriptor, size):
                     for entry in batch:
                         self._write_one(entry)
-        except Exception as e:  # noqa: BLE001  # whatever it is, reading goes on
+        except Exception as e:  # noqa: BLE001  # reading must continue after any error
             self._is_broken = True
             reason = e.strerror if isinstance(e, OSError) and e.strerror else repr(e)
             warnings.warn(
@@ -223,11 +223,12 @@ class ChunkCache:
         except BaseException as e:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
-            if not isinstance(e, FileNotFoundError | PermissionError):  # it made room, or, on Windows, is being read
+            # Not errors: another process deleted the draft to make room, or, on Windows, the file is being read.
+            if not isinstance(e, FileNotFoundError | PermissionError):
                 raise
 
     def _reserve(self, descriptor: int, size: int) -> bool:
-        """Add ``size`` to the bytes of all processes, if there is room for them or some can be made."""
+        """Add ``size`` to the total of all processes; delete files if necessary. Return False if there is no room."""
         total = _total(os.read(descriptor, _TOTAL.size))
         if total is None or total + size > self.capacity:
             total = self._make_room(size)
@@ -238,12 +239,12 @@ class ChunkCache:
         return True
 
     def _make_room(self, size: int) -> int:
-        """Count the files, delete some unless there is room for ``size`` bytes, and return how many bytes are left."""
+        """Count the files, delete some if there is no room for ``size`` bytes, and return the total that remains."""
         files = list(self._files())
         total = sum(length for _, _, length in files)
         if total + size <= self.capacity:
             return total
-        most = min(self.capacity * 7 // 8, self.capacity - size)  # counting takes time: make room for more
+        most = min(self.capacity * 7 // 8, self.capacity - size)  # counting is slow, so make room for later writes
         for path, _, length in sorted(files, key=itemgetter(1)):
             if total <= most:
                 break
@@ -253,14 +254,14 @@ class ChunkCache:
         return total
 
     def _files(self) -> Iterator[tuple[str, float, int]]:
-        """Yield path, time of last use and bytes of each file, drafts too; delete old drafts, of killed writers."""
+        """Yield path, time of last use and size of each file and draft; delete old drafts of killed writers."""
         for folder in (os.path.join(self._root, digit) for digit in "0123456789abcdef"):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
                 for entry in entries:
                     try:
                         found = entry.stat(follow_symlinks=False)
                     except OSError:
-                        continue  # another process was faster
+                        continue  # another process deleted it
                     if entry.name.endswith(DRAFT) and time.time() - found.st_mtime > STALE:
                         with contextlib.suppress(OSError):
                             os.unlink(entry.path)
@@ -269,16 +270,16 @@ class ChunkCache:
 
 
 def keeps(span: Span, most: int | None) -> bool:
-    """Whether ``span`` is kept: a range, or a whole object that is no document.
+    """Return whether ``span`` may be kept: a range, or a whole object that is not a document.
 
-    Documents, of which at most ``most`` bytes are read, may hold URLs with what gives access, and reading one again
-    costs no more than asking whether it is the same.
+    Documents, which have a limit of ``most`` bytes, may contain URLs with credentials, and reading one again costs no
+    more than asking for its version.
     """
     return span.exact if span.stop is not None else most is None or span.start < 0
 
 
 # ----------------------------------------------------------------------------------------------------
-# What a file is called, and what it ends with.
+# The names of files, and their ends.
 
 
 def _name(span: Span) -> str:
@@ -287,16 +288,16 @@ def _name(span: Span) -> str:
 
 
 def _version(facts: Facts | None) -> bytes | None:
-    """Return a digest of the version that ``facts`` tell; None if its next version could have the same facts."""
+    """Return a digest of the version of ``facts``; None if the next version could have the same facts."""
     if facts is None:
         return None
-    changed, version = _told_version(facts)
+    changed, version = _digest_version(facts)
     return version if changed is None or time.time() - changed > SETTLED else None
 
 
 @lru_cache(4096)
-def _told_version(facts: Facts) -> tuple[float | None, bytes | None]:
-    """Return the time that a version lacking a strong ETag is told by, and the version's digest."""
+def _digest_version(facts: Facts) -> tuple[float | None, bytes | None]:
+    """Return the time of modification that identifies a version without a strong ETag, and the version's digest."""
     etag = (strong(facts.named_etag) or "").strip('"')
     changed = None if etag or facts.last_modified is None else seconds(facts.last_modified)
     if not etag and (changed is None or facts.size is None):
@@ -310,7 +311,7 @@ def _ending(name: str, version: bytes, data: bytes) -> bytes:
 
 
 def _is_as_long(span: Span, facts: Facts | None, length: int) -> bool:
-    """Whether ``length`` bytes may be those of ``span``, an object of which ``facts`` are known."""
+    """Return whether ``span`` may have ``length`` bytes, in an object with ``facts``."""
     if span.stop is not None:
         return length == span.stop - span.start
     most = None if facts is None else facts.size
@@ -329,7 +330,7 @@ def _on_disk(size: int) -> int:
 
 
 def _total(found: bytes) -> int | None:
-    """Return the number of bytes that a file says are kept; None if it is damaged, or new."""
+    """Decode the total in a file; None if the file is damaged or new."""
     total: int | None = _TOTAL.unpack(found)[0] if len(found) == _TOTAL.size else None
     return total if total is not None and found == _with_checksum(total) else None
 
@@ -340,21 +341,21 @@ def _with_checksum(total: int) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int | None]:
-    """Give a descriptor of the file at ``path``, locked for this process; None if another one holds it for too long.
+    """Lock the file at ``path`` and yield its descriptor; None if another process holds the lock for too long.
 
-    A child that is forked meanwhile does not have the lock.
+    A child that is forked in this block does not have the lock.
     """
     descriptor = open_as_it_is(path, os.O_RDWR | os.O_CREAT | _BINARY)
     try:
         yield descriptor if _lock_file(descriptor) else None
     finally:
-        os.close(descriptor)  # which ends the lock
+        os.close(descriptor)  # this releases the lock
 
 
 def _lock_file(descriptor: int) -> bool:
     try:
         import fcntl
-    except ImportError:  # Windows: the bound may be passed by what several processes write at the same time
+    except ImportError:  # Windows: several processes that write at the same time may exceed the limit
         return True
     end = time.monotonic() + PATIENCE
     while True:

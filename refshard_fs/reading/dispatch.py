@@ -1,4 +1,4 @@
-"""The queue of requests: those that readers wait for go first. Their number is bounded by host, their bytes in all."""
+"""The queue of requests: urgent ones, for which readers wait, go first. Limits: requests to a host, bytes in memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from refshard_fs.targets import Answer, Pool, check
 
 logger = logging.getLogger("refshard_fs")
 
-UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until some of the host have arrived
+UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until the host's first ones have arrived
 QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
 
 
 class Reader(msgspec.Struct, eq=False):
-    """A future of the bytes of ``span``. Errors name ``key``; if that is None, they are set as they are.
+    """A future of the bytes of ``span``. Errors name ``key``; if it is None, they are set unchanged.
 
-    If the object's length is not known, more than ``most`` bytes of it are an error.
+    If the size of the object is unknown, more than ``most`` bytes are an error.
     """
 
     key: str | None
@@ -34,11 +34,11 @@ class Reader(msgspec.Struct, eq=False):
     future: asyncio.Future[bytes]
     most: int | None = None
     keep: bool = True  # on disk
-    is_paid: bool = False  # whoever asks has reserved the memory for its bytes
+    is_paid: bool = False  # the caller has reserved the memory for the bytes
     blocks: list[Block] = []
-    facts: Facts | None = None  # of the version that all bytes so far are of, if that is told
-    missing: int = 0  # bytes, of a span of known size
-    buffer: BytesIO | None = None  # of what comes in several blocks
+    facts: Facts | None = None  # facts of the version of all bytes so far, if the server reports them
+    missing: int = 0  # bytes that have not arrived, if the size is known
+    buffer: BytesIO | None = None  # collects bytes that arrive in several blocks
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
@@ -48,8 +48,8 @@ class Reader(msgspec.Struct, eq=False):
 class Block:
     """A request for a range of one target, and its bytes once they have arrived.
 
-    It is kept while ``readers`` wait for it, while reads of it are ``expected`` (range → bytes unread), and while
-    somebody looks up what to read of it (``begun``). A ``spare`` one was expected before, and is kept if there is room.
+    It is kept while ``readers`` wait for it, while reads of it are ``expected`` (range → unread bytes), and while a
+    look-up decides what to read of it (``begun``). A ``spare`` block was expected before, and is kept if there is room.
     """
 
     __slots__ = (
@@ -62,64 +62,64 @@ class Block:
         self.shared = shared  # other readers may join it
         self.state = QUEUED
         self.reserved = 0  # bytes of memory
-        self.readers: list[tuple[Reader, int, int]] = []  # and the range that each takes
+        self.readers: list[tuple[Reader, int, int]] = []  # each reader, and its range
         self.expected: dict[tuple[int, int], int] = {}
         self.begun = 0
         self.spare = False
-        self.task: asyncio.Task[None] | None = None  # while it counts as one of its host's
+        self.task: asyncio.Task[None] | None = None  # set while it counts as a request to its host
         self.data: bytes | memoryview | None = None
-        self.facts: Facts | None = None  # what tells the version that its bytes are of
+        self.facts: Facts | None = None  # facts that identify the version of its bytes
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for it, or will read of it."""
+        """Whether a reader waits for it, or is expected."""
         return bool(self.readers or self.expected or self.begun)
 
     def expect(self, start: int, stop: int) -> None:
-        """Keep ``[start, stop)`` until it is read; each call counts as one read to come."""
+        """Keep ``[start, stop)`` until it is read; each call expects one more read."""
         self.expected[start, stop] = self.expected.get((start, stop), 0) + stop - start
 
     def expect_less(self, start: int, stop: int) -> int:
-        """Expect one read less of ``[start, stop)``; return how many bytes of it are unread."""
-        left = self.expected.pop((start, stop), 0)
-        if left > stop - start:
-            self.expected[start, stop] = left - (stop - start)
-        return min(left, stop - start)
+        """Expect one read less of ``[start, stop)``; return the number of its unread bytes."""
+        unread = self.expected.pop((start, stop), 0)
+        if unread > stop - start:
+            self.expected[start, stop] = unread - (stop - start)
+        return min(unread, stop - start)
 
-    def was_read(self, start: int, stop: int) -> None:
+    def note_read(self, start: int, stop: int) -> None:
         """Note that bytes ``[start, stop)`` were read."""
         pieces = [(start, stop)] if (start, stop) in self.expected else list(self.expected)
         for first, last in pieces:
-            left = self.expected[first, last] - max(min(stop, last) - max(start, first), 0)
-            if left > 0:
-                self.expected[first, last] = left
+            unread = self.expected[first, last] - max(min(stop, last) - max(start, first), 0)
+            if unread > 0:
+                self.expected[first, last] = unread
             else:
                 del self.expected[first, last]
 
 
 class Host:
-    """The requests to one host; those that readers wait for go first."""
+    """The requests to one host; urgent ones go first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.active = 0  # requests under way on this loop
-        self.waits: deque[float] = deque(maxlen=8)  # seconds until the last answers began, or came
-        self.sizes: deque[int] = deque(maxlen=8)  # bytes of the last objects that were read whole
+        self.waits: deque[float] = deque(maxlen=8)  # seconds until recent answers began, or arrived
+        self.sizes: deque[int] = deque(maxlen=8)  # bytes of recent objects that were read whole
         self.urgent: deque[Block] = deque()
         self.later: deque[Block] = deque()
 
 
 class Receiver(Protocol):
-    """What takes answers, and makes room for them."""
+    """Takes answers, and makes room for them."""
 
     def make_room(self) -> bool: ...
-    def arrived(self, block: Block, answer: Answer) -> None: ...
-    def failed(self, block: Block, error: Exception) -> None: ...
+    def on_arrival(self, block: Block, answer: Answer) -> None: ...
+    def on_failure(self, block: Block, error: Exception) -> None: ...
     def abandon(self) -> None: ...
 
 
 class Dispatch(Share):
-    """Begins requests on the running event loop; ``used`` counts the bytes under way, and those kept for later."""
+    """Begins requests on the running event loop; ``used`` counts bytes that are under way or kept for later."""
 
     def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, receiver: Receiver) -> None:
         super().__init__(shared)
@@ -133,26 +133,26 @@ class Dispatch(Share):
 
     @property
     def budget(self) -> Budget:
-        """What all event loops may have under way together."""
+        """The limits for all event loops together."""
         return self.shared.budget
 
     def latency(self, url: str) -> float | None:
-        """Return the seconds of the fastest of the last answers of the host of ``url``; None before the first."""
+        """Return the shortest time of recent answers of the host of ``url``, in seconds; None before the first."""
         return min(self.host(url).waits, default=None)
 
     @property
     def queued(self) -> bool:
-        """Whether something to be fetched ahead waits for its turn."""
+        """Whether a request for data ahead waits in a queue."""
         return any(block.state == QUEUED for host in self._hosts.values() for block in host.later)
 
     async def change(self) -> None:
-        """Wait until a request has ended, or something is kept no longer."""
+        """Wait until a request has ended, or a block has been dropped."""
         if self._changed is None:
             self._changed = self.loop.create_future()
         await asyncio.shield(self._changed)
 
-    def changed(self) -> None:
-        """Wake those who wait for `change`."""
+    def notify(self) -> None:
+        """Wake all that wait for `change`."""
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
@@ -176,15 +176,15 @@ class Dispatch(Share):
 
     def pump(self) -> None:
         """Begin as many requests as host and budget allow."""
-        if self.loop.is_closed():  # the collector ends a dropped request, wherever Python is: perhaps within a lock
+        if self.loop.is_closed():  # the garbage collector may end a dropped request at any time, also inside a lock
             return
-        self.changed()
+        self.notify()
         for host in self._hosts.values():
             while host.active < self.budget.requests and (block := self._next(host)) is not None:
                 self._begin(block)
 
     def _next(self, host: Host) -> Block | None:
-        """Return the block whose turn it is, counted as under way; None if there is none, or no room for it."""
+        """Return the next block, counted as under way; None if there is none, or no room for it."""
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
             while queue and queue[0].state != QUEUED:
                 queue.popleft()
@@ -202,14 +202,14 @@ class Dispatch(Share):
         return None
 
     def _unpaid(self, block: Block) -> int:
-        """Return the bytes to reserve for ``block``, beside those that its readers have reserved."""
+        """Return the bytes to reserve for ``block``, without the bytes that its readers have reserved."""
         paid = [(start, stop) for reader, start, stop in block.readers if reader.is_paid]
         if not paid:
             return self._size(block)
         return 0 if block.span.stop is None else max(self._size(block) - sum(stop - start for start, stop in paid), 0)
 
     def _size(self, block: Block) -> int:
-        """Return the bytes to reserve for ``block``; where its end is not known, as many as the last objects had."""
+        """Return the bytes to reserve for ``block``; if its end is unknown, the mean size of recent objects."""
         start, stop = block.span.start, block.span.stop
         if stop is not None:
             return stop - start
@@ -225,10 +225,12 @@ class Dispatch(Share):
         block.state = UNDER_WAY
         self.active += 1
         block.task = self.loop.create_task(self._request(block))
-        block.task.add_done_callback(lambda _: self._ended(block))  # also where it was stopped before it ran
+        block.task.add_done_callback(
+            lambda _: self._on_end(block)
+        )  # called also if the task is cancelled before it runs
 
     def stop(self, block: Block) -> None:
-        """Cancel the request for ``block``, queued or under way, and count its bytes no longer."""
+        """Cancel the request for ``block``, queued or under way, and release its memory."""
         if block.task is not None and block.state == UNDER_WAY:
             block.task.cancel()
         block.state = OVER
@@ -236,7 +238,7 @@ class Dispatch(Share):
             self.give_back(block.reserved)
             block.reserved = 0
 
-    def _ended(self, block: Block) -> None:
+    def _on_end(self, block: Block) -> None:
         if block.task is None:
             return
         block.task = None
@@ -245,25 +247,25 @@ class Dispatch(Share):
         self.shared.wake(self)
         self.pump()
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ requesting
 
     async def _request(self, block: Block) -> None:
         try:
             answer = await self._answer(block)
             if block.state == UNDER_WAY:
                 block.state = OVER
-                self._receiver.arrived(block, answer)
+                self._receiver.on_arrival(block, answer)
         except asyncio.CancelledError:
-            if block.state == UNDER_WAY:  # not by us: the loop is ending
+            if block.state == UNDER_WAY:  # not cancelled by `stop`: the loop is ending
                 self._receiver.abandon()
             raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, no reader may wait for ever
+        except Exception as error:  # noqa: BLE001  # readers must not wait forever after any error
             if logger.isEnabledFor(logging.DEBUG):
                 span = block.span
                 logger.debug("%s [%s:%s] failed: %s", sanitize(span.url), span.start, span.stop, sanitize(repr(error)))
-            self._receiver.failed(block, error)
+            self._receiver.on_failure(block, error)
         finally:
-            self._ended(block)
+            self._on_end(block)
 
     async def _answer(self, block: Block) -> Answer:
         span, host = block.span, block.host
@@ -280,7 +282,7 @@ class Dispatch(Share):
         check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began
         host.waits.append(took if answer.waited is None else answer.waited)
-        if span.stop is None and most is None:  # documents are small, and tell nothing of chunks
+        if span.stop is None and most is None:  # not documents, which are smaller than chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
             where, size = sanitize(span.url), len(answer.data)

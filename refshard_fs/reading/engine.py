@@ -1,9 +1,8 @@
-"""The one reader: look-ups advance in rounds, ranges are coalesced, every answer is checked.
+"""The engine reads keys on an event loop: look-ups advance in rounds, ranges are merged, and every answer is checked.
 
-One engine serves one event loop. Reads of the same tick become one batch: their look-ups
-advance in lock-step, so that N keys cost one coalesced round of reads per level of
-indirection; the windows that result are coalesced across keys and fetched concurrently,
-together with what will probably be read next.
+One engine serves one event loop. Reads of the same turn of the loop become one batch: their look-ups advance together,
+so that N keys cost one round of merged reads for each level of indirection. The resulting ranges are merged across keys
+and fetched concurrently, together with ranges that will probably be read next.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from refshard_fs.reading.prefetch import Ahead, Asked
 
 
 class _Read(NamedTuple):
-    """A request under way. ``entry`` is None if not known yet; ``guess``: it may tell what will be read next."""
+    """A request under way. ``entry`` is None until it is found; ``guess``: later reads may be predicted from it."""
 
     keyspace: KeySpace
     request: Request
@@ -40,29 +39,29 @@ class _Read(NamedTuple):
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
-    """Cancel ``task``, which works for ``futures``, once all of these are cancelled; and these once it is."""
-    left = len(futures)
+    """Cancel ``task``, which works for ``futures``, when all of these are cancelled; and these when it is cancelled."""
+    waiting = len(futures)
 
-    def ended(future: asyncio.Future[bytes]) -> None:
-        nonlocal left
-        left -= future.cancelled()
-        if not left:
+    def on_future_done(future: asyncio.Future[bytes]) -> None:
+        nonlocal waiting
+        waiting -= future.cancelled()
+        if not waiting:
             task.cancel()
 
-    def stopped(task: asyncio.Task[None]) -> None:  # perhaps before it began: then nothing in it can tell them
+    def on_task_done(task: asyncio.Task[None]) -> None:  # a task that never began cannot cancel its futures itself
         if task.cancelled():
             for future in futures:
                 future.cancel()
 
-    task.add_done_callback(stopped)
+    task.add_done_callback(on_task_done)
     for future in futures:
-        future.add_done_callback(ended)
+        future.add_done_callback(on_future_done)
 
 
 def _pass_on(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
-    """Have ``future`` end as ``begun`` does, and end that if it is cancelled."""
+    """Copy the end of ``begun`` to ``future``; cancel ``begun`` if ``future`` is cancelled."""
 
-    def ended(begun: asyncio.Future[Any]) -> None:
+    def on_done(begun: asyncio.Future[Any]) -> None:
         if begun.cancelled():
             future.cancel()
         elif (error := begun.exception()) is not None and not future.done():
@@ -70,15 +69,15 @@ def _pass_on(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
         elif not future.done():
             future.set_result(begun.result())
 
-    begun.add_done_callback(ended)
+    begun.add_done_callback(on_done)
     future.add_done_callback(lambda future: begun.cancel() if future.cancelled() else None)
 
 
 def _give_up(readers: Iterable[Reader | _Read]) -> None:
-    """Wait no longer for what ``readers`` read."""
+    """Cancel the futures of ``readers``."""
     for reader in readers:
         if not reader.future.cancel() and not reader.future.cancelled():
-            reader.future.exception()  # asyncio logs errors that nobody asks for
+            reader.future.exception()  # asyncio logs errors that are never retrieved
 
 
 def _fail(batch: Sequence[_Read], error: Exception) -> None:
@@ -88,7 +87,7 @@ def _fail(batch: Sequence[_Read], error: Exception) -> None:
 
 
 class Engine(Lookups):
-    """Reads keys of key spaces on one event loop; to be used from that loop only."""
+    """Reads keys of key spaces on one event loop; use it only from this loop."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Engine(Lookups):
         readahead: int,
         immediate: Immediate,
     ) -> None:
-        """``readahead`` bounds guesses, in bytes; ranges that ``immediate`` reads are never fetched ahead."""
+        """Limit predicted reads to ``readahead`` bytes; ranges that ``immediate`` can read are never fetched ahead."""
         super().__init__(fetcher, answers, stats)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
         self.ahead = Ahead(self, most, immediate)
@@ -108,7 +107,7 @@ class Engine(Lookups):
             self._closing.__anext__().send(None)
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
-        """Close this engine when its loop shuts down, which closes generators that have begun on it."""
+        """Close this engine when its loop shuts down, since asyncio then closes all running generators."""
         try:
             yield
         finally:
@@ -117,7 +116,7 @@ class Engine(Lookups):
     # ------------------------------------------------------------------ reading keys
 
     def read(self, keyspace: KeySpace, request: Request, entry: Entry | None = None) -> asyncio.Future[bytes]:
-        """Return a future of the bytes of ``request``, as `read_many` does. What follows it may be guessed."""
+        """Return a future of the bytes of ``request``, as `read_many` does; later reads may be predicted from it."""
         (future,) = self.read_many(keyspace, (request,), (entry,), guess=True)
         return future
 
@@ -131,14 +130,14 @@ class Engine(Lookups):
         make: bool = True,
         is_paid: bool = False,
     ) -> list[asyncio.Future[Any]]:
-        """Return a future of the bytes of each of ``requests``, read with whatever else is asked for in this tick.
+        """Return a future of the bytes of each of ``requests``, read with all other requests of this turn of the loop.
 
-        ``entries`` are where they lie; None is looked up. ``guess``: the requests may tell what is asked for next. A
-        future's exception is FileNotFoundError for a key that does not exist, and for no other reason. With ``make``
-        false, a result may be an `Unmade` in place of bytes: the caller makes it, in a thread.
+        ``entries`` are the entries of the keys; None is looked up. ``guess``: later reads may be predicted from these.
+        A future's exception is FileNotFoundError for a key that does not exist, and never for another reason. With
+        ``make`` false, a result may be an `Unmade` in place of bytes: the caller makes the bytes, in a thread.
 
-        No more than the budget's memory is under way at once. Results count where the caller has reserved memory for
-        them (``is_paid``). Others do not: a caller who cannot have all of them in memory asks for fewer at a time.
+        Requests under way take at most the budget's memory. Results count if the caller has reserved memory for them
+        (``is_paid``). Other results do not count: a caller without memory for all of them must request fewer at a time.
         """
         loop = asyncio.get_running_loop()
         if not self._batch and requests:
@@ -153,16 +152,16 @@ class Engine(Lookups):
         return futures
 
     def _has_ended(self, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():  # the reader has stopped: nothing follows
+        if future.cancelled():  # the reader has stopped: no reads will follow
             self.ahead.give_up()
 
     async def read_chunks(
         self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Found | None]
     ) -> list[bytes | Unmade | None]:
-        """Return the bytes of whole chunks, read together; None of those that do not exist.
+        """Return the bytes of whole chunks, read together; None for chunks that do not exist.
 
-        What follows them may be guessed. ``found`` are where they lie, as far as that is known. What has to be made of
-        several ranges, or decoded, is left to the caller.
+        Later reads may be predicted from these. ``found`` are the entries that are known. Chunks that have to be
+        decoded, or joined from several ranges, are returned as `Unmade`.
         """
         loop = asyncio.get_running_loop()
         reads = [_Read(keyspace, Request(key), None, loop.create_future(), guess=False, make=False) for key in keys]
@@ -209,9 +208,9 @@ class Engine(Lookups):
             raise
 
     async def _look_up(self, keyspace: KeySpace, reads: Sequence[_Read]) -> None:
-        """Look the keys of ``reads`` up, all in the same rounds, and fetch their bytes.
+        """Look up the keys of ``reads`` in the same rounds, and fetch their bytes.
 
-        Where only a read can tell whether a key is what it seems to be, its bytes come in the same round.
+        If only a read can confirm where a key lies, the bytes at its probable place are fetched in the same round.
         """
         keys = [read.request.key for read in reads]
         begun: dict[asyncio.Future[Any], Reader] = {}
@@ -229,7 +228,7 @@ class Engine(Lookups):
             _give_up(begun.values())
 
     def _begin(self, keyspace: KeySpace, keys: Sequence[str]) -> dict[int, Reader]:
-        """Fetch those of ``keys`` of which it is known where they probably lie, by their places."""
+        """Begin to fetch the ``keys`` with a probable place; return their readers by position."""
         loop = asyncio.get_running_loop()
         likely = keyspace.likely(keys)
         begun = {place: Reader(keys[place], span, loop.create_future()) for place, span in likely.items()}
@@ -242,9 +241,9 @@ class Engine(Lookups):
         found: Iterable[tuple[_Read, Entry | Exception | None]],
         begun: dict[asyncio.Future[Any], Reader] | None = None,
     ) -> None:
-        """Fetch the entries that were found, and tell the readers of the others.
+        """Fetch the entries of reads; set the errors of reads without one.
 
-        Those of ``begun`` are being fetched for some futures, and are left in it if they are not what was found.
+        ``begun`` are readers of probable places, by future. A reader is taken from it if its place was right.
         """
         readers: list[Reader] = []
         asked: list[Asked] = []
@@ -261,7 +260,7 @@ class Engine(Lookups):
                 continue
             try:
                 plan = plan_read(request, entry, self._answers.longest)
-            except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
+            except Exception as e:  # noqa: BLE001  # the future gets any error
                 future.set_exception(e)
                 continue
             window = None if plan is None else plan.window
@@ -281,12 +280,12 @@ class Engine(Lookups):
             self.fetcher.read(readers)
 
     def _begin_parts(self, plan: ReadPlan, read: _Read) -> list[Reader]:
-        """Return the readers of the ranges of ``plan``, which set the future of ``read`` when all have come."""
+        """Return the readers of the ranges of ``plan``; when all have arrived, the future of ``read`` is set."""
         loop, paid = asyncio.get_running_loop(), read.is_paid
         readers = [Reader(None, s, loop.create_future(), plan.most, is_paid=paid) for s in plan.window.spans]
         left = len(readers)
 
-        def came(_: asyncio.Future[bytes]) -> None:
+        def on_arrival(_: asyncio.Future[bytes]) -> None:
             nonlocal left
             left -= 1
             future = read.future
@@ -302,32 +301,32 @@ class Engine(Lookups):
             elif unmade.is_small:
                 _set(future, unmade.make)
             else:
-                made = self.start(asyncio.to_thread(unmade.make))
-                _pass_on(made, future)
+                task = self.start(asyncio.to_thread(unmade.make))
+                _pass_on(task, future)
 
-        def ended(future: asyncio.Future[Any]) -> None:
+        def on_end(future: asyncio.Future[Any]) -> None:
             if future.cancelled():
                 _give_up(readers)
 
         for reader in readers:
-            reader.future.add_done_callback(came)
-        read.future.add_done_callback(ended)
+            reader.future.add_done_callback(on_arrival)
+        read.future.add_done_callback(on_end)
         return readers
 
     async def _read_sized(self, span: Entry, read: _Read) -> None:
-        """Serve a window of an object whose size has to be asked for."""
+        """Serve a slice of an object whose size has to be requested first."""
         key, start, end, future = read.request.key, read.request.start, read.request.end, read.future
         assert isinstance(span, Span), "`plan_read` knows the sizes of all other entries"
         try:
             facts = await self.need(Stat(span.url, origin=span.origin))
             if facts is None:
                 raise FileNotFoundError(span.url)
-            if facts.size is None:  # the server does not tell
+            if facts.size is None:  # the server does not report it
                 plan = ReadPlan(None, span, cut=slice(start, end))
             else:
-                plan = ReadPlan(None, span.resized(facts.size).window(start, end))
+                plan = ReadPlan(None, span.resolve_end(facts.size).window(start, end))
             data = await self._read(plan)
-        except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
+        except Exception as e:  # noqa: BLE001  # the future gets any error
             if not future.done():
                 future.set_exception(fail(key, span, e))
         else:
@@ -337,8 +336,8 @@ class Engine(Lookups):
 
 
 def _set(future: asyncio.Future[bytes], make: Callable[[], bytes]) -> None:
-    """Have ``future`` end with what ``make`` returns or raises."""
+    """Set ``future`` to the result or the error of ``make``."""
     try:
         future.set_result(make())
-    except Exception as e:  # noqa: BLE001  # it names the key
+    except Exception as e:  # noqa: BLE001  # any error, which names the key
         future.set_exception(e)

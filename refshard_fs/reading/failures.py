@@ -1,4 +1,4 @@
-"""What a failed read means to the reader of a key: FileNotFoundError is for keys that do not exist, and them alone."""
+"""Convert errors of reads to errors that name the key. FileNotFoundError always means that the key does not exist."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from refshard_fs.errors import (
 from refshard_fs.security.admission import ANONYMOUS
 from refshard_fs.security.policy import place_of, protocol_of
 from refshard_fs.targets.failures import (
-    ABSENT,
     EXPIRED,
+    NOT_FOUND,
     WITHOUT,
     ConnectionLost,
     Denied,
@@ -29,34 +29,34 @@ from refshard_fs.targets.failures import (
 )
 
 # ----------------------------------------------------------------------------------------------------
-# What a failed read means to somebody who has never seen this package: what happened, and what can be done. No I/O.
+# Explaining an error to a user who does not know this package: what happened, and what to do. No I/O.
 
 
-READING: Final = "on reading "  # a note on an error that begins so says where, not what
+READING: Final = "on reading "  # begins a note on an error that names a place, and gives no reason
 
-_SIGNED: Final = "The URL was signed for a time that is over: have the references written anew"
-_SIGNED_SOURCE: Final = "The URL was signed for a time that is over: ask for a new one where you have it from"
-_TOKEN: Final = "The credentials are of a time that is over: log in again, and open the source anew"
+_SIGNED: Final = "The signature of the URL has expired: make the references again"
+_SIGNED_SOURCE: Final = "The signature of the URL has expired: get a new URL"
+_TOKEN: Final = "The credentials have expired: log in again, and open the source again"
 _GONE: Final = (
-    "The object is gone, or was never there: `refshard check` finds all that are missing, `refshard rebase` follows "
-    "those that have moved"
+    "The object was removed, or never existed: `refshard check` finds all missing objects, and `refshard rebase` finds "
+    "objects that have moved"
 )
 _OTHER: Final = (
-    "The object is not the one that the references were made for, or they are wrong: `refshard check` compares all"
+    "The object has changed since the references were made, or the references are wrong: `refshard check` compares all"
 )
-_HOST: Final = "Is the host right, up, and reachable from here?"
-_BUSY: Final = "The server may be overloaded: allow more with retries= and timeout=, or ask for less with concurrency="
+_HOST: Final = "Check that the host name is right, and that the host is running and reachable from here"
+_BUSY: Final = "The server may be overloaded: increase retries= and timeout=, or reduce concurrency="
 _RANGES: Final = (
-    "The server or a proxy before it answers ranges wrongly: read the object from another server, or put "
-    "'simplecache::' before its URL"
+    "The server, or a proxy before it, answers requests for ranges wrongly: read the object from another server, or "
+    "put 'simplecache::' before its URL"
 )
-_BUCKET: Final = "Are the names of the bucket and of its store (endpoint_url=) right?"
-_PROTOCOL: Final = "Is the package installed that adds this protocol to fsspec?"
+_BUCKET: Final = "Check the names of the bucket and of its store (endpoint_url=)"
+_PROTOCOL: Final = "Install the package that adds this protocol to fsspec"
 
 
 def explain(error: BaseException, where: str = "", *, of_source: bool = False) -> str:
-    """Return what happened at ``where``, and what to do, as one line; ``of_source``: to the source, no target of it."""
-    is_ours = type(error).__module__.startswith("refshard_fs.")  # its name says no more than its text
+    """Return one line: what happened at ``where``, and what to do. ``of_source``: to the source, not to a target."""
+    is_ours = type(error).__module__.startswith("refshard_fs.")  # the names of these add nothing to their texts
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     notes: list[str] = getattr(error, "__notes__", [])
     reason = "; ".join([text, *(note for note in notes if not note.startswith(READING))])
@@ -76,11 +76,14 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
         case Denied() | PermissionError():
             return _credentials(where, reason)
         case IsADirectoryError():
-            return "" if of_source else "It is a directory, and references point to files"
+            return "" if of_source else "It is a directory, but references must point to files"
         case FileNotFoundError():
             return "" if of_source else _GONE
         case TooLarge(most=most):
-            return f"Documents of unknown length are read up to max_manifest_bytes={most}: more if you trust it"
+            return (
+                f"Documents of unknown length may have max_manifest_bytes={most}: pass a larger number if you trust "
+                "this one"
+            )
         case Unfit() if "the object has" in text:
             return "" if of_source else _OTHER
         case HttpStatus(status=416):
@@ -101,12 +104,12 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
 
 
 def _credentials(where: str, reason: str) -> str:
-    """Return the option that would help, to be pasted, with the bucket or server in it."""
-    if WITHOUT in reason:  # the hint says so already
+    """Return the option that passes credentials, with the bucket or server in it, ready to be pasted."""
+    if WITHOUT in reason:  # the reason says this already
         return ""
     place = place_of(where.partition(" [")[0]) if where else "s3://BUCKET/"
     if place is None:  # a local file
-        return "May this user read it? `ls -l` shows who may"
+        return "Check the permissions of the file with `ls -l`"
     if place.startswith(("http://", "https://")):
         return f"Credentials go into options={{{place!r}: {{'headers': {{...}}}}}}"
     advice = f"Credentials go into options={{{place!r}: {{...}}}}"
@@ -115,7 +118,7 @@ def _credentials(where: str, reason: str) -> str:
 
 
 def describe(entry: Entry) -> str:
-    """Return where the bytes of ``entry`` lie, for errors."""
+    """Describe the location of the bytes of ``entry``, for errors."""
     match entry:
         case Inline():
             return "the manifest itself"
@@ -126,7 +129,7 @@ def describe(entry: Entry) -> str:
 
 
 def note(error: Exception, need: Need) -> None:
-    """Note on ``error`` what was read on the way to a key, for `blame`."""
+    """Add a note to ``error`` that says what was being read, for `blame`."""
     match need:
         case Load(entry):
             where = describe(entry)
@@ -136,7 +139,7 @@ def note(error: Exception, need: Need) -> None:
 
 
 def blame(key: str, error: Exception) -> Exception:
-    """Return ``error`` as one that names ``key``, and is never taken for a missing key."""
+    """Return an error like ``error`` that names ``key``, and is never a FileNotFoundError."""
     if isinstance(error, (DamagedIndex, ReferenceNotReachable)):
         named = type(error)(key, error.target, error.reason)
         named.__cause__ = sanitize_cause(error.__cause__ or error)
@@ -146,27 +149,25 @@ def blame(key: str, error: Exception) -> Exception:
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
     notes: list[str] = getattr(error, "__notes__", [])
-    where = next(
-        (text.removeprefix(READING) for text in notes if text.startswith(READING)), "a place that is not known"
-    )
+    where = next((text.removeprefix(READING) for text in notes if text.startswith(READING)), "an unknown location")
     return _unreachable(key, where, error)
 
 
 def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
-    """Note on ``error``, which a codec raised, which bytes it was to decode, and what may be wrong with them."""
+    """Add a note to ``error``, which a codec raised, that names the bytes and says what may be wrong with them."""
     where = "" if entry is None else f" ({describe(entry)})"
-    error.add_note(sanitize(f"while {key!r}{where} was decoded. {_OTHER}"))
+    error.add_note(sanitize(f"while decoding {key!r}{where}. {_OTHER}"))
 
 
 def source_failed(source: object, error: Exception) -> SourceNotReachable:
-    """Return what it means that ``source``, a URL or one in memory, cannot be opened."""
+    """Return the error for a ``source``, a URL or a source in memory, that cannot be opened."""
     reason = explain(error, source if isinstance(source, str) else "", of_source=True)
     return SourceNotReachable(f"{source} cannot be opened: {reason}")
 
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:
-    """Return what a failed read of ``entry`` means to the reader of ``key``."""
-    if isinstance(error, ABSENT) and isinstance(entry, Span) and entry.optional:
+    """Return the error for the reader of ``key`` when reading its ``entry`` fails with ``error``."""
+    if isinstance(error, NOT_FOUND) and isinstance(entry, Span) and entry.optional:
         return FileNotFoundError(key)
     if isinstance(error, (ReferenceNotReachable, TargetNotAllowed)):
         return blame(key, error)
@@ -174,13 +175,13 @@ def fail(key: str, entry: Entry, error: Exception) -> Exception:
 
 
 def cause_of(error: Exception) -> Exception:
-    """Return ``error`` as the cause of another: its like, if its text may not be shown."""
+    """Return ``error`` as the cause of another; an OSError with its sanitized text if its own must not be shown."""
     return sanitize_cause(error)
 
 
 def too_large(where: str, most: int) -> str:
-    """Return what is wrong with a document that has more than ``most`` bytes."""
-    return f"{where} has more than {most} bytes, and max_manifest_bytes={most}: more if you trust it"
+    """Return the error text for a document that has more than ``most`` bytes."""
+    return f"{where} has more than max_manifest_bytes={most} bytes: pass a larger number if you trust it"
 
 
 def _unreachable(key: str, where: str, error: Exception) -> ReferenceNotReachable:

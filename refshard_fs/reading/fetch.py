@@ -1,7 +1,7 @@
-"""Ranges of targets, read in few requests: merged, shared, bounded in number and in bytes.
+"""Read ranges of targets in few requests, which are merged, shared, and limited in number and in bytes.
 
-A `Fetcher` belongs to one event loop. It is told which ranges readers wait for, and which ones will be wanted. A range
-is taken from the blocks under way, or kept, that have it; the rest of it is requested.
+A `Fetcher` belongs to one event loop. Callers pass ranges that readers wait for, and ranges that will be read later. A
+range is taken from blocks that are under way or kept; missing parts of it are requested.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.versioned import Version
 
-FIRST = 8 * plan.MIB  # bytes of an object that are fetched before it is known what of it will be read
-# Bytes that were fetched ahead and are not expected any more, kept as long as nothing needs the room: dask reads chunks
-# in the order of their names (0, 1, 10, 100, 101, ...), and comes back to what a run went past.
+FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
+# Bytes that were fetched ahead and are no longer expected, but are kept while there is room: dask reads chunks in the
+# order of their names (0, 1, 10, 100, 101, ...), and returns later to chunks that it skipped.
 SPARE = 16 * plan.MIB
-# A small source is fetched whole to look chunks up, since more rounds follow. The first chunks that are read of it are
-# ranges if more than as many bytes again, and these (20 ms at 100 Mbit/s), would be fetched in vain.
+# A small source is fetched whole for look-ups, since more rounds follow. The first chunks are read as ranges instead if
+# fetching the whole source would fetch, besides twice the bytes of the chunks, more than this (20 ms at 100 Mbit/s).
 IN_VAIN: Final = 256 << 10
-LARGE = 1 << 30  # bytes for which room is made before they are asked for: there may be none
-TURN = 32  # ranges that are read from the disk before their readers are told
-NEAREST = 4  # of the blocks that begin before a range, those that are looked at for one that covers it
+LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
+TURN = 32  # ranges that are read from the disk before their futures are set
+NEAREST = 4  # blocks before a range that are searched for one that covers it
 
 
 class Fetcher:
-    """Reads ranges of targets on one event loop; to be used from that loop only."""
+    """Reads ranges of targets on one event loop; use it only from this loop."""
 
     def __init__(
         self,
@@ -51,26 +51,26 @@ class Fetcher:
         self.limits = limits
         self.requests = Dispatch(pool, budget, stats, self)
         self._stats = stats
-        self._kept = kept  # what was read, by span
+        self._kept = kept  # a cache of bytes by span
         self._on_disk = on_disk
-        self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # who waits for the disk
-        self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # which version an object is of
+        self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # readers that wait for the disk
+        self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # requests for versions of objects
         self._known = BlockIndex()
         self._waiting: dict[asyncio.Future[bytes], Reader] = {}
-        self._for_whole: dict[Version, list[Reader]] = {}  # those who wait for all of a small object
-        self._idle: dict[Block, None] = {}  # arrived and kept, oldest first
-        self.progress = 0  # so many requests were answered, and so much was read of what was fetched ahead
-        self._untold: set[str] = set()  # objects whose version was asked for in vain
+        self._for_whole: dict[Version, list[Reader]] = {}  # readers that wait for the whole of a small object
+        self._idle: dict[Block, None] = {}  # arrived blocks that are kept, oldest first
+        self.progress = 0  # the number of answered requests, plus the number of reads from blocks fetched ahead
+        self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ reading
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
-        """Have each reader's future set, and fetch the (exact) spans ``ahead`` to keep them until they are read."""
+        """Set the future of each reader; also fetch the (exact) spans ``ahead``, and keep them until they are read."""
         readers = list(readers)
         fresh: list[tuple[Span, Reader | None]] = []
         recalled: list[Reader] = []
-        in_ranges: set[Version] = set()  # small sources of which these readers want a small part
+        in_ranges: set[Version] = set()  # small sources of which these readers need only a small part
         keys = 0
         for reader in readers:
             if reader.future.done():
@@ -100,9 +100,9 @@ class Fetcher:
         self.requests.pump()
 
     def _read_kept(self, reader: Reader, every: Sequence[Reader], in_ranges: set[Version]) -> bool:
-        """Serve ``reader`` from a small source that is kept, or have it fetched whole; False if it is neither.
+        """Serve ``reader`` from a small source in memory, or fetch the source whole; False if neither is possible.
 
-        ``every`` reader counts that comes with it; sources that these read in ranges are added to ``in_ranges``.
+        ``every`` is all readers of the same call. Sources that they read in ranges are added to ``in_ranges``.
         """
         span = reader.span
         version = self.requests.pool.versions.kept(span)
@@ -113,7 +113,7 @@ class Fetcher:
             try:
                 answer = version.answer(span.start, span.stop, span.pin)
                 check(answer, span.start, span.stop, exact=span.exact)
-            except Exception as e:  # noqa: BLE001  # the reader is told, whatever it is
+            except Exception as e:  # noqa: BLE001  # the reader gets any error
                 reader.fail(e)
             else:
                 self._stats.add(cache_hits=1, bytes_wanted=len(answer.data))
@@ -123,7 +123,7 @@ class Fetcher:
         if waiting is None:
             if span.start < 0 or span.stop is None or not span.exact or version in in_ranges:
                 return False
-            if reader.most is None and not version.is_sampled:  # a chunk, which says nothing of where others lie
+            if reader.most is None and not version.is_sampled:  # a chunk: no further look-ups depend on it
                 wanted = sum(r.span.size or 0 for r in every if r.span.url == span.url and not version.holds(r.span))
                 if rest[1] - rest[0] > 2 * wanted + IN_VAIN:
                     version.is_sampled = True
@@ -141,7 +141,7 @@ class Fetcher:
         return True
 
     def _has_rest(self, version: Version, future: asyncio.Future[bytes]) -> None:
-        """Serve those who wait for a small object, each by itself if it could not be fetched whole."""
+        """Serve the readers that wait for a small object, each by its own range if the whole could not be fetched."""
         if future.cancelled() or future.exception() is not None:
             version.is_kept, version.content = False, b""
         else:
@@ -153,7 +153,7 @@ class Fetcher:
         self.read(readers)
 
     def begin(self, spans: Iterable[Span]) -> list[Block]:
-        """Fetch the first bytes of ``spans`` before it is known which are read, and keep them until `release`."""
+        """Fetch the first bytes of ``spans`` before it is known which will be read; keep them until `release`."""
         begun = []
         for span in spans:
             stop = span.start + FIRST if span.size is None else min(span.stop or 0, span.start + FIRST)
@@ -171,7 +171,7 @@ class Fetcher:
         return begun
 
     def release(self, begun: list[Block]) -> None:
-        """Keep the blocks that `begin` returned only for their readers from now on, and empty the list."""
+        """Release the blocks that `begin` returned: drop them unless readers need them. Empties the list."""
         while begun:
             block = begun.pop()
             block.begun -= 1
@@ -181,21 +181,21 @@ class Fetcher:
 
     @property
     def has_disk(self) -> bool:
-        """Whether ranges are kept on disk."""
+        """Whether there is a cache on disk."""
         return self._on_disk is not None
 
     def is_on_disk(self, span: Span) -> bool:
-        """Whether ``span`` is kept on disk, of whatever version."""
+        """Return whether ``span`` is kept on disk, in any version."""
         return self._on_disk is not None and self._on_disk.has(span)
 
     def awaits(self, span: Span) -> bool:
-        """Whether ``span`` is fetched, and has not arrived."""
+        """Return whether ``span`` is being fetched."""
         return any(block is not None and block.data is None for _, _, block in self._known.cover(span))
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
-        """Expect no read of ``spans`` any more, and begin no request for them.
+        """Stop expecting reads of ``spans``, and remove their queued requests.
 
-        Requests under way are broken off only with ``stop``: one that is broken off costs its connection.
+        Requests under way are cancelled only with ``stop``, since a cancelled request closes its connection.
         """
         for span in spans:
             for first, last, block in self._known.cover(span):
@@ -213,7 +213,7 @@ class Fetcher:
         self.requests.pump()
 
     def drop_unread(self) -> None:
-        """Forget everything that no reader waits for, fetched or not."""
+        """Drop all blocks that no reader waits for, whether fetched or not."""
         for block in [block for block in self._known if not block.begun]:
             self._waste(block)
             if not block.readers:
@@ -221,7 +221,7 @@ class Fetcher:
         self.requests.pump()
 
     async def close(self) -> None:
-        """Stop everything that is under way."""
+        """Cancel all requests, and wait until they have ended."""
         tasks = [block.task for reader in self._waiting.values() for block in reader.blocks]
         tasks += [block.task for block in self._known]
         tasks += [*self._recalls, *self._asking.values()]
@@ -229,7 +229,7 @@ class Fetcher:
         await asyncio.gather(*filter(None, dict.fromkeys(tasks)), return_exceptions=True)
 
     def abandon(self) -> None:
-        """Forget all blocks, and cancel all readers."""
+        """Drop all blocks, and cancel all readers."""
         for block in list(self._known):
             self._forget(block)
         for reader in list(self._waiting.values()):
@@ -239,24 +239,24 @@ class Fetcher:
         for task in (*self._recalls, *self._asking.values()):
             task.cancel()
 
-    # ------------------------------------------------------------------ what is on disk
+    # ------------------------------------------------------------------ the cache on disk
 
     def _may_be_on_disk(self, reader: Reader) -> bool:
-        """Whether ``reader`` should wait for the disk, or, before its bytes are read, for their version."""
+        """Return whether ``reader`` should wait for the disk, or for the version of its object before it is read."""
         span = reader.span
         if self._on_disk is None or not keeps(span, reader.most) or not reader.keep:
             return False
         if span.size and any(block is not None for _, _, block in self._known.cover(span)):
-            return False  # it is in memory, or under way
+            return False  # a part of it is in memory, or under way
         try:
             place = self.requests.pool.place(span.url, span.origin)
-        except Exception:  # noqa: BLE001  # it may not be read, or cannot be: its reader is told
+        except Exception:  # noqa: BLE001  # not allowed, or not possible: the reader gets the error when it reads
             return False
         if place is None or not place[0].is_remote:
             return False
-        # Of whole objects, asking for the version first would double the requests.
+        # For whole objects, requesting the version first would double the requests.
         if self.requests.pool.versions.proven(span.url, None) is None:
-            if span.url in self._untold:
+            if span.url in self._unversioned:
                 return False
             if span.stop is not None and not place[0].target.tells_versions:
                 return True
@@ -265,10 +265,10 @@ class Fetcher:
     def _begin_recall(self, readers: list[Reader]) -> None:
         task = self.requests.loop.create_task(self._recall(readers))
         self._recalls[task] = readers
-        task.add_done_callback(self._recalled)
+        task.add_done_callback(self._on_recall_end)
 
     async def _recall(self, readers: list[Reader]) -> None:
-        """Give ``readers`` what is on disk, of the version that there is now, and fetch the rest."""
+        """Serve ``readers`` from the disk, if it has the current version, and fetch the rest."""
         versions = self.requests.pool.versions
         spans = [reader.span for reader in readers]
         unseen = {(span.url, span.origin) for span in spans if versions.proven(span.url, None) is None}
@@ -296,24 +296,24 @@ class Fetcher:
         return [on_disk.get(span, versions.proven(span.url, span.pin)) for span in spans]
 
     async def _ask_version(self, which: tuple[str, tuple[str, ...]]) -> None:
-        """Ask which version of an object there is, once for all who want to know at a time."""
+        """Request the current version of an object, once for all concurrent callers."""
         task = self._asking.get(which)
         if task is None:
-            task = self._asking[which] = self.requests.loop.create_task(self._asked_version(*which))
+            task = self._asking[which] = self.requests.loop.create_task(self._request_version(*which))
             task.add_done_callback(lambda _: self._asking.pop(which, None))
         await asyncio.shield(task)
 
-    async def _asked_version(self, url: str, origin: tuple[str, ...]) -> None:
-        with contextlib.suppress(Exception):  # reading the object tells what is wrong
+    async def _request_version(self, url: str, origin: tuple[str, ...]) -> None:
+        with contextlib.suppress(Exception):  # reading the object will raise the error again
             async with self._questions:
                 place = self.requests.pool.place(url, origin)
                 if place is not None:
                     await place[0].ask_version(place[1])
         if self.requests.pool.versions.proven(url, None) is None:
-            self._untold.add(url)
+            self._unversioned.add(url)
 
-    def _recalled(self, task: asyncio.Task[None]) -> None:
-        """Tell the readers of a recall that failed, or was stopped."""
+    def _on_recall_end(self, task: asyncio.Task[None]) -> None:
+        """Set the error of readers if their recall failed, or cancel them if it was cancelled."""
         readers = self._recalls.pop(task)
         error = None if task.cancelled() else task.exception()
         for reader in readers:
@@ -327,23 +327,23 @@ class Fetcher:
     # ------------------------------------------------------------------ readers
 
     def _begin_reader(self, reader: Reader) -> list[tuple[Span, Reader | None]]:
-        """Have ``reader`` wait for the blocks that have parts of its range; return the parts that are to be fetched."""
+        """Let ``reader`` wait for blocks with parts of its range; return the parts that have to be fetched."""
         span = reader.span
         if (span.size or 0) > LARGE:
             try:
-                reader.buffer = BytesIO(bytes(span.size or 0))  # takes addresses, and memory as the bytes arrive
+                reader.buffer = BytesIO(bytes(span.size or 0))  # zeros take address space, and memory only when written
             except (MemoryError, OverflowError):
-                reader.fail(MemoryError(f"there is no memory for {span.size} bytes"))
+                reader.fail(MemoryError(f"not enough memory for a range of {span.size} bytes"))
                 return []
         self._waiting[reader.future] = reader
-        reader.future.add_done_callback(self._done)
+        reader.future.add_done_callback(self._on_reader_done)
         if not span.size:
             self._join(reader, self._open(span, urgent=True, shared=False), span.start, span.start)
             return []
         reader.missing = span.size
         parts = list(self._known.cover(span))
         gaps = [(start, stop) for start, stop, block in parts if block is None]
-        if len(gaps) > 1 or len(parts) == len(gaps):  # one request for several gaps costs less than one for each
+        if len(gaps) > 1 or len(parts) == len(gaps):  # one request is cheaper than a request for each of several gaps
             return [(span, reader)]
         start, stop, first = parts[0]
         if first is not None and (start, stop) in first.expected:
@@ -354,12 +354,12 @@ class Fetcher:
         return [(_part(span, start, stop), reader) for start, stop in gaps]
 
     def _join(self, reader: Reader, block: Block, start: int, stop: int) -> None:
-        """Have ``reader`` take ``[start, stop)`` of ``block``."""
+        """Let ``reader`` wait for ``[start, stop)`` of ``block``, or give it the bytes if they have arrived."""
         if block.data is not None:
             self._give(reader, block, start, stop)
             self._settle(block)
             return
-        if not block.readers and block.state == QUEUED:  # it was queued for later, and is urgent now
+        if not block.readers and block.state == QUEUED:  # it was in the queue for later, and is now urgent
             block.host.urgent.append(block)
         reader.blocks.append(block)
         block.readers.append((reader, start, stop))
@@ -372,7 +372,7 @@ class Fetcher:
         part = block.data if span.size is None else memoryview(block.data)[first : first + stop - start]
         if block.expected and span.size is not None:
             self.progress += 1
-            block.was_read(start, stop)
+            block.note_read(start, stop)
         is_first = reader.missing == (span.size or 0)
         reader.facts = block.facts if is_first or reader.facts == block.facts else None
         reader.missing -= stop - start
@@ -386,7 +386,7 @@ class Fetcher:
         if reader.buffer is not None:
             data = reader.buffer.getvalue()
         else:
-            data = bytes(block.data) if len(part) == len(block.data) else bytes(part)  # no copy of what is bytes
+            data = bytes(block.data) if len(part) == len(block.data) else bytes(part)  # bytes(bytes) does not copy
         del self._waiting[reader.future]
         if self._kept is not None:
             self._kept.put(span, data, len(data))
@@ -397,14 +397,14 @@ class Fetcher:
             reader.future.set_result(data)
 
     def _leave(self, reader: Reader) -> None:
-        """Have ``reader`` wait no longer."""
+        """Remove ``reader`` from its blocks."""
         for block in reader.blocks:
             block.readers = [some for some in block.readers if some[0] is not reader]
             if not block.is_wanted:
                 self._forget(block)
         self._waiting.pop(reader.future, None)
 
-    def _done(self, future: asyncio.Future[bytes]) -> None:
+    def _on_reader_done(self, future: asyncio.Future[bytes]) -> None:
         reader = self._waiting.get(future)
         if reader is not None:  # it failed, or was cancelled
             self._leave(reader)
@@ -413,7 +413,7 @@ class Fetcher:
     # ------------------------------------------------------------------ blocks
 
     def _fetch(self, fresh: Iterable[tuple[Span, Reader | None]]) -> None:
-        """Request spans, merged, for those who wait for them, or to keep them until they are read."""
+        """Request spans, merged, for their readers, or (reader None) to keep them until they are read."""
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
             by_object.setdefault(_object(span), []).append((span, reader))
@@ -435,7 +435,7 @@ class Fetcher:
                             self._join(reader, block, begin, end)
 
     def _open(self, span: Span, *, urgent: bool, shared: bool = True) -> Block:
-        """Make a block, and put its request into the queue."""
+        """Make a block, and queue its request."""
         block = Block(span, self.requests.host(span.url), shared)
         if shared:
             self._known.put(block)
@@ -443,41 +443,41 @@ class Fetcher:
         return block
 
     def _forget(self, block: Block) -> None:
-        """Remove ``block`` from everywhere, and cancel its request."""
+        """Drop ``block``, and cancel its request."""
         self.requests.stop(block)
         if block.shared:
             block.shared = False
             self._known.take(block)
         self._idle.pop(block, None)
-        block.data = None  # a block and its task know each other, so its bytes would live on
+        block.data = None  # freed here, since a block and its task refer to each other
 
     def _settle(self, block: Block) -> None:
-        """Keep an arrived block while it is wanted, or spare. The caller pumps."""
+        """Keep an arrived block if it is wanted or spare, else drop it. The caller calls `pump`."""
         if block.is_wanted or (block.spare and block.shared):
             self._idle.setdefault(block)
         else:
             self._forget(block)
         if block.spare and not block.is_wanted:
-            # Room for what is fetched ahead has to remain, however little memory there is.
-            left = min(SPARE, self.requests.budget.memory // 8)
+            # Spare blocks take a small part of the memory, so that room remains for fetching ahead.
+            room = min(SPARE, self.requests.budget.memory // 8)
             for spare in reversed([idle for idle in self._idle if not idle.is_wanted]):
-                left -= len(spare.data or b"")
-                if left < 0:
+                room -= len(spare.data or b"")
+                if room < 0:
                     self._forget(spare)
 
     def _waste(self, block: Block) -> None:
         self._stats.add(ahead_wasted=sum(block.expected.values()))
         block.expected.clear()
 
-    # ------------------------------------------------------------------ what becomes of requests
+    # ------------------------------------------------------------------ the ends of requests
 
     @property
     def has_unread(self) -> bool:
-        """Whether something has arrived, and is kept."""
+        """Whether arrived blocks are kept."""
         return bool(self._idle)
 
     def make_room(self) -> bool:
-        """Forget the oldest of what is kept; False if there is nothing."""
+        """Drop the oldest block that is kept; False if there is none."""
         block = next(iter(self._idle), None)
         if block is None:
             return False
@@ -485,8 +485,8 @@ class Fetcher:
         self._forget(block)
         return True
 
-    def arrived(self, block: Block, answer: Answer) -> None:
-        """Give the bytes of ``block`` to those who wait for them."""
+    def on_arrival(self, block: Block, answer: Answer) -> None:
+        """Give the bytes of ``block`` to its readers."""
         self.progress += 1
         block.data = answer.data
         if block.shared and not block.span.exact:
@@ -497,7 +497,7 @@ class Fetcher:
         self._settle(block)
 
     def _measure(self, block: Block, size: int) -> None:
-        """Set the end of ``block``, which was not known; ask again for what readers expected beyond it."""
+        """Set the end of ``block``, which was unknown; request again the ranges of readers that reach beyond it."""
         end = block.span.start + size
         block.span = _part(block.span, block.span.start, end)
         self._ask_again([reader for reader, _, stop in block.readers if stop > end])
@@ -505,7 +505,7 @@ class Fetcher:
             del block.expected[piece]
 
     def _ask_again(self, readers: Iterable[Reader]) -> None:
-        """Request the ranges of ``readers``, each by itself."""
+        """Request the ranges of ``readers`` separately."""
         alone: dict[Span, list[Reader]] = {}
         for reader in readers:
             self._leave(reader)
@@ -517,8 +517,8 @@ class Fetcher:
                 self._waiting[reader.future] = reader
             self._fetch([(span, reader) for reader in some])
 
-    def failed(self, block: Block, error: Exception) -> None:
-        """Tell the readers of ``block``; or ask again, if bytes that they do not want may have been the reason."""
+    def on_failure(self, block: Block, error: Exception) -> None:
+        """Set the error of the readers of ``block``; or request their ranges again if merging may be the cause."""
         readers = [reader for reader, _, _ in block.readers]
         is_merged = {(start, stop) for _, start, stop in block.readers} != {(block.span.start, block.span.stop)}
         is_more_than_wanted = block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
@@ -536,7 +536,7 @@ class BlockIndex:
     """The blocks that readers may join, found by their ranges."""
 
     def __init__(self) -> None:
-        self._blocks: dict[Hashable, list[Block]] = {}  # ascending, of each object
+        self._blocks: dict[Hashable, list[Block]] = {}  # by object, in ascending order
 
     def __iter__(self) -> Iterator[Block]:
         for blocks in self._blocks.values():
@@ -554,7 +554,7 @@ class BlockIndex:
             del self._blocks[which]
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
-        """Yield the parts of ``span``, each with a block that has it, or None; the nearest blocks alone are tried."""
+        """Yield the parts of ``span``, each with a block that has it, or None; only the nearest blocks are searched."""
         blocks = self._blocks.get(_object(span), ())
         at, end = span.start, span.stop or 0
         while True:
@@ -577,7 +577,7 @@ _STOP: Callable[[Block], Any] = attrgetter("span.stop")
 
 
 def _object(span: Span) -> Hashable:
-    """Return the object of ``span`` and its version: ranges of different versions are never one request."""
+    """Return the object and version of ``span``: ranges of different versions must not share a request."""
     return span.url, span.pin, span.origin
 
 

@@ -1,4 +1,4 @@
-"""Reads that need no event loop: local files, memory, inline data. Any thread may do them at once."""
+"""Read without an event loop: local files, memory, inline data. Any thread may do this."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.failures import blame, cause_of, fail
-from refshard_fs.reading.loading import Answers, Found, Scanned, Streamed, advance, decode, naming, sized
+from refshard_fs.reading.loading import Answers, Found, Scanned, Streamed, advance, decode, index_for_size, naming
 from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, Unmade, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
-from refshard_fs.targets.failures import ABSENT
+from refshard_fs.targets.failures import NOT_FOUND
 
-SMALL: Final = 16 * KIB  # bytes of a range, at most, that is read together with others,
-TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # where they lie so near
-SLOW: Final = 0.001  # seconds of one read; a thread costs 0.1 ms, and what the system has cached takes 0.02 ms
-PACE: Final = 1e9  # bytes a second that come beside it: slower than any cache
-LARGE: Final = 4 * MIB  # bytes that take so long wherever they are
-FORESEEN: Final = 1 << 14  # chunks that are fetched ahead, whose places are remembered
+SMALL: Final = 16 * KIB  # bytes: ranges up to this size are read together
+TOUCHING: Final = Limits(gap=4 * KIB, block=MIB)  # the limits for merging them
+SLOW: Final = 0.001  # seconds, besides the time at PACE: starting a thread takes 0.1 ms, a read from the cache 0.02 ms
+PACE: Final = 1e9  # bytes a second: any cache is faster
+LARGE: Final = 4 * MIB  # bytes whose read takes as long as SLOW from anywhere
+FORESEEN: Final = 1 << 14  # the largest number of chunks whose locations are remembered while they are fetched ahead
 
 
 Job = tuple[Request, Entry]
 
 
 class Immediate:
-    """Reads without an event loop; each method returns None where one is needed."""
+    """Reads without an event loop; each method returns None if an event loop is needed."""
 
     def __init__(
         self, pool: Pool, answers: Answers, stats: Stats, on_disk: ChunkCache | None = None, *, is_written: bool = False
@@ -46,29 +46,29 @@ class Immediate:
         self._stats = stats
         self._answers = answers
         self._loading = fork_safe(threading.Lock())
-        self._slow_reads = 0  # in a row: of a slow disk, or of a network's; one alone may be a busy machine
+        self._slow_reads = 0  # consecutive slow reads: one alone may come from a busy machine, several from a slow disk
 
     def read(self, keyspace: KeySpace, request: Request, *, may_load: bool = False) -> bytes | None:
-        """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        """Return the bytes of ``request``; FileNotFoundError if the key does not exist."""
         entry = self.find(keyspace, request.key, may_load=may_load)
         return None if entry is None else self.take(request, entry)
 
     def take(self, request: Request, entry: Entry) -> bytes | None:
-        """Return the bytes of ``request``, whose key is at ``entry``."""
+        """Return the bytes of ``request``, whose key has the entry ``entry``."""
         unmade = self.take_unmade(request, entry)
         return None if unmade is None else unmade.make()
 
     def take_unmade(self, request: Request, entry: Entry) -> Unmade | None:
-        """Return what the bytes of ``request`` are made of, whose key is at ``entry``."""
+        """Read the ranges of ``request``, whose key has the entry ``entry``, without assembling them."""
         try:
             plan = plan_read(request, entry, self._answers.longest)
             if plan is None and isinstance(entry, Span):
                 empty = self._fetch(Span(entry.url, 0, 0, optional=entry.optional, origin=entry.origin))
                 if empty is None or empty.size is None:
                     return None
-                entry = entry.resized(empty.size)
+                entry = entry.resolve_end(empty.size)
                 plan = plan_read(request, entry, self._answers.longest)
-        except Exception as e:  # noqa: BLE001  # raised again as what it means: never as a missing key
+        except Exception as e:  # noqa: BLE001  # any error becomes one that names the key
             raise fail(request.key, entry, e) from cause_of(e)
         assert plan is not None, "the size is known"
         parts = self._read(plan)
@@ -82,14 +82,14 @@ class Immediate:
         return unmade
 
     async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
-        """Return the same as `take`, from a thread where that would keep the event loop from its other work."""
+        """Return the result of `take`; use a thread if reading would block the event loop for long."""
         is_slow = self._slow_reads > 1 or (entry.size or 0) > LARGE
         if is_slow and not isinstance(entry, Inline) and self.has(entry):
             return await asyncio.to_thread(self.take, request, entry)
         return self.take(request, entry)
 
     def together(self, jobs: Sequence[Job]) -> list[list[int]]:
-        """Return the places of ``jobs`` by what one read serves: small ranges that lie together, or one alone."""
+        """Group ``jobs`` by position: one read serves a group of small ranges that lie together, or one job."""
         small: dict[tuple[str, Pin | None, Origin], list[int]] = {}
         found: list[list[int]] = []
         for place, (request, entry) in enumerate(jobs):
@@ -110,11 +110,11 @@ class Immediate:
         return found
 
     def take_together(self, jobs: Sequence[Job]) -> list[Any]:
-        """Return what `take` returns or raises for each of ``jobs``, which one read serves."""
+        """Return the result or the error of `take` for each of ``jobs``, a group of `together`, by one read."""
         if len(jobs) > 1:
             spans = [entry for _, entry in jobs if isinstance(entry, Span)]
             first, last = min(span.start for span in spans), max(span.stop or 0 for span in spans)
-            with contextlib.suppress(OSError, RefShardError):  # reading each alone tells why
+            with contextlib.suppress(OSError, RefShardError):  # then each job is read alone, and has its own error
                 answer = self._fetch(Span(spans[0].url, first, last, pin=spans[0].pin, origin=spans[0].origin))
                 if answer is not None:
                     parts = [bytes(answer.data[span.start - first : (span.stop or 0) - first]) for span in spans]
@@ -125,12 +125,12 @@ class Immediate:
         for request, entry in jobs:
             try:
                 out.append(self.take(request, entry))
-            except Exception as e:  # noqa: BLE001  # of this one alone
+            except Exception as e:  # noqa: BLE001  # any error of this job
                 out.append(e)
         return out
 
     def _count(self, keys: int, wanted: int, fetched: int, entry: Entry) -> None:
-        """Count keys that one read served, or memory."""
+        """Count keys that one read, or data in memory, served."""
         if all(map(self._is_kept, entry.spans)):
             self._stats.add(keys=keys, bytes_wanted=wanted, cache_hits=1)
         elif self._on_disk is not None and not self._is_here(entry):
@@ -145,7 +145,7 @@ class Immediate:
         return kept is not None and kept.is_whole
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
-        """Return where the bytes of ``key`` are; FileNotFoundError means that there is no such key."""
+        """Return the entry of ``key``; FileNotFoundError if the key does not exist."""
         try:
             if keyspace.in_memory:
                 entry = keyspace.find(key)
@@ -154,15 +154,15 @@ class Immediate:
                 if found is None:
                     return None
                 entry = found.value
-        except Exception as e:  # noqa: BLE001  # `blame` tells which
+        except Exception as e:  # noqa: BLE001  # `blame` converts any error
             raise blame(key, e) from sanitize_cause(e.__cause__ or e)
         if entry is None:
             raise FileNotFoundError(key)
         return entry
 
     def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Found | None]:
-        """Return where each of ``keys`` lies, `Found` of None if there is no such key, as far as that is remembered."""
-        # After an error the event loop looks the keys up, and tells whose it is.
+        """Return the entries of ``keys`` that are found without reads, as `Found`; `Found(None)` for a missing key."""
+        # After an error, the event loop looks the keys up again, and finds the key that fails.
         if keyspace.in_memory:
             with contextlib.suppress(Exception):
                 return [Found(keyspace.find(key)) for key in keys]
@@ -189,7 +189,7 @@ class Immediate:
         return Found(known[1]) if known is not None and known[0] is keyspace else None
 
     def reaches(self, span: Span) -> bool:
-        """Whether the bytes of ``span`` need no event loop. Of what may not be read, or opened, its reader is told."""
+        """Return whether the bytes of ``span`` can be read without an event loop; False after any error."""
         if self._is_kept(span):
             return True
         try:
@@ -202,40 +202,40 @@ class Immediate:
         return self._on_disk.has(span)
 
     def _is_here(self, entry: Entry) -> bool:
-        """Whether the objects of ``entry``, which may be read, are on this machine."""
+        """Return whether the objects of ``entry`` are on this machine."""
         return all(self._pool.place(span.url, span.origin) is not None for span in entry.spans)
 
     def has(self, entry: Entry) -> bool:
-        """Whether the bytes of ``entry`` need no event loop."""
+        """Return whether the bytes of ``entry`` can be read without an event loop."""
         return all(map(self.reaches, entry.spans))
 
     def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
-        """Return what ``steps`` return, if all that they need is remembered.
+        """Run ``steps`` and return their result, if all answers are in caches.
 
-        With ``may_load`` what is not is read and decoded, if that takes no event loop: for callers that may block.
+        With ``may_load``, other answers are read and decoded if this needs no event loop: for callers that may block.
         """
         try:
             advance(steps, None, lambda need: self._answer(need, may_load))
         except StopIteration as stop:
             return Found(stop.value)
-        except (OSError, TargetChanged):  # the event loop finds out again, tells the look-up, or says what is wrong
+        except (OSError, TargetChanged):  # the event loop tries again, and handles or raises the error
             return None
         steps.close()
         return None
 
     def _answer(self, need: Need, may_load: bool) -> Found | None:
-        """Return the answer to ``need``; None where that takes an event loop."""
+        """Return the answer to ``need``; None if this needs an event loop."""
         known = self._answers.get(need, self._pool)
         if known is not None:
             return Found(known)
         return self._load(need) if may_load and isinstance(need, Load) else None
 
     def _load(self, need: Load) -> Found | None:
-        """Return the answer to ``need``; None where an event loop is needed, or is to find out what went wrong."""
+        """Load the answer to ``need``; None if this needs an event loop, or fails: the loop then raises the error."""
         entry = need.entry
         if not isinstance(entry, Span) or isinstance(need.index, Scanned | Streamed):
             return None
-        with self._loading:  # of several threads one loads, and the others find it
+        with self._loading:  # one of several threads loads, and the others then find the answer in the cache
             value = self._answers.get(need, self._pool)
             if value is not None:
                 return Found(value)
@@ -247,23 +247,23 @@ class Immediate:
                     data = None if parts is None else plan.assemble(parts)
                 except TooLarge:
                     raise
-                except ABSENT:
+                except NOT_FOUND:
                     return Found(None) if entry.optional else None
                 except OSError:
                     return None
                 if data is None:
                     return None
-                value = decode(sized(need, self._pool), data)
+                value = decode(index_for_size(need, self._pool), data)
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Found(value)
 
     def _read(self, plan: ReadPlan) -> list[bytes | BaseException] | None:
-        """Return the bytes of each range of ``plan``, or its error; None where they take an event loop."""
+        """Return the bytes, or the error, of each range of ``plan``; None if this needs an event loop."""
         parts: list[bytes | BaseException] = []
         for span in plan.window.spans:
             try:
                 answer = self._fetch(span, plan.most)
-            except Exception as e:  # noqa: BLE001  # the plan says what it means
+            except Exception as e:  # noqa: BLE001  # the plan converts any error
                 parts.append(e)
             else:
                 if answer is None:
@@ -292,7 +292,7 @@ class Immediate:
         return answer
 
     def _recall(self, span: Span, most: int | None) -> Answer | None:
-        """Return what is kept on disk of ``span``, if the session knows that this is its version."""
+        """Return the bytes of ``span`` from the cache on disk, if its version is known and matches."""
         if self._on_disk is None or not keeps(span, most):
             return None
         facts = self._pool.versions.proven(span.url, span.pin)

@@ -1,13 +1,12 @@
-"""Decoded indexes in files, for all processes of one user: found by content, read into memory, never trusted.
+"""A cache of decoded indexes in files, for all processes of one user.
 
-Files are not mapped: a file that a full disk, a sync tool or another host of a network file system cuts short while it
-is mapped ends the process (SIGBUS), and a private mapping does not help.
+Files are read into memory, not mapped: if a full disk, a sync tool or another host cuts a mapped file short, the
+process ends with SIGBUS, and a private mapping does not prevent this.
 
-A file is written aside and renamed into place, so that no reader sees a part of it; nobody changes it after that. Its
-name is a digest of what the index was made from: of a source's URL nothing else is kept. The name is in the checksum,
-too, so that nobody who may rename files has one source served what was kept of another. A directory that others may
-write to is not used, nor is anything in it but plain files. A file that cannot be read, written or believed counts as
-absent.
+A file is written under another name and then renamed, so that readers never see a part of it; it is never changed
+later. Its name is a digest of the source's URL, version and options; the URL itself is not kept. The checksum covers
+the name, so that a renamed file does not serve another source. Directories that other users may write to are not used,
+nor are links and special files. A file that cannot be read or written, or fails its checksum, counts as absent.
 """
 
 from __future__ import annotations
@@ -27,18 +26,20 @@ from typing import Final
 from refshard_fs.core.checksums import crc32c
 
 _MAGIC: Final = b"refindx4"
-_END: Final = struct.Struct("<8sQQ")  # what a file ends with: magic, the length of what is before, and its checksum
+_END: Final = struct.Struct("<8sQQ")  # the end of a file: magic, length of the data before it, checksum
 _PIECE: Final = 1 << 18  # bytes of a file that are checked at a time
 
-CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used go first
+CAPACITY: Final = 2 << 30  # bytes of all files together; the least recently used are deleted first
 SUFFIX: Final = ".refindex"
-_HAS_OWNERS: Final = hasattr(os, "getuid")  # Windows has rights of another kind
-SHARED: Final = 64  # processes may write at a time: each takes this part of what is free before it looks again
-STALE: Final = 3600  # seconds after which an unfinished file is nobody's
+_HAS_OWNERS: Final = hasattr(os, "getuid")  # not on Windows, which has another kind of permissions
+SHARED: Final = (
+    64  # a process may write 1/64 of the free bytes before it lists the files again, since others write, too
+)
+STALE: Final = 3600  # seconds after which an unfinished file is deleted: its writer was killed
 
 
 def default_directory() -> Path | None:
-    """Return the directory for this user's caches on this platform; None where there is none."""
+    """Return the directory for this user's caches on this platform; None if there is none."""
     try:
         match sys.platform:
             case "win32":
@@ -46,19 +47,20 @@ def default_directory() -> Path | None:
                 return Path(base) / "refshard_fs" / "Cache" if base else None
             case "darwin":
                 return Path.home() / "Library" / "Caches" / "refshard_fs"
-        given = os.environ.get("XDG_CACHE_HOME", "")
-        return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "refshard_fs"
-    except RuntimeError:  # nobody's home
+        xdg = os.environ.get("XDG_CACHE_HOME", "")
+        return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "refshard_fs"
+    except RuntimeError:  # the user has no home directory
         return None
 
 
-_free: Final[dict[tuple[Path, int], int]] = {}  # bytes that this process may write before it looks, by directory
+# Bytes that this process may write before it lists the files again, by directory and capacity.
+_free: Final[dict[tuple[Path, int], int]] = {}
 
 
 class IndexCache:
-    """The files of one directory, which is made when it is first written to.
+    """The cache in one directory, which is created by the first write.
 
-    With ``everything`` all indexes are to be kept there, else those that are worth it.
+    ``everything`` tells callers to keep all indexes, not only large ones.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class IndexCache:
         self.everything = everything
 
     def get(self, name: str) -> memoryview | None:
-        """Return what is kept under ``name``; None if nothing is that this user wrote, and that is whole."""
+        """Return the data of ``name``; None unless there is an undamaged file that this user wrote."""
         path = self._path(name)
         try:
             if not is_private(self.directory):
@@ -80,21 +82,21 @@ class IndexCache:
                     return None
                 if found_stat.st_size > self.capacity:
                     return None
-                found = _checked(file, found_stat.st_size, name)
+                found = _read_checked(file, found_stat.st_size, name)
         except OSError:
             return None
         if found is not None:
             with contextlib.suppress(OSError):
-                os.utime(path)  # used now
+                os.utime(path)  # mark it as used now
         return found
 
     def put(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        """Keep ``parts``, joined, under ``name``; to no effect where that is not possible."""
+        """Keep ``parts``, joined, under ``name``; do nothing if this is not possible."""
         with contextlib.suppress(OSError):
             self._write(name, parts)
 
     def discard(self, name: str) -> None:
-        """Forget ``name``."""
+        """Delete the file of ``name``."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(name))
 
@@ -130,7 +132,7 @@ class IndexCache:
     def _make_room(self, size: int) -> None:
         known = (self.directory, self.capacity)
         _free[known] = _free.get(known, 0) - size
-        if _free[known] >= 0:  # to look at each of thousands of small files before each is written takes minutes
+        if _free[known] >= 0:  # listing thousands of small files before each write would take minutes
             return
         files = sorted(self._files(), key=lambda file: file[1])
         total = size + sum(length for _, _, length in files)
@@ -143,13 +145,13 @@ class IndexCache:
         _free[known] = max(self.capacity - total, 0) // SHARED
 
     def _files(self) -> Iterator[tuple[str, float, int]]:
-        """Yield path, time of last use and size of each file, unfinished ones too; those that are old go at once."""
+        """Yield path, time of last use and size of each file; delete old unfinished files."""
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 try:
                     found = entry.stat(follow_symlinks=False)
                 except OSError:
-                    continue  # another process was faster
+                    continue  # another process deleted it
                 if entry.name.endswith(".tmp") and time.time() - found.st_mtime > STALE:
                     with contextlib.suppress(OSError):
                         os.unlink(entry.path)
@@ -158,18 +160,18 @@ class IndexCache:
 
 
 def is_private(directory: str | os.PathLike[str]) -> bool:
-    """Whether nobody else may put files into ``directory``, or take it away by a link in its place."""
+    """Return whether only this user may write to ``directory``, and it is not a link."""
     found = os.lstat(directory)
     return stat.S_ISDIR(found.st_mode) and _is_ours(found) and not (_HAS_OWNERS and found.st_mode & 0o022)
 
 
 def open_as_it_is(path: str, flags: int) -> int:
-    """Open a file, and follow no link; a pipe is not waited for."""
+    """Open a file without following links, and without waiting for a pipe."""
     return os.open(path, flags | _AS_IT_IS, 0o600)
 
 
 def is_own_file(found: os.stat_result) -> bool:
-    """Whether this is a plain file of this user."""
+    """Return whether this is a plain file of this user."""
     return stat.S_ISREG(found.st_mode) and _is_ours(found)
 
 
@@ -180,11 +182,11 @@ def _is_ours(found: os.stat_result) -> bool:
     return not _HAS_OWNERS or found.st_uid == os.getuid()
 
 
-def _checked(file: FileIO, size: int, name: str) -> memoryview | None:
-    """Return what is in ``file``, of ``size`` bytes, before its end; None if it is not as it was written."""
+def _read_checked(file: FileIO, size: int, name: str) -> memoryview | None:
+    """Return the data of ``file``, of ``size`` bytes; None if its checksum is wrong."""
     data = memoryview(bytearray(size))
     check, got, length = crc32c(name.encode()), 0, size - _END.size
-    while got < size:  # checked while it is in the processor's cache
+    while got < size:  # each piece is summed while it is in the processor's cache
         count = file.readinto(data[got : got + _PIECE])
         if not count:
             return None

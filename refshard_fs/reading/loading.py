@@ -1,7 +1,7 @@
-"""Loads indexes: large ones are decoded in threads, piece by piece, and kept in the index cache.
+"""Load indexes: decode large ones in threads, piece by piece, and keep them in the index cache.
 
-An index with a `Decoder` is read piece by piece, so that its source is never whole in memory. One that can be packed is
-looked for in the `IndexCache` first, and put there afterwards.
+An index with a `Decoder` is read piece by piece, so that its source is never whole in memory. An index that can be
+packed is taken from the `IndexCache`, or put there after decoding.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from refshard_fs.reading.index_cache import IndexCache
 from refshard_fs.security import policy
 from refshard_fs.targets import Pool, TooLarge
 
-MANY: Final = 1 << 20  # bytes; more take too long to decode on an event loop
-PIECE: Final = 1 << 21  # bytes of a local source at a time,
-REMOTE_PIECE: Final = 1 << 26  # and of others, where each request has its price
-TICK: Final = 0.02  # seconds; clocks of file systems are as fine as this,
-COARSE_TICK: Final = 2.0  # and those that know whole seconds only, as this
-WORTH_A_LOOK: Final = 1 << 18  # bytes of a source that may be in the cache,
-WORTH_KEEPING: Final = 1 << 22  # and of an index that is put there, unless the user says so of all
+MANY: Final = 1 << 20  # bytes: more take too long to decode on an event loop
+PIECE: Final = 1 << 21  # bytes of a piece of a local source
+REMOTE_PIECE: Final = 1 << 26  # bytes of a piece of a remote source: larger, since each request costs time
+TICK: Final = 0.02  # seconds: the resolution of most file systems' times
+COARSE_TICK: Final = 2.0  # seconds: the resolution of file systems with times in whole seconds
+WORTH_A_LOOK: Final = 1 << 18  # bytes: the cache is searched for larger sources (or for all: `IndexCache.everything`)
+WORTH_KEEPING: Final = 1 << 22  # bytes: larger indexes are put into the cache (or all)
 
 
 class Decoder(Protocol):
-    """Makes an index of bytes as they come."""
+    """Decodes an index from bytes as they arrive."""
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes; ValueError where they are damaged."""
+        """Decode the next bytes; ValueError if they are damaged."""
 
     def finish(self) -> Any:
         """Return the index."""
@@ -64,7 +64,7 @@ class Streamed(Protocol):
     """An index that is decoded piece by piece."""
 
     def decoder(self) -> Decoder:
-        """Return what decodes one document."""
+        """Return a new decoder of one document."""
 
 
 @runtime_checkable
@@ -72,21 +72,24 @@ class Packable(Protocol):
     """An index whose decoded form can be kept in a file."""
 
     def identity(self) -> bytes:
-        """Return what, beside the document, the decoded form depends on: options, and the version of its layout."""
+        """Return bytes that identify everything, besides the document, that decides the decoded form.
+
+        This is the options, and the version of the packed layout.
+        """
 
     def pack(self, value: Any) -> list[bytes | memoryview]:
-        """Return the bytes that stand for ``value``; ValueError where that is not possible."""
+        """Encode ``value``; ValueError if this is not possible."""
 
     def unpack(self, data: memoryview) -> Any:
-        """Return the decoded form, on the memory of ``data``; ValueError if it is of another version."""
+        """Decode ``data``, on the same memory; ValueError if they have another version of the layout."""
 
 
 @runtime_checkable
 class Scanned(Protocol):
-    """An index that is made in several reads of its source, such as one of each message of a file."""
+    """An index that is made by several reads of its source, such as a read of each message of a file."""
 
     def scan(self, source: Span) -> Steps[Any]:
-        """Return the index; ``source`` is the whole object, of one version."""
+        """Make the index; ``source`` is the whole object, pinned to its version."""
 
 
 Read = Callable[[Entry], Awaitable[bytes]]
@@ -100,10 +103,10 @@ async def load(
     keep: IndexCache | None = None,
     sized: Callable[[Load], Index] = attrgetter("index"),
 ) -> tuple[Any, int]:
-    """Return the decoded index of ``need``, whose bytes ``read`` returns, and its weight in memory.
+    """Load the index of ``need``; return it and its size in memory, in bytes.
 
-    ``sized`` returns the index as it is known when they are read. It is looked for in ``keep`` first. ``run`` drives
-    the steps of a scan.
+    ``read`` reads bytes, ``run`` runs the steps of a scan, and ``sized`` returns the index that decodes the bytes, once
+    the size of their object is known. The cache ``keep`` is searched first.
     """
     index: Any = need.index
     is_scanned = isinstance(index, Scanned)
@@ -115,7 +118,7 @@ async def load(
     if keep is not None and isinstance(index, Packable):
         name = _name(need.entry, index, keep)
         if name is not None:
-            value = await asyncio.to_thread(_kept, keep, name, index)
+            value = await asyncio.to_thread(_load_kept, keep, name, index)
     if value is None:
         value = await (run(index.scan(need.entry)) if is_scanned else _stream(need.entry, index, read))
         if keep is not None and name is not None:
@@ -125,17 +128,17 @@ async def load(
 
 
 def decode(index: Index, data: bytes) -> Any:
-    """Return the index that ``data`` are. An error lets go of what was decoded until then.
+    """Decode ``data``; after an error, free everything that was decoded so far.
 
-    Errors and the frames that they went through hold one another until Python looks for garbage: a damaged archive
-    that is asked for again and again would take the size of its half-made index each time.
+    An error and its frames refer to each other until the garbage collector runs: without this, each read of a damaged
+    archive would take the memory of its half-decoded index.
     """
     try:
         return index.decode(data)
     except Exception as e:
         error: BaseException | None = e
         while error is not None:
-            traceback.clear_frames(error.__traceback__)  # but for this one, which is running
+            traceback.clear_frames(error.__traceback__)  # except this frame, which is running
             error = error.__cause__
         raise
 
@@ -147,7 +150,7 @@ async def _decode(index: Index, data: bytes) -> Any:
 
 
 async def _stream(entry: Entry, index: Any, read: Read) -> Any:
-    """Decode piece by piece, the next one being read meanwhile."""
+    """Decode piece by piece, while the next piece is being read."""
     match entry:
         case Span(url, 0, None, pin=pin) if pin is not None and (pin.size or 0) > MANY:
             local = policy.protocol_of(url) in (None, *policy.LOCAL)
@@ -174,19 +177,19 @@ async def _stream(entry: Entry, index: Any, read: Read) -> Any:
 
 
 def _return_memory() -> None:
-    """Give back what decoding has freed: glibc keeps most of it otherwise, for a process that never needs it again."""
+    """Return memory that decoding has freed to the system: glibc would keep most of it."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pieces(entry: Span, size: int, step: int) -> list[Span]:
-    """Return ``entry``, of ``size`` bytes, as spans of ``step`` bytes."""
+    """Split ``entry``, of ``size`` bytes, into spans of ``step`` bytes."""
     starts = range(0, size, step)
     return [Span(entry.url, start, min(start + step, size), pin=entry.pin, origin=entry.origin) for start in starts]
 
 
 def _name(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
-    """Return the name of the decoded form of ``entry``; None if it is not worth one, or nothing tells its version."""
+    """Return the name of the decoded ``entry`` in the cache; None if it is too small, or its version is unknown."""
     state = hashlib.sha256(index.identity())
     match entry:
         case Inline(data) if keep.everything or len(data) >= WORTH_A_LOOK:
@@ -201,10 +204,11 @@ def _name(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
 
 
 def _tells_versions_apart(pin: Pin) -> bool:
-    """Whether an object that is written over, now or later, will have another pin.
+    """Return whether every later version of the object will have another pin.
 
-    A weak ETag, or a time alone, may stand for several contents. The time in the ETag that we make of a local file is
-    as fine as its file system's clock: of a file that was written just now, the next version may have the same.
+    A weak ETag, or a time alone, may be the same for different contents. The ETag that this package makes for a local
+    file contains a time with the resolution of the file system: if the file was written just now, its next version
+    may have the same time.
     """
     etag = pin.etag or ""
     if not etag.startswith(OWN):
@@ -213,7 +217,7 @@ def _tells_versions_apart(pin: Pin) -> bool:
     return time.time() - modified > (COARSE_TICK if modified.is_integer() else TICK)
 
 
-def _kept(cache: IndexCache, name: str, index: Packable) -> Any:
+def _load_kept(cache: IndexCache, name: str, index: Packable) -> Any:
     found = cache.get(name)
     if found is None:
         return None
@@ -225,7 +229,7 @@ def _kept(cache: IndexCache, name: str, index: Packable) -> Any:
 
 
 def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
-    """Write in a thread that the process waits for at its end; nobody else does."""
+    """Write ``value`` to the cache in a thread, which only the exit of the process waits for."""
 
     def write() -> None:
         with contextlib.suppress(ValueError):
@@ -235,17 +239,17 @@ def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What the process remembers of an object, used only with the version of the object that it was made from.
+# The process's cache of answers. Each answer is bound to the version of its object.
 #
-# Indexes outlive the session that read them. Without this, one that begins after a file was
-# replaced would look chunks up in the index of the old one, and read its bytes from the new one.
+# Answers outlive the source that read them. Without the version, a source that is opened after a file was replaced
+# would look chunks up in the index of the old file, and read their bytes from the new one.
 
 
-Heads: TypeAlias = LRU[Head, tuple[Facts, bytes]]  # the first bytes of objects, by the need that they answered
+Heads: TypeAlias = LRU[Head, tuple[Facts, bytes]]  # the facts and first bytes of objects, by the need
 
 
 class _Bound(NamedTuple):
-    """A value, and what was seen of the object at ``url`` when it was made."""
+    """A value, and the facts of the object at ``url`` from which it was made."""
 
     value: Any
     url: str
@@ -254,11 +258,11 @@ class _Bound(NamedTuple):
 
 
 class Answers:
-    """The answers to needs that the process remembers in ``cache``; ``token`` tells a filesystem's from others'.
+    """The answers to needs in the process's ``cache``; ``token`` is the part of cache keys that names the source.
 
-    ``longest`` is the most bytes that a document or an index may have; a larger one is an error. Decoded indexes that
-    other processes may use are in ``keep``. ``heads`` are the first bytes of objects that were read when the source
-    was made: None where it was not made in this process.
+    ``longest`` is the most bytes of a document or an index; a larger one is an error. ``keep`` is the cache of decoded
+    indexes in files. ``heads`` are the first bytes of objects that were read when the source was made; None if it was
+    not made in this process.
     """
 
     def __init__(
@@ -276,33 +280,32 @@ class Answers:
         self.heads = heads
 
     def get(self, need: Need, pool: Pool) -> Any:
-        """Return the answer to ``need``; None if it is not known, or its object is another one by now.
+        """Return the cached answer to ``need``; None if there is none, or its object is known to have changed.
 
-        Where only a request could tell, the object is taken to be unchanged: if it is not, the next read of it is
-        `TargetChanged`. A document that is read as a whole has no next read, and what an object was need not be what
-        it is: these are `doubtful`.
+        If only a request could find out, the object counts as unchanged: if it has changed, the next read of it raises
+        `TargetChanged`. Documents that are read as a whole, and facts, have no next read: these are `doubtful`.
         """
         if isinstance(need, Head):
-            return self._known_head(need, pool)
+            return self._get_head(need, pool)
         if isinstance(need, Stat) and need.fresh:
             return None
         found = self.cache.get((self.token, need))
         if type(found) is not _Bound or self._is_doubtful(need, found, pool):
             return None if type(found) is _Bound else found
         place = pool.place(found.url, found.origin)
-        if place is None:  # nothing is opened without an event loop; the session may have seen it in one
+        if place is None:  # the target needs an event loop; its version may be known from reads on one
             version = pool.versions.of(found.url)
             return found.value if version.seen is not None and version.is_like(found.seen) else None
         return found.value if place[0].is_still(place[1], found.seen) else None
 
-    def _known_head(self, need: Head, pool: Pool) -> tuple[Facts, bytes] | None:
-        """Return the first bytes of an object. What is read of it later has their version, or is `TargetChanged`."""
+    def _get_head(self, need: Head, pool: Pool) -> tuple[Facts, bytes] | None:
+        """Return the cached first bytes of an object; later reads of another version raise `TargetChanged`."""
         head = None if self.heads is None else self.heads.get(need)
         place = None if head is None else pool.place(need.url, need.origin)
         return head if head is not None and place is not None and place[0].is_still(place[1], head[0]) else None
 
     def put_head(self, need: Head, head: tuple[Facts, bytes], pool: Pool) -> None:
-        """Remember the first bytes of a remote object, if its server tells the version that they are of."""
+        """Keep the first bytes of a remote object, if its server reports their version."""
         place = None if self.heads is None else pool.place(need.url, need.origin)
         if self.heads is None or place is None or not place[0].is_remote:
             return
@@ -311,12 +314,12 @@ class Answers:
             self.heads.put(need, head, len(head[1]))
 
     def forget_heads(self) -> None:
-        """Forget the first bytes of objects, for all filesystems of the same set."""
+        """Drop the first bytes of objects, for all filesystems of the same set."""
         if self.heads is not None:
             self.heads.clear()
 
     def doubtful(self, need: Need, pool: Pool) -> tuple[str, Origin] | None:
-        """Return URL and origin of a document, or an object, that this session has to ask about first."""
+        """Return URL and origin of the object of a cached answer whose version has to be requested first, or None."""
         found = self.cache.get((self.token, need))
         return (found.url, found.origin) if type(found) is _Bound and self._is_doubtful(need, found, pool) else None
 
@@ -324,12 +327,12 @@ class Answers:
         match need:
             case Stat() | Load(Span(start=0, stop=None) | Packed(source=Span(start=0, stop=None))):
                 place = pool.place(found.url, found.origin)
-                with contextlib.suppress(OSError):  # it is gone: then it is not what it was
+                with contextlib.suppress(OSError):  # the object is gone: the answer will not match
                     return place is not None and not place[0].is_known(place[1])
         return False
 
     def put(self, need: Need, value: Any, weight: int, pool: Pool) -> None:
-        """Remember ``value``, of ``weight`` bytes, as the answer to ``need``."""
+        """Keep ``value``, of ``weight`` bytes, as the answer to ``need``."""
         url, origin = _source(need)
         seen = None if url is None else pool.versions.of(url).seen
         quota = getattr(need.index, "quota", None) if isinstance(need, Load) else None
@@ -338,7 +341,7 @@ class Answers:
 
 
 def _source(need: Need) -> tuple[str | None, Origin]:
-    """Return the URL whose version decides (None where what is asked for names the version itself), and its origin."""
+    """Return the URL of the object whose version an answer is bound to (None if the need has a pin), and its origin."""
     match need:
         case Load((Span(pin=None) as span) | Packed(source=Span(pin=None) as span), index):
             return None if isinstance(index, Streamed) else span.url, span.origin
@@ -349,36 +352,36 @@ def _source(need: Need) -> tuple[str | None, Origin]:
 
 
 class Found(NamedTuple):
-    """What is known, which may be None."""
+    """A result, which may be None."""
 
     value: Any
 
 
 def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Found | None]) -> Need | tuple[Need, ...]:
-    """Send ``answer``, and what else is ``known``; return the first need that is not. StopIteration at the end."""
+    """Send ``answer``, then all ``known`` answers; return the first need without one. StopIteration at the end."""
     need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
     while True:
-        found = [known(one) for one in (need if isinstance(need, tuple) else (need,))]
+        found = [known(each) for each in (need if isinstance(need, tuple) else (need,))]
         values = tuple(each.value for each in found if each is not None)
         if len(values) < len(found):
             return need
         need = steps.send(values if isinstance(need, tuple) else values[0])
 
 
-def sized(need: Load, pool: Pool) -> Index:
-    """Return the index of ``need``, whose bytes were read, told the size of their object if it wants to know that."""
-    tell = getattr(need.index, "sized", None)
-    if tell is None or not isinstance(need.entry, Span):
+def index_for_size(need: Load, pool: Pool) -> Index:
+    """Return the index of ``need``; if it has a method ``sized``, the index for the size of the object."""
+    sized = getattr(need.index, "sized", None)
+    if sized is None or not isinstance(need.entry, Span):
         return need.index
     place = pool.place(need.entry.url, need.entry.origin)
     size = None if place is None else place[0].size
-    index: Index = need.index if size is None else tell(size)
+    index: Index = need.index if size is None else sized(size)
     return index
 
 
 @contextlib.contextmanager
 def naming(entry: Entry) -> Iterator[None]:
-    """Have what goes wrong with an index, or another document, name where it lies."""
+    """Add the location of ``entry`` to errors of this block, which reads an index or a document."""
     try:
         yield
     except TooLarge as e:

@@ -1,7 +1,7 @@
-"""Drives look-ups in rounds: what many of them need next is read together, and the same need only once.
+"""Run look-ups in rounds: the next needs of all look-ups are read together, and equal needs only once.
 
-Answers are remembered in the process's cache. Look-ups that need the same answer at the same time share one read, and
-a read that nobody waits for any more is cancelled.
+Answers are kept in the process's cache. Look-ups with the same need share one read; a read is cancelled when no look-up
+waits for it any more.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import blame, note
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.loading import Answers, Found, Streamed, advance, load, naming, sized
+from refshard_fs.reading.loading import Answers, Found, Streamed, advance, index_for_size, load, naming
 from refshard_fs.reading.plan import ReadPlan
 from refshard_fs.targets import Pool, check_size
-from refshard_fs.targets.failures import ABSENT
+from refshard_fs.targets.failures import NOT_FOUND
 from refshard_fs.targets.versioned import VersionedObject
 
 T = TypeVar("T")
 
-ASKED = 128  # questions for facts, names and first bytes under way at once: as many as requests, by default
+ASKED = 128  # the most requests for facts, names and first bytes at a time, as for ranges by default
 
 
 class _Loading:
-    """An answer that is being found, and how many wait for it."""
+    """An answer that is being read, and the number of look-ups that wait for it."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.task = task
@@ -39,7 +39,7 @@ class _Loading:
 
 
 class Lookups:
-    """Answers the needs of key spaces on one event loop; to be used from that loop only."""
+    """Answers the needs of key spaces on one event loop; use it only from this loop."""
 
     def __init__(self, fetcher: Fetcher, answers: Answers, stats: Stats) -> None:
         self.stats = stats
@@ -53,11 +53,11 @@ class Lookups:
 
     @property
     def pool(self) -> Pool:
-        """The targets that are read."""
+        """The pool of targets."""
         return self.fetcher.requests.pool
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Return a task of ``coroutine``; it is stopped by `close`."""
+        """Start a task for ``coroutine``, which `close` cancels."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -66,21 +66,21 @@ class Lookups:
     # ------------------------------------------------------------------ driving look-ups
 
     async def run(self, steps: Steps[T]) -> T:
-        """Return what ``steps`` return, answering every need on the way."""
+        """Run ``steps``, answering all needs, and return their result."""
         (result,) = await self.run_all([steps])
         if isinstance(result, Exception):
             raise result
         return result
 
     async def run_for(self, key: str, steps: Steps[T]) -> T:
-        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
+        """Run ``steps`` and return their result; errors name ``key``, and are never FileNotFoundError."""
         (result,) = await self.run_all([steps])
         if isinstance(result, Exception):
             raise blame(key, result) from result
         return result
 
     async def run_all(self, many: Sequence[Steps[T]]) -> list[T | Exception]:
-        """Drive ``many`` look-ups in lock-step: the needs of one round are answered together."""
+        """Run ``many`` look-ups in rounds, answering all needs of a round together; return results or errors."""
         results: list[Any] = [None] * len(many)
         answers: dict[int, Any] = dict.fromkeys(range(len(many)))
         while answers:
@@ -90,7 +90,7 @@ class Lookups:
                     needs[i] = advance(many[i], answer, self._known)
                 except StopIteration as stop:
                     results[i] = stop.value
-                except Exception as e:  # noqa: BLE001  # of the one look-up that failed; the others go on
+                except Exception as e:  # noqa: BLE001  # any error ends this look-up, and not the others
                     results[i] = e
             answers = dict(zip(needs, await self._meet(list(needs.values())), strict=True)) if needs else {}
         return results
@@ -98,9 +98,9 @@ class Lookups:
     async def find_all(
         self, keyspace: KeySpace, keys: Sequence[str], *, reads: bool = False
     ) -> list[Entry | Exception | None]:
-        """Return where each of ``keys`` lies, None where there is no such key, or the error that it meets.
+        """Return the entry of each of ``keys``, None for a key that does not exist, or the error of its look-up.
 
-        With ``reads``, they are read at once.
+        With ``reads``, the keys are read next (see `KeySpace.reads`).
         """
         many = keyspace.reads(keys) if reads else keyspace.lookups(keys)
         out: list[Entry | Exception | None] = [None] * len(keys)
@@ -117,7 +117,7 @@ class Lookups:
         return Found(value)
 
     async def need(self, need: Need) -> Any:
-        """Return the answer to one need; several who ask at once share one read."""
+        """Return the answer to one need; concurrent callers share one read."""
         known = self._known(need)
         if known is not None:
             return known.value
@@ -131,7 +131,7 @@ class Lookups:
             loading.waiting -= 1
             if not loading.waiting:
                 del self._loading[need]
-                loading.task.cancel()  # all who waited were cancelled, or it has ended
+                loading.task.cancel()  # all callers were cancelled, or the task has ended
 
     async def _meet(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
         distinct = list(dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,))))
@@ -149,56 +149,56 @@ class Lookups:
 
     async def _answer(self, need: Need) -> Any:
         try:
-            return await self._met(need)
+            return await self._read_answer(need)
         except Exception as e:
             note(e, need)
             raise
 
-    async def _met(self, need: Need) -> Any:
+    async def _read_answer(self, need: Need) -> Any:
         match need:
             case Load(entry):
-                asked = self._answers.doubtful(need, self.pool)
-                if asked is not None:  # another session read it: is it still the same?
+                doubtful = self._answers.doubtful(need, self.pool)
+                if doubtful is not None:  # another source read it: check whether the object has changed
                     with contextlib.suppress(OSError, RefShardError):
-                        await self._asked(*asked, VersionedObject.facts)
+                        await self._ask(*doubtful, VersionedObject.facts)
                         if (known := self._known(need)) is not None:
                             return known.value
                 try:
                     with naming(entry):
-                        size = partial(sized, pool=self.pool)
+                        sized = partial(index_for_size, pool=self.pool)
                         read = partial(self._document, keep=not isinstance(need.index, Streamed))
-                        value, weight = await load(need, read, self.run, self._answers.keep, size)
-                except ABSENT:
+                        value, weight = await load(need, read, self.run, self._answers.keep, sized)
+                except NOT_FOUND:
                     if isinstance(entry, Span) and entry.optional:
                         return None
                     raise
             case Stat(url, origin=origin):
-                value, weight = await self._asked(url, origin, VersionedObject.facts), 256
+                value, weight = await self._ask(url, origin, VersionedObject.facts), 256
             case Head(url, length, origin):
-                head = await self._asked(url, origin, lambda found, path: found.head(path, length))
+                head = await self._ask(url, origin, lambda found, path: found.head(path, length))
                 if head is not None:
                     self.stats.add(requests=1, bytes_fetched=len(head[1]))
                     self._answers.put_head(need, head, self.pool)
                 return head
             case Names(url, origin):
-                return await self._asked(url, origin, VersionedObject.names)
+                return await self._ask(url, origin, VersionedObject.names)
             case Tree(url, origin):
-                return await self._asked(url, origin, VersionedObject.tree)
+                return await self._ask(url, origin, VersionedObject.tree)
         if value is not None:
             self._answers.put(need, value, weight, self.pool)
         return value
 
     async def _document(self, entry: Entry, *, keep: bool) -> bytes:
-        """Return the bytes of an index or a document; more than the bound is an error.
+        """Read an index or a document; more bytes than the limit are an error.
 
-        ``keep`` them on disk: of a document that is read in pieces, none holds URLs.
+        With ``keep``, ranges may be kept on disk; not pieces of streamed documents, which may contain URLs.
         """
         source = entry.source if isinstance(entry, Packed) else entry
         check_size(source.size, self._answers.longest)
         return await self._read(ReadPlan(None, entry, self._answers.longest), keep=keep)
 
     async def _read(self, plan: ReadPlan, *, keep: bool = True) -> bytes:
-        """Return the bytes of ``plan``, whose ranges are merged with whatever else is fetched in this tick."""
+        """Return the bytes of ``plan``; its ranges are merged with all others of this turn of the loop."""
         loop = asyncio.get_running_loop()
         if not self._soon:
             loop.call_soon(self._fetch_soon)
@@ -210,19 +210,19 @@ class Lookups:
         readers, self._soon = self._soon, []
         self.fetcher.read(readers)
 
-    async def _asked(self, url: str, origin: Origin, ask: Callable[[VersionedObject, str], Awaitable[T]]) -> T | None:
-        """Return what an object's server answers to ``ask``; None if there is no such object."""
+    async def _ask(self, url: str, origin: Origin, ask: Callable[[VersionedObject, str], Awaitable[T]]) -> T | None:
+        """Call ``ask`` for an object, and return its result; None if the object does not exist."""
         place = self.pool.place(url, origin)
         if place is None:
             raise RuntimeError(f"{url} cannot be opened on this event loop")
         try:
             async with self._asking:
                 return await ask(*place)
-        except ABSENT:
+        except NOT_FOUND:
             return None
 
     async def close(self) -> None:
-        """Stop what is under way and let go of connections."""
+        """Cancel all tasks and close connections."""
         self.is_closed = True
         tasks = list(self._tasks)
         for task in tasks:

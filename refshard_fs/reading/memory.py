@@ -1,26 +1,26 @@
-"""The one account of memory: what reading a source takes, on all event loops of a process.
+"""The account of the memory that reading a source takes, on all event loops of a process.
 
-Within ``max_memory`` are, together:
-
-==================================  ==================================================================================
-blocks under way, or fetched ahead  `Dispatch`, of each event loop; guesses and announcements up to `Budget.ahead`
-chunks of selections                `SelectionRead`: from being asked for until they are decoded
-decoded chunks                      `source.DECODED`, at most an eighth; they go first where a reader needs the room
-==================================  ==================================================================================
-
-Beside it are what is being made (the arrays that readers get, a chunk in each thread that decodes), one answer while it
-is cut into chunks, and caches with bounds of their own. `core.lru.LRU` is the class of all that are in memory:
+``max_memory`` limits the sum of:
 
 ==================================  ==================================================================================
-chunks that were read               ``block_cache=`` bytes a source; none by default
+blocks under way, or fetched ahead  `Dispatch`, of each event loop; data fetched ahead up to `Budget.ahead`
+chunks of selections                `SelectionRead`: from the request until they are decoded
+decoded chunks                      `source.DECODED`, at most an eighth; dropped first when a reader needs memory
+==================================  ==================================================================================
+
+Not included are results (the arrays that readers get, a chunk in each thread that decodes), one answer while it
+is divided into chunks, and caches with their own limits. All of these in memory have the class `core.lru.LRU`:
+
+==================================  ==================================================================================
+chunks for reading again            ``block_cache=`` bytes a source; none by default
 manifests and decoded indexes       `source.INDEXES`, a gibibyte a process; while files are scanned, 32 MiB
 the head or all of a small source   `versioned.SMALL_FILE`, 2 MiB a source
 inflated members of archives        `zip.MOST_INFLATED`, 128 MiB an event loop
 chunks that wait for ``cache_dir``  `chunk_cache.WAITING`, 32 MiB a process
 versions of objects                 `versioned.REMEMBERED`, 65,536 a source
-first bytes of a lazy set's parts   `scanning.REMEMBERED`, 32 MiB a set that `concat` returned
+first bytes of a lazy set's pieces  `scanning.REMEMBERED`, 32 MiB a set that `concat` returned
 open local files                    `local.OPEN_FILES` a process
-open parts of a cube                ``cache_size=`` a source
+open pieces of a cube               ``cache_size=`` a source
 ==================================  ==================================================================================
 """
 
@@ -41,46 +41,48 @@ from refshard_fs.reading.plan import MIB
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """``requests`` under way at once to one host, and the ``memory`` that reading takes in all."""
+    """The limits of reading: ``requests`` at a time to one host, and bytes of ``memory`` in all."""
 
     requests: int = 128
     memory: int = 256 * MIB
 
     @property
     def ahead(self) -> int:
-        """Bytes that may be under way or kept when more is fetched ahead: some stay free for readers."""
+        """Bytes in use up to which more may be fetched ahead; the rest stays free for readers."""
         return self.memory * 3 // 4
 
 
 class SharedMemory:
-    """The one account of a source's memory: ``memory`` bytes for all that read it, on any event loops. Thread-safe.
+    """The account of a source's memory: ``memory`` bytes for all readers, on any event loops. Thread-safe.
 
-    Shares reserve before they read. What the ``caches`` hold counts too, and goes where a reader needs the room.
+    Shares reserve memory before they read. The content of ``caches`` counts too, and is dropped when a reader needs
+    memory.
     """
 
     def __init__(self, memory: int, caches: Sequence[LRU[Any, Any]] = ()) -> None:
         self.memory = memory
         self._caches = caches
-        self._lock = fork_safe(threading.RLock())  # the collector may end a dropped read, which gives back, within it
-        self._shares: list[weakref.ref[Any]] = []  # a WeakSet would take three times as long
+        # Reentrant: the garbage collector may end a dropped read, which gives memory back, while the lock is held.
+        self._lock = fork_safe(threading.RLock())
+        self._shares: list[weakref.ref[Any]] = []  # a WeakSet takes three times as long
         self._refused: set[weakref.ref[Share]] = set()
 
     @property
     def used(self) -> int:
-        """Bytes that are reserved or kept."""
+        """Bytes that are reserved, or kept in caches."""
         shares: int = sum(each.used for each in self._alive(self._shares))
         return shares + sum(cache.weight for cache in self._caches)
 
     def empty_caches(self) -> bool:
-        """Forget what the caches hold; False if that is nothing."""
+        """Clear the caches; False if they were empty."""
         is_any = any(cache.weight for cache in self._caches)
         for cache in self._caches:
             cache.clear()
         return is_any
 
     def wake(self, share: Share) -> None:
-        """Have other loops than that of ``share``, which gave something back, begin the requests that were refused."""
-        with self._lock:  # a loop that is being refused meanwhile is among them then
+        """Let other loops than that of ``share`` begin requests that were refused, since memory is free now."""
+        with self._lock:  # includes loops that are refused at this moment
             refused = list(self._refused)
             self._refused.clear()
         for each in self._alive(refused):
@@ -94,10 +96,10 @@ class SharedMemory:
 
 
 class Share:
-    """The bytes of a `SharedMemory` that one reader on the running event loop has reserved; ``spare`` is for others.
+    """The bytes of a `SharedMemory` that one reader on the running event loop has reserved.
 
-    A reader that has nothing may always reserve, so no reader waits for one that has stopped. A share counts until its
-    loop is closed or it is collected.
+    ``spare`` bytes are left to others. A reader without any reserved bytes may always reserve, so that no reader waits
+    for one that has stopped. A share counts until its loop is closed or it is collected.
     """
 
     def __init__(self, memory: SharedMemory, spare: int = 0) -> None:
@@ -109,22 +111,22 @@ class Share:
             memory._shares = [weakref.ref(each) for each in (*memory._alive(memory._shares), self)]
 
     def active_at(self, host: str) -> int:
-        """Return how many requests this reader has under way to ``host``."""
+        """Return the number of this reader's requests to ``host`` that are under way."""
         return 0
 
     def count_request(self, host: str) -> None:
-        """Count one request more to ``host``."""
+        """Count one more request to ``host``."""
 
     def pump(self) -> None:
-        """Begin what was refused."""
+        """Begin requests that were refused."""
 
     def lacks(self, size: int, most: int) -> bool:
-        """Whether ``size`` bytes more would exceed ``most``, and this reader has some that it will give back."""
+        """Return whether ``size`` more bytes would exceed ``most``, and this reader will give some back."""
         with self._memory._lock:
             return bool(self.used) and self._memory.used + size > most
 
     def take(self, sizes: Iterable[int]) -> int:
-        """Reserve as many of ``sizes`` as there is room for, the first ones, and return how many."""
+        """Reserve the first of ``sizes`` for which there is room; return their number."""
         taken = 0
         with self._memory._lock:
             used = self._memory.used
@@ -147,9 +149,9 @@ class Share:
 
 
 class SharedBudget(SharedMemory):
-    """One `Budget` for all event loops that read a source: its memory, and the requests to each host.
+    """One `Budget` for all event loops that read a source: its memory, and its requests to each host.
 
-    A loop asks before it begins a request. One that was refused is woken when another loop gives something back.
+    A loop calls `begin` before each request. A refused loop is woken when another loop gives memory back.
     """
 
     def __init__(self, budget: Budget, caches: Sequence[LRU[Any, Any]] = ()) -> None:
@@ -157,9 +159,9 @@ class SharedBudget(SharedMemory):
         self.budget = budget
 
     def begin(self, share: Share, host: str, size: int, most: int) -> bool:
-        """Count a request of ``size`` bytes to ``host``; False, and nothing counted, if it has to wait.
+        """Count a request of ``size`` bytes to ``host``; return False, without counting it, if it has to wait.
 
-        It waits where memory would be over ``most``, or where the host has enough requests.
+        A request waits if memory would exceed ``most``, or if the host has enough requests.
         """
         with self._lock:
             is_over = size and share.used and self.used + size > most

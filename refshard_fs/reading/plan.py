@@ -1,8 +1,8 @@
-"""The plan of a read, pure: a key's entry -> the window asked for -> its spans -> blocks of them -> the key's bytes.
+"""Plan a read, without I/O: a key's entry -> the requested window -> its spans -> blocks -> the key's bytes.
 
-`plan_read` says which spans serve a request, and `ReadPlan.assemble` makes its bytes of theirs. `coalesce` and `parts`
-say which blocks serve many spans: in n log n, and no byte is in two blocks. Two executors read what is planned:
-`immediate` in the thread that asks, `engine` on an event loop.
+`plan_read` returns the spans that a request needs, and `ReadPlan.assemble` makes the request's bytes from those of the
+spans. `coalesce` and `parts` compute the blocks that serve many spans: in n log n, and no byte is in two blocks. Two
+executors carry out plans: `immediate` in the calling thread, `engine` on an event loop.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy.typing as npt
 from refshard_fs.core.model import ArrayRecipe, Entry, Packed, Span
 from refshard_fs.core.zarrmeta import METADATA_NAMES
 from refshard_fs.reading.failures import cause_of, fail
-from refshard_fs.targets.failures import ABSENT
+from refshard_fs.targets.failures import NOT_FOUND
 
 KIB = 1024
 MIB = 1024 * KIB
 
 DOCUMENTS = tuple(sorted(METADATA_NAMES))
-SMALL = 16 * KIB  # bytes that are decoded faster than a thread takes them over
-PARTS = 1 << 14  # that a range is read in, at most: it may be as long as a manifest says
+SMALL = 16 * KIB  # bytes: smaller chunks are decoded faster than a thread could take over
+PARTS = 1 << 14  # the most parts in which a range is read: a manifest may state any length
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """Bytes ``[start:end]`` of ``key``, as slicing would take them."""
+    """A request for the slice ``[start:end]`` of ``key``."""
 
     key: str
     start: int | None = None
@@ -36,15 +36,15 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes of the key are asked for."""
+        """Whether all bytes of the key are requested."""
         return self.start is None and self.end is None
 
 
 class ReadPlan(msgspec.Struct, frozen=True):
-    """How the bytes of one request come about: the spans of ``window`` are read, and then assembled.
+    """The plan of one request: read the spans of ``window``, assemble their bytes, then apply the slice ``cut``.
 
-    Errors name ``key``; if that is None, they are raised as they are. More than ``most`` bytes of an object of unknown
-    size are an error. ``cut`` is taken of what is assembled.
+    Errors name ``key``; if it is None, they are raised unchanged. More than ``most`` bytes of an object of unknown size
+    are an error.
     """
 
     key: str | None
@@ -53,23 +53,23 @@ class ReadPlan(msgspec.Struct, frozen=True):
     cut: slice | None = None
 
     def assemble(self, parts: Sequence[bytes | BaseException]) -> bytes:
-        """Return the bytes of the request, given those of each span, or the error that reading it met.
+        """Return the bytes of the request, given the bytes or the error of each span.
 
-        FileNotFoundError means that there is no such key.
+        FileNotFoundError if the key does not exist.
         """
         if type(self.window) is Span and self.cut is None and isinstance(parts[0], bytes):
-            return parts[0]  # nearly always
+            return parts[0]  # the usual case
         read: list[bytes | None] = []
         for span, part in zip(self.window.spans, parts, strict=True):
             if not isinstance(part, BaseException):
                 read.append(part)
-            elif span.optional and span is not self.window and isinstance(part, ABSENT):
+            elif span.optional and span is not self.window and isinstance(part, NOT_FOUND):
                 read.append(None)
             else:
                 self._raise(span, part)
         try:
             data = self.window.finish(read)
-        except Exception as e:  # noqa: BLE001  # damaged bytes raise whatever their codec does
+        except Exception as e:  # noqa: BLE001  # codecs raise any error for damaged bytes
             self._raise(self.window, e)
         if data is None:
             raise FileNotFoundError(self.key)
@@ -78,15 +78,15 @@ class ReadPlan(msgspec.Struct, frozen=True):
     def _raise(self, entry: Entry, error: BaseException) -> NoReturn:
         if self.key is None or not isinstance(error, Exception):
             raise error
-        if entry is not self.window and isinstance(entry, Span):  # a part that has to exist
+        if entry is not self.window and isinstance(entry, Span):  # if this part is missing, the key still exists
             entry = msgspec.structs.replace(entry, optional=False)
         raise fail(self.key, entry, error) from cause_of(error)
 
 
 def plan_read(request: Request, entry: Entry, most: int | None) -> ReadPlan | None:
-    """Return the plan of ``request``, whose key is at ``entry``; None if the size of its object is needed.
+    """Return the plan of ``request``, whose key has the entry ``entry``; None if the size of its object is needed.
 
-    Documents have up to ``most`` bytes.
+    Documents may have at most ``most`` bytes.
     """
     key = request.key
     window = entry
@@ -107,13 +107,13 @@ class Unmade(NamedTuple):
     parts: Sequence[bytes | BaseException]
 
     def make(self) -> bytes:
-        """Return the bytes of the key; an error names it."""
+        """Assemble the bytes of the key; errors name the key."""
         return self.plan.assemble(self.parts)
 
     def array(self) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] | None:
-        """Return a chunk's stored values, and what converts them; None where only the bytes of the key can be made.
+        """Return a chunk's stored values and the function that converts them; None if only `make` is possible.
 
-        ValueError where they are damaged.
+        ValueError if the bytes are damaged.
         """
         window = self.plan.window
         if not isinstance(window, Packed) or not isinstance(window.recipe, ArrayRecipe):
@@ -121,7 +121,7 @@ class Unmade(NamedTuple):
         if window.start is not None or window.stop is not None or self.plan.cut is not None:
             return None
         raw = window.raw([part for part in self.parts if isinstance(part, bytes)]) if self.is_complete else None
-        return None if raw is None else (window.recipe.decoded(raw), window.recipe.converted)
+        return None if raw is None else (window.recipe.decode(raw), window.recipe.convert)
 
     @property
     def is_complete(self) -> bool:
@@ -130,22 +130,21 @@ class Unmade(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether a thread would take longer to start than to make them."""
+        """Whether making the bytes takes less time than starting a thread."""
         return max(self.size, getattr(self.plan.window, "made", None) or 0) < SMALL
 
     @property
     def size(self) -> int:
-        """Bytes that were read."""
+        """The number of bytes that were read."""
         return sum(len(part) for part in self.parts if isinstance(part, bytes))
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How ranges become requests, in bytes.
+    """The limits for merging ranges to requests, in bytes.
 
-    They are merged over gaps up to ``gap`` (negative: never), into requests of up to
-    ``block``. A longer range becomes several requests of about ``block``, and of a mebibyte
-    at least, so that one connection's speed does not bound it. Over gaps up to ``far`` ranges
-    are merged where a third of the request is still wanted.
+    Ranges are merged over gaps of at most ``gap`` (negative: never), to requests of at most ``block``. A longer range
+    becomes several requests of about ``block``, but of 1 MiB at least, so that the speed of one connection does not
+    limit it. Over gaps of at most ``far``, ranges are merged if at least a third of the request is needed.
     """
 
     gap: int = 16 * KIB
@@ -154,17 +153,17 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def dense(self) -> Limits:
-        """The limits for ranges that lie together and tend to be read together."""
+        """The limits for ranges that lie together and are usually read together."""
         return Limits(self.gap, 16 * self.block, 32 * self.gap)
 
     @property
     def apart(self) -> Limits:
-        """The limits for ranges that are merged only where they touch."""
+        """The limits for ranges that are merged only if they touch."""
         return Limits(min(self.gap, 0), self.block)
 
 
 class Block(NamedTuple):
-    """One run of bytes ``[start, stop)``, and the places in the input of the ranges that it serves."""
+    """Bytes ``[start, stop)``, and the positions of the ranges that they serve."""
 
     start: int
     stop: int
@@ -172,7 +171,7 @@ class Block(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A request as it would be made, and the keys that it serves; ``stop=None`` is the end of the target."""
+    """A request that a read would send, and the keys that it serves; ``stop=None`` is the end of the target."""
 
     url: str
     start: int
@@ -181,9 +180,9 @@ class Planned(NamedTuple):
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
-    """Return the blocks that serve ``ranges`` of one target, ascending.
+    """Merge ``ranges`` of one target to ascending blocks.
 
-    Ranges that overlap share a block whatever the limits, so that no byte is fetched twice.
+    Ranges that overlap always share a block, so that no byte is fetched twice.
     """
     blocks: list[Block] = []
     first = last = -1
@@ -211,7 +210,7 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
 
 
 def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:
-    """Return the requests of one target that serve ``wanted``: keys and their ranges."""
+    """Return the requests to one target that serve ``wanted``: keys and their ranges."""
     known = [(key, start, stop) for key, start, stop in wanted if stop is not None]
     out = [Planned(url, start, None, (key,)) for key, start, stop in wanted if stop is None]
     for block in coalesce([(start, stop) for _, start, stop in known], limits):
@@ -223,7 +222,7 @@ def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits
 
 
 def parts(start: int, stop: int, limits: Limits) -> list[tuple[int, int]]:
-    """Return the requests for one block: itself, or equal parts of about ``limits.block`` where that is shorter."""
+    """Split a long block into equal parts of about ``limits.block`` bytes."""
     size = stop - start
     count = min(max(round(size / max(limits.block, MIB)), 1), PARTS)
     cuts = [start + size * i // count for i in range(count)] + [stop]

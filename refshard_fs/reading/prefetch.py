@@ -1,6 +1,6 @@
-"""Fetching ahead: what the read-ahead policy guesses, and what `prefetch` announces.
+"""Fetch data ahead of reads: data that the read-ahead policy predicts, and data that `prefetch` announces.
 
-Either way the `Fetcher` keeps the bytes, within its budget, until they are read, or until nobody goes on reading.
+In both cases the `Fetcher` keeps the bytes, within its budget, until they are read, or until reading stops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from refshard_fs.core.keys import join
-from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.keyspace import KeySpace, find_chunk
 from refshard_fs.core.model import Entry, Packed, Span
 from refshard_fs.reading.boxes import Boxes
 from refshard_fs.reading.dispatch import Block
@@ -23,20 +23,20 @@ from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.reading.readahead import ReadAhead
 
-ARRAYS = 256  # followed at once
+ARRAYS = 256  # arrays whose reads are followed at a time
 WAVE = 4096  # keys that are looked up together
-BOX = 256  # chunks of a selection, at most, that is followed: more tell little of what is read next
-MOST_PARTS = 5  # of two to the power of so many parts, at most, are opened ahead
-MANY = 16  # keys from which on they may be nearly all of a shard
-UNREAD_SECONDS = 60.0  # in which nothing arrives, is announced or read, after which memory is given back
-# Bytes a second that a machine's link carries: what is fetched ahead at first fills a round trip of it,
+BOX = 256  # the most chunks of a selection that is followed: larger ones say little about the next read
+MOST_PARTS = 5  # at most 2 ** 5 parts are opened ahead at a time
+MANY = 16  # keys: fewer are not taken for nearly all of a shard
+UNREAD_SECONDS = 60.0  # after this time without arrivals, announcements and reads, memory is given back
+# Bytes a second of a machine's link: the first window of read-ahead fills one round trip of it.
 BANDWIDTH = 250e6
-LATENCY = 0.02  # of so many seconds where that is not known
-REQUEST = 16 * KIB  # bytes that a request costs as much as: a small chunk counts for so many
+LATENCY = 0.02  # seconds of a round trip, until one has been measured
+REQUEST = 16 * KIB  # bytes that take as long as a request: smaller chunks count as this many
 
 
 class Asked(NamedTuple):
-    """Whole keys that were asked for as one, and the ranges that have their bytes: none of those that do not exist."""
+    """Whole keys that were read together, and the ranges of those that exist."""
 
     keyspace: KeySpace
     keys: Sequence[str]
@@ -44,14 +44,14 @@ class Asked(NamedTuple):
 
 
 class _Array:
-    """One array, read in ``boxes`` of chunks, whose reads are followed, and what was fetched ahead of it."""
+    """An array whose reads, in ``boxes`` of chunks, are followed, and the ranges that were fetched ahead."""
 
     def __init__(self, keyspace: KeySpace, path: str, boxes: Boxes) -> None:
         self.keyspace, self.path, self.boxes = keyspace, path, boxes
         self.policy = ReadAhead(boxes.size)
-        self.chunk = 0  # bytes of a box, roughly
-        self.url = ""  # of the last one
-        self.issued: dict[int, Sequence[Span] | None] = {}  # by box; None: it is being looked up
+        self.chunk = 0  # the approximate size of a box in bytes
+        self.url = ""  # the target of the last box
+        self.issued: dict[int, Sequence[Span] | None] = {}  # ranges fetched ahead by box; None: being looked up
 
     @property
     def fetched(self) -> list[Span]:
@@ -60,9 +60,10 @@ class _Array:
 
 
 class Ahead:
-    """What is fetched before it is asked for, on one event loop.
+    """Fetches data ahead of reads on one event loop.
 
-    ``most`` bounds guesses, in bytes (0: none); ranges that ``immediate`` reads are never fetched ahead.
+    ``most`` is the limit for predicted data in bytes (0: none). Ranges that ``immediate`` can read are never fetched
+    ahead.
     """
 
     def __init__(self, lookups: Lookups, most: int, immediate: Immediate) -> None:
@@ -71,16 +72,16 @@ class Ahead:
         self._most = most
         self._immediate = immediate
         self._arrays: dict[tuple[int, str], _Array] = {}
-        self._expected: Counter[str] = Counter()  # keys that the reader said would be read, and how often
-        self._feeding: set[asyncio.Task[None]] = set()  # what fetches announced keys
-        self._announced = 0  # so many times
-        self._lookups_done: Counter[int] = Counter()  # that needed reads, by key space
+        self._expected: Counter[str] = Counter()  # announced keys, and the number of expected reads
+        self._feeding: set[asyncio.Task[None]] = set()  # tasks that fetch announced keys
+        self._announced = 0  # the number of announcements
+        self._lookups_done: Counter[int] = Counter()  # the number of look-ups with reads, by key space
         self._watch: asyncio.TimerHandle | None = None
 
     async def _find(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Sequence[Span]]:
-        """Return the ranges that have each of ``keys``; none where there is nothing to fetch.
+        """Return the ranges of each of ``keys``; no ranges if nothing has to be fetched.
 
-        Whoever reads a key meets its error.
+        Errors are ignored: reading the key raises them again.
         """
         found: list[Sequence[Span]] = []
         for key, entry in zip(keys, await self._lookups.find_all(keyspace, keys), strict=True):
@@ -92,15 +93,15 @@ class Ahead:
 
     @contextlib.asynccontextmanager
     async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
-        """Meanwhile fetch the shards that ``keys``, which are read, nearly fill, together with their indexes.
+        """During the block, fetch whole shards, with their indexes, of which ``keys`` are nearly all chunks.
 
-        Those that share a target cost fewer requests if it is known first where everything lies.
+        Not several shards in one target: these take fewer requests once the locations of all chunks are known.
         """
         begun: list[Block] = []
-        # What is on disk would be fetched again: which ranges are there is known after the look-up.
+        # Not with a cache on disk: only the look-up finds out which ranges are in it.
         if len(keys) >= MANY and not self._fetcher.has_disk:
             (shards,) = await self._lookups.run_all([keyspace.full_shards(keys)])
-            if not isinstance(shards, Exception):  # whoever reads the key meets the error again
+            if not isinstance(shards, Exception):  # reading the key raises the error again
                 shared = Counter(span.url for span in shards)
                 begun = self._fetcher.begin(
                     span for span in shards if shared[span.url] == 1 and not self._immediate.reaches(span)
@@ -110,13 +111,13 @@ class Ahead:
         finally:
             self._fetcher.release(begun)
 
-    # ------------------------------------------------------------------ guesses
+    # ------------------------------------------------------------------ predictions
 
     def open_parts(self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Entry | Exception | None]) -> None:
-        """Open parts of ``keyspace`` that may be read next: looking ``keys`` up opened theirs, and was not free.
+        """Open further parts of ``keyspace`` after looking up ``keys`` opened one.
 
-        The first look-ups open one part, the second ones two more, the third ones four, and so on: what reads at random
-        reads most parts soon, and waits for few.
+        The second look-up opens two further parts, the third one four, and so on: random reads need most parts soon,
+        and then wait for few of them.
         """
         spans = (span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans)
         if all(self._immediate.reaches(span) and not self._fetcher.is_on_disk(span) for span in spans):
@@ -129,19 +130,19 @@ class Ahead:
             self._lookups.start(self._find(keyspace, others))
 
     def note_selection(self, keyspace: KeySpace, keys: Sequence[str], spans: Sequence[Span]) -> None:
-        """Take note of a selection of several chunks, such as a task of dask reads."""
+        """Note the read of a selection of several chunks, as by a task of dask."""
         is_large = len(keys) > BOX or sum(span.size or 0 for span in spans) > self._most // 4
         if not is_large and self._expected.keys().isdisjoint(keys) and not all(map(self._immediate.reaches, spans)):
             self.note([Asked(keyspace, keys, spans)])
 
     def note(self, asked: Iterable[Asked]) -> None:
-        """Take note of what is read, in order, and fetch what will probably be read next."""
+        """Note reads, in order, and fetch the chunks that will probably be read next."""
         if not self._most:
             return
         read: dict[_Array, list[int]] = {}
         late: set[_Array] = set()
         for keyspace, keys, spans in asked:
-            places = [place(keyspace.grids, key) for key in keys]
+            places = [find_chunk(keyspace.grids, key) for key in keys]
             numbers = [at.number for at in places if at is not None]
             if len(numbers) < len(keys) or places[0] is None:
                 continue
@@ -159,29 +160,29 @@ class Ahead:
                 array.url = spans[0].url
                 array.chunk = size if not array.chunk else (3 * array.chunk + size) // 4
         for array, numbers in read.items():
-            if array.chunk:  # of no known size, nothing can be fetched ahead
+            if array.chunk:  # if sizes are unknown, nothing is fetched ahead
                 self._follow(array, numbers, late=array in late)
 
     def give_up(self) -> None:
-        """Stop all guesses under way: the reader has stopped."""
+        """Drop all predicted data, since the reader has stopped."""
         for array in self._arrays.values():
             array.policy.forget()
             self._fetcher.drop(array.fetched, stop=True)
             array.issued.clear()
 
     def _array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
-        """Return the array, read in boxes of which one has the chunks ``numbers``; None if these fill no such box."""
+        """Return the array at ``path``, divided into boxes like the chunks ``numbers``; None if these form no box."""
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)
-        # Its chunks are others once it is known to be sharded, or has grown.
+        # The grid changes when the array turns out to be sharded, or grows.
         if array is not None and array.boxes.grid == grid and array.boxes.number_of(numbers) is not None:
             return array
         boxes = Boxes.around(grid, numbers)
         if boxes is None:
             return None
         if array is not None or len(self._arrays) >= ARRAYS:
-            left = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
-            self._fetcher.drop(left.fetched)
+            dropped = self._arrays.pop(token if array is not None else next(iter(self._arrays)))
+            self._fetcher.drop(dropped.fetched)
         array = self._arrays[token] = _Array(keyspace, path, boxes)
         return array
 
@@ -209,7 +210,7 @@ class Ahead:
             spans: list[Span] = []
             for number, found in by_box.items():
                 if array.issued.get(number, ...) is not None:
-                    continue  # it has been read meanwhile, or is not expected any more
+                    continue  # it has been read in the meantime, or is no longer expected
                 size = sum(span.size or 0 for span in found)
                 if not found or room < size:
                     del array.issued[number]
@@ -220,10 +221,10 @@ class Ahead:
             self._fetcher.read((), spans)
         self._watch_unread()
 
-    # ------------------------------------------------------------------ what the reader says
+    # ------------------------------------------------------------------ announcements
 
     def was_announced(self, key: str) -> bool:
-        """Return whether ``key``, which is read now, was announced; one announcement of it is used up."""
+        """Return whether ``key``, which is being read, was announced; remove one announcement of it."""
         if key not in self._expected:
             return False
         self._expected[key] -= 1
@@ -236,8 +237,8 @@ class Ahead:
     ) -> None:
         """Fetch ``keys``, which will be read, in waves within the budget.
 
-        ``wait`` until nothing more of it can arrive before some of it is read; cancelled meanwhile, take it back.
-        ``on_progress(n)`` is called as n requests more are answered.
+        With ``wait``, return when all that fits into the budget has arrived; if cancelled, drop the announcement.
+        ``on_progress(n)`` is called when n more requests are answered.
         """
         self._expected.update(keys)
         spans: list[Span] = []
@@ -260,7 +261,7 @@ class Ahead:
             raise
 
     async def _feed(self, keyspace: KeySpace, keys: Sequence[str], spans: list[Span]) -> None:
-        """Fetch ``keys`` in waves, as far as they were not read meanwhile; note where they lie in ``spans``."""
+        """Fetch the ``keys`` that have not been read yet, in waves; append their ranges to ``spans``."""
         requests = self._fetcher.requests
         try:
             for first in range(0, len(keys), WAVE):
@@ -278,22 +279,22 @@ class Ahead:
                 while requests.queued and first + WAVE < len(keys):
                     await requests.change()
         finally:
-            requests.changed()
+            requests.notify()
 
-    # ------------------------------------------------------------------ what nobody reads
+    # ------------------------------------------------------------------ unread data
 
     @property
     def _progress(self) -> int:
         return self._announced + self._fetcher.progress
 
     def _watch_unread(self) -> None:
-        """Begin to watch whether what was fetched ahead is still being read: see `drop_unread`."""
+        """Start the timer that drops data which are no longer being read: see `drop_unread`."""
         if self._watch is None:
             loop = asyncio.get_running_loop()
             self._watch = loop.call_later(UNREAD_SECONDS, _drop_unread, weakref.ref(self), self._progress)
 
     def drop_unread(self, progress: int) -> None:
-        """Give the memory of all announcements and guesses back, if nothing was read since ``progress`` was noted."""
+        """Drop all announced and predicted data, if there was no progress since ``progress`` was noted."""
         self._watch = None
         if progress != self._progress:
             if self._expected or self._fetcher.has_unread:

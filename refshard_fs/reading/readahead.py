@@ -1,13 +1,13 @@
-"""Which chunks will be read next, guessed from those that were: a pure policy, fed with chunk numbers. No I/O here.
+"""Predict the chunks that will be read next from the numbers of the chunks that were read. No I/O here.
 
-It is for callers who ask for one chunk after the other, or for one box of chunks that are read together.
+The policy is for callers that read one chunk, or one box of chunks, after the other.
 
-The differences between the numbers of successive chunks (*steps*) are expected to repeat. In a line or a stride they
-are all the same; in a box those of a row come again after a larger step. Several threads, and dask, which sorts numbers
-as texts, read neighbours in no such order: once `RUN` of them were read, those beyond are expected, and a single chunk
-elsewhere changes nothing. Where the bytes lie does not matter. A window in bytes says how far ahead to fetch: it begins
-at what the link carries in a round trip, doubles when a chunk that was foreseen had to be waited for, and halves when
-chunks were fetched in vain.
+The differences between the numbers of successive chunks (*steps*) are expected to repeat. In a line or a stride all
+steps are equal; in a box the steps of a row repeat after a larger step. Several threads, and dask, which sorts numbers
+as text, read neighbours in other orders: when `RUN` neighbours have been read, the chunks beyond them are expected, and
+a single chunk elsewhere does not change this. The location of bytes does not matter. A window in bytes limits how far
+ahead chunks are fetched: it begins with the capacity of a round trip of the link, doubles when a reader has to wait for
+a predicted chunk, and halves when chunks were fetched in vain.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import NamedTuple
 
 from refshard_fs.reading.plan import MIB
 
-SURE = 4  # chunks that were foreseen, from which on more are fetched ahead;
-SURE_AT_ONCE = 6  # if all were asked for together, which may be all there is
-RUN = 8  # neighbours that were all read, in whatever order, after which those beyond them are expected
-STEPS = 512  # the last ones, in which is looked for what comes next,
-ALIKE = 32  # and those that are compared: few, since all this is done at each unexpected chunk
+SURE = 4  # correctly predicted chunks from which on chunks are fetched ahead
+SURE_AT_ONCE = 6  # the same, if all chunks came in one call: these may be all that is read
+RUN = 8  # neighbours, read in any order, after which the chunks beyond them are expected
+STEPS = 512  # recent steps that are searched for a repetition
+ALIKE = 32  # recent steps that are compared: few, since the search is made at each unexpected chunk
 PASS = 1 << 16  # chunks that are remembered as read, and not fetched again
-LEAST = 16  # a window does not become smaller than this part of the one that it began with
-# What is fetched ahead and not read, so far or ever, has at most so many bytes, or this part of what was read.
+LEAST = 16  # the window never becomes smaller than 1/16 of the first window
+# Data that were fetched ahead and not read have at most FREE bytes, or 1/SHARE of the bytes that were read.
 FREE = MIB
 SHARE = 4
 
 
 class Advice(NamedTuple):
-    """Chunks to fetch ahead, in the order that they are expected in, and those that are not expected any more."""
+    """Chunks to fetch ahead, in the expected order of reads, and chunks that are no longer expected."""
 
     fetch: list[int]
     drop: list[int]
@@ -43,31 +43,31 @@ class ReadAhead:
     def __init__(self, size: int) -> None:
         self._size = size
         self._window = 0  # bytes
-        self._bytes = 0  # that were read
-        self._dropped: set[int] = set()  # chunks that were fetched ahead and not expected any more, nor read since
-        self._read: set[int] = set()  # chunks of this pass over the array: threads read in strange orders
+        self._bytes = 0  # bytes read
+        self._dropped: set[int] = set()  # chunks that were fetched ahead, are no longer expected, and were not read
+        self._read: set[int] = set()  # chunks that were read in this pass over the array, in any order
         self.forget()
 
     def forget(self) -> None:
-        """Expect nothing any more."""
+        """Forget all expectations."""
         self._calls = 0
-        self._last: int | None = None  # the chunk up to which all came in the expected order
-        self._steps: list[int] = []  # up to there
-        self._coming: dict[int, bool] = {}  # chunks that are expected, in order: whether they were read before that
-        self._further: Iterator[int] = iter(())  # those that are expected after them
-        self._next: int | None = None  # the first of these
-        self._early: int | None = None  # the last chunk that was read and expected, perhaps before its turn
-        self._foreseen = 0  # chunks that came as expected
-        self._goes_on = False  # one at least since the expected ones were chosen
-        self._unread: set[int] = set()  # chunks that were fetched ahead
-        self._is_run = False  # neighbours are expected, and not the steps again
-        self._is_astray = False  # the last chunk lies elsewhere
+        self._last: int | None = None  # the chunk up to which all chunks came in the expected order
+        self._steps: list[int] = []  # the steps up to this chunk
+        self._coming: dict[int, bool] = {}  # the next expected chunks, in order; True: read before its turn
+        self._further: Iterator[int] = iter(())  # the chunks that are expected after these
+        self._next: int | None = None  # the first chunk of `_further`
+        self._early: int | None = None  # the last expected chunk that was read, perhaps before its turn
+        self._foreseen = 0  # the number of chunks that came as expected
+        self._goes_on = False  # whether a chunk came as expected since the expectation last changed
+        self._unread: set[int] = set()  # chunks that were fetched ahead and not read yet
+        self._is_run = False  # whether the chunks beyond a run of neighbours are expected, not repeated steps
+        self._is_astray = False  # whether the last chunk was unexpected
 
     def observe(self, numbers: Sequence[int], chunk: int, window: int, most: int, *, late: bool = False) -> Advice:
-        """Take note that chunks ``numbers``, about ``chunk`` bytes each, were asked for, together and in this order.
+        """Note the read of chunks ``numbers``, of about ``chunk`` bytes each, together and in this order.
 
-        ``window`` is what to fetch ahead at first, ``most`` the bytes to hold at most. ``late``: one of the chunks was
-        fetched ahead, and has not arrived.
+        ``window`` is the first window in bytes, ``most`` the most bytes to hold. ``late``: one of the chunks was
+        fetched ahead, but has not arrived yet.
         """
         self._calls += 1
         self._bytes += len(numbers) * chunk
@@ -75,27 +75,27 @@ class ReadAhead:
         for number in numbers:
             if number in self._read or len(self._read) >= PASS:
                 if number == self._last:
-                    continue  # the same once more
-                self._read.clear()  # another pass begins
+                    continue  # the same chunk again
+                self._read.clear()  # a new pass over the array begins
             self._read.add(number)
             self._follow(number, drop)
             self._unread.discard(number)
-            self._dropped.discard(number)  # it may have been kept
+            self._dropped.discard(number)  # it was useful after all, if its bytes were kept
         self._dropped.update(drop)
         self._window = self._window or window
         if drop:
             self._window = max(self._window // 2, window // LEAST)
-        elif late:  # what is fetched in vain is no more than what was read
+        elif late:  # at most the bytes that were read, which limits bytes fetched in vain
             self._window = max(self._window, min(2 * self._window, self._bytes))
         is_sure = self._foreseen >= (SURE if self._calls > 1 else SURE_AT_ONCE)
         return Advice(self._fetch(max(chunk, 1), most) if is_sure else [], drop)
 
     def _follow(self, number: int, drop: list[int]) -> None:
-        """Take note of one chunk, whether it was expected or not."""
+        """Note the read of one chunk."""
         early = self._early
         is_near = not self._is_run and early in self._coming and number in self._unread
         if early is not None and is_near and self._steps[-1:] == [number - early]:
-            self._turn(early, drop)  # the chunk that came before its turn was where the reader really goes on
+            self._turn(early, drop)  # the reader continues from the chunk that came before its turn
         if self._take(number):
             self._is_astray = False
         elif self._is_run and not self._is_astray:
@@ -104,7 +104,7 @@ class ReadAhead:
             self._turn(number, drop)
 
     def _take(self, number: int) -> bool:
-        """Take note that ``number`` was read; False, and nothing changes, if it was not expected."""
+        """Note the read of an expected chunk; return False, without any change, if it was not expected."""
         if number not in self._coming:
             if self._coming or self._next != number:
                 return False
@@ -119,9 +119,9 @@ class ReadAhead:
         return True
 
     def _turn(self, number: int, drop: list[int]) -> None:
-        """Expect what follows ``number``, which was not expected; what is not expected after that is dropped."""
+        """Change the expectation to the chunks that follow ``number``, an unexpected chunk; drop all others."""
         if not self._goes_on:
-            del self._steps[:-ALIKE]  # steps that nothing followed may be at random
+            del self._steps[:-ALIKE]  # the steps before a wrong prediction may be random
         self._foreseen = min(self._foreseen, SURE - 1) if self._goes_on else 0
         self._goes_on = False
         self._step_to(number)
@@ -138,7 +138,7 @@ class ReadAhead:
         self._next = next(self._further, None)
 
     def _beyond(self, number: int) -> range | None:
-        """Return the chunks beyond the run of neighbours at ``number``, at its nearer end; None if it is short."""
+        """Return the chunks beyond the nearer end of the run of neighbours at ``number``; None if the run is short."""
         low = high = number
         while number - low < RUN and low - 1 in self._read:
             low -= 1
@@ -156,13 +156,13 @@ class ReadAhead:
         self._last = number
 
     def _following(self) -> Iterator[int]:
-        """Yield the chunks that follow the last one: what came after the same steps before, again and again."""
+        """Yield the chunks that follow the last one, by repeating the steps of the last period."""
         assert self._last is not None
         again = cycle(self._steps[-_period(self._steps) :])
         return takewhile(range(self._size).__contains__, islice(accumulate(again, initial=self._last), 1, None))
 
     def _go_on(self) -> int | None:
-        """Return the chunk after those that are coming, and count it among them; None at the end of the array."""
+        """Add the next chunk to the expected ones and return it; None at the end of the array."""
         number = self._next
         if number is not None:
             self._coming[number] = False
@@ -170,10 +170,10 @@ class ReadAhead:
         return number
 
     def _fetch(self, chunk: int, most: int) -> list[int]:
-        """Return the chunks that are expected, as far as the window reaches and they are not fetched yet."""
+        """Return the expected chunks within the window that have not been fetched yet."""
         window = min(self._window, most, max(FREE, self._bytes // SHARE) - len(self._dropped) * chunk)
         room = min(window // chunk - len(self._coming), most // chunk - len(self._unread))
-        if room <= 0 or room * chunk < min(window // 2, MIB):  # too little to be worth a request
+        if room <= 0 or room * chunk < min(window // 2, MIB):  # too few bytes for a request
             return []
         fetch: list[int] = []
         for _ in range(4 * room):
@@ -189,7 +189,10 @@ class ReadAhead:
 
 
 def _period(steps: Sequence[int]) -> int:
-    """Return how many steps ago those came that are most like the last ones; all of them, if the last one is new."""
+    """Return the period of ``steps``: the distance to the earlier steps that agree longest with the last ones.
+
+    If the last step did not occur before, this is the number of all steps.
+    """
     period, longest, last = len(steps), 0, len(steps) - 1
     for place in range(last - 1, -1, -1):
         same = 0

@@ -1,8 +1,8 @@
-"""Reads all chunks of a selection at once, within a bound of memory, and passes each on as soon as its bytes come.
+"""Read all chunks of a selection together, within a limit of memory, and pass each on as soon as its bytes arrive.
 
-The engine is given all keys together, so that they are looked up in rounds and fetched in few requests. What needs no
-event loop (local files, memory, inline data) is read in threads. The caller decodes: on the event loop, or, where a
-codec releases the GIL, in threads while other chunks arrive.
+The engine gets all keys together, so that they are looked up in rounds and fetched in few requests. Chunks that need no
+event loop (local files, memory, inline data) are read in threads. The caller decodes chunks: on the event loop, or, if
+a codec releases the GIL, in threads while other chunks arrive.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from refshard_fs.reading.loading import Found
 from refshard_fs.reading.memory import Share, SharedMemory
 from refshard_fs.reading.plan import MIB, Request, Unmade
 
-# Called with a chunk's place in the selection and its bytes; None for a key that does not exist.
+# Called with a chunk's position in the selection and its bytes; None for a key that does not exist.
 Take = Callable[[int, bytes | None], object]
 
 WORKERS: Final = os.cpu_count() or 1  # threads that decode at a time
 KEYS: Final = 4096  # look-ups in memory between two turns of the event loop: some ten milliseconds
-ANSWER: Final = 2 * MIB  # an answer is in memory twice while its parts are joined, and while it is cut into chunks
-SHARE: Final = 4  # more is asked for when a quarter of the memory is free: then requests are large
+ANSWER: Final = 2 * MIB  # an answer is in memory twice while its parts are joined, or it is divided into chunks
+SHARE: Final = 4  # further chunks are requested when 1/4 of the memory is free, so that requests are large
 
 
 class Together:
-    """Lets as many selections of one `load` be read at a time as have room for all of their chunks; at least one.
+    """Limits the selections that one `load` reads at a time to those whose chunks fit into memory; at least one.
 
-    A selection may have one chunk in memory however little there is, so without this thirty would have thirty. Belongs
-    to one event loop.
+    Each selection may always have one chunk in memory, so that without this, thirty selections could have thirty.
+    Belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -52,36 +52,36 @@ class Together:
         self._used[memory] += size
         try:
             yield
-        finally:  # nothing is awaited here: a second cancellation could leave the others waiting
+        finally:  # without await, where a second cancellation could leave the others waiting
             self._used[memory] -= size
             self._changed.set()
             self._changed.clear()
 
 
-TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # of the selections that a task reads
+TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # limits the selections of a task
 
 
-# Called with key and bytes of each chunk that is read while a source is opened; raises where decoding takes too much.
+# Called with key and bytes of each chunk that is read while a dataset is opened; raises if decoding takes too much.
 GUARD: ContextVar[Callable[[str, bytes], None] | None] = ContextVar("GUARD", default=None)
 
 
 class _Chunk(NamedTuple):
-    """A key that is read, and its place in the selection."""
+    """A key to read, and its position in the selection."""
 
     number: int
     request: Request
     entry: Entry | None
-    weight: int  # bytes of memory to reserve until it is decoded
-    is_near: bool = False  # it needs no event loop: the thread that decodes it reads it as well
+    weight: int  # bytes of memory that are reserved until it is decoded
+    is_near: bool = False  # no event loop is needed: the thread that decodes it reads it as well
 
 
 class SelectionRead:
-    """Reads one selection: ``take(number, data)`` is called once for each key, in the order of their arrival.
+    """Reads one selection: ``take(number, data)`` is called once for each key, in the order of arrival.
 
-    ``chunk_size`` is the size, in bytes, of chunks whose own size is not known. Chunks that are under way or wait to be
-    decoded are within the ``memory`` of all selections, but for one chunk, which is always read. With ``threads``, or
-    where chunks are made of others, ``take`` is called in threads, for several chunks at a time. The first error ends
-    the read and its requests. It names its key or, if ``take`` raised it, ``undecoded`` is the key.
+    ``chunk_size`` is the size in bytes of chunks of unknown size. Chunks that are under way, or wait to be decoded, fit
+    into the ``memory`` of all selections; only one chunk is always read. With ``threads``, or if chunks are made of
+    others, ``take`` is called in threads, for several chunks at a time. The first error ends the read and its requests.
+    The error names its key or, if ``take`` raised it, ``undecoded`` is the key.
     """
 
     def __init__(
@@ -98,19 +98,19 @@ class SelectionRead:
         self._keyspace, self._take, self._engine, self._immediate = keyspace, take, engine, immediate
         self._chunk_size = chunk_size
         self._threads = threads
-        spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # values that threads have made
+        spare = max(ANSWER, chunk_size) + (WORKERS * chunk_size if threads else 0)  # for values decoded by threads
         self._share = Share(memory, spare)
         self._loop = asyncio.get_running_loop()
-        self._far: deque[_Chunk] = deque()  # not asked for yet
+        self._far: deque[_Chunk] = deque()  # not requested yet
         self._asked: dict[asyncio.Future[bytes | Unmade], _Chunk] = {}
         self._ready: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # for threads
-        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # for whoever decodes
-        self._jobs: set[asyncio.Future[None]] = set()  # in threads
-        self._decoded: list[int] = []  # weights of chunks whose memory is to be given back
-        self._error: BaseException | None = None  # the first one
+        self._arrived: deque[tuple[_Chunk, bytes | Unmade | None]] = deque()  # to be decoded
+        self._jobs: set[asyncio.Future[None]] = set()  # running threads
+        self._decoded: list[int] = []  # weights of decoded chunks, to be given back
+        self._error: BaseException | None = None  # the first error
         self.undecoded: str | None = None  # the key of a chunk that could not be decoded
         self._has_asked = False
-        self._is_over = False  # no thread takes another chunk
+        self._is_over = False  # threads take no further chunks
         self._woken = asyncio.Event()
 
     async def run(self, keys: Sequence[str]) -> None:
@@ -138,7 +138,7 @@ class SelectionRead:
             for future in self._asked:
                 future.cancel()
             try:
-                await self._threads_ended()
+                await self._wait_for_threads()
             finally:
                 self._share.give_back(self._share.used)
 
@@ -154,7 +154,7 @@ class SelectionRead:
             self._far.append(chunk)
 
     def _go_on(self) -> None:
-        """Decode what threads do not, ask for as many chunks as there is memory for, and start threads."""
+        """Decode arrived chunks (unless threads do), request as many chunks as fit into memory, and start threads."""
         if self._error is not None:
             raise self._error
         while self._arrived and not self._threads:
@@ -165,38 +165,38 @@ class SelectionRead:
         if self._far and not self._share.lacks(self._share.most // SHARE, self._share.most):
             some = [self._far.popleft() for _ in range(self._share.take(chunk.weight for chunk in self._far))]
             requests, entries = [chunk.request for chunk in some], [chunk.entry for chunk in some]
-            if not self._far and not self._has_asked:  # all of it at once
+            if not self._far and not self._has_asked:  # the whole selection at once
                 spans = [span for entry in entries if entry is not None for span in entry.spans]
                 self._engine().ahead.note_selection(self._keyspace, [request.key for request in requests], spans)
             self._has_asked = True
             futures = self._engine().read_many(self._keyspace, requests, entries, make=not self._threads, is_paid=True)
             for chunk, future in zip(some, futures, strict=True):
                 self._asked[future] = chunk
-                future.add_done_callback(self._came)
+                future.add_done_callback(self._on_arrival)
         for _ in range(min(WORKERS - len(self._jobs), len(self._ready))):
             job = self._loop.run_in_executor(None, self._work)
             self._jobs.add(job)
-            job.add_done_callback(self._ended)
+            job.add_done_callback(self._on_job_end)
 
-    def _came(self, future: asyncio.Future[bytes | Unmade]) -> None:
+    def _on_arrival(self, future: asyncio.Future[bytes | Unmade]) -> None:
         chunk = self._asked.pop(future)
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
         if error is None or isinstance(error, FileNotFoundError):
             self._arrived.append((chunk, None if error else future.result()))
-        self._stop(None if isinstance(error, FileNotFoundError) else error)
+        self._wake(None if isinstance(error, FileNotFoundError) else error)
 
-    def _ended(self, job: asyncio.Future[None]) -> None:
+    def _on_job_end(self, job: asyncio.Future[None]) -> None:
         self._jobs.discard(job)
-        self._stop(None if job.cancelled() else job.exception())  # asyncio logs errors that nobody asks for
+        self._wake(None if job.cancelled() else job.exception())  # asyncio logs errors that are never retrieved
 
-    def _stop(self, error: BaseException | None) -> None:
-        """Have `run` go on; after an error, end it."""
+    def _wake(self, error: BaseException | None) -> None:
+        """Let `run` continue; after an error, end it."""
         self._error = self._error or error
         self._is_over = self._is_over or error is not None
         self._woken.set()
 
     def _work(self) -> None:
-        """Read near chunks and decode, in a thread, until none is ready or a share of memory can be given back."""
+        """Read near chunks and decode, in a thread, until no chunk is ready or enough memory can be given back."""
         done = 0
         while done <= self._share.most // SHARE and not self._is_over:
             try:
@@ -207,15 +207,15 @@ class SelectionRead:
         self._decoded.append(done)
 
     def _finish(self, chunk: _Chunk, data: bytes | Unmade | None) -> int:
-        """Pass one chunk to ``take``, and return how many bytes of memory were reserved for it."""
+        """Pass one chunk to ``take``; return the bytes of memory that were reserved for it."""
         if isinstance(data, Unmade):
             unmade, data = data, None
-            with contextlib.suppress(FileNotFoundError):  # there is no such key
+            with contextlib.suppress(FileNotFoundError):  # the key does not exist
                 data = unmade.make()
         if chunk.is_near and chunk.entry is not None:
-            with contextlib.suppress(FileNotFoundError):  # of a hierarchy: the key does not exist
+            with contextlib.suppress(FileNotFoundError):  # in a hierarchy: the key does not exist
                 data = self._immediate.take(chunk.request, chunk.entry)
-                if data is None:  # it took an event loop after all
+                if data is None:  # an event loop is needed after all
                     self._loop.call_soon_threadsafe(self._far.append, chunk._replace(is_near=False))
                     return 0
         try:
@@ -225,11 +225,11 @@ class SelectionRead:
             raise
         return 0 if chunk.is_near else chunk.weight
 
-    async def _threads_ended(self) -> None:
-        """Wait for all threads, also if cancelled meanwhile: they write into the caller's memory."""
+    async def _wait_for_threads(self) -> None:
+        """Wait for all threads, even if cancelled, since they write into the caller's memory."""
         try:
             while self._jobs:
                 await asyncio.wait(self._jobs)
         except asyncio.CancelledError:
-            await self._threads_ended()
+            await self._wait_for_threads()
             raise

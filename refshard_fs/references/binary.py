@@ -1,9 +1,9 @@
-"""A reference set as one run of bytes: read from a file and used as it is, or compressed for a pickle. No I/O here.
+"""Encode a reference set as bytes: uncompressed, to be used in place, or compressed, for a pickle. No I/O here.
 
-Magic and version, then little-endian: u64 length of the whole, u32 length of the header; the header (msgpack); and
-the columns, each at a multiple of 64 bytes. Compressed ones are what blosc makes of the differences between values.
-Bytes that contradict themselves are a ValueError; that those of an index are the ones that were written is for whoever
-keeps them to check. Compressed columns have checksums, since blosc ends the process over some damaged ones.
+The layout: magic and version; then, little-endian, u64 length of the whole, u32 length of the header; the header
+(msgpack); and the columns, each at a multiple of 64 bytes. Compressed columns are differences between values,
+compressed by blosc. They have checksums, since blosc ends the process for some damaged input; uncompressed ones have
+none: the cache that keeps them has checksums. Bytes that contradict themselves are a ValueError.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _MAGIC: Final = b"refshard index" + VERSION.to_bytes(2, "little")
 _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64  # bytes
 _CHECK: Final = struct.Struct("<I")  # stands before each part of a compressed column
-_SIZE: Final = struct.Struct("<II")  # what blosc's header begins with: of four bytes each, and the size of the content
-BLOCK: Final = 1 << 30  # bytes that blosc takes at a time, at most
+_SIZE: Final = struct.Struct("<II")  # the beginning of blosc's header: versions and flags, decompressed size
+BLOCK: Final = 1 << 30  # the most bytes that blosc takes at a time
 
-# The columns in their order, and whether differences are smaller than the values: of URLs; of the tables of all arrays,
-# one after the other; of the key table; and of pins.
+# The columns in their order, and whether differences compress better than values. The groups of columns: URLs; the
+# tables of all arrays, joined; the key table; pins.
 _U1, _U4, _U8 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<u8")
 _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
     "urls": (_U1, False),
@@ -47,14 +47,14 @@ _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
     "targets": (_U4, True),
     "offsets": (_U8, True),
     "lengths": (_U8, False),
-    "numbers": (_U8, True),  # of sparse tables alone
+    "numbers": (_U8, True),  # only of sparse tables
     "keys": (_U1, False),
     "key_ends": (_U8, True),
     "key_targets": (_U4, True),
     "key_offsets": (_U8, True),
     "key_lengths": (_U8, False),
     "data": (_U1, False),
-    "index": (_U8, False),  # not in a pickle: the process that reads it has hashes of its own
+    "index": (_U8, False),  # not in a pickle: each process has its own hashes
     "etags": (_U1, False),
     "etag_ends": (_U8, True),
     "times": (_U1, False),
@@ -64,17 +64,17 @@ _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
 
 
 class _Table(msgspec.Struct, frozen=True, array_like=True):
-    path: bytes  # in UTF-8, with half surrogate pairs
+    path: bytes  # in UTF-8, with lone surrogates
     grid: ChunkGrid
     rows: int
     is_sparse: bool
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    counts: list[int]  # of the values in each column
-    parts: list[list[int]] | None  # bytes of the compressed parts of each column; None: not compressed
+    counts: list[int]  # the number of values in each column
+    parts: list[list[int]] | None  # the sizes of the compressed parts of each column; None: not compressed
     tables: list[_Table]
-    objects: dict[int, Any]  # of the key table; a Row is an array, an object with half a surrogate pair its JSON
+    objects: dict[int, Any]  # of the key table; a Row is an array, an object with a lone surrogate its JSON
     seed: int
     version: int | None
     has_pins: bool
@@ -83,16 +83,16 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(refs: ReferenceSet) -> list[Bytes]:
-    """Return the bytes that stand for ``refs``, in parts; ValueError where something in it cannot be written."""
-    return _written(refs, compress=False)
+    """Encode ``refs`` as parts of bytes; ValueError if a value cannot be encoded."""
+    return _encode(refs, compress=False)
 
 
 def shrink(refs: ReferenceSet) -> bytes:
-    """Return the same in as few bytes as little time buys."""
-    return b"".join(_written(refs, compress=True))
+    """Encode ``refs`` with fast compression."""
+    return b"".join(_encode(refs, compress=True))
 
 
-def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
+def _encode(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
     tables = list(refs.chunks.values())
     keys, pins, none = refs.keys, refs.pins, np.zeros(0, np.uint64)
     columns: dict[str, list[Column]] = {
@@ -139,26 +139,26 @@ def _written(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
     try:
         head = msgspec.msgpack.encode(header)
     except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as e:
-        raise ValueError(f"the data among the references cannot be written: {e}") from e
+        raise ValueError(f"the set has a value that cannot be encoded: {e}") from e
     start = _columns_start(len(head))
     length = start + sum(map(len, out))
     return [_FIXED.pack(_MAGIC, length, len(head)), head, bytes(start - _FIXED.size - len(head)), *out]
 
 
 def _plain(value: Value) -> Any:
-    """Return what msgpack can spell: an object that has half a surrogate pair becomes the JSON that it is read as."""
+    """Return a value that msgpack can encode: an object with a lone surrogate becomes JSON."""
     if isinstance(value, dict):
         try:
             msgspec.msgpack.encode(value)
         except UnicodeEncodeError:
             return zarrmeta.dumps(value)
-        except (TypeError, OverflowError, RecursionError):  # which is told when all is written
+        except (TypeError, OverflowError, RecursionError):  # encoding the whole header reports the error
             return value
     return value
 
 
 def unpack(view: memoryview) -> ReferenceSet:
-    """Return the reference set that `pack` wrote, on the memory of ``view``; ValueError if it is malformed."""
+    """Decode a reference set that `pack` wrote, on the memory of ``view``; ValueError if it is malformed."""
     if len(view) < _FIXED.size:
         raise ValueError("it is cut short")
     magic, length, header_length = _FIXED.unpack_from(view)
@@ -166,16 +166,23 @@ def unpack(view: memoryview) -> ReferenceSet:
         raise ValueError("expected a reference set of this version")
     start = _columns_start(header_length)
     if length != len(view) or start > length:
-        raise ValueError(f"it has {len(view)} bytes of {length}")
+        raise ValueError(f"expected {length} bytes, found {len(view)}")
     try:
         header = msgspec.msgpack.decode(view[_FIXED.size :][:header_length], type=_Header)
-        return _built(header, view[start:])
-    except (msgspec.MsgspecError, IndexError, TypeError, RuntimeError, SystemError, MemoryError) as e:  # also blosc's
+        return _build(header, view[start:])
+    except (
+        msgspec.MsgspecError,
+        IndexError,
+        TypeError,
+        RuntimeError,
+        SystemError,
+        MemoryError,
+    ) as e:  # some come from blosc
         raise ValueError(f"it is damaged: {e}") from e
 
 
 def swell(data: bytes) -> ReferenceSet:
-    """Return the reference set that `shrink` wrote; ValueError where the bytes are damaged."""
+    """Decode a reference set that `shrink` wrote; ValueError if the bytes are damaged."""
     try:
         return unpack(memoryview(data))
     except ValueError as e:
@@ -187,7 +194,7 @@ def _columns_start(header_length: int) -> int:
     return end + -end % _ALIGN
 
 
-def _built(header: _Header, view: memoryview) -> ReferenceSet:
+def _build(header: _Header, view: memoryview) -> ReferenceSet:
     columns = dict(zip(_COLUMNS, _columns(header, view), strict=True))
     ranges, key_ranges = (Ranges(*(columns[start + name] for name in Ranges._fields)) for start in ("", "key_"))
     chunks, row, number = {}, 0, 0
@@ -231,25 +238,25 @@ def _columns(header: _Header, view: memoryview) -> list[Column]:
                 at += size
             column = _unpack_column(parts, dtype, is_steps)
             if len(column) != count:
-                raise ValueError(f"a column has {len(column)} values of {count}")
+                raise ValueError(f"expected {count} values in a column, found {len(column)}")
         found.append(column)
     return found
 
 
 def shrink_bytes(data: Buffer) -> list[bytes]:
-    """Return ``data``, compressed."""
+    """Compress ``data``."""
     return _pack_column(np.frombuffer(data, np.uint8), is_steps=False)
 
 
 def swell_bytes(parts: list[bytes]) -> bytes:
-    """Return the bytes that `shrink_bytes` took."""
+    """Decompress the result of `shrink_bytes`."""
     return _unpack_column(parts, _U1, is_steps=False).tobytes()
 
 
 def _pack_column(array: Column, is_steps: bool) -> list[bytes]:
-    from numcodecs import blosc  # slow to import, and only pickles need it
+    from numcodecs import blosc  # here, since it is slow to import and only pickles need it
 
-    if is_steps and len(array):  # the first value, and then from each one to the next; differences wrap around
+    if is_steps and len(array):  # the first value, and then differences, which wrap around
         array = np.concatenate((array[:1], np.diff(array)))
     step = BLOCK // array.itemsize
     shuffle = blosc.SHUFFLE if array.itemsize > 1 else blosc.NOSHUFFLE
@@ -265,7 +272,7 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
 
     for part in parts:
         if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :])):
-            raise ValueError("its checksum is another one")
+            raise ValueError("the checksum of a column does not match")
     sizes = [_size(part) for part in parts]
     out = np.empty(sum(sizes), np.uint8)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
@@ -276,7 +283,7 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
 
 
 def _size(part: bytes | memoryview) -> int:
-    """Return the bytes that a part of a column has decompressed, as blosc's header says, which the checksum covers."""
+    """Return the decompressed size of a part of a column, from blosc's header, which the checksum covers."""
     if len(part) < _CHECK.size + _SIZE.size:
         raise ValueError("a part of a column has no header")
     size: int = _SIZE.unpack_from(part, _CHECK.size)[1]

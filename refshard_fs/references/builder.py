@@ -1,7 +1,7 @@
-"""Builds a `ReferenceSet` of references as they come, whole blocks of JSON as columns where possible. No I/O here.
+"""Build a `ReferenceSet` from references as they arrive, from whole blocks of JSON as columns if possible. No I/O here.
 
-Order counts as in a JSON object: the last value of a key wins. Metadata may come after the chunks that it is about;
-members kept by key until then are searched again in the end.
+As in a JSON object, the last value of a key wins. The metadata of an array may come after its chunks: these are kept
+by key until then, and searched again at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, PartsBuilder, Ranges, Row, Texts
+from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, PartsBuilder, Ranges, Row, Texts
 from refshard_fs.core.keys import MOST_STEPS, ChunkGrid, check_key, join, normalise
 from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
@@ -24,48 +24,48 @@ from refshard_fs.references.pieces import PAD, Positions, distinct
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, GridReader
 
-SMALL: Final = 256  # chunks; arrays of no more stay by key: columns of their own take as much room, and more time
-BATCH: Final = 16384  # members that are taken at a time from something longer
-FEW: Final = 64  # members that are looked at one by one
-# Metadata is read where there are few metadata documents, or so many members for each. Of many arrays with few members
-# none can be large, and to read all their metadata would take longer than all the rest.
+SMALL: Final = 256  # chunks: smaller arrays stay by key, since own columns take as much memory, and more time
+BATCH: Final = 16384  # members that are taken at a time from a longer mapping
+FEW: Final = 64  # members: fewer are added one by one
+# Metadata are read if there are few metadata documents, or many members for each. If many arrays have few members each,
+# none of them is large, and reading all of their metadata would take longer than everything else.
 MANY: Final = 512  # documents
 EACH: Final = 16  # members
 
 
 class _Kept(msgspec.Struct, eq=False):
-    """Members by key. If grids changed since, there may be chunks of large arrays among them."""
+    """Members by key. If grids have changed since, chunks of large arrays may be among them."""
 
     order: int
     members: KeyTable
-    grids_seen: int  # how often grids had changed when chunks were looked for; -1: they were not
+    grids_seen: int  # the number of changes of grids at the last search for chunks; -1: no search yet
 
 
 class ReferenceBuilder:
-    """The members of one JSON object of references, ``where`` naming it in errors."""
+    """Collects the members of one JSON object of references; ``where`` names it in errors."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._urls: list[Texts] = []  # of one block each: a URL has another number in each block that has it
+        self._urls: list[Texts] = []  # by block: the same URL has a different number in each block
         self._url_count = 0
         self._read_grid = GridReader(where).grid
-        self._grids: dict[str, ChunkGrid] = {}  # of large arrays
-        self._grids_seen = 0  # how often they changed
-        self._parts: dict[str, PartsBuilder] = {}  # their chunks
+        self._grids: dict[str, ChunkGrid] = {}  # grids of large arrays
+        self._grids_seen = 0  # the number of changes of these grids
+        self._parts: dict[str, PartsBuilder] = {}  # chunks of large arrays
         self._kept: list[_Kept] = []
         self._order = 0
-        self._texts = bytearray()  # of all blocks
-        self._members = self._documents = 0  # how many there were
-        self._unread = False  # whether metadata was passed over
+        self._texts = bytearray()  # texts of all blocks
+        self._members = self._documents = 0  # counts of members and metadata documents
+        self._unread = False  # whether metadata documents were skipped
 
     @property
     def is_empty(self) -> bool:
         return not self._order
 
     def add_block(self, block: bytes | memoryview, others: Iterable[bytes] = ()) -> bool:
-        """Take the members in a block of JSON; False, and nothing taken, where `json_scan` cannot read them.
+        """Add the members of a block of JSON; return False, without adding any, if `json_scan` cannot read the block.
 
-        Nor is anything taken where there is one of ``others``, keys with a meaning of their own.
+        The same if the block has one of the keys ``others``, which have a special meaning.
         """
         try:
             found = scan(block)
@@ -77,7 +77,7 @@ class ReferenceBuilder:
         return True
 
     def add_members(self, members: Mapping[Any, Any]) -> None:
-        """Take members as Python values."""
+        """Add members from Python values."""
         items = iter(members.items())
         is_short = len(members) <= 2 * BATCH
         for batch in (members,) if is_short else iter(lambda: dict(islice(items, BATCH)), {}):
@@ -91,12 +91,12 @@ class ReferenceBuilder:
             self._add(found)
 
     def expand(self, expand: Callable[[str], str]) -> None:
-        """Expand the URLs of all members so far that have ``{{`` in them, once each; ManifestError names the key."""
+        """Expand the URLs with ``{{`` of all members so far, each distinct URL once; errors name a key with the URL."""
         if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # of a million URLs, the usual case
             return
-        urls = self._merged_urls()
+        urls = self._merge_urls()
         known: dict[str | None, int] = {}
-        became = []
+        new_numbers = []
         for number, url in enumerate(urls):
             if url is not None and "{{" in url:
                 try:
@@ -104,21 +104,21 @@ class ReferenceBuilder:
                 except ManifestError as e:
                     kind = DivisionByZero if isinstance(e, DivisionByZero) else ManifestError
                     raise kind(f"{self._key_of(number)!r} of {self._where}: its URL {urls[number]!r}: {e}") from e
-            became.append(known.setdefault(url, len(known)))
-        self._renumber(Texts.of(known), np.array(became))
+            new_numbers.append(known.setdefault(url, len(known)))
+        self._renumber(Texts.of(known), np.array(new_numbers))
 
     def finish(self) -> ReferenceSet:
-        """Return the reference set; the builder is of no use after that."""
-        urls = self._merged_urls()
+        """Return the reference set; the builder cannot be used after this."""
+        urls = self._merge_urls()
         if self._unread and self._is_worth_reading():
             for item in sorted(self._kept, key=attrgetter("order")):
-                documents = item.members.keys_in_rows.named(METADATA)
+                documents = item.members.keys_in_rows.with_names(METADATA)
                 for row in documents.tolist():
                     self._learn(item.members.key(row), item.members.value(row))
         self._kept.sort(key=attrgetter("order"))
         unplaced = [item for item in self._kept if item.grids_seen < self._grids_seen]
-        # Inline data hides nothing where there are no references.
-        if any((rows.targets != ABSENT).any() for rows in self._ranges()):
+        # Inline data can replace references only if there are references.
+        if any((rows.targets != NO_TARGET).any() for rows in self._ranges()):
             for item in unplaced:
                 item.members = self._without_chunks(item.order, item.members)
         chunks, replaced = {}, []
@@ -128,7 +128,7 @@ class ReferenceBuilder:
             if table:
                 chunks[path] = table
             for part in parts:  # inline data that a later reference replaced
-                inline = part.numbers[part.ranges.targets == ABSENT]
+                inline = part.numbers[part.ranges.targets == NO_TARGET]
                 replaced += [join(path, grid.tail(number)) for number in table.existing(inline)] if len(inline) else []
         keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
@@ -138,14 +138,14 @@ class ReferenceBuilder:
     # ------------------------------------------------------------------ columns
 
     def _add(self, found: Members) -> None:
-        """Take the members of a block."""
+        """Add the members of a block."""
         keys, ranges, urls, texts = found
         order, count = self._next(), len(keys.starts)
         self._add_urls(urls, ranges)
-        is_text = ranges.targets == ABSENT
+        is_text = ranges.targets == NO_TARGET
         ranges.offsets[is_text] += np.uint64(len(self._texts))
         self._texts += texts
-        documents = keys.named(METADATA)
+        documents = keys.with_names(METADATA)
         documents = documents[is_text[documents]]
         if self._reads_metadata(count, len(documents)):
             for row in documents.tolist():
@@ -154,21 +154,21 @@ class ReferenceBuilder:
         left = np.arange(count) if is_text.all() else self._place(order, keys, ranges)
         if not len(left):
             return
-        kept = (keys if len(left) == count else keys.take(left)).packed()
+        kept = (keys if len(left) == count else keys.take(left)).pack()
         is_odd = _may_be_odd(kept)
         if is_odd:
-            kept = Keys.of_names(map(self._checked_key, kept.names()))
+            kept = Keys.of_names(map(self._normalise_key, kept.names()))
         members = KeyTable.of_keys(kept, ranges if len(left) == count else ranges.take(left), self._texts)
         self._keep(order, members, is_placed=not is_odd and not is_text.all())
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
-        """Take the references to chunks of large arrays; return the members to keep by key, with all inline data.
+        """Move references to chunks of large arrays into columns; return the members to keep by key.
 
-        A chunk that is inline hides a reference to it that came before: it is a row without a target.
+        All inline data are kept by key. An inline chunk replaces an earlier reference: it gets a row without a target.
         """
         if not self._grids:
             return np.arange(len(keys.starts))
-        is_inline = ranges.targets == ABSENT
+        is_inline = ranges.targets == NO_TARGET
         left = np.ones(len(keys.starts), np.bool_)
         among = np.flatnonzero(keys.may_be_chunks())
         for path, places, numbers in place_chunks(keys.take(among), self._grids):
@@ -203,7 +203,7 @@ class ReferenceBuilder:
         return self._documents <= MANY or self._members > EACH * self._documents
 
     def _reads_metadata(self, members: int, documents: int) -> bool:
-        """Count some more members, and the metadata among them; return whether that is to be read."""
+        """Count more members, and metadata documents among them; return whether these documents should be read."""
         self._members += members
         self._documents += documents
         is_read = self._is_worth_reading()
@@ -211,7 +211,7 @@ class ReferenceBuilder:
         return is_read
 
     def _learn(self, key: str, value: Value) -> None:
-        """Take note of the array that the metadata ``key`` is about. If it had another grid, its chunks go by key."""
+        """Read the grid of an array from the metadata ``key``. If the grid changes, the array's chunks go by key."""
         grid = self._read_grid(key, value)
         if grid is None:
             return
@@ -232,26 +232,26 @@ class ReferenceBuilder:
     # ------------------------------------------------------------------ URLs
 
     def _add_urls(self, urls: Texts, ranges: Ranges) -> None:
-        """Add the URLs of a block, which its ``ranges`` number from 0 on."""
-        ranges.targets[ranges.targets != ABSENT] += np.uint32(self._url_count)
+        """Add the URLs of a block, and adjust the targets of its ``ranges``, which begin at 0."""
+        ranges.targets[ranges.targets != NO_TARGET] += np.uint32(self._url_count)
         self._urls.append(urls)
         self._url_count += len(urls)
 
-    def _merged_urls(self) -> Texts:
-        """Return all URLs, each once; all targets become places in it."""
+    def _merge_urls(self) -> Texts:
+        """Merge equal URLs of all blocks, and renumber all targets; return the URLs."""
         if len(self._urls) != 1:
-            urls = Texts.joined(self._urls)
+            urls = Texts.concatenate(self._urls)
             starts, stops = urls.spans()
             is_first, numbers = distinct(b"".join((urls.data.data, PAD)), starts, stops)
             self._renumber(urls.where(is_first), numbers)
         return self._urls[0]
 
     def _renumber(self, urls: Texts, numbers: Positions) -> None:
-        """Let the target that had the number ``i`` be ``urls[numbers[i]]``."""
+        """Replace target ``i`` by ``numbers[i]``, an index into ``urls``."""
         if len(urls) < len(numbers):
-            became = np.append(numbers, ABSENT).astype(np.uint32)
+            new_numbers = np.append(numbers, NO_TARGET).astype(np.uint32)
             for ranges in self._ranges():
-                became.take(ranges.targets, out=ranges.targets, mode="clip")  # which leaves ABSENT as it is
+                new_numbers.take(ranges.targets, out=ranges.targets, mode="clip")  # NO_TARGET stays, by clipping
         self._urls, self._url_count = [urls], len(urls)
 
     def _ranges(self) -> Iterator[Ranges]:
@@ -281,7 +281,7 @@ class ReferenceBuilder:
         for key, value in members.items():
             if not isinstance(key, str):
                 raise ManifestError(f"{self._where}: expected strings as keys, got {key!r}")
-            name = self._checked_key(key)
+            name = self._normalise_key(key)
             try:
                 found[name] = read = _value(value, urls)
             except ManifestError as e:
@@ -296,7 +296,7 @@ class ReferenceBuilder:
         self._add_urls(Texts.of(urls), columns.ranges)
         self._keep(order, self._without_chunks(order, columns) if self._grids else columns)
 
-    def _checked_key(self, key: str) -> str:
+    def _normalise_key(self, key: str) -> str:
         try:
             return _key(key)
         except ValueError as e:
@@ -304,29 +304,28 @@ class ReferenceBuilder:
 
 
 def _value(value: Any, urls: dict[str | None, int]) -> Value:
-    """Return a member's value; its URL gets a number in ``urls``."""
+    """Convert a member's value; its URL gets a number in ``urls``."""
     match value:
         case str():
             return value
-        case bytes():  # what kerchunk inlines begins so in bytes too; damage shows when it is read, as in text
+        case bytes():  # kerchunk also makes bytes that begin with "base64:"; damage is reported by the reader
             return value.decode("latin-1") if value.startswith(b"base64:") else value
         case [str() | None as url]:
             return Row(urls.setdefault(url, len(urls)), 0, None)
         case [str() | None as url, offset, length]:
             return Row(urls.setdefault(url, len(urls)), _count(offset, "offset"), _count(length, "length"))
         case [url] | [url, _, _]:
-            raise ManifestError(f"its URL is {url!r}, neither text nor null")
+            raise ManifestError(f"its URL is {url!r}: expected text or null")
         case list() | tuple():
-            elements = f"one element or three, [url] or [url, offset, length], not {len(value)}"
-            raise ManifestError(f"a reference has {elements}")
+            raise ManifestError(f"expected a reference [url] or [url, offset, length], got {len(value)} elements")
         case Mapping():
             return dict(value)
         case _:
-            raise ManifestError(f"{value!r} is neither data nor a reference")
+            raise ManifestError(f"expected text, an object, [url] or [url, offset, length], got {value!r}")
 
 
 def _regular(members: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the members that are texts, or lists that begin with one: bytes, for one, would become a text as JSON."""
+    """Return the members that are texts, or lists that begin with a text; JSON would change others, such as bytes."""
     return {
         key: value
         for key, value in members.items()
@@ -336,7 +335,7 @@ def _regular(members: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _scan_members(members: Mapping[str, Any]) -> Members | None:
-    """Return members as columns, by way of their JSON; None where they are not that regular."""
+    """Convert members to columns by way of JSON; None if they are irregular."""
     try:
         return scan(msgspec.json.encode(members)[1:-1])
     except (TypeError, ValueError, OverflowError):  # reading them one by one reports the error
@@ -350,7 +349,7 @@ def _key(key: str) -> str:
 
 
 def _may_be_odd(keys: Keys) -> bool:
-    """Whether one of ``keys``, which follow one another, may have another normal form, or none."""
+    """Return whether one of ``keys``, which are packed, may be invalid, or not in normal form."""
     if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may be too long
         return True
     characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)
@@ -363,5 +362,5 @@ def _count(value: Any, name: str) -> int:
     if isinstance(value, np.integer):
         value = int(value)
     if type(value) is not int or not 0 <= value < WHOLE:
-        raise ManifestError(f"its {name} is {value!r}, no whole number ≥ 0")
+        raise ManifestError(f"its {name} is {value!r}: expected an integer ≥ 0")
     return value

@@ -1,4 +1,4 @@
-"""Chunk keys among many keys: which array each belongs to, and its number in that array's grid. No I/O here."""
+"""Find chunk keys among many keys: the array of each, and the chunk's number in the array's grid. No I/O here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(25
 
 
 class Keys(NamedTuple):
-    """Keys in UTF-8 within one text, which has `PAD` behind it; a NUL follows each key."""
+    """Keys in UTF-8 as ranges of one text, which ends with `PAD`; a NUL follows each key."""
 
     text: Buffer
     starts: Positions
@@ -33,13 +33,13 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, spelled: bytes, sizes: Positions) -> Keys:
-        """Return keys of so many bytes each, which ``spelled`` has with a NUL behind each."""
+        """Make keys of ``sizes`` bytes from ``spelled``: all keys joined, each with a NUL behind it."""
         stops = (sizes + 1).cumsum() - 1
         return cls(spelled + PAD, stops - sizes, stops)
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> Keys:
-        """Return keys of texts."""
+        """Make keys from texts."""
         encoded = [name.encode("utf-8", "surrogatepass") for name in names]
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
         return cls.of(b"".join([name + b"\0" for name in encoded]), sizes)
@@ -48,24 +48,24 @@ class Keys(NamedTuple):
         """Return some of the keys."""
         return Keys(self.text, self.starts[rows], self.stops[rows])
 
-    def packed(self) -> Keys:
-        """Return the same keys, one after the other in a text of their own."""
-        return Keys.of(self.spelled(), self.stops - self.starts)
+    def pack(self) -> Keys:
+        """Return the same keys in a new text without gaps."""
+        return Keys.of(self.join(), self.stops - self.starts)
 
     def key(self, row: int) -> str:
         """Return one key."""
         return bytes(self.text[self.starts[row] : self.stops[row]]).decode("utf-8", "surrogatepass")
 
-    def spelled(self, skipped: int = 0) -> bytes:
-        """Return the keys, a NUL behind each, without the first ``skipped`` bytes of each."""
+    def join(self, skipped: int = 0) -> bytes:
+        """Join the keys, each with a NUL behind it and without its first ``skipped`` bytes."""
         return join_pieces(self.text, self.starts + skipped, self.stops + 1)
 
     def names(self, skipped: int = 0) -> list[str]:
         """Return the keys as texts, without the first ``skipped`` bytes of each."""
-        return self.spelled(skipped).decode("utf-8", "surrogatepass").split("\0")[:-1]
+        return self.join(skipped).decode("utf-8", "surrogatepass").split("\0")[:-1]
 
     def has(self, key: bytes) -> bool:
-        """Whether ``key`` is among them."""
+        """Return whether ``key`` is one of the keys."""
         rows = np.flatnonzero(self.stops - self.starts == len(key))
         return bool(begins_with(self.text, self.starts[rows], key).any())
 
@@ -74,8 +74,8 @@ class Keys(NamedTuple):
         found: Booleans = _ENDS_A_CHUNK[np.frombuffer(self.text, np.uint8)[self.stops - 1]]
         return found
 
-    def named(self, names: Sequence[str]) -> Positions:
-        """Return the keys of which the last name is one of ``names``."""
+    def with_names(self, names: Sequence[str]) -> Positions:
+        """Return the positions of keys whose last segment is one of ``names``."""
         characters = np.frombuffer(self.text, np.uint8)
         found = np.zeros(len(self.starts), np.bool_)
         last = characters[self.stops - 1]
@@ -88,7 +88,7 @@ class Keys(NamedTuple):
         return np.flatnonzero(found)
 
     def by_directory(self, name_of: Callable[[str], str | None] = str) -> Groups:
-        """Return the keys in groups by what ``name_of`` says of their directory; those of None are in no group."""
+        """Group the keys by ``name_of(directory)``; keys for which it is None are left out."""
         slashes = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord("/"))
         last = np.concatenate(([-1], slashes))[slashes.searchsorted(self.stops)]
         ends = np.maximum(last, self.starts)
@@ -104,7 +104,7 @@ class Keys(NamedTuple):
 
 
 class Groups(Mapping[str, Positions]):
-    """Rows by name: those of the i-th name are the ones from ``bounds[i]`` to ``bounds[i + 1]`` of ``order``."""
+    """Rows by name: the rows of the i-th name are ``order[bounds[i] : bounds[i + 1]]``."""
 
     __slots__ = ("_bounds", "_order", "_places")
 
@@ -124,7 +124,7 @@ class Groups(Mapping[str, Positions]):
 
 
 class ChunkKeys(NamedTuple):
-    """Keys of one array's chunks: their places among the keys, ascending, and the numbers of the chunks."""
+    """Chunk keys of one array: their ascending positions among all keys, and the numbers of the chunks."""
 
     array: str
     rows: Positions
@@ -132,15 +132,15 @@ class ChunkKeys(NamedTuple):
 
 
 def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKeys]:
-    """Yield the chunks of arrays, which have ``grids`` by path, that are among ``keys``: each array once.
+    """Yield the chunk keys among ``keys``, for each array in ``grids`` (by path) once.
 
-    A key belongs to the array that lies nearest to it.
+    A key belongs to the nearest array above it.
     """
     count = len(keys.starts)
     if not grids or not count:
         return
     path = nearest(keys.key(count // 2), grids)
-    if path is not None:  # most blocks of a set are chunks of one array
+    if path is not None:  # the usual case: all keys of a block are chunks of one array
         prefix = _prefix(path)
         if begins_with(keys.text, keys.starts, prefix).all():
             numbers = chunk_numbers(keys, len(prefix), grids[path])

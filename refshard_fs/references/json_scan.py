@@ -1,11 +1,12 @@
-r"""JSON members of a reference set read as columns, a block at a time, without a Python object for any. No I/O here.
+r"""Scan JSON members of a reference set to columns, a block at a time, without Python objects. No I/O here.
 
 A block is a run of members ``"key":["url",offset,length]``, ``"key":["url"]`` and ``"key":"text"``, as all writers of
-reference sets spell them, or with a blank after each comma and colon. A block with anything else in it, or with an
-escape like ``\u00e9``, is not taken: a JSON reader has to read it. From what is taken, it would read the same.
+reference sets write them, without blanks or with a blank after each comma and colon. A block with anything else, or
+with an escape like ``\u00e9``, is refused: then a JSON reader has to read it. The result is always that of a JSON
+reader.
 
-The positions of the quotes cut a block into keys, URLs and texts; what stands between these is compared with what it
-has to be, and its numbers are read.
+The positions of the quotes divide a block into keys, URLs and texts; the characters between these are checked, and
+numbers are read from them.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from refshard_fs.references.pieces import (
     runs,
 )
 
-# What a letter after a backslash means; 0 if that is not a simple escape. The one for a backslash itself is replaced.
+# The meaning of a letter after a backslash; 0 if it is not a simple escape. `\\` is replaced by `\1` before.
 _MEANINGS: Final = np.zeros(256, np.uint8)
 _MEANINGS[list(b'\1"/ntrbf')] = list(b'\\"/\n\t\r\b\f')
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 class Members(NamedTuple):
-    """The members of a block, whose targets are places in ``urls``.
+    """The members of a block, whose targets are indexes into ``urls``.
 
-    One without a target is a text: ``length`` bytes of ``texts`` from ``offset`` on. The bytes between texts mean
-    nothing.
+    A member without a target is a text: ``length`` bytes of ``texts`` from ``offset`` on. The bytes between texts have
+    no meaning.
     """
 
     keys: Keys
@@ -48,13 +49,13 @@ class Members(NamedTuple):
 
 
 def scan(block: bytes | memoryview) -> Members | None:
-    """Return the members of ``block``, which begins with a quote and ends with a value; None if a JSON reader has to.
+    """Scan ``block``, which begins with a quote and ends with a value; None if a JSON reader has to read it.
 
-    Bytes that are not UTF-8 are a UnicodeDecodeError.
+    UnicodeDecodeError if it is not UTF-8.
     """
     sample = bytes(block[:4096])
     blank = b" " if b'": ["' in sample or b'": "' in sample else b""
-    # Blanks before it spare `numbers_before` a copy of the text.
+    # With blanks before it, `numbers_before` need not copy the text.
     text: bytes | bytearray = b"".join((b" " * 16, block, b",", blank, b'"', PAD))
     if not text.isascii():
         text.decode()
@@ -100,7 +101,7 @@ def scan(block: bytes | memoryview) -> Members | None:
     starts, stops = values[rows] + 1, values_end[rows]
     sizes = stops - starts
     texts: Buffer = text
-    if 2 * int(sizes.sum()) < len(text):  # or else it is faster to keep all of the block
+    if 2 * int(sizes.sum()) < len(text):  # otherwise it is faster to keep the whole block
         texts, starts = join_pieces(text, starts, stops), sizes.cumsum() - sizes
     members = Members(spelled, Ranges.absent(count), urls, texts)
     members.ranges.put(references, ranges)
@@ -109,13 +110,13 @@ def scan(block: bytes | memoryview) -> Members | None:
 
 
 class _Escapes(NamedTuple):
-    text: bytes | bytearray  # with another byte in place of each escape
+    text: bytes | bytearray  # with a byte \1 in place of each escape
     places: Positions
     meanings: npt.NDArray[np.uint8]
 
 
 def _without_escapes(text: bytes | bytearray) -> _Escapes | None:
-    """Return the text without escapes, and what they mean; None if there are other ones than those of one letter."""
+    """Replace escapes of one letter; return the text, and the places and meanings; None if there are other escapes."""
     characters = np.frombuffer(text, np.uint8)
     if characters[: -len(PAD)].min() <= 1:
         return None
@@ -136,7 +137,7 @@ def _without_escapes(text: bytes | bytearray) -> _Escapes | None:
 
 
 def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: bytes) -> tuple[UInt64s, UInt64s] | None:
-    """Return offsets and lengths, between the end of each URL and the next key; None where one is no such value."""
+    """Read offsets and lengths, between the end of each URL and the next key; None if one is malformed."""
     step = 1 + len(blank)
     ends = following - step - 1
     if not begins_with(text, ends, b'],%b"' % blank).all():
@@ -167,8 +168,8 @@ def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: by
 
 
 def _urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UInt32s]:
-    """Return all URLs, each once, and which of them each reference has."""
-    begun = runs(text, starts, stops)  # mostly many in a row have the same
+    """Return the distinct URLs, and the number of each reference's URL among them."""
+    begun = runs(text, starts, stops)  # usually many consecutive references have the same URL
     counts = np.diff(begun, append=len(starts))
     starts, stops = starts[begun], stops[begun]
     is_first, numbers = distinct(text, starts, stops)

@@ -1,6 +1,6 @@
-"""Members of a reference set by their keys, as columns: no Python object for any of them. No I/O here.
+"""A table of members of a reference set by key, in columns, without Python objects. No I/O here.
 
-Keys lie in one run of bytes and texts in another; a key is found by its hash.
+All keys are joined to bytes, and so are all texts; a key is found by its hash.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from refshard_fs.core.columns import ABSENT, Ranges, Row, UInt64s
+from refshard_fs.core.columns import NO_TARGET, Ranges, Row, UInt64s
 from refshard_fs.references.chunk_keys import Keys
 from refshard_fs.references.pieces import PAD, SEED, Buffer, Positions, hash_of, hashes
 
-# A value as the manifest spells it: text, an object, bytes, or a reference.
+# A value as it is in the manifest: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
 
 _LOW: Final = 2**32 - 1
 _BASE64: Final = b"base64:"
-# Keys that are hashed at a time: all at once, 100,000 of them leave 2.5 MB of holes in the memory of the process.
+# Keys that are hashed at a time: hashing 100,000 keys at once would fragment 2.5 MB of memory.
 BATCH: Final = 8192
 
 
 class KeyTable(Mapping[str, Value]):
     """An immutable mapping of keys to values.
 
-    ``spelled`` holds the keys in UTF-8, a NUL behind each and `pieces.PAD` behind all; ``ends`` says where keys end.
-    A row without a reference in ``ranges`` has its value in ``objects``, or is a text: these bytes of ``data``, which
-    several tables may share. ``index`` has 32 bits of each key's hash, for ``seed``, above 32 of its row, ascending.
+    ``spelled`` is all keys in UTF-8, with a NUL behind each and `pieces.PAD` at the end; ``ends`` are the ends of keys.
+    A row without a reference in ``ranges`` has its value in ``objects``, or its range is that of a text in ``data``,
+    which several tables may share. ``index`` is an ascending column: the upper 32 bits of an element are those of a
+    key's hash, for ``seed``, the lower 32 bits are the key's row.
     """
 
     __slots__ = ("_index", "data", "ends", "objects", "ranges", "seed", "spelled")
@@ -55,7 +56,7 @@ class KeyTable(Mapping[str, Value]):
 
     @classmethod
     def of(cls, parts: Sequence[KeyTable]) -> KeyTable:
-        """Return the members of all ``parts``; the last one of a key counts."""
+        """Join the members of all ``parts``; the last member of a key wins."""
         spelled = b"".join([*(memoryview(part.spelled)[: -len(PAD)] for part in parts), PAD])
         ends, objects, shifts = [np.zeros(0, np.uint64)], dict[int, Value](), dict[int, int]()
         columns = []
@@ -68,24 +69,26 @@ class KeyTable(Mapping[str, Value]):
                 shifts[id(part.data)] = end
                 data.append(part.data)
                 end += len(part.data)
-            shift = (part.ranges.targets == ABSENT) * np.uint64(shifts[id(part.data)])  # texts move, references do not
+            shift = (part.ranges.targets == NO_TARGET) * np.uint64(
+                shifts[id(part.data)]
+            )  # texts move, references do not
             columns.append(part.ranges._replace(offsets=part.ranges.offsets + shift))
             objects.update((first + place, value) for place, value in part.objects.items())
             first += len(part)
         joined = data[0] if len(data) == 1 else b"".join(data)
-        table = cls(spelled, np.concatenate(ends), Ranges.joined(columns), joined, objects)
+        table = cls(spelled, np.concatenate(ends), Ranges.concatenate(columns), joined, objects)
         return table.without_rows(table._find_repeated())
 
     @classmethod
     def of_keys(
         cls, keys: Keys, ranges: Ranges, data: Buffer, objects: Mapping[int, Value] = MappingProxyType({})
     ) -> KeyTable:
-        """Return members whose ``keys``, all different, follow one another in their text."""
+        """Make a table of members; ``keys`` must be distinct and packed."""
         return cls(keys.text, keys.stops.view(np.uint64), ranges, data, objects)
 
     @classmethod
     def of_mapping(cls, members: Mapping[str, Value]) -> KeyTable:
-        """Return the members of a mapping."""
+        """Make a table of the members of a mapping."""
         rows = list[Row]()
         data, end, objects = list[bytes](), 0, dict[int, Value]()
         for value in members.values():
@@ -94,18 +97,18 @@ class KeyTable(Mapping[str, Value]):
                     rows.append(value)
                 case str():
                     encoded = value.encode("utf-8", "surrogatepass")
-                    rows.append(Row(ABSENT, end, len(encoded)))
+                    rows.append(Row(NO_TARGET, end, len(encoded)))
                     data.append(encoded)
                     end += len(encoded)
                 case _:
                     objects[len(rows)] = value
-                    rows.append(Row(ABSENT, 0, 0))
+                    rows.append(Row(NO_TARGET, 0, 0))
         return cls.of_keys(Keys.of_names(members), Ranges.of(rows), b"".join(data), objects)
 
     def take(self, rows: Positions) -> KeyTable:
         """Return some of the members."""
         objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
-        return self.of_keys(self.keys_at(rows).packed(), self.ranges.take(rows), self.data, objects)
+        return self.of_keys(self.keys_at(rows).pack(), self.ranges.take(rows), self.data, objects)
 
     def without_rows(self, rows: Iterable[int]) -> KeyTable:
         """Return the table without some of its rows."""
@@ -114,24 +117,24 @@ class KeyTable(Mapping[str, Value]):
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def rows_of(self, keys: Iterable[str]) -> set[int]:
-        """Return the rows of those ``keys`` that there are."""
+        """Return the rows of the ``keys`` that exist."""
         return {row for row in map(self._row, keys) if row is not None}
 
     def check(self) -> None:
-        """Raise ValueError unless the columns are of one length, and what they say lies in keys and data."""
+        """Raise ValueError unless all columns have the same length, and their ranges lie in keys and data."""
         count, ends = len(self.ends), self.ends
-        text = self.ranges.take(self.ranges.targets == ABSENT)
+        text = self.ranges.take(self.ranges.targets == NO_TARGET)
         size = np.uint64(len(self.data))
         sound = all(len(column) == count for column in (*self.ranges, self.index))
         sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else 0) + len(PAD)
         sound = sound and bool((ends[1:] > ends[:-1]).all())
-        # Keys are told apart by the NULs behind them: none may have another one.
+        # NULs separate keys, so that no key may contain one.
         others = np.count_nonzero(np.frombuffer(self.spelled, np.uint8))
         sound = sound and len(self.spelled) - others == count + len(PAD)
         if not sound or ((text.offsets > size) | (text.lengths > size - text.offsets)).any():
             raise ValueError("the columns of a key table do not fit one another")
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:
-            raise ValueError("the index of a key table leads nowhere")
+            raise ValueError("the index of a key table has rows beyond its end")
 
     # ------------------------------------------------------------------ look-ups
 
@@ -179,7 +182,7 @@ class KeyTable(Mapping[str, Value]):
 
     @property
     def index(self) -> UInt64s:
-        """The rows by the hashes of their keys, made at the first look-up."""
+        """The rows by the hashes of their keys, computed at the first look-up."""
         if self._index is None:
             index = np.empty(len(self), np.uint64)
             for some in np.split(np.arange(len(self)), range(BATCH, len(self), BATCH)):
@@ -208,7 +211,7 @@ class KeyTable(Mapping[str, Value]):
         return int(self.ends[row - 1]) + 1 if row else 0
 
     def _find_repeated(self) -> set[int]:
-        """Return the rows whose keys come again."""
+        """Return the rows whose keys occur again later."""
         high = self.index >> np.uint64(32)
         same = np.flatnonzero(high[1:] == high[:-1])
         doubtful = np.concatenate((self.index[same], self.index[same + 1])) & np.uint64(_LOW)
@@ -225,13 +228,13 @@ class KeyTable(Mapping[str, Value]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes, roughly."""
+        """The approximate size in memory, in bytes."""
         arrays = 2 * self.ends.nbytes + self.ranges.nbytes
         return len(self.spelled) + len(self.data) + arrays + 200 * len(self.objects)
 
     def has_marks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
-        """Whether one of ``rows`` is not plain text, or has one of ``marks`` in it."""
-        if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != ABSENT).any():
+        """Return whether one of ``rows`` is not plain text, or contains one of ``marks``."""
+        if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != NO_TARGET).any():
             return True
         starts, sizes, data = (
             self.ranges.offsets[rows].view(np.int64),
@@ -247,7 +250,7 @@ class KeyTable(Mapping[str, Value]):
         return any(mark in data for mark in marks)
 
     def _in_base64(self, starts: Positions, sizes: Positions) -> Positions:
-        """Return which texts are in base64."""
+        """Return the texts in base64, as positions."""
         characters = np.frombuffer(self.data, np.uint8)
         found = np.flatnonzero(sizes >= len(_BASE64))
         for i, byte in enumerate(_BASE64):
@@ -255,18 +258,18 @@ class KeyTable(Mapping[str, Value]):
         return found
 
     def sizes(self, rows: Positions) -> list[int]:
-        """Return the bytes of the values in ``rows``; -1 where only the value itself can tell."""
+        """Return the sizes in bytes of the values in ``rows``; -1 if a size is known only after decoding the value."""
         targets, offsets, lengths = self.ranges.take(rows)
         sizes = lengths.view(np.int64)  # of whole targets: -1
-        texts = np.flatnonzero(targets == ABSENT)
+        texts = np.flatnonzero(targets == NO_TARGET)
         encoded = texts[self._in_base64(offsets[texts].view(np.int64), sizes[texts])]
         if len(encoded):
             characters = np.frombuffer(self.data, np.uint8)
             begins = offsets[encoded].view(np.int64) + len(_BASE64)
             ends = offsets[encoded].view(np.int64) + sizes[encoded]
-            # Blanks do not count, and damage is for a reader to tell.
+            # Blanks do not count. Texts with other characters are damaged, or irregular: their size is -1.
             first = int(begins.min())
-            around = characters[first : int(ends.max())]  # and not the data of all other directories
+            around = characters[first : int(ends.max())]  # without the data of other directories
             odd = np.flatnonzero((around <= ord(" ")) | (around > ord("z"))) + first
             is_regular = ((ends - begins) % 4 == 0) & (odd.searchsorted(ends) == odd.searchsorted(begins))
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
@@ -278,7 +281,7 @@ class KeyTable(Mapping[str, Value]):
 
 
 class _Items(ItemsView[str, Value]):
-    """The items of a table in its own order, without a look-up for each."""
+    """The items of a table in the order of its rows, without a look-up for each key."""
 
     def __init__(self, table: KeyTable) -> None:
         super().__init__(table)

@@ -1,4 +1,4 @@
-"""The keys of a reference set as a key space: looked up and listed, URLs resolved. No I/O here."""
+"""The key space of a reference set, which resolves its URLs. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
-from refshard_fs.core.columns import ABSENT, Row, used_codes
+from refshard_fs.core.columns import NO_TARGET, Row, distinct_codes
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, splits
-from refshard_fs.core.keyspace import KeySpace, Listing, Run, chunks_below, has_chunks_below, merged, place
+from refshard_fs.core.keyspace import KeySpace, Listing, Run, chunks_below, find_chunk, has_chunks_below, merge_listings
 from refshard_fs.core.model import Entry, Inline, Listed, Origin, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from refshard_fs.errors import ManifestError
@@ -25,7 +25,7 @@ from refshard_fs.security.origins import Origins
 
 
 class FlatKeySpace(KeySpace):
-    """The keys of a reference set, its URLs resolved: ``resolve`` maps a URL as written to an absolute one."""
+    """The keys of a reference set; ``resolve`` makes a URL of the set absolute."""
 
     in_memory = True
     is_reference_set = True
@@ -42,10 +42,10 @@ class FlatKeySpace(KeySpace):
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
         self._origins: dict[int, Origin] = {}
-        self._says_nothing = refs.pins is None and not refs.origins  # of targets
+        self._says_nothing = refs.pins is None and not refs.origins  # targets have neither pins nor origins
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry of ``key``, or None; no further reads are ever needed."""
+        """Return the entry of ``key``, or None; this never needs a read."""
         value = self.refs.value(key)
         if value is None:
             return None
@@ -61,7 +61,7 @@ class FlatKeySpace(KeySpace):
 
     def _meta_above(self, key: str) -> ArrayMeta | None:
         """Return the metadata of the array that has the chunk ``key``, if it is inline."""
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         if at is None:
             return None
         for name in METADATA:
@@ -74,15 +74,15 @@ class FlatKeySpace(KeySpace):
     @cached_property
     def _documents(self) -> Positions:
         """The rows with metadata of arrays, in the table of members by key."""
-        return self.refs.keys.keys_in_rows.named(METADATA)
+        return self.refs.keys.keys_in_rows.with_names(METADATA)
 
     @cached_property
-    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # found when it is asked
-        """Whether the metadata of every array is inline, so that reading tells of no other array."""
-        return bool((self.refs.keys.ranges.targets[self._documents] == ABSENT).all())
+    def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property here
+        """Whether the metadata of every array are inline."""
+        return bool((self.refs.keys.ranges.targets[self._documents] == NO_TARGET).all())
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Whether the metadata of the root and of every array is plain text in the set, without any of ``marks``."""
+        """Return whether all metadata of the root and of arrays are plain text in the set, without any of ``marks``."""
         return len(self.refs.chunks) <= len(self._documents) and not self.refs.keys.has_marks(self._documents, marks)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -119,15 +119,15 @@ class FlatKeySpace(KeySpace):
         inline: dict[str, dict[int, Value]] = {}
         for key, value in refs.side.items():
             if type(value) is Row:
-                members[key] = value.spelled(refs.urls[value.target])
-            elif (at := place(self.grids, key)) is None:
+                members[key] = value.to_json(refs.urls[value.target])
+            elif (at := find_chunk(self.grids, key)) is None:
                 members[key] = value
             else:
                 inline.setdefault(at.array, {})[at.number] = value
         return members, inline
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if array not in self.refs.tables:  # its document is a reference, which a view has read
+        if array not in self.refs.tables:  # the array's document is a reference, which only a view has read
             return (yield from super().chunks(array, numbers, grid))
         table = self.refs.tables[array]
         builder = ChunksBuilder(len(numbers))
@@ -142,7 +142,7 @@ class FlatKeySpace(KeySpace):
         pins: dict[int, Pin | None] = {}
         origins: dict[int, Origin] = {}
         if not self._says_nothing:
-            for target in used_codes(ranges.targets, len(self.refs.urls))[0]:
+            for target in distinct_codes(ranges.targets, len(self.refs.urls))[0]:
                 pins[target], origins[target] = self.pin(target), self.origin(target)
         builder.put(rows, self.refs.urls, ranges, pins, origins)
         inline = self._members[1].get(array)
@@ -168,7 +168,7 @@ class FlatKeySpace(KeySpace):
         stem = prefix + "/" if prefix else ""
         chunks = [chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
         directories = [Listed(name, None, True) for name in self._tree.get(prefix, ())]
-        found = merged(*chunks, self._files(prefix, stem), directories)
+        found = merge_listings(*chunks, self._files(prefix, stem), directories)
         return found if found or not prefix or prefix in self._rows else None
 
     def is_directory(self, prefix: str) -> Steps[bool]:
@@ -192,13 +192,13 @@ class FlatKeySpace(KeySpace):
         return Span(url, row.offset, stop, pin=self.pin(row.target), origin=self.origin(row.target))
 
     def pin(self, target: int) -> Pin | None:
-        """Return what a row's ``target`` must be, if the set says so."""
+        """Return the pin of a row's ``target``, if the set has one."""
         if self.refs.pins is not None and target not in self._pins:
             self._pins[target] = self.refs.pins.pin(target)
         return self._pins.get(target)
 
     def origin(self, target: int) -> Origin:
-        """Return the sets of others that named a row's ``target``."""
+        """Return the servers of other people's sets that named a row's ``target``."""
         if not self.refs.origins:
             return ()
         found = self._origins.get(target)
@@ -211,7 +211,7 @@ class FlatKeySpace(KeySpace):
         return self.refs.origins.servers
 
     def _files(self, prefix: str, stem: str) -> Sequence[Listed]:
-        """Return what lies directly below ``prefix`` and is not in columns."""
+        """List the members directly below ``prefix`` that are kept by key."""
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
@@ -237,12 +237,12 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
-        """The directories, by name, directly below each one that has any."""
+        """The directories in each directory: path → name → True."""
         tree: dict[str, dict[str, bool]] = {"": {}}
         for path in chain(self._rows, (path for path, table in self.refs.chunks.items() if table)):
             add_to_tree(tree, path, is_directory=True)
         return tree
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Return (array, rest) for each way to read ``prefix`` as a directory of chunks in columns."""
+        """Return (array, rest) for each array in columns that ``prefix`` may be a directory of."""
         return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.refs.chunks)

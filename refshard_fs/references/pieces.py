@@ -1,6 +1,6 @@
-"""Pieces of one text, thousands at a time: compared, joined, hashed and read as numbers, as columns. No I/O here.
+"""Compare, join, hash and parse thousands of pieces of one text at a time, with columns. No I/O here.
 
-Every text has `PAD` behind it: the functions read whole 64-bit words, which may reach over the end of a piece.
+Every text must end with `PAD`: the functions read whole 64-bit words, which may reach beyond the end of a piece.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 PAD: Final = bytes(512)
 SEED: Final = int.from_bytes(os.urandom(8), "little")  # of this process
-HASHED: Final = 16384  # bytes of a piece that its hash depends on; keys have no more (4 for each of 4096 characters)
+HASHED: Final = 16384  # bytes of a piece that are hashed; keys are not longer (4 bytes for each of 4096 characters)
 
-# Masks of the first so many bytes of a word.
+# Masks of the first n bytes of a word, for n from 0 to 8.
 _FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
 _MASK: Final = 2**64 - 1
 
 
 def _words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
-    """Return ``count`` 64-bit words from each of ``starts`` on, a row each."""
+    """Return a row of ``count`` 64-bit words for each of ``starts``."""
     size = 8 * count
     rows = np.ndarray((len(text) - size + 1,), np.dtype((np.void, size)), text, 0, (1,))
     return rows[starts].view("<u8").reshape(len(starts), count)
 
 
 def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
-    """Return at which of ``starts`` the text goes on with ``expected``, which has no NUL but at its end."""
+    """Return for each of ``starts`` whether the text has ``expected`` there, which may have a NUL only at its end."""
     fits: Any = True
-    if len(expected) < 3:  # bytes are found in a fifth of the time that words take
+    if len(expected) < 3:  # comparing bytes takes a fifth of the time of words
         for i, byte in enumerate(expected):
             fits &= np.frombuffer(text, np.uint8)[starts + i] == byte
         return np.full(len(starts), True) if fits is True else fits
@@ -51,7 +51,7 @@ def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
 
 
 def runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
-    """Return the places of the pieces that differ from the one before."""
+    """Return the positions of the pieces that differ from the piece before."""
     sizes = stops - starts
     if len(sizes) < 2:
         return np.arange(len(sizes))
@@ -71,7 +71,7 @@ def runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
 
 
 def join_pieces(text: Buffer, starts: Positions, stops: Positions) -> bytes:
-    """Return the pieces one after the other."""
+    """Join the pieces."""
     sizes = stops - starts
     widest, total = int(sizes.max(initial=0)), int(sizes.sum())
     if len(sizes) < 64 or widest > 64 or widest * len(sizes) > 3 * total:
@@ -83,16 +83,16 @@ def join_pieces(text: Buffer, starts: Positions, stops: Positions) -> bytes:
     return table[np.arange(widest) < sizes[:, None]].tobytes()
 
 
-_TO_DIGITS: Final = np.uint64(int.from_bytes(b"0" * 8, "little"))  # its XOR with a word makes values of digits
+_TO_DIGITS: Final = np.uint64(int.from_bytes(b"0" * 8, "little"))  # XOR with this converts digits to their values
 _LOW_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)
 _OVER_9: Final = np.uint64(0x7676767676767676)  # added to a byte of more than 9, this sets its high bit
 _PAIRS: Final = np.uint64(0x000000FF000000FF)
 _HUNDREDS: Final = np.uint64(100 + (1000000 << 32))
 _UNITS: Final = np.uint64(1 + (10000 << 32))
-_BIAS: Final = np.uint64(1023 + 63)  # of a float's exponent, and the highest bit of a word
+_BIAS: Final = np.uint64(1023 + 63)  # the bias of a float's exponent, plus the highest bit of a word
 _3, _8, _TEN, _16, _32, _52, _64 = (np.uint64(n) for n in (3, 8, 10, 16, 32, 52, 64))
-# The least number of so many digits: of none, and of 16 and more, no number is.
+# The least number with n digits; for 0 digits, and for 16 and more, a value that no number reaches.
 _LEAST: Final = np.array([2**64 - 1, 0, *(10**n for n in range(1, 15)), 2**64 - 1], np.uint64)
 
 
@@ -102,11 +102,11 @@ class Numbers(NamedTuple):
 
 
 def numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
-    """Return the decimal numbers of up to 15 digits that stand before ``ends``.
+    """Return the decimal numbers of up to 15 digits that end at ``ends``.
 
-    None if there is none before one of them, it has needless zeros, or more digits.
+    None if one is missing, has leading zeros, or more digits.
     """
-    if len(ends) and int(ends.min()) < 16:  # words would reach over the beginning
+    if len(ends) and int(ends.min()) < 16:  # words would reach beyond the beginning
         text, ends = b"".join((bytes(16), text)), ends + 16
     values, digits = _last_digits(_words(text, ends - 8)[:, 0])
     long = np.flatnonzero(digits == 8)
@@ -118,13 +118,13 @@ def numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
 
 
 def _last_digits(words: UInt64s) -> Numbers:
-    """Return the numbers at the end of words, of up to 8 digits: arithmetic on all bytes of a word at once."""
+    """Return the numbers of up to 8 digits at the end of words, by arithmetic on all bytes of a word at once."""
     words = words ^ _TO_DIGITS
     others = words & _LOW_BITS
     others += _OVER_9
     others |= words
     others &= _HIGH_BITS
-    # The exponent of a float tells the highest bit, and so how many bytes follow the last one that is no digit.
+    # The exponent of a float gives the highest bit, and so the number of bytes after the last one that is not a digit.
     digits = (_BIAS - (others.astype(np.float64).view(np.uint64) >> _52)) >> _3
     np.minimum(digits, _8, out=digits)
     unused = _64 - (digits << _3)
@@ -144,8 +144,8 @@ def _last_digits(words: UInt64s) -> Numbers:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A hash is the sum of a piece's words, each multiplied by a number that is drawn from ``seed``: without the seed nobody
-# can make pieces of the same hash. Pieces with the same hash may still differ, so users of hashes compare the bytes.
+# A hash is the sum of a piece's words, each multiplied by a number that is derived from ``seed``: pieces with equal
+# hashes cannot be made without the seed. Different pieces may still have equal hashes, so callers compare the bytes.
 
 
 @cache
@@ -183,21 +183,21 @@ def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) 
 
 
 def distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
-    """Return which pieces equal no earlier one, and for each piece, the number among these of the one it equals.
+    """Return which pieces do not equal an earlier one, and for each piece, its number among these distinct pieces.
 
-    Equal pieces may be told apart if others that have the same hash lie between them, as hardly ever happens.
+    Equal pieces may count as different if others with the same hash lie between them, which is very rare.
     """
     count = len(starts)
     bits = np.uint64(count.bit_length())
     by_hash = hashes(text, starts, stops) >> bits << bits | np.arange(count, dtype=np.uint64)
-    by_hash.sort()  # numbers, which takes a fraction of the time of sorting places by them
+    by_hash.sort()  # sorting numbers takes a fraction of the time of an argsort
     places = (by_hash & (np.uint64(1) << bits) - np.uint64(1)).view(np.int64)
     by_hash >>= bits
     is_first = np.ones(count, np.bool_)
     same = np.flatnonzero(by_hash[1:] == by_hash[:-1])
     if not len(same):
         return is_first, np.arange(count)
-    begins = np.ones(count, np.bool_)  # a group of equals, in the order of hashes
+    begins = np.ones(count, np.bool_)  # whether a group of equal pieces begins, in the order of hashes
     begins[same + 1] = False
     is_doubtful = ~begins
     is_doubtful[same] = True

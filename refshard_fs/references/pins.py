@@ -1,6 +1,6 @@
-"""What targets were when references to them were made, as columns: size, ETag and time of the last change. No I/O here.
+"""Pins of targets as columns: size, ETag and time of the last change when references were made. No I/O here.
 
-A pin that is exact says what the object is: an object of another size, ETag or time is another object.
+These pins are exact: an object with another size, ETag or time is another version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING: Final = Pin(exact=True)
 
 
 class _PinColumns(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Pins as JSON has them: columns of one length, those without a value left out; URLs begin with ``base``."""
+    """Pins in JSON: columns of one length, without empty columns; all URLs begin with ``base``."""
 
     url: list[str]
     base: str = ""
@@ -34,28 +34,28 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
 
     etags: Texts
     times: Texts
-    sizes: UInt64s  # WHOLE: not known
+    sizes: UInt64s  # WHOLE: unknown
 
     @classmethod
     def of(cls, pins: Iterable[Pin | None]) -> Pins:
-        """Return ``pins`` as columns."""
-        given = [pin or _NOTHING for pin in pins]
-        sizes = (WHOLE if pin.size is None else pin.size for pin in given)
+        """Convert ``pins`` to columns."""
+        all_pins = [pin or _NOTHING for pin in pins]
+        sizes = (WHOLE if pin.size is None else pin.size for pin in all_pins)
         return cls(
-            Texts.of(pin.etag for pin in given),
-            Texts.of(pin.last_modified for pin in given),
-            np.fromiter(sizes, np.uint64, len(given)),
+            Texts.of(pin.etag for pin in all_pins),
+            Texts.of(pin.last_modified for pin in all_pins),
+            np.fromiter(sizes, np.uint64, len(all_pins)),
         )
 
     @classmethod
     def join(cls, parts: Sequence[tuple[Pins | None, int]]) -> Pins | None:
-        """Return the pins of sets in a row, each given with its number of URLs; None if none has any."""
+        """Join the pins of several sets, each with its number of URLs; None if no set has pins."""
         if all(pins is None for pins, _ in parts):
             return None
         full = [cls.of([None] * count) if pins is None else pins for pins, count in parts]
         return cls(
-            Texts.joined([pins.etags for pins in full]),
-            Texts.joined([pins.times for pins in full]),
+            Texts.concatenate([pins.etags for pins in full]),
+            Texts.concatenate([pins.times for pins in full]),
             np.concatenate([pins.sizes for pins in full]),
         )
 
@@ -65,7 +65,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the columns take."""
+        """The size of the columns in bytes."""
         return self.etags.nbytes + self.times.nbytes + self.sizes.nbytes
 
     def pin(self, target: int) -> Pin | None:
@@ -75,17 +75,17 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         return None if pin == _NOTHING else pin
 
     def by_url(self, urls: Iterable[str | None]) -> dict[str | None, Pin]:
-        """Return the pins by URL, of those that have one; ``urls`` are the URLs of the set."""
+        """Return the pins by URL; ``urls`` are the URLs of the set."""
         found = ((url, self.pin(target)) for target, url in enumerate(urls))
         return {url: pin for url, pin in found if pin is not None}
 
     def sizes_only(self, moved: Sequence[bool]) -> Pins:
-        """Return the pins, of targets that were ``moved`` the sizes alone."""
+        """Return the pins; for targets that were ``moved``, only their sizes."""
         pins = [self.pin(target) for target in range(len(self))]
         return self.of(Pin(size=p.size) if p is not None and gone else p for p, gone in zip(pins, moved, strict=True))
 
     def to_json(self, urls: Iterable[str | None]) -> dict[str, Any]:
-        """Return the JSON value of the pins, for ``urls`` as the set spells them."""
+        """Convert the pins to JSON; ``urls`` are the URLs as written in the set."""
         found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
         names = [url for url, _ in found]
         base = commonprefix(names) if len(names) > 1 else ""
@@ -99,17 +99,20 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def read(cls, value: object, urls: Texts, where: str) -> Pins | None:
-        """Return the pins that the JSON ``value`` spells for ``urls``; ManifestError where it is malformed."""
+        """Parse the JSON ``value`` to the pins of ``urls``; ManifestError if it is malformed."""
         try:
             spelled = msgspec.convert(value, _PinColumns)
-        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+        except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: a lone surrogate
             raise ManifestError(f"the pins of {where} are malformed: {e}") from e
         count = len(spelled.url)
         columns: list[list[Any]] = []
         for name in ("etag", "last_modified", "size"):
             column = getattr(spelled, name)
             if column is not None and len(column) != count:
-                raise ManifestError(f"the pins of {where} are malformed: {count} url, {len(column)} {name}")
+                raise ManifestError(
+                    f"the pins of {where} are malformed: expected {count} values of {name}, one for each URL, "
+                    f"got {len(column)}"
+                )
             columns.append(column or [None] * count)
         if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
             raise ManifestError(f"the pins of {where} are malformed: expected sizes that are whole numbers ≥ 0")
@@ -118,6 +121,6 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def match(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
-        """Return ``known`` pins in the order of ``urls``; None if there are none."""
+        """Return the ``known`` pins in the order of ``urls``; None if no URL has one."""
         found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # of either type of key
         return cls.of(found) if any(pin is not None for pin in found) else None

@@ -1,4 +1,4 @@
-"""The value that a reference set is: each URL once, chunks of large arrays in columns, all else by key. No I/O here."""
+"""A reference set in memory: each URL once, chunks of large arrays in columns, other members by key. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ABSENT, ChunkTable, Part, Row, Texts, renumbered
+from refshard_fs.core.columns import NO_TARGET, ChunkTable, Part, Row, Texts, renumber
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
-from refshard_fs.core.keyspace import Grids, chunk_names, place
+from refshard_fs.core.keyspace import Grids, chunk_names, find_chunk
 from refshard_fs.core.model import Inline, Origin, Pin, Span
 from refshard_fs.core.zarrmeta import is_array_document
 from refshard_fs.errors import ManifestError
@@ -21,21 +21,21 @@ from refshard_fs.references.chunk_keys import place_chunks
 from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pieces import Booleans
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.values import METADATA, GridReader, grid_of, spelled
+from refshard_fs.references.values import METADATA, GridReader, encode, grid_of
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import MEMBER, NOTHING, Adoption, Origins
 
-KNOWN: Final = 4096  # arrays of which the grid is remembered
+KNOWN: Final = 4096  # arrays whose grids are kept
 
 
 class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """The content of a reference set, as written: URLs are not resolved, inline data not decoded.
+    """The content of a reference set, as written: URLs are not resolved, inline data are not decoded.
 
-    ``urls[row.target]`` is a reference's URL; None stands for the default target. Each key lies in one place:
-    references to chunks of large arrays in ``chunks``, all else among ``members``, also the chunks of small arrays.
-    These are a `KeyTable`, or as they were made, with the chunks of all arrays in ``chunks``.
-    ``version`` is the version of the document that it was read from. ``pins[row.target]`` is the pin of a target.
-    ``origins`` say which of its URLs, made absolute, sets of others named. ``where`` names the set in errors.
+    ``urls[row.target]`` is a reference's URL; None stands for the default target. Each key is in one place: references
+    to chunks of large arrays are in ``chunks``, all other keys, also chunks of small arrays, in ``members``.
+    ``members`` is a `KeyTable`, or a plain mapping; with a plain mapping, ``chunks`` has the chunks of all arrays.
+    ``version`` is the version of the document's format. ``pins[row.target]`` is the pin of a target. ``origins`` say
+    which absolute URLs other people's sets named. ``where`` names the set in errors.
     """
 
     urls: Texts
@@ -57,18 +57,18 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         return len(self.keys) + sum(map(len, self.chunks.values()))
 
     def describe_targets(self, urls: Iterable[str | None]) -> dict[str, Any]:
-        """Return the member of JSON documents that tells of targets, whose ``urls`` are spelled so there."""
+        """Return the member of JSON documents with pins and origins; ``urls`` are the URLs as written there."""
         pins = {} if self.pins is None else {"pins": self.pins.to_json(urls)}
         return pins | ({MEMBER: self.origins.to_json()} if self.origins else {})
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes, roughly."""
+        """The approximate size in memory, in bytes."""
         pins = 0 if self.pins is None else self.pins.nbytes
         return self.keys.nbytes + pins + self.urls.nbytes + sum(table.nbytes for table in self.chunks.values())
 
     def value(self, key: str) -> Value | None:
-        """Return the value of ``key`` as written, or None if there is no such key."""
+        """Return the value of ``key`` as written, or None if the key does not exist."""
         chunks = self.chunks
         end = len(key) if chunks else -1
         while end >= 0:
@@ -91,12 +91,12 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def grids(self) -> Mapping[str, ChunkGrid]:
-        """The chunk grids of all arrays whose metadata is inline, by path; read when they are asked for."""
+        """The chunk grids of all arrays with inline metadata, by path; each is parsed when it is requested."""
         return _Grids(self)
 
     @property
     def tables(self) -> Mapping[str, ChunkTable]:
-        """The references to chunks of all arrays, in columns: what ``keys`` has of them is looked for once."""
+        """The references to chunks of all arrays in columns, including those in ``keys``, which are searched once."""
         return self._all_tables[0]
 
     @property
@@ -114,7 +114,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
             return self.chunks, keys
         parts: dict[str, list[Part]] = {}
         spelled = keys.keys_in_rows
-        rows = np.flatnonzero((keys.ranges.targets != ABSENT) & spelled.may_be_chunks())
+        rows = np.flatnonzero((keys.ranges.targets != NO_TARGET) & spelled.may_be_chunks())
         ranges, placed = keys.ranges.take(rows), [rows[:0]]
         for path, among, numbers in place_chunks(spelled.take(rows), small):
             placed.append(rows[among])
@@ -124,9 +124,9 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
-    """Return the grids that metadata among ``keys`` give to arrays."""
+    """Return the grids of arrays, from the metadata among ``keys``."""
     read = GridReader(where).grid
-    documents = keys.keys_in_rows.named(METADATA)
+    documents = keys.keys_in_rows.with_names(METADATA)
     found = {}
     for key, row in zip(keys.keys_at(documents).names(), documents.tolist(), strict=True):
         grid = read(key, keys.value(row))
@@ -136,7 +136,7 @@ def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
 
 
 class _Grids(Grids):
-    """The grids of arrays, of which none is known before it is asked for."""
+    """The grids of arrays, each parsed when it is requested."""
 
     def __init__(self, refs: ReferenceSet) -> None:
         super().__init__(self._grid, lambda: refs.tables)
@@ -171,9 +171,9 @@ class _Grids(Grids):
 
 
 def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
-    """Return ``refs``, URLs absolute, as a part of a set of the user's, with the origins that this takes.
+    """Add origins to ``refs``, whose URLs are absolute, so that they can become a part of a set of the user.
 
-    ``rule`` is that for their targets: TargetNotAllowed where it forbids one.
+    ``rule`` is the rule for their targets; TargetNotAllowed if it forbids one.
     """
     adoption = Adoption(rule)
     for url in refs.urls if not rule.admits_all else ():
@@ -182,7 +182,7 @@ def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
 
 
 class References(Mapping[str, Any]):
-    """A reference set as the mapping that its expanded (version 0) JSON would be."""
+    """A reference set as a mapping, as in JSON of version 0, with templates expanded."""
 
     def __init__(self, refs: ReferenceSet) -> None:
         self._refs = refs
@@ -193,7 +193,7 @@ class References(Mapping[str, Any]):
             raise KeyError(key)
         if not isinstance(value, Row):
             return value
-        return value.spelled(self._refs.urls[value.target])
+        return value.to_json(self._refs.urls[value.target])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)
@@ -202,30 +202,30 @@ class References(Mapping[str, Any]):
         return len(self._refs)
 
     def copy(self) -> dict[str, Any]:
-        """Return them as a plain dict, which may be changed."""
+        """Return a plain dict, which may be changed."""
         return dict(self)
 
     def to_json(self) -> bytes:
-        """Return the set as a document; bytes that are not text become base64.
+        """Encode the set as a JSON document; bytes that are not text become base64.
 
-        It is of version 0, or of 1 where something is said of targets: their pins, or their origins.
+        It has version 0; or version 1 if the set has pins or origins.
         """
-        members = {key: spelled(value) if isinstance(value, bytes) else value for key, value in self.items()}
-        said = self._refs.describe_targets(self._refs.urls)
-        if not said:
+        members = {key: encode(value) if isinstance(value, bytes) else value for key, value in self.items()}
+        facts = self._refs.describe_targets(self._refs.urls)
+        if not facts:
             return zarrmeta.dumps(members)
         if any("{{" in (url or "") for url in self._refs.urls):
             raise ManifestError(
-                "a set with pins or origins has URLs with {{, which JSON of version 1 cannot hold: pickle it"
+                "the set has pins or origins, and URLs with {{, which JSON of version 1 cannot hold: pickle the set"
             )
-        return zarrmeta.dumps({"version": 1, "refs": members, "refshard": said})
+        return zarrmeta.dumps({"version": 1, "refs": members, "refshard": facts})
 
     def __repr__(self) -> str:
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
 
 
 # ----------------------------------------------------------------------------------------------------
-# A reference set with edits in it: the columns of arrays that are not touched are shared.
+# Applying edits to a reference set; the columns of unchanged arrays are shared.
 
 
 def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
@@ -242,7 +242,7 @@ def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
 
 
 def within(edits: Edits, array: str) -> Edits:
-    """Return the edits that concern an array."""
+    """Return the edits of keys at and below an array."""
     found = Edits()
     for prefix in edits.prefixes():
         if is_within(prefix, array) or is_within(array, prefix):
@@ -262,8 +262,8 @@ class _Editing:
         self._pins = refs.pins
         self._new_pins: dict[str, Pin] = {}
         self._origins = refs.origins
-        self._named: dict[str, Origin] = {}  # by the sets that named new URLs
-        self._new: dict[str, int] = {}  # URLs, and their numbers
+        self._named: dict[str, Origin] = {}  # new URL → the servers of the sets that named it
+        self._new: dict[str, int] = {}  # new URL → its number
 
     def remove_below(self, prefix: str) -> None:
         for key in [key for key in self._side if is_within(key, prefix)]:
@@ -282,7 +282,7 @@ class _Editing:
                     self._tables[path] = _take_chunks(table, (numbers < start) | (numbers >= stop))
 
     def put(self, key: str, edit: Edit) -> Row | None:
-        """Let ``key`` hold ``edit``, by key; return the reference that it is, if it is one."""
+        """Set ``key`` to ``edit``; return it as a row if it is a reference."""
         self._side.pop(key, None)
         match edit:
             case Inline(data):
@@ -297,14 +297,14 @@ class _Editing:
         return None
 
     def put_others(self, changes: Mapping[str, Edit]) -> None:
-        """Let keys that say nothing of arrays hold edits; references to chunks are put into the tables of arrays."""
+        """Set keys that are not metadata of arrays; references to chunks go into the tables of arrays."""
         grids = {path: table.grid for path, table in self._tables.items()}
         rows: dict[str, list[tuple[int, Row]]] = {}
         for key, edit in changes.items():
             row = self.put(key, edit)
-            at = place(grids, key)
+            at = find_chunk(grids, key)
             if at is not None:
-                rows.setdefault(at.array, []).append((at.number, row or Row(ABSENT, 0, 0)))
+                rows.setdefault(at.array, []).append((at.number, row or Row(NO_TARGET, 0, 0)))
                 if row is not None:
                     del self._side[key]
         for path, found in rows.items():
@@ -312,7 +312,7 @@ class _Editing:
             self._tables[path] = ChunkTable.from_parts(table.grid, [table.part(), Part.from_rows(found)])
 
     def regrid(self, path: str) -> None:
-        """Let the table of the array ``path`` be that of its metadata, which changed."""
+        """Change the table of the array ``path`` to the grid of its new metadata."""
         grid = None
         for name in sorted(METADATA):  # version 2 first
             value = self._side.get(join(path, name))
@@ -326,7 +326,7 @@ class _Editing:
         if table is not None:
             outside = table.present()
             if grid is not None and grid.encoding == table.grid.encoding and len(grid.counts) == len(table.grid.counts):
-                numbers, is_inside = renumbered(outside, table.grid, grid)
+                numbers, is_inside = renumber(outside, table.grid, grid)
                 parts.append(table.part(outside[is_inside])._replace(numbers=numbers[is_inside]))
                 outside = outside[~is_inside]
             rows = ((number, table.row(number)) for number in outside.tolist())
@@ -335,7 +335,7 @@ class _Editing:
             return
         found: list[tuple[int, Row]] = []
         for key, value in list(self._side.items()):
-            at = place({path: grid}, key) if isinstance(value, Row) and is_within(key, path) else None
+            at = find_chunk({path: grid}, key) if isinstance(value, Row) and is_within(key, path) else None
             if at is not None and isinstance(value, Row):
                 del self._side[key]
                 found.append((at.number, value))
@@ -343,7 +343,7 @@ class _Editing:
 
     def finish(self) -> ReferenceSet:
         new = self._new
-        urls = Texts.joined([self._old, Texts.of(new)]) if new else self._old
+        urls = Texts.concatenate([self._old, Texts.of(new)]) if new else self._old
         mine = Pins.of(self._new_pins.get(url) for url in new) if self._new_pins else None
         pins = Pins.join([(self._pins, len(self._old)), (mine, len(new))])
         origins = self._origins.with_urls(self._named.items())

@@ -1,6 +1,6 @@
-"""A reference set as writers take it: its documents, then its chunks a partition at a time. No I/O here.
+"""Stream a reference set to writers: its documents, then its chunks, a partition at a time. No I/O here.
 
-What a format cannot hold is a ManifestError that names the key.
+ManifestError, which names the key, if a format cannot hold a value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.chunks import Chunks, Contents
-from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import Entry, Steps, batches
@@ -23,7 +23,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.versions import TOGETHER, ask_versions
 from refshard_fs.security.origins import Origins
 
-# Returns a URL as it is to be spelled in the set that is written.
+# Converts a URL to the form in which it is written to a set.
 Respell = Callable[[str | None], str | None]
 
 
@@ -32,15 +32,15 @@ Read = Callable[[Mapping[str, Entry]], Sequence[bytes]]
 
 
 def as_written(url: str | None) -> str | None:
-    """Spell a URL as it is."""
+    """Return ``url`` unchanged."""
     return url
 
 
 class ReferenceStream:
-    """A set of references as sinks take it, whose URLs ``respell`` spells; ``run`` runs the look-ups.
+    """A set of references for sinks; ``respell`` converts its URLs, and ``run`` runs look-ups.
 
-    ``checks`` are checksums and versions of single chunks, by array and number. With ``pins_as_checks``, chunks have
-    the versions of their targets as well. ``on_progress`` is called with how many rows more were gone through.
+    ``checks`` are checksums and versions of single chunks, by array and number. With ``pins_as_checks``, chunks also
+    get the versions of their targets. ``on_progress(n)`` is called when n more rows have been processed.
     """
 
     on_progress: Callable[[int], object] | None = None
@@ -80,7 +80,7 @@ class ReferenceStream:
         run: Run | None = None,
         **others: Any,
     ) -> ReferenceStream:
-        """Return the stream of a set in memory; ``run`` asks for the lengths of targets, if these are needed."""
+        """Make a stream of a set in memory; ``run`` is needed only to request the lengths of targets."""
         keyspace = FlatKeySpace(refs, lambda url: url or "", refs.where)
         return cls(keyspace, run or _run_without_reads, respell, checks, **others)
 
@@ -93,14 +93,14 @@ class ReferenceStream:
         return found
 
     def documents(self) -> Iterator[tuple[str, Any]]:
-        """Yield key and value of members that are not chunks, as in version 0 JSON; data that is not text, as bytes."""
+        """Yield key and value of members that are not chunks, as in JSON of version 0; binary data as bytes."""
         for key, value in self._members.items():
             yield key, [self._respell(value[0]), *value[1:]] if isinstance(value, list) else value
 
     def partitions(self, array: str, size: int, few: int = 0) -> Iterator[tuple[range, Chunks]]:
-        """Yield the numbers and the chunks of those partitions of ``size`` numbers that may hold chunks.
+        """Yield numbers and chunks of the partitions, of ``size`` numbers each, that may have chunks.
 
-        Of an array with up to ``few`` partitions, there are all.
+        If the array has at most ``few`` partitions, all of them are yielded.
         """
         stop = self.grids[array].size
         count = -(-stop // size)
@@ -135,16 +135,16 @@ class ReferenceStream:
         return msgspec.structs.replace(found, urls=urls, checks=checks, packed=packed)
 
     def _add_lengths(self, array: str, chunks: Chunks) -> None:
-        """Ask for the sizes of targets that chunks are all of."""
+        """Request the sizes of targets for chunks that reach to the end of their targets."""
         targets, offsets, lengths = chunks.ranges
-        rows = np.flatnonzero((targets != ABSENT) & (lengths == WHOLE))
+        rows = np.flatnonzero((targets != NO_TARGET) & (lengths == WHOLE))
         known = {target: pin.size for target, pin in enumerate(chunks.pins) if pin is not None}
         asked = [target for target in np.unique(targets[rows]).tolist() if known.get(target) is None]
         urls = [self._keyspace.resolve(chunks.urls[target]) for target in asked]
         for some in batches(list(zip(asked, urls, strict=True)), TOGETHER):
             facts = self._run(array, partial(ask_versions, [url for _, url in some], self.origins))
             known.update(
-                (target, None if one is None else one.size) for (target, _), one in zip(some, facts, strict=True)
+                (target, None if each is None else each.size) for (target, _), each in zip(some, facts, strict=True)
             )
         for row in rows.tolist():
             size = known[int(targets[row])]
@@ -152,7 +152,7 @@ class ReferenceStream:
                 lengths[row] = size - int(offsets[row])
 
     def targets(self, size: int) -> Iterator[str | None]:
-        """Yield the URL of each target once, as sinks have it; ``size`` chunks are gone through at a time."""
+        """Yield the URL of each target once, as it is written; ``size`` chunks are processed at a time."""
         refs = self._keyspace.references
         if refs is not None:
             yield from dict.fromkeys(map(self._respell, refs.urls))
@@ -164,12 +164,12 @@ class ReferenceStream:
                 known.update(dict.fromkeys(chunks.urls))
 
     def read(self, entries: Mapping[str, Entry | bytes]) -> list[bytes]:
-        """Return the bytes of ``entries``, by key; those that are bytes already as they are."""
-        left = {key: entry for key, entry in entries.items() if not isinstance(entry, bytes)}
-        if left and self._read is None:
-            raise TypeError("this stream has no source to read from")
-        read = dict(zip(left, self._read(left), strict=True)) if left and self._read is not None else {}
-        return [entry if isinstance(entry, bytes) else read[key] for key, entry in entries.items()]
+        """Read the ``entries``, by key; entries that are bytes are returned unchanged."""
+        unread = {key: entry for key, entry in entries.items() if not isinstance(entry, bytes)}
+        if unread and self._read is None:
+            raise TypeError("this stream has no source to read from: expected read=")
+        data = dict(zip(unread, self._read(unread), strict=True)) if unread and self._read is not None else {}
+        return [entry if isinstance(entry, bytes) else data[key] for key, entry in entries.items()]
 
 
 def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:
@@ -181,23 +181,23 @@ def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Chunks) -> None:
-    """Raise ManifestError for what a chunk manifest says and a JSON or parquet set cannot."""
+    """Raise ManifestError if chunks have facts that a JSON or parquet set cannot hold, unlike a chunk manifest."""
     for row, checks in partition.checks.items():
         key = join(array, grid.tail(numbers.start + row))
         what = " and ".join(checks)
         raise ManifestError(
-            f"{key!r} has {what}, which a reference set cannot hold: only format='chunk-manifest' can"
+            f"{key!r} has {what}, which a reference set cannot hold: use format='chunk-manifest'"
             if what
-            else f"{key!r} is empty on purpose, which a reference set cannot say: only format='chunk-manifest' can"
+            else f"{key!r} is empty on purpose, which a reference set cannot express: use format='chunk-manifest'"
         )
     targets, offsets, lengths = partition.ranges
-    for row in np.flatnonzero((lengths == WHOLE) & (offsets > 0) & (targets != ABSENT)).tolist():
+    for row in np.flatnonzero((lengths == WHOLE) & (offsets > 0) & (targets != NO_TARGET)).tolist():
         raise open_end(join(array, grid.tail(numbers.start + row)), int(offsets[row]))
 
 
 def open_end(key: str, offset: int) -> ManifestError:
-    """Return the error that says that ``key`` reaches from within a target to its end."""
+    """Return the error for a ``key`` that reaches from ``offset`` in a target to its end."""
     return ManifestError(
-        f"{key!r} begins at byte {offset} of its target and ends with it, which a reference set cannot say: give its "
-        "length, or write it with format='chunk-manifest'"
+        f"{key!r} reaches from byte {offset} of its target to the end, which a reference set cannot express: give its "
+        "length, or use format='chunk-manifest'"
     )

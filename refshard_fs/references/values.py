@@ -1,4 +1,4 @@
-"""Values as a manifest spells them: the bytes that they stand for, and what metadata among them tell. No I/O here."""
+"""Decode the values of a manifest to bytes, and metadata among them to grids. No I/O here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METADATA: Final = zarrmeta.ARRAY_DOCUMENTS
 
 
 def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
-    """Return the grid that the document ``key`` of ``where`` gives its array; None where it gives or holds none."""
+    """Return the grid of the array in the document ``key`` of ``where``; None if it has no grid, or is a reference."""
     if type(value) is Row:
         return None
     try:
@@ -31,15 +31,15 @@ def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
 
 
 class GridReader:
-    """Reads the grids that metadata of the set ``where`` give to arrays: each text once, for most are the same."""
+    """Parses the grids of arrays in the set ``where``; equal texts are parsed once, since most are equal."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._by_text: dict[str, ChunkGrid | None] = {}
-        self._grids: dict[ChunkGrid, ChunkGrid] = {}  # so that equal ones are one
+        self._grids: dict[ChunkGrid, ChunkGrid] = {}  # one object for all equal grids
 
     def grid(self, key: str, value: Value) -> ChunkGrid | None:
-        """Return the grid that the document ``key`` gives its array, if it is one and has one."""
+        """Return the grid of the array in the document ``key``; None if there is no grid."""
         if type(value) is not str:
             return grid_of(key, value, self._where)
         if value not in self._by_text:
@@ -50,7 +50,7 @@ class GridReader:
 
 
 def decode(value: Value) -> bytes:
-    """Return the bytes of an inline value; ValueError if it is not valid base64 or text."""
+    """Decode an inline value to bytes; ValueError if it is not valid base64 or text."""
     match value:
         case str():
             return from_base64(value) if value.startswith("base64:") else value.encode()
@@ -59,11 +59,11 @@ def decode(value: Value) -> bytes:
         case dict():
             return _text_of(value)
         case _:
-            raise TypeError(f"{value!r} is a reference, not data")
+            raise TypeError(f"expected inline data, got the reference {value!r}")
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes that ``text`` spells, which may begin with "base64:"; ValueError where it is damaged."""
+    """Decode base64, which may begin with "base64:"; ValueError if it is damaged."""
     try:
         return base64.b64decode("".join(text.removeprefix("base64:").split()), validate=True)
     except ValueError as e:
@@ -71,8 +71,8 @@ def from_base64(text: str) -> bytes:
 
 
 def _text_of(value: dict[str, Any]) -> bytes:
-    """Return the text of an object as fsspec makes it where there is ujson."""
-    import ujson  # few sets have objects
+    """Encode an object as fsspec does if ujson is installed."""
+    import ujson  # here, since few sets have objects
 
     try:
         return bytes(ujson.dumps(value), "ascii")
@@ -91,8 +91,8 @@ def object_in(value: Value, where: str) -> dict[str, Any]:
     return zarrmeta.object_in(data, where)
 
 
-def spelled(data: bytes) -> str:
-    """Return data as a JSON set spells it: as text, or in base64."""
+def encode(data: bytes) -> str:
+    """Encode data for a JSON set: as text, or in base64."""
     with contextlib.suppress(UnicodeDecodeError):
         text = data.decode()
         if not text.startswith("base64:"):
@@ -101,13 +101,13 @@ def spelled(data: bytes) -> str:
 
 
 def check_name(key: str) -> None:
-    """Raise ManifestError where ``key`` cannot name a file."""
+    """Raise ManifestError if ``key`` cannot be the name of a file."""
     if not is_utf8(key):
-        raise ManifestError(f"{key!r} has half a surrogate pair, which no file can be named by: save it as JSON")
+        raise ManifestError(f"{key!r} has a lone surrogate, which names of files cannot have: save the set as JSON")
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can spell ``text``, as it can all but half a surrogate pair."""
+    """Return whether ``text`` can be encoded in UTF-8: it has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,13 +120,13 @@ def is_utf8(text: str) -> bool:
 
 
 def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:
-    """Return how URLs of a manifest that lies in ``directory`` become absolute."""
+    """Return a function that makes URLs of a manifest in ``directory`` absolute."""
     base = options.base_url if options.base_url is not None else directory
 
     def resolve(url: str | None) -> str:
         if url is None:
             if options.target is None:
-                raise ManifestError("a reference without a URL needs target=, the URL it stands for")
+                raise ManifestError("a reference without a URL needs target=, the URL of its target")
             url = options.target
         if options.bare_as_is and options.base_url is None:
             return url

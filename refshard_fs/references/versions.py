@@ -1,4 +1,4 @@
-"""Ask targets for their versions, and pin references to them. No I/O here."""
+"""Request the versions of targets, and pin references to them. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.origins import NOTHING, Origins
 
-TOGETHER: Final = 256  # objects that are asked for at a time
+TOGETHER: Final = 256  # objects whose versions are requested at a time
 
 
 def pin_targets(refs: ReferenceSet, on_progress: Callable[[int], object]) -> Steps[ReferenceSet]:
-    """Return ``refs``, whose URLs are absolute, pinned to what all targets say now; absent ones have no pin."""
+    """Pin ``refs``, whose URLs are absolute, to the current versions of all targets; absent targets get no pin."""
     urls = list(refs.urls)
     pins: list[Pin | None] = []
     for part in batches(urls, TOGETHER):
@@ -28,17 +28,17 @@ def pin_targets(refs: ReferenceSet, on_progress: Callable[[int], object]) -> Ste
 
 
 def ask_versions(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
-    """Return the present pins of the objects at ``urls``; None for objects that do not exist."""
+    """Request the current facts of the objects at ``urls``; None for objects that do not exist."""
     try:
         found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
     except OSError as e:
         where = urls[0] if len(urls) == 1 else f"one of {len(urls)} objects from {urls[0]} to {urls[-1]}"
-        raise SourceNotReachable(f"{where} cannot be asked for its present version: {e}") from sanitize_cause(e)
+        raise SourceNotReachable(f"the current version of {where} cannot be read: {e}") from sanitize_cause(e)
     return found
 
 
 def pin_of(facts: Facts | None) -> Pin | None:
-    """Return the pin of an object. An ETag that we made up ourselves is left out."""
+    """Return the pin of an object, without an ETag that this package made itself."""
     if facts is None:
         return None
     return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)

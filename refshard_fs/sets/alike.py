@@ -17,8 +17,8 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.keyspace import place
-from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps, driven
+from refshard_fs.core.keyspace import find_chunk
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps, drive
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
@@ -122,7 +122,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         grids, count = refs.grids, 0
         for position, (key, value) in enumerate(members.values.items()):
             if isinstance(value, _Range):
-                at = place(grids, key)
+                at = find_chunk(grids, key)
                 if at is None:
                     return None
                 chunks[at.array].append((at.number, count))
@@ -278,7 +278,7 @@ class FirstBytes:
 
     def run(self, steps: Steps[T]) -> Steps[T]:
         """Return what ``steps`` return."""
-        return (yield from driven(steps, self._answer))
+        return (yield from drive(steps, self._answer))
 
     def _answer(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
         if isinstance(need, Head) and need in self._answers:

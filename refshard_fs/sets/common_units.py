@@ -233,7 +233,7 @@ def _convert(
     values = part.values(path)
     assert values is not None, "they were read"
     missing, dtype = _missing(part, path), dtype_of(like.meta)
-    known = units.converted(values[~missing], to, rounded=rounded and values.dtype.kind == "f")
+    known = units.convert(values[~missing], to, rounded=rounded and values.dtype.kind == "f")
     marks = [] if dtype is None else _marks(like, dtype)
     for mark in marks:
         if np.isin(known, mark).any():

@@ -21,7 +21,7 @@ from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import dtype_of, plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
-from refshard_fs.core.version_3 import refilled
+from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.cubes.cf_times import TimeUnits, is_time
 from refshard_fs.cubes.fit import (
     KEYS,
@@ -132,7 +132,7 @@ def _instants(values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mappi
     """Return times as they are compared, in the units of others; as they are where the units are not known."""
     try:
         own, wanted = TimeUnits.of(attributes), TimeUnits.of(to)
-        return wanted.snap(values if own == wanted else own.converted(values, wanted, rounded=True))
+        return wanted.snap(values if own == wanted else own.convert(values, wanted, rounded=True))
     except ValueError:
         return values
 
@@ -313,7 +313,7 @@ def _reference(part: NamedSet, path: str, number: int) -> list[Any]:
     """Return the reference to a chunk as JSON has it."""
     row = part.refs.tables[path].row(number)
     assert row is not None, "only chunks that are present are asked for"
-    return row.spelled(part.refs.urls[row.target])
+    return row.to_json(part.refs.urls[row.target])
 
 
 def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
@@ -349,7 +349,7 @@ class _Values(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, part: NamedSet, path: str, chunks: Mapping[int, bytes]) -> _Values | None:
         """Return it; None for other values than numbers."""
-        values = part.decoded(path, chunks)
+        values = part.decode(path, chunks)
         if values is None or values.dtype.kind not in "iuf":
             return None
         variable = part.variables[path]
@@ -445,5 +445,5 @@ def _stored_as(
     doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     doc |= {"data_type": dtype.name} if meta.zarr_format == 3 else {"dtype": dtype.str}
     if meta.zarr_format == 3 and old is not None:
-        attributes = refilled(attributes, old, dtype)
+        attributes = convert_fill_attribute(attributes, old, dtype)
     return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}

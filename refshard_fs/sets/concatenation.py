@@ -16,7 +16,7 @@ from refshard_fs.core.array_group import PACKING_TYPE
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.moving import Move, shift_by
@@ -90,7 +90,7 @@ class _Concatenation:
             self._add_variable(path)
         self._add_others()
         pins = Pins.join([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
-        urls = Texts.joined([part.refs.urls for part in self.sets])
+        urls = Texts.concatenate([part.refs.urls for part in self.sets])
         return ReferenceSet(urls, self.tables, self.side, pins=pins, origins=self._origins())
 
     def _origins(self) -> Origins:
@@ -177,14 +177,14 @@ class _Concatenation:
                 elif key in self.side or (directory in part.variables and zarrmeta.is_metadata(key)):
                     continue
                 elif type(value) is Row:
-                    if place(part.refs.grids, key) is None:
+                    if find_chunk(part.refs.grids, key) is None:
                         target = value.target + self.first_targets[number]
                         self.side[key] = Row(target, value.offset, value.length)
                 elif name == "zarr.json":
                     group = object_in(value, f"{key!r} of {part.name}")
                     # Consolidated metadata describe one set only.
                     self.side[key] = {k: v for k, v in group.items() if k != "consolidated_metadata"}
-                elif place(part.refs.grids, key) is None:
+                elif find_chunk(part.refs.grids, key) is None:
                     self.side[key] = value
         if consolidated:
             names = (".zarray", ".zattrs", ".zgroup")

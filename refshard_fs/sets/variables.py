@@ -15,8 +15,8 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.keyspace import place
-from refshard_fs.core.version_3 import refilled
+from refshard_fs.core.keyspace import find_chunk
+from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.recoding import decode_chunk
 from refshard_fs.errors import ManifestError
@@ -114,7 +114,7 @@ class NamedSet(msgspec.Struct, frozen=True, dict=True):
         for key, value in self.refs.side.items():
             if type(value) is Row or zarrmeta.is_metadata(key):
                 continue
-            at = place(self.refs.grids, key)
+            at = find_chunk(self.refs.grids, key)
             if at is not None:
                 try:
                     chunks.setdefault(at.array, {})[at.number] = decode(value)
@@ -125,9 +125,9 @@ class NamedSet(msgspec.Struct, frozen=True, dict=True):
     def values(self, path: str) -> npt.NDArray[Any] | None:
         """Return the values of an array whose chunks are all inline; None for another, or one that is not decoded."""
         table = self.refs.tables.get(path)
-        return None if table is None or len(table) else self.decoded(path, self.inline.get(path, {}))
+        return None if table is None or len(table) else self.decode(path, self.inline.get(path, {}))
 
-    def decoded(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
+    def decode(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
         """Return the values of an array with these ``chunks``.
 
         None where the codec or type is not known, or chunks have more than `MOST` elements.
@@ -208,7 +208,7 @@ def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
     field = "data_type" if meta.zarr_format == 3 else "dtype"
     raw = {**meta.raw, field: name}
     if meta.zarr_format == 3 and "attributes" in raw:
-        raw["attributes"] = refilled(raw["attributes"], known, dtype)
+        raw["attributes"] = convert_fill_attribute(raw["attributes"], known, dtype)
     return msgspec.structs.replace(meta, dtype=name, raw=raw)
 
 

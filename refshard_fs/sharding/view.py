@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers, column_of
 from refshard_fs.core.columns import Ranges, UInt64s
-from refshard_fs.core.documents import ArrayView, Documents, Shown
+from refshard_fs.core.documents import ArrayView, Documents, NodeView
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
 from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, together
@@ -54,11 +54,11 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
     options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[ArrayInfo]]:
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ArrayInfo]]:
         fitting = [known for known in shard_formats() if any(mark in data for mark in known.marks)]
         options = dict(self.options)
 
-        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
+        def rewrite(doc: Mapping[str, Any], path: str) -> NodeView[ArrayInfo]:
             if doc.get("node_type") == "group":
                 return doc, None
             try:
@@ -100,12 +100,12 @@ class ShardView(ArrayView[ArrayInfo]):
         return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
     def is_inner(self, key: str) -> bool:
-        path = self._documents.known(key)
-        return path is not None and self.remapped(path) is not None
+        path = self._documents.find_array(key)
+        return path is not None and self.own_grid(path) is not None
 
     def object_of(self, key: str) -> str:
-        path = self._documents.known(key)
-        at = None if path is None or self.remapped(path) is None else self._layout(path).in_shard(path, key)
+        path = self._documents.find_array(key)
+        at = None if path is None or self.own_grid(path) is None else self._layout(path).in_shard(path, key)
         return self.base.object_of(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
@@ -119,7 +119,7 @@ class ShardView(ArrayView[ArrayInfo]):
             yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
 
-    def remapped(self, path: str) -> ChunkGrid | None:
+    def own_grid(self, path: str) -> ChunkGrid | None:
         seen = self._documents.arrays.get(path)
         return None if seen is None or seen.layout is None else seen.layout.grid
 
@@ -142,7 +142,7 @@ class ShardView(ArrayView[ArrayInfo]):
         of_base: list[int] = []
         shards: dict[tuple[str, Coords, Coords, Coords], list[tuple[int, Coords]]] = {}
         for number, key in enumerate(keys):
-            path = self._documents.known(key)
+            path = self._documents.find_array(key)
             layout = None if path is None else self._documents.arrays[path].layout
             coords = None if layout is None or path is None else layout.grid.decode(relative(key, path))
             if path is not None and layout is None and not self._documents.is_document(key):
@@ -173,7 +173,7 @@ class ShardView(ArrayView[ArrayInfo]):
         wanted: Counter[tuple[str, int]] = Counter()
         for key in keys:
             path = yield from self.array_of(key)
-            if path is not None and self.remapped(path) is not None:
+            if path is not None and self.own_grid(path) is not None:
                 at = self._layout(path).in_shard(path, key)
                 wanted.update([] if at is None else [(at.shard, math.prod(at.lengths))])
         full = [count >= _FULL * size for (_, size), count in wanted.items()]
@@ -202,7 +202,7 @@ class ShardView(ArrayView[ArrayInfo]):
         Of an array that consolidated metadata alone tell of, its own document comes in the same round as the index.
         With ``reads``, what is read of an array first, if it is most of a small shard, comes as bytes, in one request.
         """
-        is_told = self.confirms and self._documents.is_hearsay(path)
+        is_told = self.confirms and self._documents.is_unconfirmed(path)
         if not is_told and (path in self._begun or not reads):
             return (yield from self._in_shard(path, shard, lengths, wanted))
         layout = self._layout(path)
@@ -223,7 +223,7 @@ class ShardView(ArrayView[ArrayInfo]):
         except (OSError, RefShardError):  # of the shard, perhaps: the array may have others
             pass
         self._begun.add(path)
-        return (yield from self._confirmed(path, keys))
+        return (yield from self._confirm_then_find(path, keys))
 
     def _is_small(self, path: str, url: str) -> bool:
         """Whether a shard of the array ``path`` at ``url`` costs no more to read whole than in parts."""
@@ -296,7 +296,7 @@ class ShardView(ArrayView[ArrayInfo]):
 
     def list_chunks(self, array: str) -> Steps[Listing | None]:
         stored = yield from self.base.list_chunks(array)
-        if self.remapped(array) is None:
+        if self.own_grid(array) is None:
             return stored
         layout = self._layout(array)
         shards, others, directories = yield from self._shards_below(array, layout.grid)
@@ -307,7 +307,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return Listing(ArrayChunks(layout.grid, numbers), dict(others), directories, indexes)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if self.remapped(array) is None or not len(numbers) or not self._layout(array).grid.counts:
+        if self.own_grid(array) is None or not len(numbers) or not self._layout(array).grid.counts:
             return (yield from super().chunks(array, numbers, grid))
         layout = self._layout(array)
         column = column_of(numbers)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.documents import DocumentIndex, Shown
+from refshard_fs.core.documents import DocumentIndex, NodeView
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
@@ -126,7 +126,7 @@ class _Resharding(msgspec.Struct, frozen=True):
     def over(self, data: bytes) -> Any:
         options = dict(self.options)
 
-        def rewrite(doc: Mapping[str, Any], path: str) -> Shown[ArrayInfo]:
+        def rewrite(doc: Mapping[str, Any], path: str) -> NodeView[ArrayInfo]:
             if doc.get("node_type") == "group":
                 return doc, None
             there = self.stored.get(path)

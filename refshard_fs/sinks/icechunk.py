@@ -24,7 +24,7 @@ from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
@@ -296,7 +296,7 @@ def document_of(document: Mapping[str, Any], key: str) -> bytes:
 
 def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> None:
     """Raise ManifestError for chunks without bytes, which Icechunk cannot hold."""
-    rows = np.flatnonzero((chunks.ranges.targets != ABSENT) & (chunks.ranges.lengths == 0)).tolist()
+    rows = np.flatnonzero((chunks.ranges.targets != NO_TARGET) & (chunks.ranges.lengths == 0)).tolist()
     for row in (*rows, *(row for row, data in chunks.inline.items() if not data)):
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(f"{key!r} has no bytes: an Icechunk repository cannot hold a chunk of length 0")
@@ -314,7 +314,7 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
     left = len(others), size
     is_readable = np.array([location is not None for location in locations], bool)
     targets, offsets, lengths = chunks.ranges
-    rows = np.flatnonzero(targets != ABSENT)
+    rows = np.flatnonzero(targets != NO_TARGET)
     rows = rows[is_readable[targets[rows]] & (lengths[rows] != WHOLE)]
     if not len(rows):
         return left
@@ -397,7 +397,7 @@ def _native(
     found: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
     targets, offsets, lengths = chunks.ranges
     is_left = np.array([location is None for location in (*locations, "")], bool)[np.minimum(targets, len(locations))]
-    for row in np.flatnonzero((targets != ABSENT) & (is_left | (lengths == WHOLE))).tolist():
+    for row in np.flatnonzero((targets != NO_TARGET) & (is_left | (lengths == WHOLE))).tolist():
         url = chunks.urls[targets[row]]
         stop = None if lengths[row] == WHOLE else int(offsets[row] + lengths[row])
         if url is not None:

@@ -15,7 +15,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, ChunksBuilder
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, entry_of
 from refshard_fs.core.keys import ChunkGrid, parent
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.model import Entry, Inline
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.security.origins import Origins
@@ -80,12 +80,12 @@ class IcechunkCommit:
         """Put an edit where it belongs; ManifestError where a repository cannot hold it."""
         grids = self._base.keyspace.grids
         if entry is None:
-            at = place(grids, key)
+            at = find_chunk(grids, key)
             self._removed.append(key if at is None else key_of(at.array, grids[at.array], at.number))
         elif parent(key)[1] == DOCUMENT and isinstance(entry, Inline):
             document = {n: v for n, v in zarrmeta.object_in(entry.data, key).items() if n != "consolidated_metadata"}
             self._documents[key] = document_of(document, key)
-        elif (at := place(self._grids, key)) is not None:
+        elif (at := find_chunk(self._grids, key)) is not None:
             size = rows_of(self._grids[at.array])
             numbers = range(at.number // size * size, min((at.number // size + 1) * size, self._grids[at.array].size))
             block = self._blocks.setdefault((at.array, numbers), ChunksBuilder(len(numbers)))

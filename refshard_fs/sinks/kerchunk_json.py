@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import zstd
-from refshard_fs.core.consolidated import in_step
+from refshard_fs.core.consolidated import update_consolidated
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import FRAMES, LooksLikeTemplate, encode_chunk_members, encode_member
 from refshard_fs.references.stream import ReferenceStream
@@ -53,7 +53,7 @@ def _write(references: ReferenceStream, destination: Destination, version: int) 
     with destination.objects.stream() as whole, _compressing(destination.url, whole) as file:
         file.write(start)
         comma = b""
-        others = in_step({key: value for key, value in references.documents() if zarrmeta.is_metadata(key)})
+        others = update_consolidated({key: value for key, value in references.documents() if zarrmeta.is_metadata(key)})
         for key, value in references.documents():
             file.write(comma + encode_member(key, others.get(key, value), version))
             comma = b","

@@ -13,8 +13,8 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents, column_of
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
-from refshard_fs.core.edits import Edits, unedited
+from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
+from refshard_fs.core.edits import Edits, strip_edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import join, nearest, parent
 from refshard_fs.core.keyspace import KeySpace, Run
@@ -145,7 +145,7 @@ class Collection:
 
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
         array = self._arrays[path]
-        rows = np.flatnonzero(chunks.ranges.targets != ABSENT)
+        rows = np.flatnonzero(chunks.ranges.targets != NO_TARGET)
         ranges = chunks.ranges.take(rows)
         pins = chunks.pins or [None] * len(chunks.urls)
         origins = chunks.origins or [()] * len(chunks.urls)
@@ -295,9 +295,9 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Unread | Non
 
     ``unread`` is as `gather` takes it. Raises ManifestError where a reference set cannot hold what there is.
     """
-    keyspace = unedited(keyspace.whole_shards)
+    keyspace = strip_edits(keyspace.whole_shards)
     if keyspace.edits is not None and keyspace.base is not None:
-        return with_edits(collect(keyspace.base, run, respell), keyspace.edits.loaded(), "what was written")
+        return with_edits(collect(keyspace.base, run, respell), keyspace.edits.load_all(), "what was written")
     found: ReferenceSet = run("", partial(collected, keyspace, unread))
     return respelled(found, respell)
 
@@ -329,7 +329,7 @@ def pin(
     ``on_progress(n)`` is called when n more objects are known. With ``shard_options``, sharded arrays become arrays of
     their inner chunks.
     """
-    keyspace = unedited(keyspace)
+    keyspace = strip_edits(keyspace)
     found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, on_progress))
     if found is None:
         found = run("", partial(pin_targets, collect(keyspace, run, respell), on_progress))

@@ -18,7 +18,7 @@ from fsspec.mapping import FSMap
 from fsspec.spec import AbstractBufferedFile
 
 from refshard_fs.core.keyspace import Listing
-from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answered
+from refshard_fs.core.model import Directories, Entry, Facts, Inline, Listed, Span, Stat, Steps, answer_from_listing
 from refshard_fs.errors import ReferenceNotReachable, TargetChanged, sanitize
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Request
@@ -47,7 +47,7 @@ async def info(session: Source, key: str, known: Directories | None = None) -> d
             if size is not None:
                 return {"name": key, "size": size, "type": "file"}
     root = key if keyspace.url_of is None else keyspace.url_of(key)
-    if not key or await engine.run_for(key, answered(keyspace.is_directory(key), root, known)):
+    if not key or await engine.run_for(key, answer_from_listing(keyspace.is_directory(key), root, known)):
         return {"name": key, "size": 0, "type": "directory"}
     if await engine.run_for(key, keyspace.is_empty(key)):
         return {"name": key, "size": 0, "type": "other", "empty": True}
@@ -94,7 +94,7 @@ async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: boo
     level, depth = [key], 0
     while level and depth != maxdepth:
         below: list[str] = []
-        steps = [answered(keyspace.children(name), root, known) for name in level]
+        steps = [answer_from_listing(keyspace.children(name), root, known) for name in level]
         for name, found in zip(level, await engine.run_all(steps), strict=True):
             if isinstance(found, Exception):
                 raise blame(name, found) from found
@@ -123,7 +123,7 @@ async def _measure(session: Source, key: str, entry: Entry) -> int | None:
         if entry.optional:
             return None
         raise ReferenceNotReachable(key, entry.url, "there is no such object")
-    size = None if facts.size is None else entry.resized(facts.size).size
+    size = None if facts.size is None else entry.resolve_end(facts.size).size
     return len(await session.read(Request(key))) if size is None else size
 
 

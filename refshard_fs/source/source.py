@@ -704,7 +704,7 @@ class Source(Engines):
         """
         names_codecs = zarrmeta.is_metadata(request.key) and not request.key.endswith(".zattrs")
         document = bytes(data) if names_codecs and isinstance(data, bytes | bytearray | memoryview) else b""
-        if zarrmeta.may_be_pickled(document) and not self.is_own and zarrmeta.pickled(document):
+        if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
                 "code: they are not given to anybody. Name the set's URL in allow= if you trust it; allow='any' if it "

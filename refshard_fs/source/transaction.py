@@ -55,7 +55,7 @@ class OverlayCopy(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, overlay: Transaction) -> OverlayCopy:
-        edits = overlay.edits.loaded()
+        edits = overlay.edits.load_all()
         changes = [(key, _portable(edit)) for key, edit in edits.changes().items()]
         packed = zlib.compress(msgspec.msgpack.encode((list(edits.prefixes()), changes)), 1)
         worker = overlay.worker

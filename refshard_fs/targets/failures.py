@@ -17,7 +17,7 @@ import msgspec
 
 from refshard_fs.errors import TargetNotAllowed, sanitize, sanitize_cause
 
-ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class Unfit(OSError):
@@ -83,7 +83,7 @@ def _phrase(status: int) -> str:
 
 def as_failure(error: Exception) -> OSError:
     """Return ``error`` as an OSError of this module; OSErrors stay as they are."""
-    if isinstance(error, ABSENT) and not _is_empty_to_zarr(error):
+    if isinstance(error, NOT_FOUND) and not _is_empty_to_zarr(error):
         return type(error)(sanitize(str(error)))
     import aiohttp  # slow, and not needed for local files
     from aiohttp.http_exceptions import HttpProcessingError
@@ -159,7 +159,7 @@ def transient(failure: OSError) -> bool:
             return True
         case Unfit() | Unreadable():
             return False
-        case _ if isinstance(failure, ABSENT):
+        case _ if isinstance(failure, NOT_FOUND):
             return False
         case ConnectionError() | TimeoutError():
             return True

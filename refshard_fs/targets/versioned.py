@@ -26,7 +26,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, sanitize
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check
-from refshard_fs.targets.failures import ABSENT as MISSING
+from refshard_fs.targets.failures import NOT_FOUND as MISSING
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 
 logger = logging.getLogger("refshard_fs")

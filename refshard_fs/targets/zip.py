@@ -22,7 +22,7 @@ from refshard_fs.errors import ManifestError, ReferenceNotReachable, TargetChang
 from refshard_fs.formats.zip.directory import TAIL, End, Member, parse_directory, parse_tail
 from refshard_fs.formats.zip.source import ZipKeySpace, make_local_header
 from refshard_fs.targets.answer import Answer, Target, check, check_size
-from refshard_fs.targets.failures import ABSENT, Unreadable
+from refshard_fs.targets.failures import NOT_FOUND, Unreadable
 from refshard_fs.targets.generic import in_thread, once
 from refshard_fs.targets.versioned import VersionedObject
 
@@ -63,7 +63,7 @@ def _or_theirs(method: M) -> M:
                 raise
             try:
                 return await getattr(self._theirs, method.__name__)(_link(path), *given, **named)
-            except ABSENT:
+            except NOT_FOUND:
                 raise
             except Exception:  # noqa: BLE001  # fsspec's error, which says less than ours
                 raise refusal from None

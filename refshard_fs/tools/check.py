@@ -24,7 +24,7 @@ from refshard_fs.core.compression import is_bounded
 from refshard_fs.core.keys import ChunkGrid, join, parent, relative
 from refshard_fs.core.model import Facts, Head, Stat, batches
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
-from refshard_fs.core.zarrmeta import undecodable
+from refshard_fs.core.zarrmeta import decoding_problem
 from refshard_fs.errors import (
     DamagedIndex,
     ManifestError,
@@ -181,7 +181,7 @@ def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
         raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}, where it is {version}")
     meta = zarrmeta.array_meta(document, repr(name))
     if meta is not None and kind != ".zgroup":
-        problem = undecodable(meta, path)
+        problem = decoding_problem(meta, path)
         if problem is not None:
             found.add("error", "metadata", name, text=problem)
     elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):

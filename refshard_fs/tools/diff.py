@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fsspec.callbacks import Callback
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import UInt64s, renumbered
+from refshard_fs.core.columns import UInt64s, renumber
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import array_3, group_3
@@ -362,4 +362,4 @@ def _common_numbers(a: Extents, b: Extents, ours: UInt64s, theirs: UInt64s) -> t
     if one is None or other is None or one.encoding != other.encoding or len(one.counts) != len(other.counts):
         return None
     both = ChunkGrid(tuple(map(max, one.counts, other.counts)), one.encoding)
-    return renumbered(ours, one, both)[0], renumbered(theirs, other, both)[0]
+    return renumber(ours, one, both)[0], renumber(theirs, other, both)[0]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
-from refshard_fs.core.columns import ABSENT, WHOLE, UInt64s
-from refshard_fs.core.edits import unedited
+from refshard_fs.core.columns import NO_TARGET, WHOLE, UInt64s
+from refshard_fs.core.edits import strip_edits
 from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, batches
@@ -251,7 +251,7 @@ class _Surveying:
         self._session = fs.source
         self._in_blocks = in_blocks
         self._blocks: dict[str, Blocks] = {}
-        self._keyspace = unedited(self._session.open())
+        self._keyspace = strip_edits(self._session.open())
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
         self._origins: dict[int, Origin] = {}
@@ -494,7 +494,7 @@ def _place_chunks(
 ) -> PlacedChunks:
     """Return the chunks that are ranges or inline; ``target`` returns the number of a target."""
     column = column_of(numbers)
-    rows = np.flatnonzero(found.ranges.targets != ABSENT)
+    rows = np.flatnonzero(found.ranges.targets != NO_TARGET)
     targets, starts, lengths = found.ranges.take(rows)
     pins = found.pins or [None] * len(found.urls)
     origins = found.origins or [()] * len(found.urls)

@@ -21,10 +21,10 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import MOST, check_chunk, is_bounded, promised
+from refshard_fs.core.compression import MOST, check_chunk, chunk_limits, is_bounded
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import splits
-from refshard_fs.core.zarrmeta import ArrayMeta, unsafe
+from refshard_fs.core.zarrmeta import ArrayMeta, safety_problem
 from refshard_fs.errors import ManifestError, sanitize
 
 PATIENCE: Final = 30.0  # seconds that a stranger's chunk may take: 256 MiB take one to three
@@ -46,7 +46,7 @@ class Trial:
     """
 
     def __init__(self, meta: ArrayMeta) -> None:
-        harm = unsafe(meta)
+        harm = safety_problem(meta)
         if harm is not None:
             raise ValueError(harm)
         if meta.chunks is None or meta.grid is None:
@@ -54,7 +54,7 @@ class Trial:
         if meta.zarr_format == 2 and "shards" in meta.raw:
             raise ValueError("no zarr reads the shards of the version 2 prototype")
         self._meta, self._chunks, self._grid = meta, meta.chunks, meta.grid
-        promised(meta)
+        chunk_limits(meta)
         zarr = importlib.import_module("zarr")
         self._is_zarr_2 = zarr.__version__.startswith("2.")
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"

@@ -101,7 +101,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
             made = shard_edits(writer, base.keyspace, edits)
             stored = base._replace(keyspace=whole)
         if format != ICECHUNK:
-            made = made.loaded()
+            made = made.load_all()
     try:
         if format == ICECHUNK:
             finish = None

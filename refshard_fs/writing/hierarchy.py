@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from refshard_fs.core.consolidated import consolidating, parsed, reconsolidated, repeats
+from refshard_fs.core.consolidated import find_consolidated, parse_json, reconsolidate, repeats
 from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import check_name
 from refshard_fs.core.keys import is_within, join, parent, splits
@@ -243,15 +243,15 @@ class HierarchyCommit:
         """Return the document ``name`` with consolidated metadata that say the same as the other documents."""
         if not repeats(name, data):
             return data
-        before = parsed(data)
-        after = reconsolidated(
+        before = parse_json(data)
+        after = reconsolidate(
             name, before, changes, lambda key: any(is_within(key, prefix) for prefix in plan.prefixes)
         )
         return data if after is before else dumps(after)
 
     def _find_outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, Fetched]:
         """Return the documents that are not written themselves, and whose consolidated metadata change."""
-        names = [name for name in consolidating([*changes, *plan.prefixes]) if name not in changes]
+        names = [name for name in find_consolidated([*changes, *plan.prefixes]) if name not in changes]
         with ThreadPoolExecutor(WORKERS) as pool:
             fetched = zip(names, pool.map(self._objects.fetch, names), strict=True)
             found = {name: there for name, there in fetched if there is not None}

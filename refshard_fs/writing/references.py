@@ -10,7 +10,7 @@ import numpy as np
 from refshard_fs.core.columns import Row
 from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.references.values import decode, from_base64, spelled
+from refshard_fs.references.values import decode, encode, from_base64
 
 _NO_EDITS: Final = Edits()
 
@@ -43,7 +43,7 @@ class WritableReferences(MutableMapping[str, Any]):
             case Inline(data):
                 return _text(data)
             case Span(url, start, stop):
-                return Row(0, start, None if stop is None else stop - start).spelled(url)
+                return Row(0, start, None if stop is None else stop - start).to_json(url)
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -140,4 +140,4 @@ def _text(data: bytes) -> str | bytes:
         text = data.decode()
     except UnicodeDecodeError:
         return data
-    return spelled(data) if text.startswith("base64:") else text
+    return encode(data) if text.startswith("base64:") else text

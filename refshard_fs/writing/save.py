@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
 from refshard_fs.core.columns import Row
-from refshard_fs.core.edits import unedited
+from refshard_fs.core.edits import strip_edits
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Span
@@ -66,7 +66,7 @@ def save(
         adoption.add(whole(written))
         return spelled(written)
 
-    found = unedited(keyspace).whole_shards
+    found = strip_edits(keyspace).whole_shards
     if found.root_url is not None and objects.is_at(found.root_url):
         raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
     folder = data_url_of(absolute(url), None)

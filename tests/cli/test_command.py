@@ -15,7 +15,7 @@ from refshard_fs.cli.program import as_options
     [
         ("overwrite=True replaces a parquet set", "--overwrite replaces a parquet set"),
         ("name it in same= to take the first set's", "name it in --same to take the first set's"),
-        ("only format='chunk-manifest' can", "only --format chunk-manifest can"),
+        ("use format='chunk-manifest'", "use --format chunk-manifest"),
         ("join='outer' takes it for missing there", "--join outer takes it for missing there"),
         ("no whole number of steps (freq=) behind", "no whole number of steps (--freq) behind"),
         ("Name one with format=", "Name one with --option format=..."),
@@ -42,7 +42,7 @@ from refshard_fs.cli.program import as_options
             "bogus=: it goes into remote_options={'bogus': ...}, target_options={'bogus': ...}",
             "bogus=: it goes into --remote-options '{\"bogus\": ...}', --fo-option bogus=...",
         ),
-        ("3 bytes; zarr_format=2 shows it", "3 bytes; --option zarr_format=2 shows it"),
+        ("3 bytes; open the source with zarr_format=2", "3 bytes; open the source with --option zarr_format=2"),
         ("did you mean allow=?", "did you mean --option allow=[...]?"),
         ("another store (endpoint_url=)", "another store (--fo-option endpoint_url=...)"),
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),

@@ -53,12 +53,16 @@ def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("key", "document", "why"),
     [
-        ("a/.zarray", {**ARRAY, "filters": 5}, "a: its member 'filters' is 5, which names no codec"),
-        ("b/c/zarr.json", {**V3_ARRAY, "codecs": None}, "b/c: its codecs are null, no list of codecs with names"),
+        ("a/.zarray", {**ARRAY, "filters": 5}, "a: its member 'filters' is 5: expected codecs with an 'id'"),
+        (
+            "b/c/zarr.json",
+            {**V3_ARRAY, "codecs": None},
+            "b/c: its codecs are null: expected a list of codecs with names",
+        ),
         (
             "b/c/zarr.json",
             {**V3_ARRAY, "storage_transformers": [{"name": "other"}]},
-            'b/c: its storage_transformers are [{"name":"other"}], and how these store chunks is not known',
+            'b/c: its storage_transformers are [{"name":"other"}]: expected none, since none are supported',
         ),
     ],
 )

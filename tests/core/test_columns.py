@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refshard_fs.core.columns import ChunkTable, Part, PartsBuilder, Row, renumbered
+from refshard_fs.core.columns import ChunkTable, Part, PartsBuilder, Row, renumber
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 
 DOTS = ChunkKeyEncoding("v2", ".")
@@ -25,7 +25,7 @@ DOTS = ChunkKeyEncoding("v2", ".")
 )
 def test_chunk_has_number_of_its_coordinates_in_other_grid(before: tuple[int, ...], after: tuple[int, ...]) -> None:
     old, new = ChunkGrid(before, DOTS), ChunkGrid(after, DOTS)
-    numbers, inside = renumbered(np.arange(old.size, dtype=np.uint64), old, new)
+    numbers, inside = renumber(np.arange(old.size, dtype=np.uint64), old, new)
     expected = [new.number_of(old.coords(number)) for number in range(old.size)]
     assert inside.tolist() == [number is not None for number in expected]
     assert numbers[inside].tolist() == [number for number in expected if number is not None]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.compression import MOST, check_chunk, decompressed, unpacked, zstd
+from refshard_fs.core.compression import MOST, check_chunk, decompress, unpack_bits, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import taking
 
@@ -47,7 +47,7 @@ CODECS = ["gzip", "zlib", "bz2", "lzma", "zstd", "lz4", "blosc"]
 def test_what_a_codec_makes_of_a_chunk_is_no_more_than_promised(name: str) -> None:
     meta, codec = meta_of({"id": name}), numcodecs.get_codec({"id": name})
     check_chunk(meta, bytes(codec.encode(DATA)))
-    with pytest.raises(ValueError, match=r"make more than|it says that it is"):
+    with pytest.raises(ValueError, match=r"expected no more|its header states"):
         check_chunk(meta, bytes(codec.encode(ZEROS)))
 
 
@@ -61,9 +61,9 @@ def test_what_a_codec_makes_of_a_chunk_is_no_more_than_promised(name: str) -> No
 )
 def test_the_same_of_version_3(name: str, data: bytes) -> None:
     little = {"name": "bytes", "configuration": {"endian": "little"}}
-    with pytest.raises(ValueError, match=r"make more than|it says that it is"):
+    with pytest.raises(ValueError, match=r"expected no more|its header states"):
         check_chunk(v3_of([little, {"name": name, "configuration": {}}]), data)
-    with pytest.raises(ValueError, match=r"make more than|it says that it is"):
+    with pytest.raises(ValueError, match=r"expected no more|its header states"):
         check_chunk(v3_of([little, {"name": name}, "crc32c"]), data + bytes(4))
 
 
@@ -97,7 +97,7 @@ def test_a_count_of_texts_is_that_of_the_chunk(name: str) -> None:
 
 def test_a_chunk_that_is_too_large_is_not_decoded() -> None:
     for more in ({"chunks": [MOST]}, {"dtype": "<U100000000", "fill_value": ""}):
-        with pytest.raises(ValueError, match="are decoded here at most"):
+        with pytest.raises(ValueError, match="at most .* are decoded here"):
             check_chunk(meta_of(**more), b"x")
 
 
@@ -108,7 +108,7 @@ def test_checks_and_concatenation_take_no_more_memory_than_chunk() -> None:
     encoded = "base64:" + base64.b64encode(data).decode()
     report = refshard_fs.check(refshard_fs.RefShardFileSystem({**refs, "t/0": encoded}), "full")
     assert [finding.kind for finding in report.findings] == ["undecodable"]
-    with pytest.raises(ValueError, match="make more than"):
+    with pytest.raises(ValueError, match="expected no more"):
         refshard_fs.concat([{**refs, "t/0": encoded}] * 2, dim="t")
 
 
@@ -121,7 +121,7 @@ def test_a_check_says_what_it_left_out() -> None:
 
 def test_bzip2_and_xz_are_bounded_while_they_are_read() -> None:
     for name, data in (("bz2", bz2.compress(ZEROS)), ("lzma", lzma.compress(ZEROS))):
-        with pytest.raises(ValueError, match="make more than"):
+        with pytest.raises(ValueError, match="expected no more"):
             check_chunk(meta_of({"id": name}), data)
 
 
@@ -138,7 +138,7 @@ def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
         first, rest = packer.compress(b"12345678") + packer.flush(), bytes(compress(ZEROS))
     else:
         first, rest = compress(b"12345678"), compress(ZEROS)
-    with pytest.raises(ValueError, match="make more than"):
+    with pytest.raises(ValueError, match="expected no more"):
         check_chunk(meta_of(codec), first + rest)
     with pytest.raises(ValueError, match="more than 64 compressed streams"):
         check_chunk(meta_of(codec), first * 65)
@@ -154,7 +154,7 @@ def test_a_large_result_is_not_held_twice(make: Any) -> None:
         chr(data[0]), zstd().ZstdDecompressor
     )()
     with taking(size * 3 // 2):
-        assert len(decompressed(stream, data, size)) == size
+        assert len(decompress(stream, data, size)) == size
 
 
 @pytest.mark.parametrize("bits", range(1, 33))
@@ -164,6 +164,6 @@ def test_numbers_of_any_bits_are_unpacked(bits: int) -> None:
         numbers = rng.integers(0, 1 << bits, count, dtype="u8")
         text = "".join(f"{number:0{bits}b}" for number in numbers.tolist())
         data = int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8))
-        assert np.array_equal(unpacked(data + b"more", bits, count), numbers)
+        assert np.array_equal(unpack_bits(data + b"more", bits, count), numbers)
         with pytest.raises(ValueError, match=f"{count} values of {bits} bits"):
-            unpacked(data[:-1], bits, count)
+            unpack_bits(data[:-1], bits, count)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import find_chunk
 from tests.support.shard_writers import (
     array,
     opened,
@@ -40,7 +40,7 @@ def test_unsharded_arrays_keep_their_metadata_byte_for_byte(tmp_path: Path) -> N
     fs = opened(tmp_path)
     assert fs.cat_file(".zarray").decode() == text
     assert fs.cat_file("0") == b"12345678"
-    assert place(fs.source.open().grids, "1") == ("", 1)
+    assert find_chunk(fs.source.open().grids, "1") == ("", 1)
 
 
 def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:

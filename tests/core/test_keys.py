@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.keyspace import Listing, merged
+from refshard_fs.core.keyspace import Listing, merge_listings
 
 GRID = ChunkGrid((10**19, 3, 5000), ChunkKeyEncoding("default", "/"))
 
@@ -44,9 +44,9 @@ def test_an_array_without_dimensions_has_one_chunk() -> None:
 def test_long_listings_are_joined_and_the_last_name_counts() -> None:
     some = Listing("a/", [f"a/{i:03}" for i in range(0, 200, 2)], [1] * 100)
     others = Listing("a/", [f"a/{i:03}" for i in range(0, 300, 3)], [2] * 100)
-    found = merged(some, others)
+    found = merge_listings(some, others)
     assert isinstance(found, Listing)
     sizes = {file.name: file.size for file in some} | {file.name: file.size for file in others}
     assert [(file.name, file.size) for file in found] == sorted(sizes.items())
-    elsewhere = merged(some, Listing("", others.paths, others.sizes))  # as views show it whose paths differ
+    elsewhere = merge_listings(some, Listing("", others.paths, others.sizes))  # as views show it whose paths differ
     assert {file.name for file in elsewhere} == {f"{i:03}" for i in range(0, 200, 2)} | set(others.paths)

@@ -19,10 +19,10 @@ from refshard_fs.core.model import (
     Span,
     Stat,
     Steps,
-    answered,
+    answer_from_listing,
     batches,
     clamp,
-    driven,
+    drive,
     of_origin,
     together,
 )
@@ -105,7 +105,7 @@ def test_an_error_of_an_answer_is_raised_in_the_steps() -> None:
         raise PermissionError(need)
         yield
 
-    assert run(driven(asking(), refuse), []) == "refused"
+    assert run(drive(asking(), refuse), []) == "refused"
 
 
 def test_known_directories_are_not_asked_for() -> None:
@@ -116,7 +116,7 @@ def test_known_directories_are_not_asked_for() -> None:
         return list((yield needs))
 
     rounds: list[Any] = []
-    listed, absent, other = run(answered(asking(), "s3://b/z", directories), rounds)
+    listed, absent, other = run(answer_from_listing(asking(), "s3://b/z", directories), rounds)
     assert rounds == [["s3://b/other"]]
     assert (listed, absent, other) == (directories["s3://b/z"], None, "S3://B/OTHER")
 

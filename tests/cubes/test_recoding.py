@@ -250,9 +250,9 @@ def test_chunks_too_large_to_decode_are_refused_before() -> None:
 
     plain, packed = described(None), described({"id": "zlib", "level": 1})
     with taking(1 << 20):
-        with pytest.raises(ManifestError, match="are decoded here at most"):
+        with pytest.raises(ManifestError, match="at most .* are decoded here"):
             recoding("a", (plain, {}), (packed, {}), "one", "other")
-        with pytest.raises(ManifestError, match="are decoded here at most"):
+        with pytest.raises(ManifestError, match="at most .* are decoded here"):
             check_recut("a", packed, "other")
 
 
@@ -346,8 +346,8 @@ def test_elements_that_are_selected_alone_are_converted(
     names = [f"{http_server.url if is_remote else tmp_path}/{n}.nc" for n in range(3)]
     made: Any = refshard_fs.concat(names, dim="t", lazy=True)
     converted: list[int] = []
-    convert = Recoding.converted
-    monkeypatch.setattr(Recoding, "converted", lambda self, v: converted.append(v.size) or convert(self, v))
+    convert = Recoding.convert
+    monkeypatch.setattr(Recoding, "convert", lambda self, v: converted.append(v.size) or convert(self, v))
     with xr.open_dataset(made, engine=RefShardBackend) as ds:
         converted.clear()
         np.testing.assert_array_equal(ds["v"][:, 1, 1].values, expected[:, 1, 1])

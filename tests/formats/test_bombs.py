@@ -250,7 +250,7 @@ def test_chunks_that_document_lacks_are_not_listed_by_million() -> None:
     files = Files({ROOT: document(body)})
     keys = files.open()
     assert files.read(keys, "a/7") == b"\1"
-    with pytest.raises(NotListable, match=f"{UNWRITTEN + 1} chunks, of which 0 were written"):
+    with pytest.raises(NotListable, match=f"{UNWRITTEN + 1} chunks, 0 of them written"):
         files.run(keys.children("a"))
 
 

@@ -32,7 +32,7 @@ def failure(target: str, start: int, length: int) -> str:
 
 def test_a_target_that_is_gone(http_server: RangeServer, tmp_path: Path) -> None:
     for target in (f"{http_server.url}/gone", str(tmp_path / "gone")):
-        assert "`refshard rebase` follows those that have moved" in failure(target, 0, 3)
+        assert "`refshard rebase` finds objects that have moved" in failure(target, 0, 3)
 
 
 def test_a_target_that_is_shorter_than_its_references(http_server: RangeServer, tmp_path: Path) -> None:
@@ -45,11 +45,11 @@ def test_a_target_that_is_shorter_than_its_references(http_server: RangeServer, 
 
 
 def test_a_host_that_does_not_answer() -> None:
-    assert "Is the host right, up, and reachable from here?" in failure("http://127.0.0.1:9/x", 0, 3)
+    assert "Check that the host name is right, and that the host is running" in failure("http://127.0.0.1:9/x", 0, 3)
 
 
 def test_a_protocol_that_nobody_knows() -> None:
-    assert "Is the package installed that adds this protocol" in failure("nosuch://bucket/x", 0, 3)
+    assert "Install the package that adds this protocol" in failure("nosuch://bucket/x", 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,16 @@ def test_a_protocol_that_nobody_knows() -> None:
         (Denied(403, "AccessDenied"), "HTTP 403 Forbidden (AccessDenied). Credentials go into options="),
         (Unreadable("NoCredentialsError: Unable to locate credentials"), "'anon': True"),
         (PermissionError("no"), "PermissionError: no. Credentials"),
-        (ValueError("its bytes are damaged"), "damaged. The object is not the one that the references were made for"),
-        (ConnectionLost("it is down."), "it is down. Is the host right"),
+        (ValueError("its bytes are damaged"), "damaged. The object has changed since the references were made"),
+        (ConnectionLost("it is down."), "it is down. Check that the host name is right"),
         (HttpStatus(503, "SlowDown"), "HTTP 503 Service Unavailable (SlowDown). The server may be overloaded"),
-        (HttpStatus(416), "the range lies outside the object. The object is not the one"),
+        (HttpStatus(416), "the range lies outside the object. The object has changed"),
         (Incomplete("the answer ended early"), "ended early. The server may be overloaded"),
         (TimeoutError("no answer after 9.0 s"), "no answer after 9.0 s. The server may be overloaded"),
-        (Unfit("expected 5 bytes, got more"), "got more. The server or a proxy before it answers ranges wrongly"),
+        (
+            Unfit("expected 5 bytes, got more"),
+            "got more. The server, or a proxy before it, answers requests for ranges wrongly",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -135,4 +138,4 @@ def test_what_is_public_is_opened_as_its_protocol_says() -> None:
 
 def test_an_expired_signature_is_said_to_be_one() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
-    assert "signed for a time that is over" in explain(answer._failure(403, {}, text), "https://h/x")
+    assert "The signature of the URL has expired" in explain(answer._failure(403, {}, text), "https://h/x")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.references.chunk_keys import place_chunks
 from refshard_fs.references.json_scan import scan
 
@@ -54,7 +54,7 @@ def test_what_is_found_is_what_looking_for_each_key_finds(encoding: ChunkKeyEnco
     for path, rows, numbers in place_chunks(records.keys, grids):
         assert (np.diff(rows) > 0).all()
         found |= {names[row]: (path, number) for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)}
-    expected = {name: at for name in names if (at := place(grids, name)) is not None}
+    expected = {name: at for name in names if (at := find_chunk(grids, name)) is not None}
     assert found == expected
     may_be = records.keys.may_be_chunks()
     assert all(may_be[names.index(name)] for name in found)

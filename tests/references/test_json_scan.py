@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs.core.columns import ABSENT
+from refshard_fs.core.columns import NO_TARGET
 from refshard_fs.formats.kerchunk_json import blocks as json_blocks
 from refshard_fs.references import builder
 from refshard_fs.references.json_scan import scan
@@ -68,7 +68,7 @@ def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
     assert mixed is not None
     keys, ranges, _, texts = mixed
     found = zip(keys.names(), ranges.targets.tolist(), ranges.offsets.tolist(), ranges.lengths.tolist(), strict=True)
-    assert {key: texts[at : at + size] for key, target, at, size in found if target == ABSENT} == {
+    assert {key: texts[at : at + size] for key, target, at, size in found if target == NO_TARGET} == {
         "a": b"x\\",
         "c": b'"',
     }

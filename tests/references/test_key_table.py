@@ -43,7 +43,7 @@ def test_a_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
     table = KeyTable.of([KeyTable.of_mapping(found)])
     for name in ((".zarray", "zarr.json"), ("a",), ("a", ".zarray")):
-        assert {table.key(row) for row in table.keys_in_rows.named(name)} == {
+        assert {table.key(row) for row in table.keys_in_rows.with_names(name)} == {
             key for key in found if parent(key)[1] in name
         }
     below: dict[str, set[str]] = {}

@@ -29,7 +29,7 @@ def target(tmp_path: Path) -> str:
         ("readme", "text", "'readme' is neither metadata nor a chunk"),
         ("b/.zattrs", ["u"], "'b/.zattrs' is a reference but not a chunk"),
         ("b/.zattrs", "no JSON", "'b/.zattrs' is not JSON"),
-        ("b/.zattrs", "[1]", "'b/.zattrs' is no JSON object"),
+        ("b/.zattrs", "[1]", "'b/.zattrs': expected a JSON object"),
         ("a/1", [None, 1, 2], "'a/1' has no URL"),
         ("a/1", ["u", 2**63, 2], "'a/1' has the offset 9223372036854775808"),
         ("a/1", ["u", 2**62, 2**62], "'a/1' has the offset 4611686018427387904"),
@@ -61,7 +61,7 @@ def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, forma
 def test_half_a_surrogate_in_a_path_is_told_before_any_write(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"\ud800/.zarray": v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
     for place in (str(tmp_path / "set"), "memory://half-a-pair"):
-        with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has half a surrogate pair.*save it as JSON"):
+        with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has a lone surrogate.*save the set as JSON"):
             fs.save(place, format=format)
     assert not (tmp_path / "set").exists()
     fs.save(str(tmp_path / "set.json"))

@@ -62,5 +62,5 @@ def test_s3_is_pinned_by_the_listing_and_asked_for_that_version(
 def test_an_object_that_cannot_be_asked_is_named(http_server: RangeServer) -> None:
     url = http_server.put("x", b"data")
     http_server.fault(403, "/x")
-    with pytest.raises(SourceNotReachable, match=f"{url} cannot be asked for its present version"):
+    with pytest.raises(SourceNotReachable, match=f"the current version of {url} cannot be read"):
         refshard_fs.snapshot({"a": [url, 0, 2]})

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     ),
     "a key that is none": (
         lambda folder: refs(folder, **{"../b": "x"}).ls(""),
-        ("'../b'", "refs.json", "it is no key"),
+        ("'../b'", "refs.json", "it is not a valid key"),
     ),
     "a commit to an archive": (write, ("x.zip", "fs.save(url)")),
     "references of an archive": (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import DamagedIndex, ReferenceNotReachable
-from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.keyspace import KeySpace, find_chunk
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Names, Packed, Span, Stat, Steps
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.tools.survey import survey
@@ -238,9 +238,9 @@ def test_a_lookup_needs_one_index_and_no_metadata_twice() -> None:
 
 def test_chunks_of_one_shard_are_near_each_other_for_read_ahead() -> None:
     view, files, chunks = held(MAKERS["whole file"])
-    assert place(view.grids, "a/0.0") is None  # nothing is known yet
+    assert find_chunk(view.grids, "a/0.0") is None  # nothing is known yet
     run(view.lookup("a/.zarray"), files)
-    numbers = [place(view.grids, key) for key in chunks]
+    numbers = [find_chunk(view.grids, key) for key in chunks]
     assert all(at is not None and at.array == "a" for at in numbers)
     assert set(view.grids) == {"a"}
 

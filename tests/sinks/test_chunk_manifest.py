@@ -111,7 +111,7 @@ def test_open_range_within_a_target_is_not_representable(tmp_path: Path, name: s
     (tmp_path / "raw").write_bytes(b"0123456789")
     source = opened(str(write(tmp_path / "a", {"0": {"path": "../raw", "offset": 4}})))
     assert source.cat_file("c/0") == b"456789"
-    with pytest.raises(ManifestError, match=r"'c/0' begins at byte 4 of its target and ends with it"):
+    with pytest.raises(ManifestError, match=r"'c/0' reaches from byte 4 of its target to the end"):
         source.save(str(tmp_path / name))
     assert not (tmp_path / name).exists()
     joined = concat([source])

@@ -100,7 +100,7 @@ def test_an_ftp_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
         assert fs.cat_file("range") == DATA[10:30]
         ftp.ftp.sock.shutdown(socket.SHUT_RDWR)
         assert fs.cat_file("range") == DATA[10:30]
-        with pytest.raises(ReferenceNotReachable, match="is gone, or was never there"):
+        with pytest.raises(ReferenceNotReachable, match="was removed, or never existed"):
             fs.cat_file("gone")
 
 

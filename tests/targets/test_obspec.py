@@ -183,7 +183,7 @@ def test_http_store_needs_the_requests_of_our_own_client(http_server: RangeServe
 
 def test_absent_object_of_a_store_is_no_absent_key() -> None:
     fs = RefShardFileSystem(references("s3://b/gone"), options={"s3://b": memory({})}, retries=0)
-    with pytest.raises(refshard_fs.ReferenceNotReachable, match="FileNotFoundError: gone. The object is gone"):
+    with pytest.raises(refshard_fs.ReferenceNotReachable, match="FileNotFoundError: gone. The object was removed"):
         fs.cat_file("a/0")
     with pytest.raises(refshard_fs.NoSuchSource):
         RefShardFileSystem((memory({}), "gone.json")).ls("")

@@ -434,9 +434,9 @@ def test_keys_that_a_format_cannot_hold_are_refused_and_kept(tmp_path: Path) -> 
 
 def test_numbers_as_bytes_and_missing_keys_are_refused(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
-    with pytest.raises(TypeError, match="no bytes"):
+    with pytest.raises(TypeError, match="expected bytes, got int"):
         fs.pipe_file("a", 5)
-    with pytest.raises(TypeError, match="no bytes"):
+    with pytest.raises(TypeError, match="expected bytes, got int"):
         fs.pipe({"a": 5})  # type: ignore[dict-item]  # what is tested
     with pytest.raises(FileNotFoundError):
         fs.open("a", "r+b")  # type: ignore[call-overload]  # the types have no such mode
@@ -480,7 +480,7 @@ def test_what_no_source_can_have_as_a_key_is_refused_at_once(path: Path, tmp_pat
             lambda fs: fs.cp_file("text", key),
             lambda fs: fs.open(key, "wb"),
         ):
-            with pytest.raises(ValueError, match="cannot write .* it is no key"):
+            with pytest.raises(ValueError, match="cannot write .* it is not a valid key"):
                 write(fs)
         fs.commit()
         assert RefShardFileSystem(str(fo)).cat_file("text") == b"text"
@@ -496,7 +496,7 @@ def test_a_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path:
     fs.refer("a/c/0", str(tmp_path / "data"), 10)
     assert fs.cat_file("a/c/0") == LARGE[10:]
     assert fs.references["a/c/0"][1:] == [10, None]
-    with pytest.raises(ManifestError, match="'a/c/0' begins at byte 10"):
+    with pytest.raises(ManifestError, match="'a/c/0' reaches from byte 10"):
         fs.commit()
     fs.refer("a/c/0", str(tmp_path / "data"), 10, len(LARGE) - 10)
     fs.commit()
@@ -506,7 +506,7 @@ def test_a_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path:
 @pytest.mark.parametrize(("offset", "length"), [(-1, None), (-1, 5), (0, -1), (5, 2**63), (2**63, None)])
 def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: int | None) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
-    with pytest.raises(ValueError, match="'a' cannot be"):
+    with pytest.raises(ValueError, match="'a': expected offset and length"):
         fs.refer("a", "data", offset, length)
     with pytest.raises(TypeError):
         fs.refer("a", "data", "0", length)  # type: ignore[arg-type]  # what is tested

@@ -15,13 +15,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, made
-from refshard_fs.core.compression import decompressed
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, make_entry
+from refshard_fs.core.compression import decompress
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
-from refshard_fs.core.zarrmeta import integers, object_in, shown
+from refshard_fs.core.zarrmeta import integers, object_in, shorten
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import MAGIC
 from refshard_fs.formats.bcolz.blosc import (
@@ -187,7 +187,7 @@ class FrameChunks(Chunks):
             if not checksum:
                 return self._base.part(offset, frame.stored)
             recipe = VerifyRecipe(checksum, frame.stored)
-            return made(self._base.part(offset, frame.stored + tail), recipe, frame.stored, self._url)
+            return make_entry(self._base.part(offset, frame.stored + tail), recipe, frame.stored, self._url)
         begin = min(offset for offset, _ in found)
         end = max(offset + frame.stored for offset, frame in found) + tail
         cuts = tuple((offset - begin, frame.stored + tail) for offset, frame in found)
@@ -195,7 +195,7 @@ class FrameChunks(Chunks):
         pieces = tuple(Piece(at, frame.stored, frame.length) for at, (_, frame) in zip(joined, found, strict=False))
         refilled = ReframeRecipe(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
         part, url = self._base.part(begin, end - begin), self._url
-        return made(part, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
+        return make_entry(part, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
 
     def locate(self, first: int, last: int) -> Steps[list[LocatedFrame]]:
         """Locate the frames ``[first, last)``. Raise DamagedIndex, with the field, if one is impossible."""
@@ -322,7 +322,7 @@ def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]
     try:
         digest.verify(raw, found)
         stream = zlib.decompressobj()
-        document = decompressed(stream, raw, length) if codec else raw
+        document = decompress(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
             raise ValueError(f"it does not decompress to its size, or has bytes after its end: {len(document)} bytes")
     except ValueError as e:
@@ -340,12 +340,12 @@ def _describe(metadata: Mapping[str, Any], header: Header, url: str, zarr_format
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions: expected at most 32")
     size = math.prod(shape) * dtype.itemsize
     if size != header.total:
-        reason = f"its 'shape' {shown(list(shape))} of {dtype} takes {size} bytes, but the chunks have {header.total}"
+        reason = f"its 'shape' {shorten(list(shape))} of {dtype} takes {size} bytes, but the chunks have {header.total}"
         raise ManifestError(f"{where} is stale: {reason}")
     attributes = {name: value for name, value in metadata.items() if name not in _DESCRIBED}
     order = metadata.get("order")
     if order not in ("C", "F"):
-        raise ManifestError(f"{where}: its 'order' is {shown(order)}: expected 'C' or 'F'")
+        raise ManifestError(f"{where}: its 'order' is {shorten(order)}: expected 'C' or 'F'")
     return DescribedArray(dtype, shape, "F" if order == "F" and len(shape) > 1 else "C", attributes)
 
 

@@ -13,12 +13,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, made
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, make_entry
 from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Parsed, Raw, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, is_node_name, object_in, shown
+from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, is_node_name, object_in, shorten
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.blosc import (
@@ -83,7 +83,7 @@ class CarrayChunks(Chunks):
         if number and full > frame.stored * EXPANSION:
             yield from self._check_full_chunk(number - 1, full)
         recipe = ReframeRecipe((Piece(0, frame.stored, frame.length),), full, frame.typesize)
-        return made(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe, recipe.made, url)
+        return make_entry(Span(url, FILE_HEADER, FILE_HEADER + frame.stored), recipe, recipe.made, url)
 
     def _read_frame(self, number: int) -> Steps[FrameHeader]:
         url = self._chunk_url(number)
@@ -154,7 +154,7 @@ def _parse_shape(data: bytes, where: str, dtype: np.dtype[Any]) -> tuple[int, ..
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions: expected 1 to 32")
     size = math.prod(shape) * dtype.itemsize
     if size >= COUNTABLE:
-        raise ManifestError(f"{where}: its 'shape' {shown(list(shape))} has too many bytes for 63 bits")
+        raise ManifestError(f"{where}: its 'shape' {shorten(list(shape))} has too many bytes for 63 bits")
     if "nbytes" in doc and integer(doc.get("nbytes"), "nbytes", where) != size:
         raise ManifestError(f"{where}: its 'nbytes' is {doc['nbytes']}, but shape and dtype take {size}")
     return shape
@@ -168,28 +168,28 @@ def _parse_cparams(cparams: object, where: str, dtype: np.dtype[Any]) -> dict[st
             if codec == "snappy":
                 raise ManifestError(f"{where}: its 'cname' is snappy, which zarr's blosc codec cannot decode")
             if not isinstance(codec, str) or codec not in _CODECS:
-                raise ManifestError(f"{where}: its 'cname' {shown(codec)} is not a codec of blosc")
+                raise ManifestError(f"{where}: its 'cname' {shorten(codec)} is not a codec of blosc")
             match level, shuffle:
                 case int(), bool() | 0 | 1 | 2 if 0 <= level <= 9:
                     return describe_compressor(codec, int(level), int(shuffle), min(dtype.itemsize, 255))
-    raise ManifestError(f"{where}: its 'cparams' {shown(cparams)} are not parameters of blosc")
+    raise ManifestError(f"{where}: its 'cparams' {shorten(cparams)} are not parameters of blosc")
 
 
 def _parse_column_names(data: bytes, where: str, reports: dict[str, str]) -> tuple[str, ...]:
     """Return the names of columns; add to ``reports`` why other names cannot be directories."""
     names = object_in(data, where).get("names")
     if not isinstance(names, list):
-        raise ManifestError(f"{where}: its 'names' is {shown(names)}: expected a list")
+        raise ManifestError(f"{where}: its 'names' is {shorten(names)}: expected a list")
     found: list[str] = []
     for name in names:
         if isinstance(name, str) and is_node_name(name):
             found.append(name)
         else:
-            reports[shown(name)] = f"{where}: {shown(name)} in its 'names' cannot be the name of a directory"
+            reports[shorten(name)] = f"{where}: {shorten(name)} in its 'names' cannot be the name of a directory"
     if len(set(found)) < len(found):
         raise ManifestError(f"{where}: its 'names' has a name twice")
     if names and not found:
-        raise ManifestError(f"{where}: none of its 'names' can be the name of a directory: {shown(names)}")
+        raise ManifestError(f"{where}: none of its 'names' can be the name of a directory: {shorten(names)}")
     return tuple(found)
 
 
@@ -228,7 +228,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     most = Counter(lengths.values()).most_common()
     if len(most) > 1 and most[0][1] == most[1][1]:
-        raise ManifestError(f"{url}: its columns differ in length: {shown(lengths)}")
+        raise ManifestError(f"{url}: its columns differ in length: {shorten(lengths)}")
     for name, length in lengths.items():
         if length != most[0][0]:
             reports[name] = f"it has {length} rows, but most columns have {most[0][0]}"

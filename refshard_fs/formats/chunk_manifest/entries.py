@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.checksums import checked
-from refshard_fs.core.documents import Shown
+from refshard_fs.core.checksums import add_checksum
+from refshard_fs.core.documents import NodeView
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Pin, Span, Steps
-from refshard_fs.core.zarrmeta import grid_of, lost, names_codecs
+from refshard_fs.core.zarrmeta import grid_of, lost_codec, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.references.values import from_base64, resolver
@@ -173,18 +173,18 @@ class Declaration(NamedTuple):
 class StripManifests(msgspec.Struct, frozen=True):
     """Rewrites metadata so that readers see nodes with a chunk manifest as ordinary nodes."""
 
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], Shown[Declaration]]:
+    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[Declaration]]:
         return _rewrite
 
 
-def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declaration]:
+def _rewrite(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
     is_group = doc.get("node_type") == "group"
     grid = None if is_group else grid_of(doc)
     match doc.get("storage_transformers"):
         case [{"name": name} as transformer] if name == NAME:
             pass
         case [*several] if any(isinstance(one, dict) and one.get("name") == NAME for one in several):
-            return doc, Declaration(grid, None, zarrmeta.transformed(doc))
+            return doc, Declaration(grid, None, zarrmeta.transformer_problem(doc))
         case _:
             return doc, None if is_group else Declaration(grid)
     if grid is None and not is_group:
@@ -194,7 +194,7 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> Shown[Declaration]:
         return doc, Declaration(grid, None, f"its {NAME} needs a configuration with a 'manifest': a path or an object")
     shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
     if grid is not None and not names_codecs(doc.get("codecs")):
-        shown["codecs"] = [lost(path)]
+        shown["codecs"] = [lost_codec(path)]
         if doc.get("fill_value") is None:  # without one, readers fail before they reach the codecs
             shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
     origins = read_member(transformer["configuration"], f"the metadata of {path!r}")
@@ -261,7 +261,7 @@ class PathResolver:
             if source.path is None
             else (yield from self._range(source.path, source, base, where, key))
         )
-        return checked(found, source.checksum, where, key)
+        return add_checksum(found, source.checksum, where, key)
 
     def _range(self, path: str, source: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
         offset, length, pin = source.offset, source.length, source.pin

@@ -15,7 +15,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
+from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
 from refshard_fs.core.model import Pin
 from refshard_fs.core.version_3 import array_3, group_3
@@ -25,7 +25,7 @@ from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, Va
 from refshard_fs.references.chunk_keys import Keys, chunk_numbers
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.values import check_name, is_utf8, object_in, spelled
+from refshard_fs.references.values import check_name, encode, is_utf8, object_in
 from refshard_fs.security.origins import MEMBER, Origins
 
 _SEPARATORS = (".", "/")
@@ -238,7 +238,7 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
     for row in sorted(empty.union(partition.present())):
         number, target = numbers.start + row, int(targets[row])
         extras: Mapping[str, Any] = partition.checks.get(row, {})
-        if target != ABSENT:
+        if target != NO_TARGET:
             url = partition.urls[target]
             if url is None or not is_utf8(url):
                 why = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is not UTF-8"
@@ -246,7 +246,7 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
             offset, length = int(offsets[row]), None if lengths[row] == WHOLE else int(lengths[row])
             entry = JsonEntry(url, None if length is None and not offset else offset, length, **extras)
         elif row in partition.inline:
-            entry = JsonEntry(data=spelled(partition.inline[row]), **extras)
+            entry = JsonEntry(data=encode(partition.inline[row]), **extras)
         else:
             entry = JsonEntry()
         key = ".".join(map(str, grid.coords(number))) or "0"

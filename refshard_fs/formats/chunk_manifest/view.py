@@ -144,7 +144,7 @@ class ManifestView(ArrayView[Declaration]):
 
     # ------------------------------------------------------------------ looking up a key
 
-    def remapped(self, path: str) -> ChunkGrid | None:
+    def own_grid(self, path: str) -> ChunkGrid | None:
         declared = self._documents.arrays.get(path)
         if declared is None:
             return None
@@ -243,7 +243,7 @@ class ManifestView(ArrayView[Declaration]):
     def list_chunks(self, array: str) -> Steps[Listing | None]:
         if array not in self._documents.arrays:
             yield from self._documents.lookup(join(array, "zarr.json"))
-        if self.remapped(array) is None:
+        if self.own_grid(array) is None:
             return (yield from self.base.list_chunks(array))
         table = yield from self._build_table(array, ())
         manifest, _, _ = yield from self._load_manifest(array)
@@ -260,7 +260,7 @@ class ManifestView(ArrayView[Declaration]):
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
         found = yield from super().chunks(array, numbers, grid)
-        if self.remapped(array) is None:
+        if self.own_grid(array) is None:
             return found
         manifest, _, _ = yield from self._load_manifest(array)
         rows = np.flatnonzero(np.isin(column_of(numbers), manifest.empty)).tolist()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.compression import decompressed
+from refshard_fs.core.compression import decompress
 from refshard_fs.core.keys import is_key, join
 from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
@@ -235,7 +235,7 @@ def _decode_text(element: Element) -> str:
     if element.get("s") is None:
         return text
     size = _parse_integer(element.get("s"), "s")
-    data = decompressed(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, REPEATED))
+    data = decompress(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, REPEATED))
     if len(data) != size:
         raise ValueError(f"a text decompresses to {len(data)} bytes: expected {size} (s)")
     return data.decode("utf-8", "replace")

@@ -23,16 +23,16 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     FilledChunks,
-    Given,
-    encoded,
+    SingleChunk,
+    choose_chunks,
+    encode_chunk,
+    encode_fill_value,
     fill_of,
-    made,
-    pieces,
-    spelled_fill,
+    make_entry,
 )
 from refshard_fs.core.columns import UInt64s
-from refshard_fs.core.compression import decompressed
-from refshard_fs.core.dtypes import Padding, unpadded
+from refshard_fs.core.compression import decompress
+from refshard_fs.core.dtypes import Padding, remove_padding
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
@@ -188,7 +188,7 @@ class _Array:
             if len(self.chunk) != len(self.shape) or 0 in self.chunk:
                 raise ValueError(f"its chunks have the sizes {self.chunk}, which do not fit its shape {self.shape}")
         elif self.is_contiguous and variable.inline is None:
-            self.chunk = pieces(self.shape, self.dtype.itemsize)
+            self.chunk = choose_chunks(self.shape, self.dtype.itemsize)
         else:
             self.chunk = tuple(max(extent, 1) for extent in self.shape)
         self.fill_element = self._parse_fill()
@@ -247,9 +247,9 @@ class _Array:
         """Return the chunks of the array."""
         variable = self.variable
         if self.is_vlen:
-            return Given(self._encode_texts())
+            return SingleChunk(self._encode_texts())
         if variable.inline is not None:
-            return Given(self._decode_inline(targets))
+            return SingleChunk(self._decode_inline(targets))
         if self.is_contiguous and len(variable.offsets) == 1:
             offset = int(parse_numbers(variable.offsets, "offset")[0])
             size = int(parse_numbers(variable.sizes, "nBytes")[0])
@@ -271,13 +271,13 @@ class _Array:
             raise ValueError(f"its values in the document have {len(data)} bytes: expected {due}")
         if self.recipe is not None:
             return self.recipe.remove_padding(data)
-        return encoded(data, self.codecs)
+        return encode_chunk(data, self.codecs)
 
     def _encode_texts(self) -> bytes:
         texts = self.variable.texts
         if len(texts) != math.prod(self.shape):
             raise ValueError(f"it has {len(texts)} texts, which do not fit its shape {self.shape}")
-        return encoded(np.array(texts, object), [{"id": "vlen-utf8"}])
+        return encode_chunk(np.array(texts, object), [{"id": "vlen-utf8"}])
 
     def _parse_fill(self) -> bytes | None:
         """Return the element that unwritten chunks consist of; None if it is unknown."""
@@ -310,7 +310,7 @@ class PaddingRecipe(msgspec.Struct, frozen=True):
         most = self.size + 4 * len(self.codecs)  # with checksums of four bytes
         for codec in map(json.loads, reversed(self.codecs)):
             if codec["id"] == "zlib":
-                raw = decompressed(zlib.decompressobj(), raw, most)
+                raw = decompress(zlib.decompressobj(), raw, most)
             else:
                 from numcodecs import get_codec  # slow to import, and few files need it
 
@@ -324,7 +324,7 @@ class PaddingRecipe(msgspec.Struct, frozen=True):
 
     def remove_padding(self, texts: bytes) -> bytes:
         """Convert ``texts`` to numpy's padding."""
-        return unpadded(np.frombuffer(texts, f"S{self.length}"), self.padding).tobytes()
+        return remove_padding(np.frombuffer(texts, f"S{self.length}"), self.padding).tobytes()
 
 
 class TextPieces(Chunks):
@@ -339,7 +339,7 @@ class TextPieces(Chunks):
         found = yield from self._pieces.entry(number)
         assert found is not None
         source = found.source if isinstance(found, Packed) else found
-        return made(source, self._recipe, self._recipe.size, self._where)
+        return make_entry(source, self._recipe, self._recipe.size, self._where)
 
 
 class ListedChunks(FilledChunks):
@@ -348,7 +348,7 @@ class ListedChunks(FilledChunks):
     def __init__(self, found: _Array, targets: _Targets) -> None:
         variable, shown = found.variable, found.shown_fill
         stored = found.fill_element
-        fills_itself = shown is not None and stored is not None and shown == spelled_fill(stored, found.dtype)
+        fills_itself = shown is not None and stored is not None and shown == encode_fill_value(stored, found.dtype)
         super().__init__(found.where, found.description(2).grid(2), found.size, fills_itself=fills_itself)
         self._array = found
         places = _number_chunks(variable.positions, found)
@@ -368,12 +368,12 @@ class ListedChunks(FilledChunks):
         codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
         self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
 
-    def filled(self) -> bytes:
+    def encode_fill(self) -> bytes:
         array = self._array
         if array.fill_element is None:
             what = f"its fillValue {array.variable.fill!r} is not a text of {array.dtype.itemsize} bytes"
             raise ValueError(f"a chunk was never written, and {what}")
-        return encoded(array.fill_element * math.prod(array.chunk), array.shown_codecs)
+        return encode_chunk(array.fill_element * math.prod(array.chunk), array.shown_codecs)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
@@ -382,15 +382,15 @@ class ListedChunks(FilledChunks):
             start = int(self._offsets[at])
             span = Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
             recipe = self._array.recipe
-            return span if recipe is None else made(span, recipe, recipe.size, self.where)
+            return span if recipe is None else make_entry(span, recipe, recipe.size, self.where)
         try:
-            return self.unwritten()
+            return self.unwritten_entry()
         except ValueError as e:
             raise ManifestError(f"{self.where}: {e}") from e
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
-        return self.listed_of(self._numbers, self._sizes.tolist())
+        return self.list_written(self._numbers, self._sizes.tolist())
 
 
 def _number_chunks(positions: Sequence[str], found: _Array) -> UInt64s:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from refshard_fs.core.array_group import ArrayGroup, Chunks, Contiguous, pieces
+from refshard_fs.core.array_group import ArrayGroup, Chunks, Contiguous, choose_chunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
@@ -46,7 +46,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                     cuts[name] = tiles.chunks
                 else:
                     itemsize = image.stored.itemsize
-                    cuts[name] = pieces(image.shape, itemsize)
+                    cuts[name] = choose_chunks(image.shape, itemsize)
                     how = image.shape, cuts[name], itemsize, image.where
                     chunks[name] = Contiguous(source, header.stop, *how)
                 images[name] = image

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import Chunks, made_of_parts
+from refshard_fs.core.array_group import Chunks, make_entry_of_parts
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
@@ -150,7 +150,7 @@ class TileChunks(Chunks):
         recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, self._image.stored.str)
         size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
-        return made_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
+        return make_entry_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
 
     def _read_rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
         """Read some rows of the table, in blocks."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import by_imagecodecs, unpacked
+from refshard_fs.core.compression import decode_by_imagecodecs, unpack_bits
 from refshard_fs.formats.grib2.edition_1 import ECMWF, ibm
 from refshard_fs.formats.grib2.messages import (
     BY_COLUMNS,
@@ -137,7 +137,7 @@ class Values1(msgspec.Struct, frozen=True):
         out = np.full(self.count, np.nan, "<f4")
         with np.errstate(over="ignore"):  # numbers of IBM's may be larger than 32-bit floats
             if bits and stored:
-                numbers = unpacked(data[11:], bits, stored).ravel()
+                numbers = unpack_bits(data[11:], bits, stored).ravel()
                 out[places] = _scaled(numbers, reference, 2.0 ** signed(data, 5, 2), _power_of_ten(-self.decimal))
             else:
                 out[places] = reference  # the value, which nothing scales
@@ -168,7 +168,7 @@ class Values1(msgspec.Struct, frozen=True):
         at, firsts, bias = 25, np.zeros(0, "i8"), 0
         if order:
             size = -(-width * (order + 1) // 8)
-            last = unpacked(data[26 : 26 + size], width, order + 1).astype("i8")
+            last = unpack_bits(data[26 : 26 + size], width, order + 1).astype("i8")
             firsts, bias = last[:-1], int(last[-1])
             sign = 1 << width - 1
             bias, at = (sign - bias if bias & sign else bias), 26 + size
@@ -311,7 +311,7 @@ def _run_length(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
     base = (1 << bits) - 1 - highest  # of the digits, the least significant of which is first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(f"its runs have {bits} bits, and {highest} of {levels} levels: expected others")
-    numbers = unpacked(data, bits, len(data) * 8 // bits).astype("i8")
+    numbers = unpack_bits(data, bits, len(data) * 8 // bits).astype("i8")
     begins = np.flatnonzero(numbers <= highest)
     if not begins.size or begins[0]:
         raise ValueError("its first run has no level")
@@ -327,7 +327,7 @@ def _run_length(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
 
 def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
     """Return numbers of ``bits`` bits each, the most significant first."""
-    return unpacked(data, bits, stored) if bits else np.broadcast_to(np.uint32(0), stored)
+    return unpack_bits(data, bits, stored) if bits else np.broadcast_to(np.uint32(0), stored)
 
 
 def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
@@ -336,7 +336,7 @@ def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArr
     if math.prod(shape) != stored or components != 1:
         raise ValueError(f"its JPEG 2000 image has {shape} points of {components} components, where {stored} are due")
     out = np.zeros(shape, f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
-    by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
+    decode_by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
 
 
@@ -346,7 +346,7 @@ def _png(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any
     channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(integer(data, 26), 0)
     if points != stored or depth * channels not in (8, 16, 24, 32):
         raise ValueError(f"its PNG image has {points} points of {channels} x {depth} bits, where {stored} are due")
-    image = by_imagecodecs("png_decode", data, "grib")
+    image = decode_by_imagecodecs("png_decode", data, "grib")
     parts = np.asarray(image).reshape(stored, channels).astype("u4")
     numbers = np.zeros(stored, "u4")
     for channel in range(channels):
@@ -362,7 +362,7 @@ def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[A
         raise ValueError(f"its CCSDS blocks have {block} values of {bits} bits, {interval} to an interval: none has")
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
     room = size * (stored + block * interval)  # the last values may be followed by others that fill a block
-    return np.frombuffer(by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
+    return np.frombuffer(decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
 
 
 def _grouped(

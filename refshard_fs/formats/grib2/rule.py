@@ -22,7 +22,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import ENCODINGS, ArrayDescription, ArrayGroup, Chunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.keyspace import KeySpace, find_chunk
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Stat, Steps, together
 from refshard_fs.errors import ManifestError, NotListable, NotYetThere, ReferenceNotReachable
 from refshard_fs.formats.grib2.messages import (
@@ -577,7 +577,7 @@ class RuleKeySpace(ArrayGroup):
     fields: Mapping[str, ChunkGrid] = {}  # of the variables, without an end
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        at = place(self.fields, key)
+        at = find_chunk(self.fields, key)
         if at is not None:
             return (yield from self._chunks[at.array].entry(at.number))
         return (yield from super().lookup(key))

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Given, MadeChunks
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, RecipeChunks, SingleChunk
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, together
@@ -158,12 +158,12 @@ class FileScan(msgspec.Struct, frozen=True):
     def scan(self, source: Span) -> Steps[Scan]:
         """Return the fields: of a small file of short messages by one read, of others by sidecar or windows."""
         if self.size <= WHOLE and self._begins_with_short():
-            rest = source.resized(self.size).part(len(self.head), self.size - len(self.head))
+            rest = source.resolve_end(self.size).part(len(self.head), self.size - len(self.head))
             scan: Scan = yield Load(rest, Parsed(_scanned, (self.head, source.url)))
         else:
             offsets = yield from _sidecar(source)
             scan = yield from scan_messages(
-                Grib(source.url, source.resized(self.size), self.size, self.head), offsets or ()
+                Grib(source.url, source.resolve_end(self.size), self.size, self.head), offsets or ()
             )
         return scan
 
@@ -368,7 +368,7 @@ class FieldGroup(ArrayGroupBuilder):
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
                 chunks[number] = field.parts, values_recipe(field, inner[-1], flags)
-        self.add(name, described, MadeChunks(self._source, described.grid(self._zarr_format), chunks))
+        self.add(name, described, RecipeChunks(self._source, described.grid(self._zarr_format), chunks))
 
     def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
         """Return the name of the coordinate of `time` and `step` added up; none where few of so many have fields."""
@@ -408,7 +408,7 @@ class FieldGroup(ArrayGroupBuilder):
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(own, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, unnamed))
         grid = array.grid(self._zarr_format)
-        chunks = Given(data) if isinstance(data, bytes) else MadeChunks(self._source, grid, {0: data})
+        chunks = SingleChunk(data) if isinstance(data, bytes) else RecipeChunks(self._source, grid, {0: data})
         self.add(own, array, chunks)
 
     def add_grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:

@@ -17,9 +17,9 @@ from refshard_fs.core.array_group import (
     Contiguous,
     FilledChunks,
     Padded,
-    encoded,
-    made_of_parts,
-    pieces,
+    choose_chunks,
+    encode_chunk,
+    make_entry_of_parts,
 )
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Listed, Steps
@@ -105,7 +105,7 @@ def parse_chunked(header: bytes) -> Layout:
 def chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the chunks that a data set is shown in."""
     if layout is None or layout.chunk is None:
-        return pieces(shape, itemsize)
+        return choose_chunks(shape, itemsize)
     return layout.chunk or tuple(max(extent, 1) for extent in shape)
 
 
@@ -145,7 +145,7 @@ class LinkedPieces(Contiguous):
             raise self._elements.damaged(f"it is cut short, or damaged: its linked element {self._key} ends behind it")
         if len(found) == 1 and size == self._recipe.size:
             return self._source.part(*found[0])
-        return made_of_parts(self._source, found, self._recipe, self._recipe.size, self._elements.file.url)
+        return make_entry_of_parts(self._source, found, self._recipe, self._recipe.size, self._elements.file.url)
 
 
 def cut(parts: Sequence[Part], start: int, size: int) -> list[Part]:
@@ -180,7 +180,7 @@ class CodedChunks(FilledChunks):
         self._written = layout.written
 
     def filled(self) -> bytes:
-        return encoded(self._fill * (self._chunk_size // len(self._fill)), self._codecs)
+        return encode_chunk(self._fill * (self._chunk_size // len(self._fill)), self._codecs)
 
     def keys(self) -> Steps[dict[int, Key]]:
         """Return the elements of the chunks that were written, by number."""
@@ -208,7 +208,7 @@ class CodedChunks(FilledChunks):
         try:
             key = (yield from self.keys()).get(number)
             if key is None:
-                return self.unwritten()
+                return self.unwritten_entry()
             parts = yield from self._parts(key)
             size = sum(length for _, length in parts)
             if not size or any(at + length > self._elements.file.size for at, length in parts):
@@ -221,8 +221,10 @@ class CodedChunks(FilledChunks):
             raise self._elements.damaged(f"{self.where}: {e}") from e
         source, url = self._elements.file.source, self._elements.file.url
         if self._recipe is not None:
-            return made_of_parts(source, parts, self._recipe, self._chunk_size, url)
-        return source.part(*parts[0]) if len(parts) == 1 else made_of_parts(source, parts, Padded(size), size, url)
+            return make_entry_of_parts(source, parts, self._recipe, self._chunk_size, url)
+        return (
+            source.part(*parts[0]) if len(parts) == 1 else make_entry_of_parts(source, parts, Padded(size), size, url)
+        )
 
     def _parts(self, key: Key) -> Steps[list[Part]]:
         """Return where the bytes of a chunk lie."""
@@ -243,4 +245,4 @@ class CodedChunks(FilledChunks):
             raise
         except ValueError as e:
             raise DamagedIndex("", self._elements.file.url, f"{self.where}: {e}") from e
-        return self.listed_of(np.array(sorted(numbers), np.uint64))
+        return self.list_written(np.array(sorted(numbers), np.uint64))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.compression import by_imagecodecs
+from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
 
 MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: runs make many bytes of few
@@ -137,4 +137,4 @@ def _of_szip(raw: bytes, size: int, values: tuple[int, ...]) -> bytes:
         raw = raw[5 : 5 + length]
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     parameters = dict(zip(names, (options & ~_PREAMBLE, block, depth, scanline), strict=True))
-    return bytes(by_imagecodecs("szip_decode", raw, "hdf5", out=size, **parameters))
+    return bytes(decode_by_imagecodecs("szip_decode", raw, "hdf5", out=size, **parameters))

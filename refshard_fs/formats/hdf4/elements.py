@@ -176,7 +176,7 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
     if file.size <= SMALL_FILE:
         yield from file.load([(0, file.size)], file.size)
     while at:
-        if file.known(at, 6) is None:
+        if file.peek(at, 6) is None:
             window = min(2 * window, MOST_WINDOW) if abs(at - before) <= NEAR else WINDOW
         [head] = yield from file.load([(at, 6)], window)
         count, after = struct.unpack(">HI", head)

@@ -13,7 +13,14 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, EvenlySpaced, Given, fill_of, spelled_fill
+from refshard_fs.core.array_group import (
+    ArrayDescription,
+    ArrayGroupBuilder,
+    EvenlySpaced,
+    SingleChunk,
+    encode_fill_value,
+    fill_of,
+)
 from refshard_fs.core.format import FileBytes, OpenOptions, Probe
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
@@ -153,7 +160,7 @@ class _Group(ArrayGroupBuilder):
         )
         if data_set.values is not None:
             array = msgspec.structs.replace(array, chunks=tuple(max(n, 1) for n in data_set.shape))
-            self.add(path, array, Given(data_set.values))
+            self.add(path, array, SingleChunk(data_set.values))
         else:
             grid = array.grid(self._zarr_format)
             self.add(path, array, chunks_of(elements, data_set.data, layout, array, grid, raw))
@@ -230,7 +237,7 @@ class _Group(ArrayGroupBuilder):
         path = join(group, SPATIAL_REF)
         if path not in self.arrays:
             array = ArrayDescription(f"{self.url}, {path!r}", (), (), np.dtype("<i8"), [], structure.crs)
-            self.add(path, array, Given(bytes(8)))
+            self.add(path, array, SingleChunk(bytes(8)))
 
 
 def _plain(name: str) -> str:
@@ -246,7 +253,7 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> tuple[Any, bytes]:
     """Return the fill value as zarr spells it, None if there is none, and the bytes of an element without a value."""
     if value is not None and dtype.kind == "S":
         raw = bytes(np.array(value).tobytes()[:1]).ljust(1, b"\0")
-        return spelled_fill(raw, dtype), raw
+        return encode_fill_value(raw, dtype), raw
     fill = fill_of(value.item(), dtype) if value is not None and dtype.kind != "S" else None
     if fill is not None:
         return fill, np.array(value).astype(dtype).tobytes()

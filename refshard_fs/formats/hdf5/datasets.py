@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, encoded, pieces
+from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, choose_chunks, encode_chunk
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, together
@@ -49,7 +49,7 @@ class Dataset:
                     raise ValueError(f"{reason}: expected shape {found.shape}, {found.datatype.size} bytes")
                 self.chunk = chunk
             case Compact() | Contiguous():
-                self.chunk = pieces(found.shape, found.datatype.size)
+                self.chunk = choose_chunks(found.shape, found.datatype.size)
                 self.filters = ()
             case Virtual(chunk=chunk):
                 self.chunk = chunk
@@ -157,12 +157,12 @@ class DatasetChunks(FilledChunks):
         elif self._index is not None:
             yield from self._index.find(np.empty(0, np.uint64))
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         if self._pieces is not None or (not self.fills_itself and self.grid.size <= UNWRITTEN):
             return None
         with self._name_damage():
             found = NO_CHUNKS if self._index is None else (yield from self._index.find(None))
-        return self.listed_of(found.numbers)
+        return self.list_written(found.numbers)
 
     def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
         numbers = [] if self._index is None else self._index.numbers_in_unread_blocks()
@@ -187,7 +187,7 @@ class DatasetChunks(FilledChunks):
 
     def _make_entry(self, number: int, stored: StoredChunk | None) -> Entry | None:
         if stored is None:
-            return self.unwritten()
+            return self.unwritten_entry()
         dataset = self.dataset
         mask = stored.mask
         if dataset.filters and not self._is_filtered(number):
@@ -221,7 +221,7 @@ class DatasetChunks(FilledChunks):
 
     # ------------------------------------------------------------------ unwritten chunks
 
-    def filled(self) -> bytes:
+    def encode_fill(self) -> bytes:
         return self.dataset.codecs.encode(self.fill_elements())
 
     def fill_elements(self) -> bytes:
@@ -257,7 +257,7 @@ class DatasetChunks(FilledChunks):
             elements = objects(datatype, data, heap, self._paths, "replace")
             held = np.empty(len(elements), object)
             held[:] = elements if codec is TEXT else [np.array(item, codec["dtype"]) for item in elements]
-            made[number] = Inline(encoded(held, [codec]))
+            made[number] = Inline(encode_chunk(held, [codec]))
         return [made.get(number) for number in numbers]
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.dtypes import Padding, unpadded
+from refshard_fs.core.dtypes import Padding, remove_padding
 from refshard_fs.core.zarrmeta import is_divided
 from refshard_fs.formats.hdf5.file import PARSED, Fields, Sizes
 
@@ -377,7 +377,7 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
     """Convert ``elements`` from ``datatype.dtype`` to ``datatype.shown``."""
     match datatype.kind:
         case "string":
-            return unpadded(elements, datatype.padding)
+            return remove_padding(elements, datatype.padding)
         case "compound":
             made = np.empty(elements.shape, datatype.shown)
             for field in datatype.fields:

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.array_group import encoded
-from refshard_fs.core.compression import by_imagecodecs, check_blosc, decompressed, zstd
+from refshard_fs.core.array_group import encode_chunk
+from refshard_fs.core.compression import check_blosc, decode_by_imagecodecs, decompress, zstd
 from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import Datatype, recast
@@ -107,7 +107,7 @@ class Codecs(msgspec.Struct, frozen=True):
     def encode(self, plain: bytes) -> bytes:
         """Encode elements of the dataset's datatype as the array's metadata says."""
         data = recast(self.datatype, plain).tobytes() if self.datatype.is_recast else plain
-        return encoded(data, self.shown)
+        return encode_chunk(data, self.shown)
 
     def recipe(self, mask: int) -> FilterRecipe | None:
         """Return the recipe for a chunk that skips the filters in ``mask``; None if zarr's codecs read it as it is."""
@@ -216,12 +216,12 @@ def _output_limit(length: int) -> int:
 
 def _make_stream_decoder(make: Callable[[], Any]) -> Undo:
     """Make the decoder of a filter whose streams ``make()`` decompresses."""
-    return lambda data, values, length: decompressed(make(), data, _output_limit(length))
+    return lambda data, values, length: decompress(make(), data, _output_limit(length))
 
 
 def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     made = fast_zlib(data, length)
-    return decompressed(zlib.decompressobj(), data, _output_limit(length)) if made is None else bytes(made)
+    return decompress(zlib.decompressobj(), data, _output_limit(length)) if made is None else bytes(made)
 
 
 def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -258,7 +258,7 @@ def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         count, _, chunk = struct.unpack_from("<4xIII", data, at)
         if not 0 < count <= left or not 32 <= chunk <= len(data) - at:
             raise ValueError(f"a blosc2 chunk of {chunk} bytes decodes to {count} bytes: expected 1 to {left}")
-        made.append(by_imagecodecs("blosc2_decode", data[at : at + chunk], "hdf5"))
+        made.append(decode_by_imagecodecs("blosc2_decode", data[at : at + chunk], "hdf5"))
         at, left = at + chunk, left - count
     whole = b"".join(made)
     name = data.find(b"\xa4b2nd\xd2", 0, head)
@@ -296,11 +296,11 @@ def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     stream = int.from_bytes(data, "little") << bits | head & (1 << bits) - 1
     room = math.prod(-(-extent // 4) for extent in shape) * most // 8 + 64
     padded = stream.to_bytes(len(data) + 32, "little").ljust(room, b"\0")
-    return bytes(by_imagecodecs("zfp_decode", padded, "hdf5").tobytes())
+    return bytes(decode_by_imagecodecs("zfp_decode", padded, "hdf5").tobytes())
 
 
 def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return bytes(by_imagecodecs("lzf_decode", data, "hdf5", out=_output_limit(length)))
+    return bytes(decode_by_imagecodecs("lzf_decode", data, "hdf5", out=_output_limit(length)))
 
 
 def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -310,7 +310,7 @@ def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         raise ValueError(f"an szip chunk of {size} bytes with pixels of {width} bytes is damaged")
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     options = dict(zip(names, values, strict=False))
-    found = bytes(by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
+    found = bytes(decode_by_imagecodecs("szip_decode", data[4:], "hdf5", out=size, **options))
     if len(found) != size:
         raise ValueError(f"an szip chunk is cut short: it decodes to {len(found)} of {size} bytes")
     return found
@@ -350,7 +350,7 @@ def _lz4_block(frame: bytes, size: int) -> bytes:
 
 
 def _zstd_block(frame: bytes, size: int) -> bytes:
-    return decompressed(zstd().ZstdDecompressor(), frame, size)
+    return decompress(zstd().ZstdDecompressor(), frame, size)
 
 
 # Decoders of bitshuffle's blocks, by the number of the compressor.

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import PACKING, spelled_fill
+from refshard_fs.core.array_group import PACKING, encode_fill_value
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
@@ -426,4 +426,4 @@ def _fill_to_json(fill: bytes, datatype: Datatype) -> Any:
         return fill.decode("utf-8", "surrogateescape")
     if datatype.shown is None:
         return None
-    return spelled_fill(fill, datatype.shown)
+    return encode_fill_value(fill, datatype.shown)

@@ -9,7 +9,7 @@ import msgspec
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keyspace import KeySpace, LookUp, place
+from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
 from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
@@ -73,7 +73,7 @@ class HDF5KeySpace(ArrayGroup):
         found: list[LookUp] = []
         by_array: dict[str, tuple[list[int], list[int]]] = {}
         for number, key in enumerate(keys):
-            at = None if key in self._documents else place(self.grids, key)
+            at = None if key in self._documents else find_chunk(self.grids, key)
             if at is None:
                 found.append(self.single_lookup(number, key))
             else:

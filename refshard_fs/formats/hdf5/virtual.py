@@ -178,11 +178,11 @@ class VirtualChunks(DatasetChunks):
     def prepare(self) -> Steps[None]:
         yield from ()
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         if not self.fills_itself or self.grid.size > LISTABLE:
             return None
         found = yield from self.find_stored(range(self.grid.size))
-        return self.listed_of(np.array(sorted(found), np.uint64))
+        return self.list_written(np.array(sorted(found), np.uint64))
 
     def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
         wanted = np.array(sorted(set(numbers)), np.int64)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, Part, Ranges, UInt64s
-from refshard_fs.core.compression import Inflate, decompressed, zstd
+from refshard_fs.core.columns import NO_TARGET, Part, Ranges, UInt64s
+from refshard_fs.core.compression import Inflate, decompress, zstd
 from refshard_fs.core.format import check_size
 from refshard_fs.core.model import Pin, Quota
 from refshard_fs.errors import ManifestError
@@ -288,7 +288,7 @@ def _convert_refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
         raise ValueError("it is damaged: a chunk is neither inline nor native nor virtual")
     codes: dict[tuple[bytes, Pin | None], int] = {}
     places = [
-        ABSENT if url is None else codes.setdefault((url, pin), len(codes))
+        NO_TARGET if url is None else codes.setdefault((url, pin), len(codes))
         for url, pin in zip(urls, _collect_pins(tables), strict=True)
     ]
     ranges = Ranges(np.array(places, np.uint32), offsets.view(np.uint64), lengths.view(np.uint64))
@@ -337,7 +337,7 @@ class Locations(Sequence[str]):
         text = self._data[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
         try:
             if text.startswith(_ZSTD):
-                text = decompressed(zstd().ZstdDecompressor(zstd_dict=self._words), text, _LOCATION)
+                text = decompress(zstd().ZstdDecompressor(zstd_dict=self._words), text, _LOCATION)
             location = text.decode()
         except (ValueError, zstd().ZstdError) as e:
             raise ManifestError(f"the location {text[:100]!r} of a chunk is damaged: {e}") from e

@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
-from refshard_fs.core.columns import ABSENT, ChunkTable, Texts
+from refshard_fs.core.columns import NO_TARGET, ChunkTable, Texts
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe, Version, check_size
 from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, splits
-from refshard_fs.core.keyspace import KeySpace, LookUp, chunks_below, merged, place
+from refshard_fs.core.keyspace import KeySpace, LookUp, chunks_below, find_chunk, merge_listings
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Listed, Load, Pin, Quota, Raw, Span, Stat, Steps, batches
 from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
 from refshard_fs.formats.icechunk import REPO
@@ -127,7 +127,7 @@ class IcechunkKeySpace(KeySpace):
         document = self._members.get(key)
         if document is not None:
             return Inline(document)
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         if at is None:
             for path, _ in splits(key):
                 if path in self.reports:
@@ -148,7 +148,7 @@ class IcechunkKeySpace(KeySpace):
         found: list[LookUp] = []
         chunks: dict[str, list[tuple[int, int]]] = {}
         for i, key in enumerate(keys):
-            at = None if key in self._members else place(self.grids, key)
+            at = None if key in self._members else find_chunk(self.grids, key)
             if at is None:
                 found.append(self.single_lookup(i, key))
             else:
@@ -182,7 +182,7 @@ class IcechunkKeySpace(KeySpace):
 
     def _entry(self, path: str, number: int, chunks: Chunks, row: int, target: int, start: int, length: int) -> Entry:
         """Return the entry of an existing chunk."""
-        if target == ABSENT:
+        if target == NO_TARGET:
             return Inline(chunks.inline[row])
         if length > LONG:
             array = self._arrays[path]
@@ -209,7 +209,7 @@ class IcechunkKeySpace(KeySpace):
                 read: Sequence[Refs] = yield tuple(array.loads[manifest] for manifest in some)
                 rows += [refs.sizes() for refs in read]
             parts.append(chunks_below(ChunkTable.from_parts(array.grid, rows), rest, stem))
-        found = merged(*parts)
+        found = merge_listings(*parts)
         return found if found or not prefix else None
 
     # ------------------------------------------------------------------ whole arrays

@@ -15,7 +15,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, WHOLE
+from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.compression import MAGIC, DamagedStream, Inflate
 from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_size
 from refshard_fs.core.keys import ChunkGrid, join
@@ -30,7 +30,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import check_representable, open_end
-from refshard_fs.references.values import resolver, spelled
+from refshard_fs.references.values import encode, resolver
 from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import read_member
@@ -207,7 +207,7 @@ def encode_member(key: str, value: Any, version: int) -> bytes:
         case dict():
             value = zarrmeta.dumps(value).decode()
         case bytes():
-            value = spelled(value)
+            value = encode(value)
     return zarrmeta.dumps(key) + b":" + zarrmeta.dumps(value)
 
 
@@ -221,8 +221,8 @@ def encode_chunk_members(array: str, grid: ChunkGrid, numbers: range, partition:
     values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
     out = []
     for row, tail, (target, offset, length) in zip(rows, keys, values, strict=True):
-        if target == ABSENT:
-            out.append(f'{stem}{tail}":{zarrmeta.dumps(spelled(partition.inline[row])).decode()}')
+        if target == NO_TARGET:
+            out.append(f'{stem}{tail}":{zarrmeta.dumps(encode(partition.inline[row])).decode()}')
         elif length == WHOLE:
             out.append(f'{stem}{tail}":[{urls[target]}]')
         else:

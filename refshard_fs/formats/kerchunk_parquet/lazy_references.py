@@ -87,6 +87,6 @@ class LazyReferences(Mapping[str, Any]):
 def _to_json(value: Value | None) -> Any:
     match value:
         case (url, Row() as row):
-            return row.spelled(url)
+            return row.to_json(url)
         case _:
             return value

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, WHOLE, Ranges
+from refshard_fs.core.columns import NO_TARGET, WHOLE, Ranges
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_columns
 from refshard_fs.references.values import from_base64
@@ -197,15 +197,15 @@ def _make_partition(columns: Mapping[str, Any], rows: int, chunks: int, written:
     if rows > chunks:
         targets, offsets, lengths = targets[:chunks].copy(), offsets[:chunks].copy(), lengths[:chunks].copy()
     if inline:
-        targets[np.fromiter(inline, np.int64, len(inline))] = ABSENT
+        targets[np.fromiter(inline, np.int64, len(inline))] = NO_TARGET
     spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
     if int(spans.max()) + int(sizes.max()) >= OFFSETS:  # also true if a number is negative
-        there = targets != ABSENT
+        there = targets != NO_TARGET
         wrong = np.flatnonzero(there & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
         for row in wrong.tolist():
             raise ValueError(f"row {row} is not a byte range: offset {offsets[row]}, size {lengths[row]}")
     if not sizes.all():
-        sizes = np.where((targets != ABSENT) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
+        sizes = np.where((targets != NO_TARGET) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
     return StoredPartition(urls, Ranges(targets, spans, sizes), inline, written=written)
 
 

@@ -26,7 +26,7 @@ from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent, splits
-from refshard_fs.core.keyspace import KeySpace, Run, chunks_below, merged, place
+from refshard_fs.core.keyspace import KeySpace, Run, chunks_below, find_chunk, merge_listings
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Quota, Span, Stat, Steps, batches
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET
@@ -207,7 +207,7 @@ class ParquetKeySpace(KeySpace):
 
     def _get_array_meta(self, key: str) -> zarrmeta.ArrayMeta | None:
         """Return the metadata of the array with the chunk ``key``."""
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         if at is None:
             return None
         for name in zarrmeta.ARRAY_DOCUMENTS:
@@ -222,7 +222,7 @@ class ParquetKeySpace(KeySpace):
         metadata = self.layout.metadata.get(key)
         if metadata is not None:
             return metadata
-        at = place(self.grids, key)
+        at = find_chunk(self.grids, key)
         if at is None:
             return None
         number, row = divmod(at.number, self.layout.record_size)
@@ -394,7 +394,7 @@ class ParquetKeySpace(KeySpace):
         for array, rest in self._split_path(prefix):
             parts.append((yield from self._list_chunks(array, rest, stem)))
         documents = yield from self._documents.children(prefix)
-        found = merged(*parts, documents or ())
+        found = merge_listings(*parts, documents or ())
         return None if documents is None and not found else found
 
     def is_directory(self, prefix: str) -> Steps[bool]:

@@ -14,11 +14,11 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, ChunksBuilder
-from refshard_fs.core.columns import ABSENT, WHOLE
-from refshard_fs.core.consolidated import in_step
+from refshard_fs.core.columns import NO_TARGET, WHOLE
+from refshard_fs.core.consolidated import update_consolidated
 from refshard_fs.core.edits import REMOVED, Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
-from refshard_fs.core.keyspace import place
+from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
@@ -41,7 +41,7 @@ def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int)
         document = object_in(value, repr(key))
         if parent(key)[1] != PARQUET:  # the set writes its own; zarr rejects a nested one
             metadata[key] = document
-    metadata |= in_step(metadata)
+    metadata |= update_consolidated(metadata)
     return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
 
 
@@ -64,7 +64,7 @@ def encode_partition(
     """Encode the chunks ``numbers`` of ``array`` as a parquet file. If ``dry``, only check that it is possible."""
     check_representable(array, grid, numbers, partition)
     targets, offsets, lengths = partition.ranges
-    there = targets != ABSENT
+    there = targets != NO_TARGET
     beyond = (offsets >= OFFSETS) | (lengths >= OFFSETS) | (offsets + lengths >= OFFSETS)
     for row in np.flatnonzero(there & (lengths != WHOLE) & beyond).tolist():
         key = join(array, grid.tail(numbers.start + row))
@@ -89,7 +89,7 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
     """
     pa, parquet = require_pyarrow()
     targets, offsets, lengths = partition.ranges
-    absent = targets == ABSENT
+    absent = targets == NO_TARGET
     empty = ~absent & (lengths == 0) & (offsets == 0)
     inline = dict(partition.inline) | dict.fromkeys(np.flatnonzero(empty).tolist(), b"")
     absent |= empty
@@ -169,7 +169,7 @@ def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
     for key, edit in edits.changes().items():
         if zarrmeta.is_metadata(key):
             continue
-        at = place(new.grids, key)
+        at = find_chunk(new.grids, key)
         if at is not None:
             number, row = divmod(at.number, new.record_size)
             rows.setdefault(at.array, {}).setdefault(number, {})[row] = edit
@@ -213,7 +213,7 @@ def edit_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -> 
         builder.inline.update((row, data) for row, data in old.inline.items() if row < kept.stop and row not in rows)
     targets, offsets, lengths = builder.ranges
     for row, edit in rows.items():
-        targets[row], offsets[row], lengths[row] = ABSENT, 0, 0
+        targets[row], offsets[row], lengths[row] = NO_TARGET, 0, 0
         match edit:
             case Inline(data):
                 builder.inline[row] = data

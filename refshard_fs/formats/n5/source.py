@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks
-from refshard_fs.core.compression import decompressed, zstd
+from refshard_fs.core.compression import decompress, zstd
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Packed, Raw, Span, Steps
-from refshard_fs.core.zarrmeta import COUNTABLE, integers, is_node_name, object_in, shown
+from refshard_fs.core.zarrmeta import COUNTABLE, integers, is_node_name, object_in, shorten
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.n5 import ATTRIBUTES
 from refshard_fs.security.policy import protocol_of, relative_to
@@ -80,15 +80,15 @@ class BlockRecipe(msgspec.Struct, frozen=True):
 def _decompress(codec: str, data: bytes, size: int) -> bytes:
     match codec:
         case "gzip":
-            return decompressed(zlib.decompressobj(31), data, size)
+            return decompress(zlib.decompressobj(31), data, size)
         case "zlib":
-            return decompressed(zlib.decompressobj(), data, size)
+            return decompress(zlib.decompressobj(), data, size)
         case "bzip2":
-            return decompressed(bz2.BZ2Decompressor(), data, size)
+            return decompress(bz2.BZ2Decompressor(), data, size)
         case "xz":
-            return decompressed(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 30), data, size)
+            return decompress(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=1 << 30), data, size)
         case "zstd":
-            return decompressed(zstd().ZstdDecompressor(), data, size)
+            return decompress(zstd().ZstdDecompressor(), data, size)
         case "blosc":
             return _decompress_blosc(data, size)
     return data
@@ -124,7 +124,7 @@ class BlockChunks(Chunks):
         # The file may not exist, so its size is unknown before it is read.
         return Packed(Span(url, optional=True), BlockRecipe(array.chunks, extents, array.dtype.itemsize, self._codec))
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         found: list[tuple[int, ...]] = [()]
         for count in self._grid.counts[::-1]:
             urls = [relative_to(self._url, "/".join(map(str, at))) if at else self._url for at in found]
@@ -144,10 +144,10 @@ def _describe_dataset(doc: dict[str, Any], path: str, where: str) -> tuple[Array
     shape = integers(doc.get("dimensions"), "dimensions", where)[::-1]
     chunks = integers(doc.get("blockSize"), "blockSize", where)[::-1]
     if not 0 < len(shape) <= 32 or len(chunks) != len(shape) or not all(chunks):
-        raise ManifestError(f"{where}: its blockSize {shown(chunks)} does not fit its dimensions {shown(shape)}")
+        raise ManifestError(f"{where}: its blockSize {shorten(chunks)} does not fit its dimensions {shorten(shape)}")
     kind = doc.get("dataType")
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise ManifestError(f"{where}: its dataType is {shown(kind)}: expected {', '.join(sorted(_TYPES))}")
+        raise ManifestError(f"{where}: its dataType is {shorten(kind)}: expected {', '.join(sorted(_TYPES))}")
     dtype = np.dtype(kind).newbyteorder(">")
     if math.prod(chunks) * dtype.itemsize > LARGEST:
         raise ManifestError(f"{where}: its blockSize makes chunks of more than {LARGEST} bytes")
@@ -158,7 +158,7 @@ def _describe_dataset(doc: dict[str, Any], path: str, where: str) -> tuple[Array
     if codec == "gzip" and isinstance(given, dict) and given.get("useZlib") is True:
         codec = "zlib"
     if not isinstance(codec, str) or codec not in _CODECS:
-        raise ManifestError(f"{where}: its compression is {shown(codec)}: expected {', '.join(sorted(_CODECS))}")
+        raise ManifestError(f"{where}: its compression is {shorten(codec)}: expected {', '.join(sorted(_CODECS))}")
     prefix = path.replace("/", "_")
     dimensions = [f"{prefix}_dim_{axis}" for axis in range(len(shape))]
     array = ArrayDescription(where, shape, chunks, dtype, dimensions, _filter_attributes(doc), fill_value=0)

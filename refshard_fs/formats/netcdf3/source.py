@@ -24,10 +24,10 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     Padded,
+    choose_chunks,
+    encode_fill_value,
     fill_of,
-    made,
-    pieces,
-    spelled_fill,
+    make_entry,
 )
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
@@ -328,7 +328,7 @@ class RecordChunks(Chunks):
         if isinstance(found, Span) and (count - 1) * step > (BAND if step > SPARSE else PIECE):
             parts = tuple(found.part(i * step, slab) for i in range(count))
             return Packed(found, Padded(size), size, parts=parts)
-        return made(found, StridedRecipe(step, slab, size), size, "")
+        return make_entry(found, StridedRecipe(step, slab, size), size, "")
 
 
 class _Layout(NamedTuple):
@@ -444,9 +444,9 @@ def _describe(variable: Variable, record_size: int, where: str) -> ArrayDescript
     shape, dtype = variable.shape, variable.dtype
     records = _records_per_chunk(variable, record_size)
     if variable.is_record and record_size > variable.slab:
-        chunks = (records, *pieces(shape[1:], dtype.itemsize))
+        chunks = (records, *choose_chunks(shape[1:], dtype.itemsize))
     else:
-        chunks = pieces(shape, dtype.itemsize)
+        chunks = choose_chunks(shape, dtype.itemsize)
     attributes, fill = _split_fill(variable.attributes, dtype)
     names = [dimension.name for dimension in variable.dimensions]
     return ArrayDescription(where, shape, chunks, dtype, names, attributes, fill_value=fill, is_masked=True)
@@ -457,6 +457,6 @@ def _split_fill(attributes: dict[str, Any], dtype: np.dtype[Any]) -> tuple[dict[
     others = {name: value for name, value in attributes.items() if name != "_FillValue"}
     match attributes.get("_FillValue"):
         case bytes(text) if dtype.kind == "S" and len(text) == 1:
-            return others, spelled_fill(text, dtype)
+            return others, encode_fill_value(text, dtype)
         case value:
             return others, fill_of(value, dtype)

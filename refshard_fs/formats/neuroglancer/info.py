@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 
 from refshard_fs.core.array_group import ArrayDescription
-from refshard_fs.core.zarrmeta import COUNTABLE, object_in, shown
+from refshard_fs.core.zarrmeta import COUNTABLE, object_in, shorten
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.packing import MortonCode
@@ -101,14 +101,14 @@ def parse_info(data: bytes, where: str) -> Volume:
     doc = object_in(data, where)
     kind = doc.get("@type", "neuroglancer_multiscale_volume")
     if kind != "neuroglancer_multiscale_volume":
-        raise ManifestError(f"{where} has the '@type' {shown(kind)}: expected neuroglancer_multiscale_volume")
+        raise ManifestError(f"{where} has the '@type' {shorten(kind)}: expected neuroglancer_multiscale_volume")
     try:
         info = msgspec.convert(doc, _Info)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
         raise ManifestError(f"{where} breaks the specification: {e}") from None
     dtype = _TYPES.get(info.data_type.lower())
     if dtype is None:
-        raise ManifestError(f"{where}: its 'data_type' {shown(info.data_type)} is not supported")
+        raise ManifestError(f"{where}: its 'data_type' {shorten(info.data_type)} is not supported")
     found: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()
@@ -133,7 +133,7 @@ def parse_info(data: bytes, where: str) -> Volume:
 def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Scale:
     key, size, step = scale.key, scale.size, scale.chunk_sizes[0]
     if "::" in key or "\\" in key or "\0" in key:
-        raise ManifestError(f"{where}: its 'key' {shown(key)} is not a path")
+        raise ManifestError(f"{where}: its 'key' {shorten(key)} is not a path")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
         raise ManifestError(f"its key {key!r} leads out of the volume's folder: open that folder by itself")
     if scale.encoding.lower() != "raw":
@@ -159,7 +159,7 @@ def _parse_sharding(doc: object, where: str) -> Sharding | None:
     if doc is None:
         return None
     if not isinstance(doc, dict) or doc.get("@type") != "neuroglancer_uint64_sharded_v1":
-        raise ManifestError(f"its sharding {shown(doc)} is not supported")
+        raise ManifestError(f"its sharding {shorten(doc)} is not supported")
     try:
         return msgspec.convert(doc, Sharding)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from refshard_fs.core.compression import decompressed
+from refshard_fs.core.compression import decompress
 from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
 
 # ----------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class MinishardIndex(msgspec.Struct, frozen=True):
 
 def decompress_gzip(data: bytes, most: int, *, exact: bool) -> bytes:
     """Decompress a gzip stream to at most ``most`` bytes, or exactly as many. Raise ValueError for other sizes."""
-    out = decompressed(zlib.decompressobj(_GZIP), data, most)
+    out = decompress(zlib.decompressobj(_GZIP), data, most)
     if exact and len(out) != most:
         raise ValueError(f"its gzip stream decompresses to {len(out)} bytes: expected {most}")
     return out

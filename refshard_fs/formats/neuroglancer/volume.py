@@ -99,7 +99,7 @@ class FileChunks(_ScaleChunks):
         # The file may not exist, so a size is known only after a look.
         return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         found = []
         for listed in (yield from self._list_names()):
             match = _CHUNK.fullmatch(listed.name)
@@ -151,7 +151,7 @@ class ShardChunks(_ScaleChunks):
         start += self._parse_sharding.table
         return self._make_entry(Span(self._shard_url(shard), start, start + size), coords)
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         names = yield from self._list_names()
         shards = [s for s in (self._parse_sharding.shard(listed.name) for listed in names) if s is not None]
         found: list[Listed] = []

@@ -188,7 +188,7 @@ class Tiff(FileBytes):
                 ifd.lost.append(number)
                 continue
             else:
-                tag.data = self.known(tag.start, tag.size)
+                tag.data = self.peek(tag.start, tag.size)
                 self._in_tags += len(tag.data or b"")
                 self._check("tags have values of", self._in_tags, self._shared)
             ifd.tags[number] = tag

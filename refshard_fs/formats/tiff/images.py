@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, encoded, made, pieces
-from refshard_fs.core.compression import by_imagecodecs, decompressed, unpacked, zstd
+from refshard_fs.core.array_group import LISTABLE, Chunks, Contiguous, Padded, choose_chunks, encode_chunk, make_entry
+from refshard_fs.core.compression import decode_by_imagecodecs, decompress, unpack_bits, zstd
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
@@ -82,7 +82,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
     def encode_chunk(self, data: bytes) -> bytes:
         """Encode the decoded bytes ``data`` as the array's metadata say."""
-        return encoded(data, NATIVE[self.compression]) if self.encoded else data
+        return encode_chunk(data, NATIVE[self.compression]) if self.encoded else data
 
     def _decode_image(self, raw: bytes) -> bytes:
         """Decode the stored rows of an image. The decoder rejects an image of another shape or type."""
@@ -97,7 +97,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
                 given, made = None if b"JFIF" in raw[:32] else "RGB", "RGB"
             options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
         raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
-        found = by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
+        found = decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
         if self.compression != LERC:
             return out.astype(self.dtype).tobytes()
         values = out.view(self.dtype)  # GDAL encodes samples as LERC in the byte order of the file
@@ -111,7 +111,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         if self.bits != dtype.itemsize * 8:  # most significant bit first; rows are padded to whole bytes
             parts = self.rows if width * samples * self.bits % 8 else 1
             size, count = len(data) // parts, self.rows // parts * width * samples
-            rows = [unpacked(data[at : at + size], self.bits, count) for at in range(0, len(data), size)]
+            rows = [unpack_bits(data[at : at + size], self.bits, count) for at in range(0, len(data), size)]
             return np.concatenate(rows).astype(dtype).tobytes()
         match self.predictor:
             case 2:
@@ -127,10 +127,10 @@ class TileRecipe(msgspec.Struct, frozen=True):
 # Decoders of samples by the value of Compression; they take the largest size of the result.
 CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     1: lambda raw, most: raw,
-    5: lambda raw, most: bytes(by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
-    8: lambda raw, most: bytes(fast_zlib(raw, most) or decompressed(zlib.decompressobj(), raw, most)),
-    32773: lambda raw, most: bytes(by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
-    50000: lambda raw, most: decompressed(zstd().ZstdDecompressor(), raw, most),
+    5: lambda raw, most: bytes(decode_by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
+    8: lambda raw, most: bytes(fast_zlib(raw, most) or decompress(zlib.decompressobj(), raw, most)),
+    32773: lambda raw, most: bytes(decode_by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
+    50000: lambda raw, most: decompress(zstd().ZstdDecompressor(), raw, most),
 }
 # Decoders of images, by their names in imagecodecs; they undo their own prediction.
 JPEG, LERC = 7, 34887
@@ -303,9 +303,9 @@ class TileChunks(Chunks):
         if page.recipe.encoded and is_whole:
             return found
         recipe = msgspec.structs.replace(page.recipe, rows=rows)
-        return made(found, recipe, None if recipe.encoded else recipe.size, self._tiff.url)
+        return make_entry(found, recipe, None if recipe.encoded else recipe.size, self._tiff.url)
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         if not self._has_fill or self._grid.size > LISTABLE:
             return None
         found = []
@@ -344,5 +344,5 @@ def find_contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...]
     offsets, *sizes = (tag.values[: page.count].astype(np.uint64) for tag in page.tables)
     if any((s != due).any() for s in sizes) or not offsets[0] or (offsets[1:] != offsets[:-1] + due[:-1]).any():
         return None
-    chunks = pieces(page.shape, page.dtype.itemsize)
+    chunks = choose_chunks(page.shape, page.dtype.itemsize)
     return chunks, Contiguous(tiff.source, int(offsets[0]), page.shape, chunks, page.dtype.itemsize, where)

@@ -17,8 +17,8 @@ from xml.sax.saxutils import unescape
 import msgspec
 import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, EvenlySpaced, Given, fill_of
-from refshard_fs.core.format import OpenOptions, Probe, xml
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, EvenlySpaced, SingleChunk, fill_of
+from refshard_fs.core.format import OpenOptions, Probe, parse_xml
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
@@ -283,9 +283,9 @@ class Georeference(NamedTuple):
         a, b, d, e = a * across, b * down, d * across, e * down
         own = SPATIAL_REF + names["x"].removeprefix("x")
         spatial = {**self.crs, "GeoTransform": " ".join(map(str, (x, a, b, y, d, e)))}
-        to.add_coordinate(join(group, own), (), "<i8", Given(bytes(8)), spatial)
+        to.add_coordinate(join(group, own), (), "<i8", SingleChunk(bytes(8)), spatial)
         if "band" in names:
-            numbers = Given(np.arange(1, page.samples + 1, dtype="<i8").tobytes())
+            numbers = SingleChunk(np.arange(1, page.samples + 1, dtype="<i8").tobytes())
             to.add_coordinate(join(group, names["band"]), (page.samples,), "<i8", numbers, {})
         if b == d == 0:
             for axis, first, step, extent in (("x", x, a, page.width), ("y", y, e, page.height)):
@@ -327,7 +327,7 @@ def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:
     if not ifd.text(GDAL_METADATA):
         return {}
     try:
-        items = list(xml(ifd.text(GDAL_METADATA)).iter("Item"))
+        items = list(parse_xml(ifd.text(GDAL_METADATA)).iter("Item"))
     except ValueError as e:
         return {"GDAL_METADATA": f"not shown: {e}"}
     found: dict[str, Any] = {}
@@ -383,7 +383,7 @@ def parse_ome_images(text: str, pages: int) -> list[OmeImage]:
     """
     if not text.rstrip().endswith(("</OME>", ":OME>")):
         return []
-    root = xml(text)
+    root = parse_xml(text)
     pairs = ((image, image.find("{*}Pixels")) for image in root.iterfind("{*}Image"))
     images = [(image, pixels) for image, pixels in pairs if pixels is not None]
     if not 0 < len(images) <= pages:

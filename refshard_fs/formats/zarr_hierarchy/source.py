@@ -11,7 +11,7 @@ from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
-from refshard_fs.core.keyspace import KeySpace, place
+from refshard_fs.core.keyspace import KeySpace, find_chunk
 from refshard_fs.core.model import Listed, Load, Names, Pin, Raw, Span, Steps, batches
 from refshard_fs.errors import NotListable
 from refshard_fs.references.key_table import Value
@@ -60,7 +60,7 @@ def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> S
         pins = yield from _list_pins(hierarchy, on_progress)
         documents, grids = yield from _read_documents(hierarchy, pins)
     else:
-        pins = yield from _request_pins(hierarchy, sorted((yield from hierarchy.known()).keys), on_progress)
+        pins = yield from _request_pins(hierarchy, sorted((yield from hierarchy.find_nodes()).keys), on_progress)
         documents, grids = yield from _read_documents(hierarchy, pins)
         if not pins:
             raise NotListable(
@@ -79,7 +79,7 @@ def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> S
         if data is not None and len(data) <= threshold:
             side[key] = data
             continue
-        at = None if data is not None else place(grids, key)
+        at = None if data is not None else find_chunk(grids, key)
         urls.append(hierarchy.url_of(key))
         kept.append(pin)
         if at is None:

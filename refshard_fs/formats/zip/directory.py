@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import decompressed, zstd
+from refshard_fs.core.compression import decompress, zstd
 from refshard_fs.core.keys import MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
@@ -487,7 +487,7 @@ def decompress_member(number: int, raw: bytes, size: int, crc: int) -> bytes:
     method = METHODS[number]
     try:
         stream, data = method.open(raw, size)
-        made = decompressed(stream, data, size, has_end=number != 14)  # LZMA streams need not mark their end
+        made = decompress(stream, data, size, has_end=number != 14)  # LZMA streams need not mark their end
     except ImportError as e:
         raise ValueError(f"it is compressed with {method.name}, for which a package is missing: {e}") from e
     except ValueError as e:

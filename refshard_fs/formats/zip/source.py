@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from refshard_fs.core.array_group import made
+from refshard_fs.core.array_group import make_entry
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Parsed, Span, Steps
@@ -139,7 +139,7 @@ class ZipKeySpace(KeySpace):
         header = make_local_header(key, member)
         if method != STORED:
             longest = min(limit - start, HEADER + _LONGEST + stored)
-            return made(self._source.part(start, longest), Decompressor(header), size, self.url)
+            return make_entry(self._source.part(start, longest), Decompressor(header), size, self.url)
         if isinstance(self._source, Inline):  # the comparison costs no request
             try:
                 head = header.decode(self._source.part(start, header.length).data)

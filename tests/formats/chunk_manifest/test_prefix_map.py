@@ -243,7 +243,7 @@ def test_what_a_map_names_among_its_keys_is_held_to_what_it_says(tmp_path: Path)
     assert fs.cat_file("there") == b"12"
     with pytest.raises(TargetChanged):
         fs.cat_file("changed")
-    for key, why in (("short", "lie outside"), ("text", "lie outside"), ("gone", "no such key")):
+    for key, why in (("short", "expected a part"), ("text", "expected a part"), ("gone", "no such key")):
         with pytest.raises(ReferenceNotReachable, match=why) as refused:
             fs.cat_file(key)
         assert "not known" not in str(refused.value)

@@ -212,7 +212,9 @@ def test_what_is_not_shown_is_reported() -> None:
     clustered = on_level(500, productDefinitionTemplateNumber=3)
     keyspace = Files({ROOT: clustered + on_level(500, shortName="t")}).open()
     assert keyspace.reports == {"the message at byte 0": "fields of product template 3 are not shown"}
-    with pytest.raises(ManifestError, match="nothing in it can be shown. the message at byte 0: fields of product"):
+    with pytest.raises(
+        ManifestError, match="none of its arrays can be shown. the message at byte 0: fields of product"
+    ):
         Files({ROOT: clustered}).open()
 
 

@@ -33,5 +33,5 @@ def test_chunks_never_written_are_not_listed_by_the_million(tmp_path: Path) -> N
     assert found == {"plain": (1, 1), "sparse": (None, ours)}
     assert fs.cat("sparse/3") == struct.pack("<i", 5)
     assert fs.cat(f"sparse/{ours - 1}") == struct.pack("<i", 7)
-    with pytest.raises(NotListable, match=f"{ours} chunks, of which 1 were written, are too many to list"):
+    with pytest.raises(NotListable, match=f"{ours} chunks, 1 of them written, are too many to list"):
         fs.ls("sparse")

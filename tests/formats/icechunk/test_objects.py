@@ -43,7 +43,9 @@ def test_object_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
         RefShardFileSystem(str(there)).cat(["n/c/1", "b/c/0"])
 
 
-@pytest.mark.parametrize(("kind", "most", "why"), [(6, 1 << 20, "has .* bytes or more"), (6, 1 << 40, "no document")])
+@pytest.mark.parametrize(
+    ("kind", "most", "why"), [(6, 1 << 20, "has .* bytes or more"), (6, 1 << 40, "expected a ratio")]
+)
 def test_object_that_decompresses_to_much_is_refused(kind: int, most: int, why: str) -> None:
     data = MAGIC + b" " * 24 + bytes([2, kind, 1]) + zstd().compress(bytes(100 << 20))
     with pytest.raises(ValueError, match=why):
@@ -57,7 +59,7 @@ def test_header_of_another_object_is_refused() -> None:
         (data[:20], "cut short"),
         (data[:36] + b"\3" + data[37:], "version 3"),
         (data[:37] + b"\1" + data[38:], "type 1: expected 6"),
-        (data[:60], "ends too early"),
+        (data[:60], "has no end"),
     ):
         with pytest.raises(ValueError, match=why):
             Repository.decode(damaged, 1 << 20)

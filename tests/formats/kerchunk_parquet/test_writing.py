@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import ABSENT, WHOLE, Ranges
+from refshard_fs.core.columns import NO_TARGET, WHOLE, Ranges
 from refshard_fs.formats.kerchunk_parquet.writing import encode
 from tests.support.parquet_values import rows, values
 
@@ -50,7 +50,7 @@ def test_what_is_written_is_read_again(rows: list[Any]) -> None:
     part = Chunks(
         urls,
         Ranges(
-            u4(ABSENT if r is None else urls.index(r[0]) for r in refs),
+            u4(NO_TARGET if r is None else urls.index(r[0]) for r in refs),
             u8(r[1] if r and len(r) == 3 else 0 for r in refs),
             u8(0 if r is None else WHOLE if len(r) == 1 else r[2] for r in refs),
         ),

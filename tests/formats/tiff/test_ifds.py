@@ -42,7 +42,7 @@ def test_damaged_tiles_and_loops_are_named() -> None:
     assert files.read(files.open(), "0/0.0") == b"12345678"
     looped = data[:-4] + struct.pack("<I", 16)
     assert "chain of IFDs loops at byte 16" in Files({ROOT: looped}).open().reports["1"]
-    with pytest.raises(ManifestError, match="image 0: it ends at byte 1008, beyond"):
+    with pytest.raises(ManifestError, match="image 0: the array ends at byte 1008, but"):
         Files({ROOT: plain_tiff(b"12345678", 4, 2, t273=1000)}).open()
     beyond = Files({ROOT: plain_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
     with pytest.raises(ReferenceNotReachable, match="ends at byte 1008"):
@@ -50,7 +50,7 @@ def test_damaged_tiles_and_loops_are_named() -> None:
     short = Files({ROOT: plain_tiff(b"1234", 4, 2)})
     with pytest.raises(ValueError, match="decompresses to 4 bytes: expected 8"):
         short.read(short.open(), "0/0.0")
-    with pytest.raises(ManifestError, match="nothing in it can be shown"):
+    with pytest.raises(ManifestError, match="none of its arrays can be shown"):
         Files({ROOT: plain_tiff(b"1", 1 << 30, 1 << 30)}).open()
     with pytest.raises(ManifestError, match="it has no IFD"):
         Files({ROOT: b"II*\0" + bytes(20)}).open()

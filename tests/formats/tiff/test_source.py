@@ -74,7 +74,7 @@ def test_what_is_not_shown_is_reported_and_the_other_pages_are(tmp_path: Path) -
     assert not fs.exists("1")
     keyspace = Files({ROOT: bytes(data)}).open()
     assert keyspace.reports == {"1": "its Compression 34713 is not supported"}
-    with pytest.raises(ManifestError, match="nothing in it can be shown. 0: its Compression 6"):
+    with pytest.raises(ManifestError, match="none of its arrays can be shown. 0: its Compression 6"):
         Files({ROOT: plain_tiff(b"1", 1, 1, 8, 6)}).open()
 
 

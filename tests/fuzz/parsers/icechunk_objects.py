@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from refshard_fs.core.columns import ABSENT
+from refshard_fs.core.columns import NO_TARGET
 from refshard_fs.core.compression import zstd
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.errors import RefShardError
@@ -71,4 +71,4 @@ def one_input(data: bytes) -> None:
         assert len(refs.numbers) == len(targets)
         for row, (target, offset, length) in enumerate(zip(targets, offsets, lengths, strict=True)):
             assert int(offset) + int(length) < 1 << 63
-            assert row in refs.chunks.inline if target == ABSENT else urls[target]
+            assert row in refs.chunks.inline if target == NO_TARGET else urls[target]
