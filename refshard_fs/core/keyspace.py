@@ -480,7 +480,6 @@ class View(KeySpace):
         return self.base.source
 
     @property
-    @property
     def cube(self) -> Any:  # if there are several sources, the cube of the first
         return self.base.cube
 

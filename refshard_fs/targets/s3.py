@@ -22,7 +22,7 @@ import aiohttp
 from fsspec.spec import AbstractFileSystem
 from yarl import URL
 
-from refshard_fs.core.format import xml
+from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.errors import sanitize
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
@@ -293,7 +293,7 @@ class S3Target(Target):
 
 def _page(text: str, skipped: int) -> tuple[list[Listed], str]:
     """Return what a page of ListObjectsV2 lists, and the token of the next page; keys lose ``skipped`` characters."""
-    page = xml(text)
+    page = parse_xml(text)
     if page.tag.rpartition("}")[2] != "ListBucketResult":
         raise ValueError(f"expected a ListBucketResult, found {page.tag}")
     decode = unquote_plus if page.findtext("{*}EncodingType") == "url" else str

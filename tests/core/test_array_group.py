@@ -161,7 +161,7 @@ def test_a_short_last_piece_is_one_range_that_is_padded() -> None:
 def test_an_array_that_does_not_fit_its_file_is_refused() -> None:
     with pytest.raises(ManifestError, match="but its file has 49 bytes"):
         Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
-    with pytest.raises(ManifestError, match="not 4 bytes apart"):
+    with pytest.raises(ManifestError, match="at a distance of 4 bytes"):
         Contiguous(Span("file", 0, 1000), 10, (5,), (1,), 8, "a", stride=4)
 
 

@@ -88,7 +88,7 @@ def test_other_readers_pass_over_the_pins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        ({"url": ["a"], "size": [1, 2]}, "1 url, 2 size"),
+        ({"url": ["a"], "size": [1, 2]}, "expected 1 values of size"),
         ({"url": ["a"], "size": [-1]}, "whole number"),
         ({"url": "a"}, "malformed"),
         ([], "malformed"),

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     ),
     "a target that is a directory": (
         lambda folder: refs(folder, **{"a/0": ["empty", 0, 2]}).cat("a/0"),
-        ("'a/0'", "/empty [0:2]", "references point to files"),
+        ("'a/0'", "/empty [0:2]", "references must point to files"),
     ),
     "a reference without a URL": (
         lambda folder: refs(folder, **{"a/0": [None, 0, 2]}).cat("a/0"),
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
     ),
     "a protocol that nobody knows": (
         lambda folder: RefShardFileSystem({"a/0": ["nope://x/y", 0, 2]}).cat("a/0"),
-        ("'a/0'", "nope://x/y [0:2]", "installed"),
+        ("'a/0'", "nope://x/y [0:2]", "Install the package"),
     ),
     "a source that is gone": (
         lambda folder: RefShardFileSystem(str(folder / "none.json")).ls(""),

@@ -97,7 +97,7 @@ def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: A
         ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": 5}'}, r"'air/.zarray' of set 1: expected names of its 2 dimensions"),
         ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time"]}'}, "expected names of its 2 dimensions"),
         ({"air/.zattrs": '{"_ARRAY_DIMENSIONS": ["time", 5]}'}, "expected names of its 2 dimensions"),
-        ({"air/.zattrs": "[]"}, "'air/.zattrs' of set 1 is no JSON object"),
+        ({"air/.zattrs": "[]"}, "'air/.zattrs' of set 1: expected a JSON object"),
         ({"time/0": "\ud800"}, "'time/0'.*surrogates"),
         ({"air/.zarray": None, "air/zarr.json": {"zarr_format": 3, "node_type": "array", "shape": [2, 5], "attributes":
           "K", "data_type": "float32", "chunk_key_encoding": {"name": "default"},

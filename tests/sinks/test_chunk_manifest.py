@@ -117,7 +117,7 @@ def test_open_range_within_a_target_is_not_representable(tmp_path: Path, name: s
     joined = concat([source])
     assert opened(joined).cat_file("c/0") == b"456789"
     assert joined.references["c/0"] == [str(tmp_path / "raw"), 4, None]
-    with pytest.raises(ManifestError, match="'c/0' begins at byte 4"):
+    with pytest.raises(ManifestError, match="'c/0' reaches from byte 4"):
         joined.save(str(tmp_path / name))
 
 

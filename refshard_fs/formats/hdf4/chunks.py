@@ -179,7 +179,7 @@ class CodedChunks(FilledChunks):
         self._recipe = None if layout.coding is None else layout.coding.recipe(self._chunk_size, itemsize)
         self._written = layout.written
 
-    def filled(self) -> bytes:
+    def encode_fill(self) -> bytes:
         return encode_chunk(self._fill * (self._chunk_size // len(self._fill)), self._codecs)
 
     def keys(self) -> Steps[dict[int, Key]]:

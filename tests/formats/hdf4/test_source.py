@@ -171,7 +171,7 @@ def test_damage_ends_in_errors_that_name_the_file() -> None:
 
 
 def test_a_file_without_data_sets_is_refused_by_name() -> None:
-    with pytest.raises(ManifestError, match="nothing in it can be shown. data sets: it has none"):
+    with pytest.raises(ManifestError, match="none of its arrays can be shown. data sets: it has none"):
         Files({ROOT: b"\x0e\x03\x13\x01\0\1\0\0\0\0" + bytes(12)}).open()
 
 
