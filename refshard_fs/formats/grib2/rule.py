@@ -531,7 +531,7 @@ class FieldChunks(Chunks):
         recipe = self.recipe(found)
         return Packed(Span(found.url, *lines.lines[found.line]), recipe, recipe.size)
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         """Return the fields that exist. NotListable if they are too many, NotYetThere if one of them is not there yet.
 
         So a copy of the archive never lacks a field that is only late.

@@ -238,7 +238,7 @@ class CodedChunks(FilledChunks):
             compressed = COMPRESSED, ref
         return (yield from elements.parts(compressed))
 
-    def listed(self) -> Steps[list[Listed] | None]:
+    def list_existing(self) -> Steps[list[Listed] | None]:
         try:
             numbers = yield from self.keys()
         except RefShardError:
