@@ -466,7 +466,7 @@ def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tup
     next axis is cut. A size that divides the axis evenly is preferred, down to half of the largest size, since then no
     chunk has to be padded.
 
-    >>> pieces((1000, 100, 100), 8), pieces((3, 4999, 1000), 8)
+    >>> choose_chunks((1000, 100, 100), 8), choose_chunks((3, 4999, 1000), 8)
     ((50, 100, 100), (1, 524, 1000))
     """
     chunks = [max(extent, 1) for extent in shape]
