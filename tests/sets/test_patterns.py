@@ -415,13 +415,13 @@ def test_scalars_are_decoded_once_or_twice_in_each_file(tmp_path: Path, monkeypa
     for number in range(9):
         granule(tmp_path / f"f{number}.nc", number, "f4")
     decoded: list[str] = []
-    decode = NamedSet.decoded
+    decode = NamedSet.decode
 
     def watched(self: NamedSet, path: str, chunks: Any) -> Any:
         decoded.append(path)
         return decode(self, path, chunks)
 
-    monkeypatch.setattr(NamedSet, "decoded", watched)
+    monkeypatch.setattr(NamedSet, "decode", watched)
     refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"])
     assert max(map(decoded.count, set(decoded) - {"member"})) <= 4 * 9
 

@@ -76,9 +76,7 @@ def test_session_of_an_instance_is_closed(kind: str, http_server: RangeServer) -
         else:
             gcsfs = pytest.importorskip("gcsfs")
             fs = gcsfs.GCSFileSystem(token="anon", endpoint_url=http_server.url, asynchronous=True)
-            with contextlib.suppress(Exception):
-                await fs._cat_file("bucket/none")
-            session = fs.session
+            session = await fs._set_session()
         assert not session.closed
         connections.close_connections(fs)
         return session

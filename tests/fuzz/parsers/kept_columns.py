@@ -47,7 +47,7 @@ def one_input(data: bytes) -> None:
             case b"\1":
                 _look(pickled.swell(kept))
             case _:
-                whole = index_cache._checked(io.BytesIO(kept), len(kept), "x")  # type: ignore[arg-type]  # a file
+                whole = index_cache._read_checked(io.BytesIO(kept), len(kept), "x")  # type: ignore[arg-type]  # a file
                 assert whole is None or kept in {seed[1:] for seed in seeds()}
     except ValueError:
         pass
