@@ -32,7 +32,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DO
 SHELL = [text for language, text in BLOCKS if language == "sh"]
 
 
-@pytest.mark.parametrize(("number", "last_words"), [(0, "examples/quickstart.py"), (1, "-m pytest -n 2")])
+@pytest.mark.parametrize(("number", "last_words"), [(0, "examples/quickstart.py"), (1, "-m pytest -n 3")])
 def test_first_two_shell_blocks_are_one_line_each(number: int, last_words: str) -> None:
     (command,) = SHELL[number].splitlines()
     create, install, run = (shlex.split(step) for step in command.split(" && "))
