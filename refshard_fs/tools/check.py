@@ -32,6 +32,7 @@ from refshard_fs.errors import (
     RefShardError,
     TargetChanged,
     TargetNotAllowed,
+    printable,
     sanitize,
 )
 from refshard_fs.reading.failures import explain
@@ -71,6 +72,9 @@ class Finding(msgspec.Struct, frozen=True):
     key: str
     url: str
     text: str
+
+    def __repr__(self) -> str:
+        return printable(super().__repr__())  # a key may have characters that control a terminal, or are invisible
 
 
 class Report(msgspec.Struct, frozen=True):

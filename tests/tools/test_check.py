@@ -411,3 +411,12 @@ def test_the_command_takes_one_depth(capsys: pytest.CaptureFixture[str]) -> None
             main(["check", "refs.json", *wrong])
         assert stopped.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+def test_report_shows_no_invisible_characters() -> None:
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    name = "a\N{COMBINING GRAPHEME JOINER}\N{HANGUL FILLER}"
+    document = json.dumps(meta | {"filters": None, "compressor": None})
+    report = check(RefShardFileSystem({f"{name}/.zarray": document, f"{name}/7": "x"}))
+    assert f"{name}/7" in [found.key for found in report.findings]
+    assert "\\u034f\\u3164/7" in str(report)
