@@ -261,7 +261,7 @@ class _Served:
         except (FileNotFoundError, IsADirectoryError):
             raise HTTPException(404) from None
         except (RefShardError, OSError, ValueError) as e:
-            raise _failure(f"{key!r} exists, and its bytes cannot be had", e) from e
+            raise _failure(f"{key!r} exists, but its bytes cannot be read", e) from e
         headers = {
             "ETag": etag,
             "Accept-Ranges": "bytes",

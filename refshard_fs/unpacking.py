@@ -26,7 +26,7 @@ BY_ELEMENT: Final = frozenset(["_apply_mask", "_scale_offset_decoding"])  # func
 
 def _elementwise_class() -> Any:
     """Return xarray's class of lazy arrays that apply a function; `object` if this xarray does not have the class."""
-    for name in ("common", "variables"):  # older versions of xarray have it in the latter
+    for name in ("common", "variables"):  # it is in `variables` in older versions of xarray
         with contextlib.suppress(ImportError, AttributeError):
             return importlib.import_module(f"xarray.coding.{name}")._ElementwiseFunctionArray
     return object

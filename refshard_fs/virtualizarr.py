@@ -167,8 +167,8 @@ class _Manifests:
             if "inlined" not in inspect.signature(ChunkManifest.from_arrays).parameters:
                 key = join(array, grid.tail(min(inlined)))
                 raise ManifestError(
-                    f"{key!r} is no range of an object, and this version of VirtualiZarr holds nothing else: install "
-                    "virtualizarr>=2.6.1"
+                    f"{key!r} is not a range of an object, and this version of VirtualiZarr holds nothing else: "
+                    "install virtualizarr>=2.6.1"
                 )
             module = importlib.import_module("virtualizarr.manifests.manifest")
             paths[list(inlined)] = vars(module)["INLINED_CHUNK_PATH"]  # which older versions lack
@@ -190,9 +190,9 @@ class _Manifests:
                 self._copied += sum(span.size or 0 for span in entry.spans) if size is None else size
             if self._copied > INLINED:
                 raise ManifestError(
-                    f"{key!r} is no range of an object that VirtualiZarr can read, and more than {bytes_text(INLINED)} "
-                    "of such chunks are not held in memory: save the source as an Icechunk repository "
-                    "(RefShardFileSystem(url).save('made.icechunk'))"
+                    f"{key!r} is not a range of an object that VirtualiZarr can read, and more than "
+                    f"{bytes_text(INLINED)} of such chunks are not held in memory: save the source as an Icechunk "
+                    "repository (RefShardFileSystem(url).save('made.icechunk'))"
                 )
 
 

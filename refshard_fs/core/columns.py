@@ -162,7 +162,7 @@ class ChunkTable:
         self._targets, self._offsets, self._lengths = (column.data for column in ranges)
 
     def check(self) -> None:
-        """Raise ValueError unless the columns are equally long, and those of a dense table as long as its grid."""
+        """Raise ValueError unless each column has a row for each chunk; a dense table has all chunks of its grid."""
         sizes = {len(column) for column in self.ranges}
         if sizes != {self.grid.size if self.numbers is None else len(self.numbers)}:
             raise ValueError(f"a table's columns have {sorted(sizes)} rows: expected a row for each chunk")

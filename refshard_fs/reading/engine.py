@@ -39,7 +39,7 @@ class _Read(NamedTuple):
 
 
 def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Future[bytes]]) -> None:
-    """Cancel ``task``, which works for ``futures``, when all of these are cancelled; and these when it is cancelled."""
+    """Cancel ``task`` when all ``futures`` that it sets are cancelled, and the futures when the task is cancelled."""
     waiting = len(futures)
 
     def on_future_done(future: asyncio.Future[bytes]) -> None:

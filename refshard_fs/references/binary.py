@@ -160,7 +160,7 @@ def _plain(value: Value) -> Any:
 def unpack(view: memoryview) -> ReferenceSet:
     """Decode a reference set that `pack` wrote, on the memory of ``view``; ValueError if it is malformed."""
     if len(view) < _FIXED.size:
-        raise ValueError("it is cut short")
+        raise ValueError(f"expected a header of {_FIXED.size} bytes, found {len(view)} bytes")
     magic, length, header_length = _FIXED.unpack_from(view)
     if magic != _MAGIC:
         raise ValueError("expected a reference set of this version")
@@ -285,6 +285,6 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
 def _size(part: bytes | memoryview) -> int:
     """Return the decompressed size of a part of a column, from blosc's header, which the checksum covers."""
     if len(part) < _CHECK.size + _SIZE.size:
-        raise ValueError("a part of a column has no header")
+        raise ValueError(f"expected a header of {_CHECK.size + _SIZE.size} bytes, found {len(part)} bytes")
     size: int = _SIZE.unpack_from(part, _CHECK.size)[1]
     return size
