@@ -300,5 +300,5 @@ def test_chunks_fetched_ahead_are_looked_up_once(
         some = keys[first : first + 8]
         read = fs.source.read_chunks(some, lambda coroutine: sync(get_loop(), lambda: coroutine))
         assert list(read) == [step.tobytes() for step in values[first : first + 8]]
-    assert fs.stats()["ahead_hits"] > 64
+    assert fs.stats()["ahead_hits"] >= 32
     assert len(looked_up) < 160
