@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from functools import cached_property, partial
 from operator import index
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -111,7 +111,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     rename: dict[str, str] = {}
     attrs: dict[str, Attributes] = {}
     isel: dict[str, tuple[int | None, int | None]] = {}
-    squeeze: tuple[str, ...] | Literal[True] = ()
+    squeeze: tuple[str, ...] | bool = ()
     assign: dict[str, Assigned] = {}
 
     @classmethod
@@ -386,13 +386,13 @@ def _add_coordinates(group: Node, names: Iterable[str]) -> None:
     group.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words) or None}))
 
 
-def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | Literal[True]) -> None:
+def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool) -> None:
     """Let arrays not have dimensions of length 1; their coordinates become scalar ones."""
     lengths: dict[str | None, set[int]] = {}
     for node in shown.values():
         for dim, length in zip(node.dims, node.shape, strict=True):
             lengths.setdefault(dim, set()).add(length)
-    if dims is True:
+    if isinstance(dims, bool):
         dims = [dim for dim, known in lengths.items() if dim is not None and known == {1}]
     for dim in dims:
         if dim not in lengths:
