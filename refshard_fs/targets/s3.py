@@ -27,7 +27,7 @@ from refshard_fs.core.model import Facts, Listed
 from refshard_fs.errors import sanitize
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, in_context, open_session
-from refshard_fs.targets.failures import HttpStatus, os_errors
+from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, os_errors
 from refshard_fs.targets.generic import FsspecTarget, in_thread, once
 
 if TYPE_CHECKING:
@@ -232,9 +232,11 @@ class S3Target(Target):
                     logger.debug("GET %s", sanitize(url))
                 ready = _Ready(URL(url, encoded=True), {**headers, "Accept-Encoding": "identity"}, bucket.ssl, 0.0)
                 answer = await self._send(ready, 0, None, None, _PAGE)
-                listed, token = _page(bytes(answer.data).decode(), len(prefix))
-                found += listed
-        except (HttpStatus, LookupError, ValueError):  # of another region, or not of S3: s3fs says what is wrong
+                listed, following = parse_page(bytes(answer.data).decode(), len(prefix))
+                if following and following == token:
+                    raise ValueError("the listing does not go on")
+                found, token = found + listed, following
+        except (FileNotFoundError, HttpStatus, TooLarge, Unfit, LookupError, ValueError):  # s3fs says what is wrong
             return ()
         return tuple(sorted(found, key=lambda listed: listed.name) if delimiter else found)
 
@@ -291,7 +293,7 @@ class S3Target(Target):
             raise _absent(e) from e
 
 
-def _page(text: str, skipped: int) -> tuple[list[Listed], str]:
+def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
     """Return what a page of ListObjectsV2 lists, and the token of the next page; keys lose ``skipped`` characters."""
     page = parse_xml(text)
     if page.tag.rpartition("}")[2] != "ListBucketResult":
@@ -307,7 +309,10 @@ def _page(text: str, skipped: int) -> tuple[list[Listed], str]:
                 found.append(Listed(name, int(fields["Size"]), False, fields["ETag"], modified))
             case "CommonPrefixes":
                 found.append(Listed(decode(fields["Prefix"])[skipped:].rstrip("/"), None, True))
-    return [listed for listed in found if listed.name], page.findtext("{*}NextContinuationToken") or ""
+    token = page.findtext("{*}NextContinuationToken") or ""
+    if page.findtext("{*}IsTruncated") == "true" and not token:  # by a server that knows ListObjects alone
+        raise ValueError("expected the token of the next page")
+    return [listed for listed in found if listed.name], token
 
 
 async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:

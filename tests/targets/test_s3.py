@@ -18,7 +18,7 @@ from refshard_fs.errors import ReferenceNotReachable, TargetChanged
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
 from refshard_fs.targets.failures import Denied, HttpStatus, Unfit
-from refshard_fs.targets.s3 import S3Target
+from refshard_fs.targets.s3 import S3Target, parse_page
 from tests.servers.engine import HttpServer
 from tests.servers.log import Request
 from tests.servers.proxy import CountingProxy
@@ -344,6 +344,12 @@ def test_listing_goes_on_to_the_last_page() -> None:
     assert listed is not None
     assert [(each.name, each.size, each.etag) for each in listed] == [(str(key), key, str(key)) for key in range(7)]
     assert {each.last_modified for each in listed} == {"2024-01-02 03:04:05+00:00"}
+
+
+def test_listing_that_is_cut_without_a_token_is_an_error() -> None:
+    text = "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+    with pytest.raises(ValueError, match="token of the next page"):
+        parse_page(text, 0)
 
 
 @pytest.fixture
