@@ -1,4 +1,4 @@
-"""Environments, and the stages that run in them; `.ci/run` says which."""
+"""Environments, and the stages that run in them; `stages.py` says which."""
 
 from __future__ import annotations
 

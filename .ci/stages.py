@@ -1,0 +1,104 @@
+"""Run everything that must hold before a change lands. All stages run; one failure fails the run.
+
+    .ci/run            every stage of the table in `stages`
+    .ci/run --quick    the tests on the current Python, types and style, the documentation
+
+Each environment is a copy of the sources with a virtual environment of its own, made as the README says.
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from running import ROOT, Environment, Stage, find_pythons, run_all
+
+README = [block.strip() for block in re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)]
+QUICKSTART, QUICKSTART_RUN = README[0].rsplit(" && ", 1)  # what makes the environment, and what runs in it
+TESTS, TESTS_RUN = README[1].rsplit(" && ", 1)
+PIP, PYTEST = ".venv-test/bin/pip install -q", ".venv-test/bin/python -m pytest -n 3"
+ORDINARY = "not slow and not soak and not fuzz"
+PEERS = "fsspec|zarr|xarray|numcodecs|dask|kerchunk|virtualizarr"
+VERSIONS = f".venv-test/bin/pip list 2>/dev/null | grep -iE '^({PEERS}) '"
+COMPUTING = ("core", "cubes", "formats", "references", "sets", "sharding", "sinks", "source", "tools")
+CONNECTING = ("security", "servers", "stores", "targets")  # tests without zarr, which run with old peers, too
+OLD = ("fsspec", "numcodecs", "zarr")  # which have to be of the oldest versions, or the stage says nothing
+LINT = f"""
+{PIP} -e '.[lint]'
+.venv-test/bin/mypy --strict refshard_fs
+.venv-test/bin/mypy --strict --config-file= --follow-imports=silent tests/typed/program.py
+.venv-test/bin/ruff check .
+.venv-test/bin/ruff format --check .
+"""
+DOCUMENTATION = f"""
+{PIP} -e '.[docs]'
+NO_MKDOCS_2_WARNING=1 .venv-test/bin/mkdocs build -q --strict -f docs/mkdocs.yml
+.venv-test/bin/python docs/searched.py docs/site
+"""
+BENCHMARKS = f"""
+{PIP} -e '.[bench]'
+.venv-test/bin/python -m benchmarks --quick --report report
+grep -q '<svg' report/report.html
+"""
+WHEEL = r"""
+python3 -m venv .venv && .venv/bin/pip wheel -q --no-deps -w dist .
+[[ $(ls dist) == refshard_fs-*-py3-none-any.whl ]]
+.venv/bin/python -m zipfile -l dist/*.whl >contents
+for file in $(find refshard_fs -type f ! -path '*/__pycache__/*'); do grep -qF "$file " contents; done
+.venv/bin/pip install -q dist/*.whl && mkdir elsewhere && cd elsewhere
+printf '{"version": 1, "refs": {"a/0": "hello"}}' >refs.json
+../.venv/bin/refshard ls refs.json
+../.venv/bin/python -c 'import fsspec; assert fsspec.filesystem("refshard", fo="refs.json").cat("a/0") == b"hello"'
+"""
+
+
+def stages(pythons: dict[str, str], is_quick: bool) -> list[Stage]:
+    """Return all stages, in order; ``pythons`` are interpreters by version, ascending."""
+    tests = {version: Environment(f"python-{version}", path, TESTS) for version, path in pythons.items()}
+    (oldest, path), newest = next(iter(pythons.items())), next(reversed(pythons))
+    found = []
+    for version, environment in tests.items():
+        # Tests marked `once` are the same everywhere; a version between two others makes no difference to computing.
+        options = f"-m '{ORDINARY}'" if version == newest else f"-m '{ORDINARY} and not once'"
+        between = ignore(COMPUTING) if version not in (oldest, newest) else ""
+        found.append(Stage(f"tests-{version}", environment, f"{TESTS_RUN}\n{VERSIONS}", options + between))
+    last = [Stage("lint", tests[oldest], LINT), Stage("documentation", tests[oldest], DOCUMENTATION)]
+    if is_quick:
+        return found + last
+    zarr2 = Environment("zarr-2", path, f"python3 -m venv .venv-test && {PIP} -e '.[test-zarr2]'")
+    make = f"echo '{' '.join(oldest_pins())}' | tr ' ' '\\n' >oldest.txt; python3 -m venv .venv-test"
+    old = Environment("old-peers", path, f"{make}; {PIP} -c oldest.txt -e '.[testing,xarray]'")
+    # Old codecs load pickles, and old clients have faults, that new ones do not: each promise is tested with them.
+    promises = sorted(set(re.findall(r"`(tests/[a-z0-9_/]+\.py)", (ROOT / "docs/pages/security_cases.md").read_text())))
+    check = [f".venv-test/bin/pip freeze | grep -E '^{pin}'" for pin in oldest_pins() if pin.split("=")[0] in OLD]
+    with_old = "\n".join([f"{PYTEST} tests/security tests/targets {' '.join(promises)}", *check])
+    return [
+        *found,
+        Stage("tests-zarr-2", zarr2, f"{PYTEST}\n{VERSIONS}", f"-m '{ORDINARY} and not once'{ignore(CONNECTING)}"),
+        Stage("tests-old-peers", old, with_old),
+        Stage("benchmarks", tests[newest], BENCHMARKS, is_beside=oldest != newest),
+        *last,
+        Stage("quickstart", Environment("quickstart", path, QUICKSTART), f"{QUICKSTART_RUN}\ntest -s quickstart.png"),
+        Stage("wheel", Environment("wheel", path, ""), WHEEL),
+    ]
+
+
+def ignore(folders: tuple[str, ...]) -> str:
+    """Return options of pytest that leave folders of tests out."""
+    return "".join(f" --ignore=tests/{folder}" for folder in folders)
+
+
+def oldest_pins() -> list[str]:
+    """Return requirements of the oldest versions that setup.cfg permits, of all that users need."""
+    required = (ROOT / "setup.cfg").read_text().split("install_requires", 1)[1].split("\ndask =", 1)[0]
+    return [f"{name}=={version}.*" for name, version in re.findall(r"^    ([\w.-]+)>=([0-9.]+)", required, re.M)]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["--quick"]):
+        sys.exit("usage: .ci/run [--quick]")
+    quick = sys.argv[1:] == ["--quick"]
+    pythons = find_pythons(quick)
+    print("interpreters:", *pythons.items(), sep="\n  ", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(run_all(stages(pythons, quick), Path(folder)))
