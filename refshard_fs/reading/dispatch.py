@@ -50,10 +50,12 @@ class Block:
 
     It is kept while ``readers`` wait for it, while reads of it are ``expected`` (range → unread bytes), and while a
     look-up decides what to read of it (``begun``). A ``spare`` block was expected before, and is kept if there is room.
+    A block of a whole object, whose size its answer tells, is shared only if it was fetched ahead.
     """
 
     __slots__ = (
-        "begun", "data", "expected", "facts", "host", "readers", "reserved", "shared", "span", "spare", "state", "task",
+        "absence", "arrived", "begun", "data", "expected", "facts", "host", "readers", "reserved", "shared", "span",
+        "spare", "state", "task",
     )  # fmt: skip
 
     def __init__(self, span: Span, host: Host, shared: bool) -> None:
@@ -69,6 +71,8 @@ class Block:
         self.task: asyncio.Task[None] | None = None  # set while it counts as a request to its host
         self.data: bytes | memoryview | None = None
         self.facts: Facts | None = None  # facts that identify the version of its bytes
+        self.absence: Exception | None = None  # the error of an object that does not exist, fetched ahead
+        self.arrived = 0.0  # the time of the loop when the answer came
 
     @property
     def is_wanted(self) -> bool:
@@ -209,7 +213,10 @@ class Dispatch(Share):
         return 0 if block.span.stop is None else max(self._size(block) - sum(stop - start for start, stop in paid), 0)
 
     def _size(self, block: Block) -> int:
-        """Return the bytes to reserve for ``block``; if its end is unknown, the mean size of recent objects."""
+        """Return the bytes to reserve for ``block``; if its end is unknown, the mean size of recent objects.
+
+        An object that is fetched ahead may be larger than the recent ones, but has to fit in the reserved bytes.
+        """
         start, stop = block.span.start, block.span.stop
         if stop is not None:
             return stop - start
@@ -219,6 +226,8 @@ class Dispatch(Share):
         if seen is not None and seen.size is not None:
             return max(seen.size - start, 0)
         sizes = block.host.sizes
+        if sizes and not block.readers:
+            return 2 * max(sizes)
         return sum(sizes) // len(sizes) if sizes else self.budget.memory // UNSIZED_AT_ONCE
 
     def _begin(self, block: Block) -> None:
@@ -234,9 +243,13 @@ class Dispatch(Share):
         if block.task is not None and block.state == UNDER_WAY:
             block.task.cancel()
         block.state = OVER
-        if block.reserved:
-            self.give_back(block.reserved)
-            block.reserved = 0
+        self.keep(block, 0)
+
+    def keep(self, block: Block, size: int) -> None:
+        """Release the memory of ``block`` but for ``size`` bytes."""
+        if block.reserved > size:
+            self.give_back(block.reserved - size)
+            block.reserved = size
 
     def _on_end(self, block: Block) -> None:
         if block.task is None:
@@ -274,7 +287,10 @@ class Dispatch(Share):
         if place is None:
             raise RuntimeError(f"{span.url} cannot be opened on this event loop")
         target, path = place
-        most = block.readers[0][0].most if span.stop is None and block.readers else None  # such a block has one reader
+        most = None
+        if span.stop is None:
+            most = block.readers[0][0].most if block.readers else block.reserved
+        is_document = most is not None and bool(block.readers)
         before = target.seen
         answer = await target.read(path, span.start, span.stop, span.pin, most)
         block.facts = target.facts_of(answer, before) if target.is_remote else None
@@ -282,7 +298,7 @@ class Dispatch(Share):
         check(answer, span.start, span.stop, exact=span.exact)
         took = self.loop.time() - began
         host.waits.append(took if answer.waited is None else answer.waited)
-        if span.stop is None and most is None:  # not documents, which are smaller than chunks
+        if span.stop is None and not is_document:  # documents are smaller than chunks
             host.sizes.append(len(answer.data))
         if logger.isEnabledFor(logging.DEBUG):
             where, size = sanitize(span.url), len(answer.data)

@@ -19,9 +19,10 @@ from refshard_fs.core.model import Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
-from refshard_fs.reading.dispatch import QUEUED, Block, Dispatch, Reader
+from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
 from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
+from refshard_fs.targets.failures import NOT_FOUND
 from refshard_fs.targets.versioned import Version
 
 FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
@@ -34,6 +35,9 @@ IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
 TURN = 32  # ranges that are read from the disk before their futures are set
 NEAREST = 4  # blocks before a range that are searched for one that covers it
+# Seconds for which a whole object that was fetched ahead serves readers: nothing pins its version, as an index pins the
+# version of a file, and it may be written meanwhile. A loop over an array reads its next chunks within a second.
+FRESH = 10.0
 
 
 class Fetcher:
@@ -66,7 +70,10 @@ class Fetcher:
     # ------------------------------------------------------------------ reading
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
-        """Set the future of each reader; also fetch the (exact) spans ``ahead``, and keep them until they are read."""
+        """Set the future of each reader; also fetch the spans ``ahead``, and keep them until they are read.
+
+        Spans ahead are exact ranges, or whole objects.
+        """
         readers = list(readers)
         fresh: list[tuple[Span, Reader | None]] = []
         recalled: list[Reader] = []
@@ -92,10 +99,10 @@ class Fetcher:
             if self.is_on_disk(span):
                 continue
             for start, stop, block in self._known.cover(span):
-                if block is None:
+                if block is None and span.stop is not None:
                     fresh.append((_part(span, start, stop), None))
                 else:
-                    block.expect(start, stop)
+                    (block or self._open(span, urgent=False)).expect(start, stop)
         self._fetch(fresh)
         self.requests.pump()
 
@@ -190,7 +197,7 @@ class Fetcher:
 
     def awaits(self, span: Span) -> bool:
         """Return whether ``span`` is being fetched."""
-        return any(block is not None and block.data is None for _, _, block in self._known.cover(span))
+        return any(block is not None and block.state != OVER for _, _, block in self._known.cover(span))
 
     def drop(self, spans: Iterable[Span], *, stop: bool = False) -> None:
         """Stop expecting reads of ``spans``, and remove their queued requests.
@@ -338,7 +345,8 @@ class Fetcher:
         self._waiting[reader.future] = reader
         reader.future.add_done_callback(self._on_reader_done)
         if not span.size:
-            self._join(reader, self._open(span, urgent=True, shared=False), span.start, span.start)
+            whole = self._expected(reader) or self._open(span, urgent=True, shared=False)
+            self._join(reader, whole, span.start, span.start)
             return []
         reader.missing = span.size
         parts = list(self._known.cover(span))
@@ -353,9 +361,22 @@ class Fetcher:
                 self._join(reader, block, start, stop)
         return [(_part(span, start, stop), reader) for start, stop in gaps]
 
+    def _expected(self, reader: Reader) -> Block | None:
+        """Return the block of a whole object that was fetched ahead for ``reader``, unless it is no longer fresh."""
+        if reader.span.start or reader.span.stop is not None or reader.most is not None:
+            return None
+        ((_, _, block),) = self._known.cover(reader.span)
+        if block is not None and block.state == OVER and self.requests.loop.time() > block.arrived + FRESH:
+            self._waste(block)
+            self._forget(block)
+            return None
+        if block is not None:
+            self._stats.count("ahead_hits", 1)
+        return block
+
     def _join(self, reader: Reader, block: Block, start: int, stop: int) -> None:
         """Let ``reader`` wait for ``[start, stop)`` of ``block``, or give it the bytes if they have arrived."""
-        if block.data is not None:
+        if block.data is not None or block.absence is not None:
             self._give(reader, block, start, stop)
             self._settle(block)
             return
@@ -365,14 +386,19 @@ class Fetcher:
         block.readers.append((reader, start, stop))
 
     def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
-        """Give ``reader`` bytes ``[start, stop)`` of an arrived block."""
-        assert block.data is not None
+        """Give ``reader`` bytes ``[start, stop)`` of an arrived block, or all of a whole object, or its absence."""
         span = reader.span
-        first = start - block.span.start
-        part = block.data if span.size is None else memoryview(block.data)[first : first + stop - start]
-        if block.expected and span.size is not None:
+        if span.stop is None:
+            start, stop = 0, len(block.data or b"")
+        if block.expected:
             self.progress += 1
             block.note_read(start, stop)
+        if block.absence is not None:
+            reader.fail(block.absence)
+            return
+        assert block.data is not None
+        first = start - block.span.start
+        part = block.data if span.size is None else memoryview(block.data)[first : first + stop - start]
         is_first = reader.missing == (span.size or 0)
         reader.facts = block.facts if is_first or reader.facts == block.facts else None
         reader.missing -= stop - start
@@ -487,10 +513,19 @@ class Fetcher:
 
     def on_arrival(self, block: Block, answer: Answer) -> None:
         """Give the bytes of ``block`` to its readers."""
-        self.progress += 1
         block.data = answer.data
         if block.shared and not block.span.exact:
             self._measure(block, len(answer.data))
+        self._answer(block)
+
+    def _answer(self, block: Block) -> None:
+        """Give the bytes of ``block``, or the absence of its object, to its readers."""
+        self.progress += 1
+        if block.shared and block.span.stop is None:  # now its size is known
+            size = len(block.data or b"")
+            block.arrived = self.requests.loop.time()
+            block.expected = {(0, size): size} if block.expected else {}
+            self.requests.keep(block, size)
         for reader, start, stop in block.readers:
             self._give(reader, block, start, stop)
         block.readers = []
@@ -515,13 +550,23 @@ class Fetcher:
             for reader in some:
                 reader.blocks, reader.buffer, reader.missing = [], None, span.size or 0
                 self._waiting[reader.future] = reader
-            self._fetch([(span, reader) for reader in some])
+                if span.stop is None:
+                    self._join(reader, self._open(span, urgent=True, shared=False), 0, 0)
+            if span.stop is not None:
+                self._fetch([(span, reader) for reader in some])
 
     def on_failure(self, block: Block, error: Exception) -> None:
         """Set the error of the readers of ``block``; or request their ranges again if merging may be the cause."""
         readers = [reader for reader, _, _ in block.readers]
         is_merged = {(start, stop) for _, start, stop in block.readers} != {(block.span.start, block.span.stop)}
-        is_more_than_wanted = block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
+        is_whole = block.shared and block.span.stop is None
+        if is_whole and isinstance(error, NOT_FOUND):
+            block.state, block.absence = OVER, error
+            self._answer(block)
+            return
+        is_more_than_wanted = is_whole or (
+            block.shared and (not block.span.exact or (is_merged and isinstance(error, Unfit)))
+        )
         block.readers, block.expected = [], {}
         self._forget(block)
         if is_more_than_wanted:
@@ -537,24 +582,39 @@ class BlockIndex:
 
     def __init__(self) -> None:
         self._blocks: dict[Hashable, list[Block]] = {}  # by object, in ascending order
+        self._whole: dict[Hashable, Block] = {}  # whole objects
 
     def __iter__(self) -> Iterator[Block]:
         for blocks in self._blocks.values():
             yield from blocks
+        yield from self._whole.values()
 
     def put(self, block: Block) -> None:
+        if block.span.stop is None:
+            self._whole[_object(block.span)] = block
+            return
         blocks = self._blocks.setdefault(_object(block.span), [])
         blocks.insert(bisect_right(blocks, block.span.start, key=_START), block)
 
     def take(self, block: Block) -> None:
         which = _object(block.span)
+        if block.span.stop is None:
+            del self._whole[which]
+            return
         blocks = self._blocks[which]
         del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
             del self._blocks[which]
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
-        """Yield the parts of ``span``, each with a block that has it, or None; only the nearest blocks are searched."""
+        """Yield the parts of ``span``, each with a block that has it, or None; only the nearest blocks are searched.
+
+        A whole object has one part, which is empty until the object arrives.
+        """
+        if span.stop is None:
+            whole = self._whole.get(_object(span))
+            yield 0, 0 if whole is None else len(whole.data or b""), whole
+            return
         blocks = self._blocks.get(_object(span), ())
         at, end = span.start, span.stop or 0
         while True:

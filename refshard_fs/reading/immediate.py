@@ -40,7 +40,7 @@ class Immediate:
     ) -> None:
         """``is_written``: keys may move between two look-ups, because the source has uncommitted writes."""
         self._pool = pool
-        self._is_written = is_written
+        self.is_written = is_written
         self._foreseen: dict[str, tuple[KeySpace, Entry]] = {}  # where chunks lie that are fetched ahead
         self._on_disk = on_disk
         self._stats = stats
@@ -179,7 +179,7 @@ class Immediate:
 
     def foresee(self, keyspace: KeySpace, key: str, entry: Entry) -> None:
         """Remember where a chunk lies that is fetched ahead, until it is looked up."""
-        if not self._is_written:
+        if not self.is_written:
             if len(self._foreseen) >= FORESEEN:  # chunks that were expected, and never read
                 self._foreseen.clear()
             self._foreseen[key] = keyspace, entry

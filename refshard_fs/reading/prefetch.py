@@ -51,6 +51,7 @@ class _Array:
         self.policy = ReadAhead(boxes.size)
         self.chunk = 0  # the approximate size of a box in bytes
         self.url = ""  # the target of the last box
+        self.objects: Sequence[Span] = ()  # the whole objects of the last box: their answers tell their sizes
         self.issued: dict[int, Sequence[Span] | None] = {}  # ranges fetched ahead by box; None: being looked up
 
     @property
@@ -86,10 +87,15 @@ class Ahead:
         found: list[Sequence[Span]] = []
         for key, entry in zip(keys, await self._lookups.find_all(keyspace, keys), strict=True):
             spans = () if entry is None or isinstance(entry, Exception) else entry.spans
-            found.append(spans if all(span.size and not self._immediate.reaches(span) for span in spans) else ())
+            found.append(spans if all(map(self._can_wait, spans)) else ())
             if found[-1] and not isinstance(entry, Exception | None):
                 self._immediate.foresee(keyspace, key, entry)
         return found
+
+    def _can_wait(self, span: Span) -> bool:
+        """Return whether ``span`` can be fetched now and read later: a range, or an object that nobody writes here."""
+        is_whole = span.stop is None and not span.start and not self._immediate.is_written
+        return bool(span.size or is_whole) and not self._immediate.reaches(span)
 
     @contextlib.asynccontextmanager
     async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
@@ -155,6 +161,9 @@ class Ahead:
             if any(map(self._fetcher.awaits, ahead or ())):
                 late.add(array)
             sizes = [span.size or 0 for span in spans]
+            if spans and spans[0].stop is None:
+                sizes = [self._size(span) for span in array.objects]
+                array.objects = spans
             if sizes and all(sizes):
                 size = sum(sizes)
                 array.url = spans[0].url
@@ -162,6 +171,11 @@ class Ahead:
         for array, numbers in read.items():
             if array.chunk:  # if sizes are unknown, nothing is fetched ahead
                 self._follow(array, numbers, late=array in late)
+
+    def _size(self, span: Span) -> int:
+        """Return the size of a whole object, or 0 if it has not been read."""
+        facts = self._fetcher.requests.pool.versions.seen(span.url)
+        return (facts.size or 0) if facts is not None else 0
 
     def give_up(self) -> None:
         """Drop all predicted data, since the reader has stopped."""
@@ -211,7 +225,7 @@ class Ahead:
             for number, found in by_box.items():
                 if array.issued.get(number, ...) is not None:
                     continue  # it has been read in the meantime, or is no longer expected
-                size = sum(span.size or 0 for span in found)
+                size = sum(span.size or array.chunk for span in found)
                 if not found or room < size:
                     del array.issued[number]
                     continue

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from fsspec.asyn import get_loop, sync
 
-from refshard_fs import RefShardFileSystem, TargetNotAllowed
+from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.formats.hdf5.source import HDF5KeySpace
-from refshard_fs.reading import prefetch
+from refshard_fs.reading import fetch, prefetch
 from tests.servers.http import RangeServer
 from tests.support.chunked import CHUNK, Chunked
 
@@ -302,3 +302,97 @@ def test_chunks_fetched_ahead_are_looked_up_once(
         assert list(read) == [step.tobytes() for step in values[first : first + 8]]
     assert fs.stats()["ahead_hits"] >= 32
     assert len(looked_up) < 160
+
+
+@pytest.fixture
+def store(http_server: RangeServer) -> str:
+    """Return the URL of a zarr store with 256 chunks; chunk 7 and every tenth one do not exist."""
+    refs = Chunked(http_server).refs()
+    for key, value in refs.items():
+        if isinstance(value, str):
+            http_server.put(f"/store/{key}", value.encode())
+        elif (number := value[1] // CHUNK) % 10 and number != 7:
+            http_server.put(f"/store/{key}", Chunked.chunk(number))
+    return f"{http_server.url}/store"
+
+
+def read_in_turn(fs: RefShardFileSystem, numbers: Sequence[int]) -> None:
+    """Read chunks of `store` one after the other, and compare them."""
+    for i in numbers:
+        if i % 10 == 0 or i == 7:
+            with pytest.raises(FileNotFoundError):
+                fs.cat_file(f"a/{i}.0")
+        else:
+            assert fs.cat_file(f"a/{i}.0") == Chunked.chunk(i)
+
+
+def chunk_requests(server: RangeServer) -> list[str]:
+    return [request.path for request in server.requests() if request.path.endswith(".0")]
+
+
+def test_whole_objects_are_fetched_ahead_once(store: str, http_server: RangeServer) -> None:
+    """Chunks that do not exist, too."""
+    http_server.latency = 0.02
+    fs = RefShardFileSystem(store, skip_instance_cache=True)
+    read_in_turn(fs, range(256))
+    requests = chunk_requests(http_server)
+    assert len(requests) == len(set(requests)) == 256
+    assert fs.stats()["ahead_hits"] > 200
+    assert fs.stats()["ahead_wasted"] == 0
+
+    async def reserved() -> int:
+        return fs.source.engine().fetcher.requests.used
+
+    assert sync(get_loop(), reserved) == 0
+
+
+def test_object_that_is_no_longer_fresh_is_read_anew(
+    store: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = RefShardFileSystem(store, skip_instance_cache=True)
+    read_in_turn(fs, range(1, 40))
+    sync(get_loop(), asyncio.sleep, 0.1)
+    assert "/store/a/41.0" in chunk_requests(http_server)
+    monkeypatch.setattr(fetch, "FRESH", -1.0)
+    http_server.put("/store/a/40.0", b"new")  # it did not exist
+    assert fs.cat_file("a/40.0") == b"new"
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_objects_of_written_sets_are_not_fetched_ahead(tmp_path: Path, store: str, mode: str) -> None:
+    meta = {"zarr_format": 2, "shape": [256], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    refs = {"a/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
+    numbers = [i for i in range(100) if i % 10 and i != 7]
+    chunks = {f"a/{place}": [f"{store}/a/{i}.0"] for place, i in enumerate(numbers)}
+    (tmp_path / "refs.json").write_text(json.dumps({**refs, **chunks}))
+    fs = RefShardFileSystem(str(tmp_path / "refs.json"), skip_instance_cache=True, mode=mode)
+    assert [fs.cat_file(key) for key in chunks] == list(map(Chunked.chunk, numbers))
+    assert (fs.stats()["ahead_hits"] == 0) == (mode == "a")
+
+
+@pytest.mark.parametrize("kind", [503, 403, "reset", "hang_up"])
+def test_failed_prefetch_of_objects_leaves_reads_right(store: str, http_server: RangeServer, kind: Any) -> None:
+    fs = RefShardFileSystem(store, skip_instance_cache=True, retries=0)
+    read_in_turn(fs, range(1, 10))
+    sync(get_loop(), asyncio.sleep, 0.1)
+    http_server.fault(kind, path="/store/a/*", times=20)
+    failures = 0
+    for i in range(11, 120):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                assert fs.cat_file(f"a/{i}.0") == Chunked.chunk(i)
+            except (OSError, RefShardError) as e:
+                if isinstance(e, FileNotFoundError):
+                    assert i % 10 == 0
+                failures += 1
+    assert failures < 40
+
+
+def test_object_larger_than_expected_is_read(store: str, http_server: RangeServer) -> None:
+    large = random.Random(3).randbytes(3 << 20)
+    for i in (50, 51, 52):
+        http_server.put(f"/store/a/{i}.0", large)
+    fs = RefShardFileSystem(store, skip_instance_cache=True)
+    read_in_turn(fs, range(1, 50))
+    assert [fs.cat_file(f"a/{i}.0") for i in (50, 51, 52)] == [large] * 3
+    read_in_turn(fs, range(53, 60))
