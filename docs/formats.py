@@ -1,4 +1,4 @@
-"""A page for each format, made of FORMATS.md (a section each) and of the table in docs/pages/files.md (a row each)."""
+"""A page for each format: a section of FORMATS.md or docs/pages/stores.md, or a row of docs/pages/files.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WHOLE = "FORMATS.md"
-# Each registered format and the page that tells of it.
+# Each registered format and its page.
 OF = {
     "bcolz": "bcolz-and-bloscpack",
     "bloscpack": "bcolz-and-bloscpack",
@@ -38,7 +38,9 @@ def slug(heading: str) -> str:
 
 def sections() -> dict[str, tuple[str, str]]:
     """Return the pages by their slug: the title of each, and its Markdown."""
-    _, *parts = re.split(r"^## ", (ROOT / WHOLE).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    stores = ROOT / "docs" / "pages" / "stores.md"
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / WHOLE, stores)]
+    parts = [part for text in texts for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]]
     found: dict[str, tuple[str, str]] = {}
     for part in parts:
         title, _, text = part.partition("\n")
@@ -73,7 +75,7 @@ def _files() -> dict[str, tuple[str, str]]:
 
 
 def anchors(pages: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Return where each heading of FORMATS.md is now: the page and, below its title, the heading there."""
+    """Return the page of each heading and, below the title of the page, the anchor there."""
     found: dict[str, str] = {}
     for name, (_, text) in pages.items():
         found[name] = page(name)
