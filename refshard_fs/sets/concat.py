@@ -355,14 +355,14 @@ def concat(
         raise ValueError("there are no sets to concatenate")
     places, sources = zip(*leaves, strict=True)
 
-    if chunks is not None and (not lazy or min(chunks.values(), default=1) < 1):
-        raise ValueError("chunks= are lengths of 1 and more, by dimension, of chunks that lazy=True joins")
+    if chunks is not None and not lazy:
+        raise ValueError("chunks= is for lazy=True: references cannot join chunks")
+    _check_lengths("chunks", chunks)
+    _check_lengths("subchunks", subchunks)
     if lazy and grid != "regular":
         raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
     if lazy and not finds and None in order:
         raise TypeError("lazy=True joins along dimensions that have names: give dim=, or dims=")
-    if subchunks is not None and min(subchunks.values(), default=1) < 1:
-        raise ValueError("subchunks= are lengths of 1 and more, by dimension")
     if freq is not None and order[0] is None and not finds:
         raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
     if not finds and len(order) != 1 and (sort or overlap != "error" or (on_error != "raise" and file_grid is None)):
@@ -776,6 +776,14 @@ def _grid_of_lists(sets: Any, order: Sequence[str | None], coords: Mapping[str, 
     grid = FileGrid(dims, places, files)
     grid.check_whole()
     return grid
+
+
+def _check_lengths(argument: str, lengths: Mapping[str, Any] | None) -> None:
+    for dim, length in (lengths or {}).items():
+        if not isinstance(length, (int, np.integer)) or length < 1:
+            raise ValueError(
+                f"{argument}={{{dim!r}: {length!r}}}: expected {{dimension: length}}, with lengths of at least 1"
+            )
 
 
 def _urls_in(sets: Any) -> Iterator[str]:

@@ -395,6 +395,13 @@ def test_what_is_no_list_of_lists_is_a_type_error() -> None:
         refshard_fs.concat([], dim="time")
 
 
+@pytest.mark.parametrize("argument", ["chunks", "subchunks"])
+@pytest.mark.parametrize("lengths", [{"time": 0}, {"air": {"time": 2}}])
+def test_chunk_lengths_that_are_not_lengths_are_refused(argument: str, lengths: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"{argument}=.*expected {{dimension: length}}"):
+        refshard_fs.concat([day(0, 2)], "time", lazy=True, **{argument: lengths})
+
+
 def test_the_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     grid = [[day(t, 2, 2, 2, x) for x in (0, 2)] for t in (0, 2)]
     paths = []
