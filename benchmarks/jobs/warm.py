@@ -23,6 +23,9 @@ with contextlib.suppress(ImportError):
 with contextlib.suppress(ImportError):
     import rasterio  # noqa: F401  # before eccodes, which xarray imports: it crashes after it
 
+for name in ("deflate", "zarrs"):  # at the first chunk, and by zarr at the first array
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
 for module in pkgutil.walk_packages(refshard_fs.__path__, "refshard_fs."):
     if not module.name.endswith("__main__"):
         with contextlib.suppress(ImportError):  # of a version of zarr that is not installed

@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.chunks import ArrayChunks, ChunksBuilder, Contents, Numbers, column_of
+from refshard_fs.core.chunks import Chunks as ChunkColumns
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import with_single_fields
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, join, parent
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, find_chunk, tails
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, together
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 
@@ -117,6 +119,10 @@ class Chunks:
         begins with ``yield from ()``.
         """
         raise NotImplementedError
+
+    def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
+        """Return the entries of several chunks, which are looked up together."""
+        return (yield from together([self.entry(number) for number in numbers]))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         """Return the chunks that exist, by their keys relative to the array; None if all chunks of the grid exist.
@@ -349,16 +355,45 @@ class ArrayGroup(KeySpace):
         yield from ()
         return prefix in self._tree
 
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        if errors is not None:  # the base class lists directories one by one, and knows which one fails
+            return (yield from super().contents(prefix, errors))
+        members: dict[str, bytes] = {}
+        others: dict[str, int | None] = {}
+        arrays: dict[str, ArrayChunks] = {}
+        below = [(*parent(key), key) for key in self._documents if is_within(key, prefix)]
+        for path, name, key in sorted(below, key=lambda found: (found[0].split("/") if found[0] else [], found[1])):
+            if not zarrmeta.is_metadata(key):
+                others[key] = len(self._documents[key])
+                continue
+            members[key] = self._documents[key]
+            if name in zarrmeta.ARRAY_DOCUMENTS and path in self.grids:
+                grid, existing = self.grids[path], (yield from self._existing(path))
+                column = None if existing is None else np.array([grid.number(each.name) for each in existing], "u8")
+                arrays[path] = ArrayChunks(grid, [range(grid.size)] if column is None else column)
+        return Contents(members, arrays, others)
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[ChunkColumns]:
+        if array not in self._chunks or (grid is not None and grid != self.grids[array]):
+            return (yield from super().chunks(array, numbers, grid))
+        builder = ChunksBuilder(len(numbers))
+        for row, entry in enumerate((yield from self._chunks[array].entries(column_of(numbers).tolist()))):
+            builder.put_entry(row, entry)
+        return builder.finish()
+
     def _listed(self, path: str) -> Steps[list[Listed]]:
+        found = yield from self._existing(path)
+        return [Listed(tail, None) for tail in self.grids[path].tails()] if found is None else found
+
+    def _existing(self, path: str) -> Steps[list[Listed] | None]:
+        """Return the chunks of an array that exist; None if all chunks of its grid do."""
         found = yield from self._chunks[path].list_existing()
-        if found is not None:
-            return found
-        grid = self.grids[path]
-        if grid.size > LISTABLE:
+        if found is None and self.grids[path].size > LISTABLE:
+            size = self.grids[path].size
             raise NotListable(
-                f"{join(path, '*')}: {grid.size} chunks are too many to list; each can still be read by its key"
+                f"{join(path, '*')}: {size} chunks are too many to list; each can still be read by its key"
             )
-        return [Listed(tail, None) for tail in grid.tails()]
+        return found
 
 
 class ArrayGroupBuilder:

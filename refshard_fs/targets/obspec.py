@@ -40,9 +40,9 @@ class Registry(Protocol):
 
 def is_store(value: Any) -> bool:
     """Whether ``value`` has the methods of an obspec store."""
-    if isinstance(value, str | Mapping | AbstractFileSystem | type):  # texts first: abstract classes take a while
+    if not any(callable(getattr(value, name, None)) for name in ("get_async", "get_range")):
         return False
-    return any(callable(getattr(value, name, None)) for name in ("get_async", "get_range"))
+    return not isinstance(value, Mapping | AbstractFileSystem | type)  # last: abstract classes take milliseconds
 
 
 def stores_of(registry: Any) -> dict[str, Any] | None:

@@ -17,7 +17,8 @@ from refshard_fs.core.array_group import (
     choose_chunks,
     encode_fill_value,
 )
-from refshard_fs.core.model import Entry, Inline, Packed, Span, Steps
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
 from refshard_fs.errors import ManifestError
 
 
@@ -29,12 +30,13 @@ def result(steps: Steps[Any]) -> Any:
 
 
 class Given(Chunks):
-    def __init__(self, *chunks: bytes) -> None:
+    def __init__(self, *chunks: bytes | Span | None) -> None:
         self.chunks = chunks
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        return Inline(self.chunks[number])
+        found = self.chunks[number]
+        return Inline(found) if isinstance(found, bytes) else found
 
 
 def described(
@@ -180,3 +182,32 @@ def test_what_can_have_no_key_is_reported_and_not_shown(path: str) -> None:
         with pytest.raises(ManifestError, match="its path cannot be a key"):
             result(group.lookup(f"{path}/0"))
     assert list(group.reports) == [path[:100]]
+
+
+class Sparse(Given):
+    def list_existing(self) -> Steps[list[Listed] | None]:
+        yield from ()
+        return [Listed(str(number), None) for number, chunk in enumerate(self.chunks) if chunk is not None]
+
+
+@pytest.mark.parametrize("prefix", ["", "g", "g/b", "g.a", "z", "none"])
+def test_contents_and_chunks_are_those_of_listings(prefix: str) -> None:
+    """They are made of the arrays themselves; the base class lists directories, and looks up each key."""
+    some = Span("file", 0, 4), None, *(Span("other", at, at + 4) for at in range(10)), b"abcd"
+    chunks = {"z": Given(*some), "g/b": Sparse(*some), "g/h/a": Given(b"abcd"), "g.a": Given(b"abcd"), "0": Given(b"")}
+    counts = {"z": 13, "g/b": 13, "0": 0}
+    arrays = {path: described((2 * counts.get(path, 1),), "<i2", (2,)) for path in chunks}
+    group = ArrayGroup(arrays, chunks, 2, {"title": "t"}, others={"zz.txt": b"note", "g/.about": b"me"})
+    own, listed = result(group.contents(prefix)), result(KeySpace.contents(group, prefix))
+    assert [*own.members.items()] == [*listed.members.items()]
+    assert own.others == listed.others
+    assert own.indexes == listed.indexes
+    assert [*own.arrays] == [*listed.arrays]
+    for path, array in own.arrays.items():
+        assert array.grid == listed.arrays[path].grid
+        assert sorted(array.column.tolist()) == sorted(listed.arrays[path].column.tolist())
+        found, one_by_one = result(group.chunks(path, array.column)), result(KeySpace.chunks(group, path, array.column))
+        assert found.inline == one_by_one.inline
+        assert found.urls == one_by_one.urls
+        for column, expected in zip(found.ranges, one_by_one.ranges, strict=True):
+            np.testing.assert_array_equal(column, expected)
