@@ -1,10 +1,10 @@
 """Decide whether a manifest may make this machine fetch a URL, and with whose credentials. Pure, on canonical URLs.
 
-By default a manifest from elsewhere may point to the server or bucket that it came from, to other web servers and to
-object stores; never to this machine's files and memory, through chains of filesystems, or into private networks. An
-option of the user's permits more: a protocol lends credentials, and a prefix also opens a private network. The string
-that is judged is the string that is opened; a URL without a canonical spelling is refused. The targets judge host names
-again when they resolve them: `Network` classifies addresses.
+By default a manifest from elsewhere may point to its own server or bucket, to other web servers and to object stores;
+never to this machine's files and memory, through chains of filesystems, or into private networks. The user's options
+permit more: a protocol lends credentials, and a prefix also opens a private network. The judged string is the opened
+string; a URL without a canonical spelling is refused. The targets judge host names again when they resolve them:
+`Network` classifies addresses.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 _DOTS = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 _PARENT = re.compile(r"(?:\.|%2e){2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
-# Names that no public server has (RFC 6762, appendix G; RFC 8375): a proxy that resolves them leads inside.
+# No public server has these names (RFC 6762, appendix G; RFC 8375): a proxy that resolves them leads inside.
 _INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".localdomain", ".home.arpa")
-# Python before 3.11.9 lacks most of the first (IANA's registry of special addresses). The second, which is in no
-# registry, serves the settings of machines on Azure.
+# The first is in IANA's registry of special addresses, but Python before 3.11.9 lacks most of it. The second is in no
+# registry: it serves the settings of machines on Azure.
 _NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
 _PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in the first
-_DOCUMENTED = ipaddress.IPv6Network("3fff::/20")  # RFC 9637: for documents alone; not yet known to Python 3.13
+_DOCUMENTS = ipaddress.IPv6Network("3fff::/20")  # RFC 9637: for examples in documents; Python 3.13 lacks it
 _UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: the global addresses, apart from the next two kinds
-_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an address of version 4 follows
-_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an address of version 4 follows
+_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an IPv4 address follows
+_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an IPv4 address follows
 
 
 class Access(IntEnum):
@@ -82,7 +82,7 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
         return protocol, authority, None
 
 
-def canonical(url: str) -> str:
+def canonicalize(url: str) -> str:
     """Return ``url`` in its canonical spelling; ValueError, with the reason, if it has none that is safe to judge."""
     if _UNSAFE.search(url):
         raise ValueError("it has a control character or a backslash")
@@ -139,9 +139,11 @@ def network_of(host: str) -> Network:
             return Network.PRIVATE if "." not in host or host.endswith(_INSIDE) else Network.PUBLIC
     if isinstance(address, ipaddress.IPv4Address):
         return _network(address, is_public=_is_public(address))
-    within = _within(address)
-    is_public = address.is_global and address not in _DOCUMENTED if address in _UNICAST else bool(within)
-    return max([_network(address, is_public=is_public), *(_network(one, is_public=_is_public(one)) for one in within)])
+    inner = _embedded_addresses(address)
+    is_public = address.is_global and address not in _DOCUMENTS if address in _UNICAST else bool(inner)
+    return max(
+        [_network(address, is_public=is_public), *(_network(each, is_public=_is_public(each)) for each in inner)]
+    )
 
 
 def is_private(host: str) -> bool:
@@ -163,18 +165,18 @@ def _is_public(address: ipaddress.IPv4Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _within(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """Return the addresses of version 4 that ``address`` embeds, in any of the known ways."""
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+def _embedded_addresses(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+    """Return the IPv4 addresses that ``address`` embeds, in any of the known ways."""
+    addresses = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
-        found.append(ipaddress.IPv4Address(address.packed[12:]))
-    return [inner for inner in found if inner is not None]
+        addresses.append(ipaddress.IPv4Address(address.packed[12:]))
+    return [each for each in addresses if each is not None]
 
 
 def normalize(url: str) -> str:
     """Return ``url`` in its canonical spelling, for comparing prefixes; unchanged if it has none."""
     try:
-        return "::".join(map(canonical, links(url)))
+        return "::".join(map(canonicalize, links(url)))
     except ValueError:
         return url
 
@@ -194,8 +196,8 @@ class Admission(msgspec.Struct, frozen=True):
     """The rule for the targets of one source.
 
     ``source`` is the URL of a manifest from elsewhere (None: the manifest is the user's own, or may point anywhere).
-    ``allow`` is the user's list of URL prefixes, if given; nothing else is admitted then. Other options of the user
-    name ``protocols`` and ``prefixes``.
+    With ``allow``, the user's list of URL prefixes, nothing else is admitted. ``protocols`` and ``prefixes`` come from
+    the user's other options.
     """
 
     source: str | None = None
@@ -207,7 +209,7 @@ class Admission(msgspec.Struct, frozen=True):
     def of(
         cls, source: str | None, allow: Iterable[str] | str | None, protocols: Iterable[str], prefixes: Iterable[str]
     ) -> Admission:
-        """Return the rule for a source at URL ``source`` (None: held in memory); ``allow="any"`` admits all."""
+        """Return the rule for a source at URL ``source`` (None: in memory); ``allow="any"`` admits all."""
         if allow == "any":
             return cls()
         if isinstance(allow, str):
@@ -229,19 +231,19 @@ class Admission(msgspec.Struct, frozen=True):
             return True
         allowed = dict.fromkeys(self.allow or (), True)
         try:
-            return all(longest_prefix(allowed, canonical(link)) is not None for link in links(self.source))
+            return all(longest_prefix(allowed, canonicalize(link)) is not None for link in links(self.source))
         except ValueError:
             return False
 
     @property
-    def named(self) -> dict[str, bool]:
+    def named_prefixes(self) -> dict[str, bool]:
         """The prefixes that the user named."""
         return dict.fromkeys([*(self.allow or ()), *self.prefixes], True)
 
     def admit(self, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
         """Return the URL to open for ``url``, and whose credentials to use; TargetNotAllowed if it is refused.
 
-        ``redirected_by`` is the requested URL whose server redirects to ``url``, if any.
+        If a server redirects to ``url``, ``redirected_by`` is the requested URL.
         """
         if self.admits_all:
             return url, Access.OWN
@@ -255,7 +257,7 @@ class Admission(msgspec.Struct, frozen=True):
         try:
             if self.allow is None and (beside := self._add_own_login(url)) is not None:
                 return beside, Access.OWN
-            url = "::".join(map(canonical, links(url)))
+            url = "::".join(map(canonicalize, links(url)))
         except ValueError as e:
             raise TargetNotAllowed(url, str(e), "correct the manifest, or pass allow='any' if you trust it") from e
         if self._is_named(url, by_protocol=False):
@@ -269,7 +271,7 @@ class Admission(msgspec.Struct, frozen=True):
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path``, with its links resolved, lies in a permitted directory.
 
-        The source itself is one. ``real`` resolves the links of these directories.
+        The source itself is a permitted directory. ``real`` resolves the links of these directories.
         """
         if self.protocols.intersection(LOCAL):
             return
@@ -305,21 +307,21 @@ class Admission(msgspec.Struct, frozen=True):
         login, at, _ = source.netloc.rpartition("@")
         if not at or source.scheme not in WEB or (there.scheme, there.netloc) != (source.scheme, source.netloc):
             return None
-        head, separator, rest = canonical(url.replace(login + at, "", 1)).partition("://")
+        head, separator, rest = canonicalize(url.replace(login + at, "", 1)).partition("://")
         return f"{head}{separator}{login}{at}{rest}"
 
     def _is_own_host(self, url: str, redirected_by: str) -> bool:
         """Whether the source itself redirects to another port of its host, as hubs that sign URLs for a store do."""
         source = self.source or ""
         if len(links(source)) == 1 and source == server_of(source):
-            return False  # a recorded server: the user's own URL was only one of those on it
+            return False  # the record of a set's origin: it holds the server alone, not the URL
         protocol, host, _ = origin_of(source)
         is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the source, or its archive
         return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
 
     def _is_named(self, url: str, *, by_protocol: bool) -> bool:
         """Whether the user named a prefix of ``url`` or its protocol; for a chain, of every link."""
-        named = self.named
+        named = self.named_prefixes
         *firsts, last = links(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
         return all(
@@ -332,7 +334,7 @@ class Admission(msgspec.Struct, frozen=True):
         if self.source is None or is_trusted(self.source):
             return Access.OWN
         own = origin_of(self.source)
-        named = self.named
+        named = self.named_prefixes
         elsewhere = [
             link
             for link in links(url)
@@ -371,14 +373,14 @@ class Admission(msgspec.Struct, frozen=True):
 def _prefix(prefix: str) -> str:
     if "://" not in prefix and not prefix.startswith("/"):
         raise ValueError(f"invalid URL prefix {prefix!r}: expected one such as 's3://bucket/path/'")
-    return canonical(prefix)
+    return canonicalize(prefix)
 
 
 INSIDE = "a manifest from elsewhere may not point into private networks"
 
 
 def remedy(url: str, purpose: str = "if you trust it") -> str:
-    """Return the advice that admits ``url`` and keeps everything admitted that was before."""
+    """Return the advice that also admits ``url``."""
     if len(links(url)) > 1:
         return "Pass allow='any' if you trust the manifest"
     place = repr(_place(url))

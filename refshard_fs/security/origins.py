@@ -1,4 +1,4 @@
-"""Record which targets in a user's set come from a stranger's set, so that they are opened by its rule. No I/O here.
+"""Record which targets in a user's set come from a stranger's set: they are opened by its rule. No I/O here.
 
 A saved copy of a stranger's set is a file of the user's, but the stranger chose its references. So a set that this
 package writes records their origins: a mapping from URL prefixes to the servers of the sets that named URLs there. A
@@ -18,7 +18,7 @@ from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.security.admission import Admission, normalize, origin_of
 from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
 
-_NAMED: Final = 5  # servers that a remark names
+_NAMED: Final = 5  # servers in a remark; it counts the others
 MEMBER = "from"  # the name of the record in a document
 
 
@@ -61,9 +61,9 @@ class Origins(msgspec.Struct, frozen=True):
 
     @classmethod
     def combine(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
-        """Return the origins of a set: its URLs with the servers that named them, made of sets of ``servers``.
+        """Return the origins of a set made of sets from ``servers``: its URLs, with the servers that named each.
 
-        A URL that the user named too is the user's.
+        A URL that the user also named is the user's own.
         """
         servers = frozenset(servers)
         if not servers and not any(origins for _, origins in named):
@@ -87,7 +87,7 @@ class Origins(msgspec.Struct, frozen=True):
 
     @property
     def remark(self) -> str:
-        """Which servers the strangers' sets lead to beside their own, and with what limits; empty if to none."""
+        """A text for the user: the other servers that strangers' sets lead to, and their limits; empty if none."""
         others = {
             sanitize(server_of(prefix))
             for prefix, origins in self.by_prefix.items()
@@ -125,7 +125,7 @@ NOTHING: Final = Origins()  # the origins of a set that is entirely the user's o
 
 
 class Adoption:
-    """Find the origins of a set that the user saves, from its URLs; ``rule`` is the rule for its targets."""
+    """Find the origins of a set that the user saves, by its URLs; ``rule`` is the rule for its targets."""
 
     def __init__(self, rule: Admission) -> None:
         self._rule = rule
@@ -136,12 +136,12 @@ class Adoption:
         if url is None or self._rule.admits_all:
             return
         self._rule.admit(url)
-        origin = named_by(self._rule, url)
+        origin = origin_for(self._rule, url)
         if origin:
             server = server_of(_place(url))
             if "::" in url or server not in self._found:  # a chain needs the whole source, which covers the server
                 self._found[server] = origin
-        elif (chosen := longest_prefix(self._rule.named, _place(url))) is not None:
+        elif (chosen := longest_prefix(self._rule.named_prefixes, _place(url))) is not None:
             self._found.setdefault(chosen[0], ())
 
     def add_own(self, url: str) -> None:
@@ -149,7 +149,7 @@ class Adoption:
         self._found[_place(url).rstrip("/")] = ()
 
     def origins(self, known: Origins) -> Origins:
-        """Return the origins of all URLs, with ``known``, those that the set itself records."""
+        """Return the origins of all URLs, and the origins that the set itself records, ``known``."""
         if self._rule.trusts_source:
             return known.with_urls((url, ()) for url in self._found)
         source = (_origin(self._rule.source or "", None),)
@@ -161,11 +161,11 @@ class Adoption:
         return _without_repeats(found)
 
 
-def named_by(rule: Admission, url: str) -> tuple[str, ...]:
-    """Return the origin of a ``url`` that a set with this ``rule`` names; empty if it is the user's own."""
+def origin_for(rule: Admission, url: str) -> tuple[str, ...]:
+    """Return the origin of a ``url`` in a set with this ``rule``; empty if the URL is the user's own."""
     if rule.trusts_source or protocol_of(url) == "data":
         return ()
-    named = rule.named
+    named = rule.named_prefixes
     is_own = named and longest_prefix(named, _place(url)) is not None
     return () if is_own else (_origin(rule.source or "", url if "::" in url else server_of(url)),)
 
@@ -201,7 +201,7 @@ _WITH_LOGINS = frozenset(["http", "https", "ftp", "ftps", "sftp", "ssh", "smb", 
 
 
 def _without_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
-    """Return the origins without prefixes that a shorter prefix covers."""
+    """Return the origins, without the prefixes that a shorter prefix covers."""
     kept: dict[str, tuple[str, ...]] = {}
     for prefix in sorted(found, key=len):
         if Origins(kept)._servers_below(prefix) != found[prefix]:

@@ -1,6 +1,6 @@
 """Resolve URLs against the URL of a manifest, split chains, and match prefixes. No I/O here.
 
-The string that is matched is the string that is opened.
+The matched string is the opened string.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ T = TypeVar("T")
 LOCAL = ("file", "local")
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
 
-_DECODED = 4  # how often a chain of servers may decode a path
+_DECODED = 4  # times that a chain of servers may decode a path
 
 _LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
 
 
 def links(url: str) -> list[str]:
-    """Return the links of a chain; any other URL is its only link. The ``::`` of an IPv6 address is not a separator.
+    """Return the links of a chain; any other URL is its only link.
 
-    Within a chain it is one, because it is for fsspec, which opens chains.
+    The ``::`` of an IPv6 address separates links only within a chain, as in fsspec, which opens chains.
     """
     parts = url.split("::")
     if len(parts) > 1 and (literal := _LITERAL.match(url)) and "::" not in url[literal.end() :]:
@@ -34,7 +34,7 @@ def links(url: str) -> list[str]:
 
 
 def _first(url: str) -> tuple[str, str, str]:
-    """Return the first link of a chain, ``::`` and the other links; for any other URL the last two are empty."""
+    """Return the first link of a chain, ``::`` and the other links; for any other URL, the URL and two empty texts."""
     first, *rest = links(url)
     return first, "::" if rest else "", "::".join(rest)
 
@@ -72,8 +72,8 @@ def relative_to(base: str, path: str) -> str:
 def resolve(url: str, base: str | None, protocol: str | None) -> str:
     """Return the absolute URL for ``url`` in a manifest.
 
-    A URL with a protocol is unchanged. A bare one belongs to ``protocol``, if that is given and not local; otherwise an
-    absolute path is a local file, and a relative one lies below ``base``, the directory of the manifest (None: the
+    A URL with a protocol is unchanged. A bare path belongs to ``protocol``, if that is given and not local. Otherwise
+    an absolute path is a local file, and a relative path starts at ``base``, the directory of the manifest (None: the
     working directory).
     """
     if protocol_of(url) is not None:
@@ -103,9 +103,9 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
 
 
 def climbs(url: str) -> bool:
-    """Whether a server may resolve ``url`` to a place outside the directories that it names.
+    """Whether a server may resolve ``url`` to a place outside the directories in it.
 
-    That includes ``..`` percent-encoded once or more, with backslashes, or with parameters that some servers cut off
+    That includes ``..`` percent-encoded once or more, with backslashes, or with parameters that some servers ignore
     (``..;x``).
     """
     if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import TargetNotAllowed
-from refshard_fs.security.admission import Access, Admission, canonical, is_private, is_trusted
+from refshard_fs.security.admission import Access, Admission, canonicalize, is_private, is_trusted
 from refshard_fs.security.policy import directory_of, links, locator, resolve
 
 REMOTE = Admission.of("https://pub.example/sets/refs.json", None, (), ())
@@ -95,7 +95,7 @@ def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None
     ],
 )
 def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
-    assert canonical(url) == spelled
+    assert canonicalize(url) == spelled
     assert REMOTE.admit(url)[0] == spelled
 
 
@@ -179,10 +179,10 @@ def test_a_list_is_of_prefixes() -> None:
 @given(st.from_regex(r"https?://[a-zA-Z0-9.。．\-:\[\]@]{1,12}(/[a-z%.2eE/]{0,8})?", fullmatch=True))
 def test_canonical_is_idempotent(url: str) -> None:
     try:
-        once = canonical(url)
+        once = canonicalize(url)
     except ValueError:
         return
-    assert canonical(once) == once
+    assert canonicalize(once) == once
 
 
 @pytest.mark.parametrize(

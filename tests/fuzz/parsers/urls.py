@@ -7,7 +7,7 @@ from contextlib import nullcontext as configured
 from urllib.parse import unquote, urlsplit
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.admission import Access, Admission, canonical, is_private
+from refshard_fs.security.admission import Access, Admission, canonicalize, is_private
 from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -42,8 +42,8 @@ def seeds() -> list[bytes]:
 def one_input(data: bytes) -> None:
     url = data.decode("utf-8", "replace")
     try:
-        once = canonical(url)
-        assert canonical(once) == once
+        once = canonicalize(url)
+        assert canonicalize(once) == once
     except ValueError:
         pass
     assert server_of(server_of(url)) == server_of(url)
