@@ -13,10 +13,10 @@ The keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's conf
 `refshard_fs.source.options` by `docs/options.py`; [the reference](api.md) says more of each.
 """
 GROUPS = {
-    "source": "What is opened, and what it shows",
-    "trust": "What a source may point to, and which options open it",
+    "source": "The source, and what is shown of it",
+    "trust": "Where a source may point, and the options for each URL",
     "reading": "How targets are read",
-    "caching": "What is kept",
+    "caching": "Caches",
     "writing": "Where writes go",
 }
 

@@ -94,7 +94,7 @@ class DirectArray(ZarrArrayWrapper):
         chunks = list(product(*slices))
         encode, path = meta.grid.encoding.encode, self._array.path
         keys = [join(path, encode([along.chunk for along in chunk])) for chunk in chunks]
-        keyspace = source.opened()
+        keyspace = source.open_now()
         is_fixed = keyspace is not None and keyspace.url_of is None  # other processes may write objects of a hierarchy
         cache, token = source.decoded, self._token
         cached = {key: values for key in keys if is_fixed and (values := cache.get((token, key))) is not None}

@@ -530,7 +530,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         NotImplementedError if a target has no time of modification.
         """
         key = self._strip_protocol(path)
-        return self.source.wait(files.modified, self.source, key)
+        return self.source.wait(files.modification_time, self.source, key)
 
     def created(self, path: str) -> datetime:
         """Raise NotImplementedError: servers report only the time of the last change, which `modified` returns."""

@@ -36,7 +36,7 @@ from refshard_fs.core.model import Facts, Span
 from refshard_fs.errors import CostlyPattern, sanitize
 from refshard_fs.reading.index_cache import STALE, is_own_file, is_private, open_as_it_is
 from refshard_fs.reading.plan import MIB
-from refshard_fs.targets import seconds, strong
+from refshard_fs.targets import parse_time, strong_etag
 
 CAPACITY: Final = 10 << 30  # bytes, by default
 SUFFIX: Final = ".refchunk"
@@ -298,8 +298,8 @@ def _version(facts: Facts | None) -> bytes | None:
 @lru_cache(4096)
 def _digest_version(facts: Facts) -> tuple[float | None, bytes | None]:
     """Return the time of modification that identifies a version without a strong ETag, and the version's digest."""
-    etag = (strong(facts.named_etag) or "").strip('"')
-    changed = None if etag or facts.last_modified is None else seconds(facts.last_modified)
+    etag = (strong_etag(facts.named_etag) or "").strip('"')
+    changed = None if etag or facts.last_modified is None else parse_time(facts.last_modified)
     if not etag and (changed is None or facts.size is None):
         return None, None
     return changed, hashlib.blake2b(repr((etag or facts.size, changed)).encode(), digest_size=16).digest()

@@ -222,7 +222,7 @@ class Dispatch(Share):
             return stop - start
         if start < 0:
             return -start
-        seen = self.pool.versions.seen(block.span.url)
+        seen = self.pool.versions.known_facts(block.span.url)
         if seen is not None and seen.size is not None:
             return max(seen.size - start, 0)
         sizes = block.host.sizes

@@ -25,7 +25,7 @@ from refshard_fs.targets.failures import (
     HttpStatus,
     TooLarge,
     Unfit,
-    transient,
+    is_transient,
 )
 
 # ----------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
             return "" if of_source else _OTHER
         case ConnectionLost():
             return _HOST
-        case OSError() if transient(error):
+        case OSError() if is_transient(error):
             return _BUSY
         case Unfit():
             return _RANGES

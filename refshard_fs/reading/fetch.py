@@ -112,7 +112,7 @@ class Fetcher:
         ``every`` is all readers of the same call. Sources that they read in ranges are added to ``in_ranges``.
         """
         span = reader.span
-        version = self.requests.pool.versions.kept(span)
+        version = self.requests.pool.versions.find_kept(span)
         if version is None:
             return False
         rest = version.rest
@@ -262,7 +262,7 @@ class Fetcher:
         if place is None or not place[0].is_remote:
             return False
         # For whole objects, requesting the version first would double the requests.
-        if self.requests.pool.versions.proven(span.url, None) is None:
+        if self.requests.pool.versions.confirmed_facts(span.url, None) is None:
             if span.url in self._unversioned:
                 return False
             if span.stop is not None and not place[0].target.tells_versions:
@@ -278,7 +278,7 @@ class Fetcher:
         """Serve ``readers`` from the disk, if it has the current version, and fetch the rest."""
         versions = self.requests.pool.versions
         spans = [reader.span for reader in readers]
-        unseen = {(span.url, span.origin) for span in spans if versions.proven(span.url, None) is None}
+        unseen = {(span.url, span.origin) for span in spans if versions.confirmed_facts(span.url, None) is None}
         await asyncio.gather(*map(self._ask_version, unseen))
         fresh: list[tuple[Span, Reader | None]] = []
         for first in range(0, len(readers), TURN):
@@ -300,7 +300,7 @@ class Fetcher:
     def _read_disk(self, spans: Sequence[Span]) -> list[bytes | None]:
         versions, on_disk = self.requests.pool.versions, self._on_disk
         assert on_disk is not None
-        return [on_disk.get(span, versions.proven(span.url, span.pin)) for span in spans]
+        return [on_disk.get(span, versions.confirmed_facts(span.url, span.pin)) for span in spans]
 
     async def _ask_version(self, which: tuple[str, tuple[str, ...]]) -> None:
         """Request the current version of an object, once for all concurrent callers."""
@@ -316,7 +316,7 @@ class Fetcher:
                 place = self.requests.pool.place(url, origin)
                 if place is not None:
                     await place[0].ask_version(place[1])
-        if self.requests.pool.versions.proven(url, None) is None:
+        if self.requests.pool.versions.confirmed_facts(url, None) is None:
             self._unversioned.add(url)
 
     def _on_recall_end(self, task: asyncio.Task[None]) -> None:

@@ -141,7 +141,7 @@ class Immediate:
             self._stats.add(keys=keys, requests=1, bytes_wanted=wanted, bytes_fetched=fetched)
 
     def _is_kept(self, span: Span) -> bool:
-        kept = self._pool.versions.kept(span)
+        kept = self._pool.versions.find_kept(span)
         return kept is not None and kept.is_whole
 
     def find(self, keyspace: KeySpace, key: str, *, may_load: bool = False) -> Entry | None:
@@ -197,7 +197,7 @@ class Immediate:
                 return True
         except Exception:  # noqa: BLE001  # a filesystem's class may raise anything
             return False
-        if self._on_disk is None or self._pool.versions.proven(span.url, span.pin) is None:
+        if self._on_disk is None or self._pool.versions.confirmed_facts(span.url, span.pin) is None:
             return False
         return self._on_disk.has(span)
 
@@ -272,7 +272,7 @@ class Immediate:
         return parts
 
     def _fetch(self, span: Span, most: int | None = None) -> Answer | None:
-        kept = self._pool.versions.kept(span)
+        kept = self._pool.versions.find_kept(span)
         if kept is not None and kept.is_whole:
             found = kept.answer(span.start, span.stop, span.pin)
             check(found, span.start, span.stop, exact=span.exact)
@@ -295,7 +295,7 @@ class Immediate:
         """Return the bytes of ``span`` from the cache on disk, if its version is known and matches."""
         if self._on_disk is None or not keeps(span, most):
             return None
-        facts = self._pool.versions.proven(span.url, span.pin)
+        facts = self._pool.versions.confirmed_facts(span.url, span.pin)
         data = None if facts is None else self._on_disk.get(span, facts)
         if data is None or facts is None:
             return None

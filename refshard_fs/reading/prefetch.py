@@ -174,7 +174,7 @@ class Ahead:
 
     def _size(self, span: Span) -> int:
         """Return the size of a whole object, or 0 if it has not been read."""
-        facts = self._fetcher.requests.pool.versions.seen(span.url)
+        facts = self._fetcher.requests.pool.versions.known_facts(span.url)
         return (facts.size or 0) if facts is not None else 0
 
     def give_up(self) -> None:

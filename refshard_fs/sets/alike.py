@@ -29,7 +29,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA
 from refshard_fs.security.origins import MEMBER, Origins
 from refshard_fs.sets.rebase import MadeSet
-from refshard_fs.source.collect import respelled
+from refshard_fs.source.collect import respell_urls
 from refshard_fs.writing.save import respelling
 
 SIZES: Final = 16  # templates that are remembered, each of another file size: some 64 KiB each
@@ -197,7 +197,7 @@ class DocumentParser:
             return None  # who opens it tells why
         if refs is None:
             return None
-        return respelled(refs, respelling(OpenOptions(), fo))
+        return respell_urls(refs, respelling(OpenOptions(), fo))
 
     def _parse_document(self, document: Any, where: str) -> ReferenceSet | None:
         is_large = isinstance(document, bytes) and len(document) > SMALL

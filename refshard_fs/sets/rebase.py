@@ -21,7 +21,7 @@ from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
 from refshard_fs.sets.lazy_set import LazySet
-from refshard_fs.source.collect import respelled
+from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
@@ -170,7 +170,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     origins = _origins_of_moved(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
-    new = msgspec.structs.replace(respelled(refs, respell), origins=origins)
+    new = msgspec.structs.replace(respell_urls(refs, respell), origins=origins)
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]
         pins = refs.pins.sizes_only(moved)
@@ -280,8 +280,8 @@ def snapshot(
     Traceback (most recent call last):
     ...
     refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be read: it is \
-not the object that the manifest was made for: its size is 6 bytes, not 5; make the references anew; `refshard check` \
-names all objects that were replaced
+not the object that the manifest was made for: its size is 6 bytes, not 5; make the references again; `refshard check` \
+names all replaced objects
     """
     if shards not in ("whole", "inner"):
         raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")

@@ -39,7 +39,7 @@ from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
-from refshard_fs.source.collect import Unread, collected, respelled
+from refshard_fs.source.collect import Unread, collect_steps, respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.recognition import open_source
 from refshard_fs.source.settings import Settings
@@ -227,10 +227,10 @@ class _Scanner(Engines):
         opened = yield from first.run(open_source(first.url, self.options.open))
         space = yield from first.run(selected(opened, self.options.select))
         try:
-            refs = yield from first.run(collected(space, self._unread))
+            refs = yield from first.run(collect_steps(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from sanitize_cause(e)
-        return respelled(refs, respelling(OpenOptions(), first.url))
+        return respell_urls(refs, respelling(OpenOptions(), first.url))
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""fsspec's base class for asynchronous filesystems. fsspec has no types: the stub beside this file has them."""
+"""A base class for asynchronous filesystems, on top of fsspec's. Its types are in the stub file beside it."""
 
 import functools
 import inspect
@@ -10,16 +10,16 @@ __all__ = ["AsyncFileSystem"]
 
 
 class AsyncFileSystem(asyn.AsyncFileSystem):
-    """fsspec's, but `cat` returns errors where it is told to return them, and blocking methods belong to the class.
+    """fsspec's class, but `cat` respects ``on_error``, and blocking methods belong to the class.
 
-    fsspec makes them anew for each instance. That takes 0.4 ms, which each task of dask spends that unpickles one, and
-    leaves a cycle of references, which only the garbage collector frees.
+    fsspec makes blocking methods for each instance. That takes 0.4 ms for each filesystem that a task of dask
+    unpickles, and makes a cycle of references, which only the garbage collector can free.
     """
 
     mirror_sync_methods = False
 
     def __init_subclass__(cls, **kwargs):
-        """Make the blocking methods of the coroutines of ``cls``, where it has none of its own."""
+        """Make a blocking method for each coroutine of ``cls``, unless the class defines one."""
         super().__init_subclass__(**kwargs)
         for name in {*asyn.async_methods, *dir(asyn.AsyncFileSystem)}:
             default = getattr(AbstractFileSystem, name[1:], None) if name.startswith("_") else None
@@ -28,15 +28,15 @@ class AsyncFileSystem(asyn.AsyncFileSystem):
                 setattr(cls, name[1:], _blocking(name, coroutine, default))
 
     def cat(self, path, recursive=False, on_error="raise", **kwargs):
-        """Return the bytes of ``path``, or of each of several as a dict: see fsspec's.
+        """Return the bytes of ``path``, or a dict for several paths, as fsspec's method does.
 
-        ``on_error="return"`` has errors in their places, and ``"omit"`` leaves out missing keys, and no others.
+        ``on_error="return"`` puts errors in the places of bytes, ``"omit"`` leaves out missing keys, but no others.
         """
 
-        async def boxed():  # fsspec raises an error that a coroutine returns
+        async def cat_in_tuple():  # fsspec raises an error that a coroutine returns, but not one in a tuple
             return (await self._cat(path, recursive=recursive, on_error=on_error, **kwargs),)
 
-        return asyn.sync(self.loop, boxed)[0]
+        return asyn.sync(self.loop, cat_in_tuple)[0]
 
 
 def _blocking(name, coroutine, default):

@@ -1,4 +1,4 @@
-"""Any source as one reference set in columns: its URLs absolute, its metadata inline."""
+"""Collect the references of any source in one reference set in columns, with absolute URLs and inline metadata."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ from refshard_fs.references.versions import pin_targets
 from refshard_fs.security.origins import Origins
 from refshard_fs.source.recognition import open_references
 
-# What only a chunk manifest can say of chunks (checksums, ETags), by array and number.
+# Facts of chunks that only a chunk manifest can hold (checksums, ETags), by array and number.
 Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 
-INLINED = 64 << 20  # bytes that a set may hold of chunks that are no ranges, such as the padded last ones of arrays
-LARGE = 1 << 20  # bytes of such chunks of one array, more of which are not read to be compared
-COPIED = 16 << 20  # bytes of such chunks that are in memory at a time
-TOGETHER = 1 << 14  # keys that are looked up together
-ROWS = 1 << 17  # references of a set that are read at a time
+# A chunk is computed if no range of an object has its bytes, for example a padded last chunk.
+INLINED = 64 << 20  # the most bytes of computed chunks that a set may hold
+LARGE = 1 << 20  # the most bytes of computed chunks of one array that are read to be compared
+COPIED = 16 << 20  # bytes of computed chunks in memory at a time
+TOGETHER = 1 << 14  # keys in one look-up
+ROWS = 1 << 17  # references of a set in one batch
 
 
 class Unread(NamedTuple):
-    """Which arrays a joiner does not read: those along all ``dims``, and those in ``same``, the first set's."""
+    """The arrays that a join does not read: arrays along all ``dims``, and arrays in ``same``, from the first set."""
 
     dims: frozenset[str]
     same: frozenset[str] = frozenset()
 
 
 def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -> Steps[tuple[ReferenceSet, Checks]]:
-    """Return references to all that ``keyspace`` holds below ``prefix``.
+    """Return references to all keys of ``keyspace`` below ``prefix``.
 
-    Bytes that are no range of an object are read and kept as data. ManifestError, which names the key, where these are
-    more than `INLINED`. With ``unread``, chunks of arrays that are joined, that are taken from the first set, or that
-    are large are references to what they are made from: a document that joins sets needs to know which chunks there
-    are, and reads those alone that it compares.
+    Computed chunks are read and kept as data. Raises ManifestError, which names the key, if these have more than
+    `INLINED` bytes. With ``unread``, a computed chunk becomes a reference to the first range that it is computed from,
+    unless the join compares it: a document that joins sets has to know only which chunks exist.
     """
-    collection = yield from collected_from(keyspace, prefix)
+    collection = yield from collect_keys(keyspace, prefix)
     if unread is not None:
         collection.leave(unread)
     if (key := collection.first_beyond_limit()) is not None:
         raise ManifestError(
-            f"{key!r} is made from other bytes: no reference can stand for it, and more than "
-            f"{INLINED >> 20} MiB of such chunks are not copied into a set. Convert this source alone, to where an "
-            "object can be written beside the set, and they go there; or read the source in place"
+            f"{key!r} is computed from other bytes, so that it has to be copied, and a set holds at most "
+            f"{INLINED >> 20} MiB of copies. Convert this source alone, to a place where an object can be written "
+            "beside the set: copies go into that object. Or read the source in place"
         )
     for batch in collection.batches():
         read: Sequence[bytes] = yield tuple(Load(packed.entry, Raw()) for packed in batch)
@@ -81,7 +81,7 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
 
 
 class PackedKey(NamedTuple):
-    """A key whose bytes no reference can stand for, and which chunk of an array it is, if it is one."""
+    """A key with computed bytes. If it is a chunk, ``array`` and ``number`` say which one."""
 
     key: str
     entry: Entry
@@ -90,14 +90,14 @@ class PackedKey(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes it has; those of its source, where the size is only known once it was made."""
+        """The size in bytes; if it is unknown before the bytes are computed, the size of the ranges to read."""
         return self.entry.size if self.entry.size is not None else sum(span.size or 0 for span in self.entry.spans)
 
 
-def collected_from(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool = False) -> Steps[Collection]:
-    """Return what all keys of ``keyspace`` below ``prefix`` refer to, without the bytes of those that are `packed`.
+def collect_keys(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool = False) -> Steps[Collection]:
+    """Collect the references of all keys of ``keyspace`` below ``prefix``; computed keys are in `Collection.packed`.
 
-    With ``with_lengths``, chunks that are whole objects have the sizes that listings state.
+    With ``with_lengths``, chunks that are whole objects get their sizes from listings.
     """
     contents = yield from keyspace.contents(prefix)
     collection = Collection(keyspace, contents, with_lengths=with_lengths)
@@ -105,7 +105,7 @@ def collected_from(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool =
     others = list(contents.others.keys() - contents.indexes)
     others += [key for key, value in contents.members.items() if isinstance(value, list)]
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
-    if with_manifests:  # whose directories may hold what earlier commits left
+    if with_manifests:  # their directories may hold objects of earlier commits
         others = [key for key in others if nearest(key, with_manifests) is None]
     for keys in batches(sorted(others), TOGETHER):
         for key, entry in zip(keys, (yield from keyspace.entries(keys)), strict=True):
@@ -114,7 +114,7 @@ def collected_from(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool =
 
 
 class Collection:
-    """Collects what the keys of a key space refer to, as a set of references."""
+    """Builds a set of references from the keys of a key space."""
 
     def __init__(self, keyspace: KeySpace, contents: Contents, *, with_lengths: bool = False) -> None:
         self._with_lengths = with_lengths
@@ -123,7 +123,7 @@ class Collection:
         self._keyspace = keyspace
         self._arrays = contents.arrays
         self._pins: dict[str, Pin] = {}
-        self._origins: dict[str, Origin] = {}  # by URL: the sets that named it
+        self._origins: dict[str, Origin] = {}  # by URL: the sets that refer to it
         types = keyspace.attribute_dtypes
         self._side: dict[str, Value] = {
             key: with_packing_type(value, key, types) if isinstance(value, bytes) else value
@@ -168,7 +168,7 @@ class Collection:
             self._add_packed(PackedKey(join(path, array.grid.tail(number)), entry, path, number))
 
     def add(self, key: str, entry: Entry | None) -> None:
-        """Add a key that is no chunk."""
+        """Add a key that is not a chunk."""
         chunks = ChunksBuilder(1)
         chunks.put_entry(0, entry)
         found = chunks.finish()
@@ -183,36 +183,38 @@ class Collection:
 
     def _add_packed(self, packed: PackedKey) -> None:
         if isinstance(packed.entry, Span):
-            raise ManifestError(f"{packed.key!r} is counted from the end of its target: no reference can stand for it")
+            raise ManifestError(
+                f"{packed.key!r} is a range counted from the end of its target, which a reference set cannot hold"
+            )
         self.packed.append(packed)
 
     def _target(self, url: str | None, pin: Pin | None, origin: Origin = ()) -> int:
         if url is not None:
             self._origins[url] = self._origins.get(url, origin) and origin
             if pin is not None and pin.exact and self._pins.setdefault(url, pin) != pin:
-                raise ManifestError(f"{url} is referred to in two versions, and a set of references holds one of each")
+                raise ManifestError(f"the references need two versions of {url}, but a set can hold one of each URL")
         return self.urls.setdefault(url, len(self.urls))
 
     def keep(self, packed: PackedKey, value: Row | bytes) -> None:
-        """Keep the bytes of a key, or a reference to a copy of them."""
+        """Store the bytes of a computed key, or a reference to a copy of them."""
         if packed.array is None or not isinstance(value, Row):
             self._side[packed.key] = value
         else:
             self._parts[packed.array].append(Part.from_rows([(packed.number, value)]))
 
     def first_beyond_limit(self) -> str | None:
-        """Return the first key with which there is more to copy than a set should hold; None where all of it fits."""
+        """Return the first computed key that exceeds the limit `INLINED`; None if all computed keys fit."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
         return next((packed.key for packed, end in zip(self.packed, ends, strict=True) if end > INLINED), None)
 
     def batches(self) -> Iterator[list[PackedKey]]:
-        """Yield what no reference can stand for, about `COPIED` bytes at a time."""
+        """Yield the computed keys, about `COPIED` bytes at a time."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
         for _, group in itertools.groupby(zip(self.packed, ends, strict=True), lambda pair: pair[1] // COPIED):
             yield [packed for packed, _ in group]
 
     def leave(self, unread: Unread) -> None:
-        """Keep what chunks are made from in place of the chunks, but for those that a joiner compares."""
+        """Replace computed chunks by references to their first ranges, except for chunks that the join compares."""
         sizes: dict[str | None, int] = {}
         for packed in self.packed:
             sizes[packed.array] = sizes.get(packed.array, 0) + packed.size
@@ -224,7 +226,7 @@ class Collection:
             if own.dims == [parent(path)[1]]:  # a coordinate
                 continue
             is_data = len(own.dims) > 0 and path not in named
-            is_joined = known.issubset(own.dims) if known else is_data  # where a set has none of them, data get them
+            is_joined = known.issubset(own.dims) if known else is_data  # a set without the dims gets them for its data
             if is_joined or sizes.get(path, 0) > LARGE or (is_data and path in unread.same):
                 left.add(path)
         every, self.packed = self.packed, []
@@ -242,7 +244,7 @@ class Collection:
             self._parts[path].append(Part.from_rows(some))
 
     def finish(self) -> tuple[ReferenceSet, Checks]:
-        """Return all that was kept."""
+        """Build the set of references, and the facts of chunks that it cannot hold."""
         tables = {path: ChunkTable.from_parts(array.grid, self._parts[path]) for path, array in self._arrays.items()}
         urls = Texts.of(self.urls)
         keyspace = self._keyspace
@@ -252,7 +254,7 @@ class Collection:
 
 
 class _Attributes(NamedTuple):
-    """The names of an array's dimensions, and of its auxiliary coordinates, as far as its documents have them."""
+    """The names of an array's dimensions and auxiliary coordinates in its metadata."""
 
     dims: Sequence[str | None] = ()
     coordinates: Sequence[str] = ()
@@ -274,9 +276,9 @@ def _attributes(side: Mapping[str, Value], path: str) -> _Attributes:
 
 
 def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
-    """Return a document with an attribute, if the array's scale_factor and add_offset are 32-bit numbers.
+    """Add an attribute to a metadata document if the array's scale_factor and add_offset are 32-bit numbers.
 
-    xarray decodes by their type, and JSON has one kind of numbers. Types are ``by_array`` and attribute.
+    xarray chooses the decoded type by theirs, which JSON does not keep. ``by_array`` has the types of the attributes.
     """
     path, name = parent(key)
     dtypes = by_array.get(path, {})
@@ -291,27 +293,27 @@ def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str,
 
 
 def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Unread | None = None) -> ReferenceSet:
-    """Return all references of ``keyspace``, their URLs respelled; ``run`` runs the look-ups.
+    """Return all references of ``keyspace``, with ``respell`` applied to URLs; ``run`` runs the look-ups.
 
-    ``unread`` is as `gather` takes it. Raises ManifestError where a reference set cannot hold what there is.
+    For ``unread`` see `gather`. Raises ManifestError if a reference set cannot hold the content.
     """
     keyspace = strip_edits(keyspace.whole_shards)
     if keyspace.edits is not None and keyspace.base is not None:
-        return with_edits(collect(keyspace.base, run, respell), keyspace.edits.load_all(), "what was written")
-    found: ReferenceSet = run("", partial(collected, keyspace, unread))
-    return respelled(found, respell)
+        return with_edits(collect(keyspace.base, run, respell), keyspace.edits.load_all(), "the uncommitted writes")
+    found: ReferenceSet = run("", partial(collect_steps, keyspace, unread))
+    return respell_urls(found, respell)
 
 
-def collected(keyspace: KeySpace, unread: Unread | None = None) -> Steps[ReferenceSet]:
-    """Return all references of ``keyspace``, as `collect` does but for their URLs."""
+def collect_steps(keyspace: KeySpace, unread: Unread | None = None) -> Steps[ReferenceSet]:
+    """Return all references of ``keyspace``, as `collect` does, but with their URLs unchanged."""
     keyspace = keyspace.whole_shards
     if keyspace.references is not None:
         return (yield from _with_metadata(keyspace))
     refs, checks = yield from gather(keyspace, unread=unread)
     if checks:
         raise ManifestError(
-            f"the chunk manifest of {next(iter(checks))!r} says more of chunks than where they are: "
-            "a set of references cannot hold that"
+            f"the chunk manifest of {next(iter(checks))!r} has checksums or ETags of chunks, which a set of references "
+            "cannot hold: save it with format='chunk-manifest'"
         )
     return refs
 
@@ -324,40 +326,40 @@ def pin(
     shard_options: tuple[tuple[str, Any], ...] | None,
     on_progress: Callable[[int], object],
 ) -> ReferenceSet:
-    """Return all references of ``keyspace``, pinned to the current versions of their targets, as `snapshots` does.
+    """Return all references of ``keyspace``, pinned to the current versions of their targets.
 
-    ``on_progress(n)`` is called when n more objects are known. With ``shard_options``, sharded arrays become arrays of
-    their inner chunks.
+    ``on_progress(n)`` is called when the versions of n more objects are known. With ``shard_options``, sharded arrays
+    become arrays of their inner chunks.
     """
     keyspace = strip_edits(keyspace)
     found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, on_progress))
     if found is None:
         found = run("", partial(pin_targets, collect(keyspace, run, respell), on_progress))
     else:
-        found = respelled(found, respell)
-    return found if shard_options is None else run("", partial(_flattened, found, shard_options))
+        found = respell_urls(found, respell)
+    return found if shard_options is None else run("", partial(_flatten, found, shard_options))
 
 
-def _flattened(refs: ReferenceSet, shard_options: tuple[tuple[str, Any], ...]) -> Steps[ReferenceSet]:
-    """Return ``refs`` with references to inner chunks in place of those to shards."""
+def _flatten(refs: ReferenceSet, shard_options: tuple[tuple[str, Any], ...]) -> Steps[ReferenceSet]:
+    """Replace references to shards by references to their inner chunks."""
     view = yield from open_references(refs, OpenOptions(shard_options=shard_options))
     if view.whole_shards.references is None:
-        raise ManifestError("chunk manifests are among the keys: their shards cannot be flattened; use shards='whole'")
+        raise ManifestError("shards in chunk manifests cannot be flattened: use shards='whole'")
     if view is view.whole_shards:
         return refs
     flat, _ = yield from gather(view)
     return flat
 
 
-def respelled(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
-    """Return ``refs`` with other URLs; the columns are shared."""
+def respell_urls(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
+    """Apply ``respell`` to the URLs of ``refs``; the result shares the columns."""
     urls = list(refs.urls)
     new = list(map(respell, urls))
     return refs if new == urls else msgspec.structs.replace(refs, urls=Texts.of(new))
 
 
 def _with_metadata(keyspace: KeySpace) -> Steps[ReferenceSet]:
-    """Return the references of a set; documents that are references themselves are read, and made inline."""
+    """Return the references of a set with inline metadata: documents that are references are read."""
     refs: ReferenceSet = keyspace.references
     edits = Edits()
     for key in [key for key, value in refs.side.items() if type(value) is Row and zarrmeta.is_metadata(key)]:

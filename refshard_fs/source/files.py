@@ -1,4 +1,4 @@
-"""Keys as fsspec has them: what each is, listings, files that are read or written, and for zarr 2 a mutable mapping.
+"""Keys in the forms of fsspec: info, listings, files for reading or writing, and for zarr 2 a mutable mapping.
 
 No table of all keys is ever built for a listing.
 """
@@ -23,18 +23,18 @@ from refshard_fs.errors import ReferenceNotReachable, TargetChanged, sanitize
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Request
 from refshard_fs.source.source import Source
-from refshard_fs.targets import seconds
+from refshard_fs.targets import parse_time
 
 KIND = ("file", "directory")
 
 
 async def info(session: Source, key: str, known: Directories | None = None) -> dict[str, Any]:
-    """Return name, size (of the bytes a read returns) and type of ``key``; FileNotFoundError if there is none.
+    """Return name, type and size (of the bytes that a read returns) of ``key``; FileNotFoundError if it is absent.
 
-    ``known`` are all directories of objects at and below it, if they were listed.
+    ``known`` has the directories of objects at and below the key, if they were listed.
 
-    A key that the source says is empty, on purpose, cannot be read and has no listing: its type is "other", and
-    ``"empty": True`` tells it from one that is absent.
+    A key that the source declares empty on purpose can be neither read nor listed: its type is "other", with
+    ``"empty": True``.
     """
     keyspace = await session.keyspace()
     engine = session.engine()
@@ -55,7 +55,7 @@ async def info(session: Source, key: str, known: Directories | None = None) -> d
 
 
 async def ls(session: Source, key: str, *, detail: bool) -> list[Any]:
-    """Return what lies directly below the directory ``key``, or ``key`` itself if it is a file."""
+    """List the children of the directory ``key``, or ``key`` itself if it is a file."""
     keyspace = await session.keyspace()
     children = await session.engine().run_for(key, keyspace.children(key))
     if children is None:
@@ -66,13 +66,13 @@ async def ls(session: Source, key: str, *, detail: bool) -> list[Any]:
             raise FileNotFoundError(key)
         return [known] if detail else [key]
     if not detail and isinstance(children, Listing) and children.stem == (key + "/" if key else ""):
-        return children.paths  # of a million chunks, at half the cost
+        return children.paths  # takes half the time for a million chunks
     found = _entries(key, children)
     return found if detail else [entry["name"] for entry in found]
 
 
 def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Return what lies directly below ``prefix`` as fsspec describes it."""
+    """Convert the children of ``prefix`` to fsspec's dicts."""
     stem = prefix + "/" if prefix else ""
     match children:
         case Listing(stem=given, paths=paths, sizes=sizes) if given == stem:
@@ -83,7 +83,7 @@ def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
 
 
 async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
-    """Return all files below ``key`` (and directories, ``withdirs``) by name, sorted; a file is its own only find."""
+    """Return all files below ``key`` by name, sorted, with ``withdirs`` also directories; for a file, itself."""
     if maxdepth is not None and maxdepth < 1:
         raise ValueError("maxdepth must be at least 1")
     keyspace = await session.keyspace()
@@ -115,14 +115,14 @@ async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: boo
 
 
 async def _measure(session: Source, key: str, entry: Entry) -> int | None:
-    """Return the size that only the target knows; None if an optional object is absent."""
+    """Return the size of ``key``, asked of its target; None if an optional object is absent."""
     if not isinstance(entry, Span):
         return len(await session.read(Request(key)))
     facts = await session.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
     if facts is None:
         if entry.optional:
             return None
-        raise ReferenceNotReachable(key, entry.url, "there is no such object")
+        raise ReferenceNotReachable(key, entry.url, "the object does not exist")
     size = None if facts.size is None else entry.resolve_end(facts.size).size
     return len(await session.read(Request(key))) if size is None else size
 
@@ -133,30 +133,30 @@ def _facts(need: Stat) -> Steps[Facts | None]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which version of its bytes a key shows, as fsspec asks for it.
+# The version of a key's bytes, for fsspec.
 
 
 async def ukey(session: Source, key: str) -> str:
-    """Return a hash of where the bytes of ``key`` lie and of what their targets say of their version now."""
+    """Return a hash of the ranges of ``key`` and the current versions of their targets."""
     entry = await _entry(session, key)
-    said: object = await info(session, key) if entry is None else (entry, await _versions(session, key, entry))
-    return sha256(repr(said).encode()).hexdigest()
+    facts: object = await info(session, key) if entry is None else (entry, await _versions(session, key, entry))
+    return sha256(repr(facts).encode()).hexdigest()
 
 
-async def modified(session: Source, key: str) -> datetime:
-    """Return when the bytes of ``key`` were last changed; NotImplementedError where no target tells."""
+async def modification_time(session: Source, key: str) -> datetime:
+    """Return the last modification time of the targets of ``key``; NotImplementedError if no target has one."""
     entry = await _entry(session, key)
     if entry is None:
         known = await info(session, key)
-        raise NotImplementedError(f"{key!r} is a {known['type']}, of which nobody tells when it changed")
+        raise NotImplementedError(f"{key!r} is a {known['type']}, which has no modification time")
     source = session.options.source
     if isinstance(entry, Inline) and isinstance(source, str):
         entry = Span(source, 0, None)
     versions = await _versions(session, key, entry)
-    times = [seconds(facts.last_modified) for facts in versions if isinstance(facts, Facts) and facts.last_modified]
+    times = [parse_time(facts.last_modified) for facts in versions if isinstance(facts, Facts) and facts.last_modified]
     latest = max((when for when in times if when is not None), default=None)
     if latest is None:
-        raise NotImplementedError(f"nobody tells when the bytes of {key!r} were changed")
+        raise NotImplementedError(f"no target of {key!r} has a modification time")
     return datetime.fromtimestamp(latest, UTC)
 
 
@@ -168,7 +168,7 @@ async def _entry(session: Source, key: str) -> Entry | None:
 
 
 async def _versions(session: Source, key: str, entry: Entry) -> list[Facts | str | None]:
-    """Return what each target of ``entry`` says of its version, or how that differs from what was read before."""
+    """Return the facts of each target of ``entry``, or a text if its version differs from the version read before."""
     found: list[Facts | str | None] = []
     spans = entry.spans
     for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
@@ -180,11 +180,11 @@ async def _versions(session: Source, key: str, entry: Entry) -> list[Facts | str
 
 
 # ----------------------------------------------------------------------------------------------------
-# A key as a file that is read, or written; and all keys as a mutable mapping.
+# A key as a file, and all keys as a mutable mapping.
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
-    """A key as a read-only file; ranges come through the engine like all other reads."""
+    """A key as a read-only file; its ranges are read by the engine, as all others."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start, end)
@@ -192,7 +192,7 @@ class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is unt
 
 
 class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec is untyped
-    """A key as a read-only file of coroutines, for callers within an event loop."""
+    """A key as a read-only file with coroutines, for callers on an event loop."""
 
     async def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = await self.fs._cat_file(self.path, start, end)
@@ -200,7 +200,7 @@ class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec i
 
 
 class WrittenFile(io.BytesIO):
-    """A file that becomes a key when it is closed, and not if its ``with`` block ends in an exception."""
+    """A file that becomes a key when it is closed, unless its ``with`` block ends in an exception."""
 
     def __init__(self, fs: AsyncFileSystem, key: str, before: bytes, *, at_end: bool) -> None:
         super().__init__(before)
@@ -216,10 +216,10 @@ class WrittenFile(io.BytesIO):
         super().close()
 
     def commit(self) -> None:
-        """Be written by the transaction, which does that for all at once."""
+        """Do nothing: fsspec's transactions call this, and a commit writes all keys together."""
 
     def discard(self) -> None:
-        """Leave the key as it was."""
+        """Drop the content, and leave the key unchanged."""
         self._fs = None
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
@@ -228,17 +228,17 @@ class WrittenFile(io.BytesIO):
         super().__exit__(kind, *rest)
 
     def __del__(self) -> None:
-        fs, self._fs = self._fs, None  # never closed: not known to be whole
+        fs, self._fs = self._fs, None  # never closed: the content may be incomplete
         if fs is not None:
-            what = f"the file {sanitize(self.path)!r} was opened for writing and never closed: what was written is lost"
+            what = f"the file {sanitize(self.path)!r} was opened for writing and never closed: its content is lost"
             warnings.warn(what, RuntimeWarning, stacklevel=2)
 
 
 class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
-    """Keys as a mutable mapping, as fsspec's, but safe under zarr 2, and a key is never a pattern.
+    """Keys as a mutable mapping like fsspec's, but safe under zarr 2; a key is never a pattern.
 
-    That version takes every OSError for a missing chunk; here a failed read leaves as
-    `ReferenceNotReachable`, which is none, and is never merely returned among results.
+    zarr 2 takes every OSError for a missing chunk. So a failed read raises `ReferenceNotReachable`, which is not an
+    OSError, and never returns the error among the results.
     """
 
     def __getitem__(self, key: str, default: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Sources that the caller holds in memory: parsed once, compared by content, cheap to hash and to pickle."""
+"""Sources in memory: parsed once, compared by content, cheap to hash and to pickle."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.source.virtual_dataset import is_virtual_dataset, references_of
 
-ICECHUNK: Final = "icechunk::"  # before the URL of a repository, as others spell it
-_MARK = "refshard-held"  # the one key of such a source's JSON form that no reference set has beside a "json"
-_SPELLED = 1 << 20  # bytes; larger ones are named in JSON, not spelled out
+ICECHUNK: Final = "icechunk::"  # other libraries put this before the URL of a repository
+_MARK = "refshard-held"  # the key of the digest in the JSON form of such a source
+_SPELLED = 1 << 20  # bytes: the JSON form of a larger source has its digest only
 
 
 class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -33,15 +33,15 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
     digest: str
 
     def arguments(self) -> Mapping[str, Any]:
-        """Return the arguments by which a filesystem opens its targets, unless it is given such arguments itself."""
+        """Return the default arguments for opening its targets; arguments of the filesystem replace them."""
         return {}
 
     def heads(self) -> Heads | None:
-        """Return the first bytes of the sources that it was made from; None where this process does not have them."""
+        """Return the first bytes of the sources behind this one; None if this process does not have them."""
         return None
 
     def spell_out(self) -> dict[str, str]:
-        """Return a JSON value of it, for `source_of`: in this process its name, elsewhere its content if small."""
+        """Return a JSON value for `source_of`: the digest, which this process can look up, and the content if small."""
         _known[self.digest] = self
         out = {_MARK: self.digest}
         size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
@@ -58,7 +58,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
             _packed[self] = packed
         return _unpickled, (self.digest, packed)
 
-    def __repr__(self) -> str:  # fsspec tells instances apart by this, hence the digest
+    def __repr__(self) -> str:  # fsspec compares instances by this text: it has to contain the digest
         if isinstance(self.content, bytes):
             what = f"a document of {bytes_text(len(self.content))}"
         else:
@@ -76,12 +76,12 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
 _known: weakref.WeakValueDictionary[str, InMemorySource] = weakref.WeakValueDictionary()
 
-# What was pickled is pickled again: dask does it twice to name an array, and once more for each graph.
+# Pickles are kept: dask pickles a source twice to name an array, and once for each graph.
 _packed: weakref.WeakKeyDictionary[InMemorySource, bytes | list[bytes]] = weakref.WeakKeyDictionary()
 
 
 def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
-    """Return what this process has under ``digest``; only where it has nothing is the content unpacked."""
+    """Return the source with this digest; ``content`` is unpacked only if this process does not have it."""
     found = _known.get(digest)
     if found is None:
         unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
@@ -89,7 +89,7 @@ def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
     return found
 
 
-def _remembered(content: ReferenceSet | bytes) -> InMemorySource:
+def _register(content: ReferenceSet | bytes) -> InMemorySource:
     digest = hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else digest_of(content)
     return _known.setdefault(digest, InMemorySource(content, digest))
 
@@ -100,30 +100,30 @@ def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
         return found
     if "base64" not in spelled:
         raise ManifestError(
-            "this JSON only names its references: another process holds them in memory, or nobody any longer, and they "
-            "are too large (over 1 MiB) to be spelled out. Send pickle.dumps(fs) instead, which has them all; or write "
-            "them once, fs.save('refs.parquet'), and open that path"
+            "this JSON has only the digest of its references, because they are larger than 1 MiB, and this process "
+            "does not have them. Send pickle.dumps(fs) instead, which contains them; or save them once, "
+            "fs.save('refs.parquet'), and open that path"
         )
-    return _remembered(base64.b64decode(spelled["base64"]))
+    return _register(base64.b64decode(spelled["base64"]))
 
 
-# What a filesystem can be opened on.
+# The values of fo=.
 Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | InMemorySource
 
 
 def source_of(
     fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool
 ) -> str | InMemorySource:
-    """Return what ``fo`` says as an absolute URL, or in memory: a value that means the same in every process."""
+    """Convert ``fo`` to an absolute URL, or to a source in memory: a value that means the same in every process."""
     match fo:
         case InMemorySource():
             return fo
         case _ if is_virtual_dataset(fo):
-            return _remembered(references_of(fo))
+            return _register(references_of(fo))
         case str() | PurePath():
             return _absolute(str(fo).removeprefix(ICECHUNK), target_protocol)
         case bytes() | bytearray() | memoryview():
-            return _remembered(bytes(fo))
+            return _register(bytes(fo))
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
             return _recall(fo)
         case {"refshard": str()}:
@@ -134,21 +134,21 @@ def source_of(
             if isinstance(fo, LazyReferenceMapper):
                 fo = _read_through(fo)
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
-            return _remembered(refs)
+            return _register(refs)
         case _ if hasattr(fo, "read"):
             data = _content(fo)
             if not isinstance(data, bytes):
                 raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
-            return _remembered(data)
+            return _register(data)
         case _:
             raise TypeError(
-                f"fo= is of type {type(fo).__name__}; it may be a URL, a path, a mapping, bytes, a binary file, a "
+                f"fo= is of type {type(fo).__name__}: expected a URL, a path, a mapping, bytes, a binary file, a "
                 "virtual dataset, or a store and a path"
             )
 
 
 def _content(file: Any) -> Any:
-    """Return all that a file object holds, wherever it stands, and leave it there; of a pipe, what is still to come."""
+    """Return the whole content of a file object, and keep its position; for a pipe, the rest of the content."""
     if not (hasattr(file, "seekable") and file.seekable()):
         return file.read()
     position = file.tell()
@@ -160,9 +160,9 @@ def _content(file: Any) -> Any:
 
 
 def _read_through(mapper: LazyReferenceMapper) -> dict[str, Any]:
-    """Return all references of a set that fsspec reads. Its ``items`` are not those of its keys."""
+    """Return all references of a set that fsspec reads; its ``items()`` does not match its keys."""
     found = {key: mapper[key] for key in mapper}
-    # Rows of a file that hold no reference have "not a number" where others have a URL.
+    # Rows of a file without a reference have "not a number" in place of the URL.
     return {key: value for key, value in found.items() if isinstance(value, bytes | str) or value[0] == value[0]}
 
 
@@ -187,7 +187,7 @@ def digest_of(refs: ReferenceSet) -> str:
     state = hashlib.sha256(repr((grids, lengths, refs.origins.by_prefix or None)).encode("utf-8", "surrogatepass"))
     try:
         state.update(msgspec.msgpack.encode(keys.objects))
-    except (TypeError, ValueError, OverflowError, RecursionError):  # what only Python can spell
+    except (TypeError, ValueError, OverflowError, RecursionError):  # msgpack cannot encode a value
         try:
             state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
         except RecursionError:

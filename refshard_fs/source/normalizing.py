@@ -1,4 +1,4 @@
-"""The keywords of a filesystem as they are before fsspec stores and compares them: the same in every process."""
+"""Normalize the keywords of a filesystem before fsspec stores and compares them: the same in every process."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import ARCHIVES, protocol_of
 from refshard_fs.source.in_memory_source import ICECHUNK, InMemorySource, source_of
-from refshard_fs.source.options import configured, keywords, with_spread
+from refshard_fs.source.options import keywords, parse_configuration, with_spread
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import is_store, urls_of
 
 P = ParamSpec("P")
-SESSION: Final = "session"  # the keyword that names the session which copies of a filesystem share
-MAPPER: Final = "mapper"  # the keyword for fsspec's mapping that the source was made of
+SESSION: Final = "session"  # the keyword for the name of the session, which copies of a filesystem share
+MAPPER: Final = "mapper"  # the keyword for the mapping of fsspec behind the source
 _WRITES: Final = ("a", "w")  # modes
 
 
 class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
-    """Turns ``fo`` into what means the same everywhere, before fsspec stores and compares the keywords."""
+    """Converts ``fo`` to a value that means the same in every process, before fsspec stores and compares keywords."""
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs = with_spread(kwargs)
         named = dict(zip([*keywords()][1:], args, strict=False)) | kwargs if args else kwargs
         conf = fsspec.config.conf.get("refshard")
-        if conf:  # fsspec applies it, too, but as text, and not to what is given by position
-            args, named = (), configured(conf) | named
+        if conf:  # fsspec also applies it, but as text, and not to positional arguments
+            args, named = (), parse_configuration(conf) | named
             kwargs = dict(named)
         given = kwargs.pop("fo", None)
         fo = given if fo is None else fo
@@ -63,7 +63,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
                 kwargs["options"] = {place: store, **(kwargs.get("options") or {})}
                 named = {**named, "options": kwargs["options"]}
         if are_many(fo):
-            fo, kwargs = joined(fo, named, kwargs)
+            fo, kwargs = join_sources(fo, named, kwargs)
             named = kwargs
         elif named.get("concat") is not None:
             raise ValueError(
@@ -74,7 +74,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if isinstance(fo, InMemorySource):
             kwargs = with_arguments_of(fo, named, kwargs)
         if named.get("mode") in _WRITES and named.get("overlay") is None:
-            # To fsspec and dask, filesystems with equal keywords are equal: these have different uncommitted writes.
+            # fsspec and dask take filesystems with equal keywords for equal, but these differ in uncommitted writes.
             kwargs["overlay"] = uuid.uuid4().hex
         if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to it through the filesystem
             kwargs[MAPPER] = fo
@@ -85,7 +85,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
 
 
 def source_of_pipeline(url: str) -> str:
-    """Return the source of a URL pipeline that ends in ``|refshard:``, as fsspec spells it; any other URL as it is.
+    """Convert a URL pipeline that ends in ``|refshard:`` to a URL chain of fsspec; return other URLs unchanged.
 
     >>> source_of_pipeline("s3://bucket/a.zip|zip:b.nc|refshard:")
     'zip://b.nc::s3://bucket/a.zip'
@@ -102,12 +102,12 @@ def source_of_pipeline(url: str) -> str:
         source = source.removeprefix("file:")
     for step in steps[1:]:
         scheme, _, path = step.partition(":")
-        if path or scheme not in ARCHIVES:  # an archive itself is a source
+        if path or scheme not in ARCHIVES:  # without a path, the archive itself is the source
             source = f"{scheme}://{path.strip('/')}::{source}" if path else f"{scheme}::{source}"
     return source
 
 
-# What of a filesystem's keywords says how the sources of a cube are found and opened; the others are for the cube.
+# The keywords for finding and opening the sources of a cube; all others are for the filesystem of the cube.
 _OF_SOURCES: Final = frozenset(
     (
         *("allow", "concurrency", "fast_s3", "fs", "max_manifest_bytes", "max_memory", "options", "ref_storage_args"),
@@ -118,7 +118,7 @@ _FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
 
 
 def are_many(fo: Any) -> bool:
-    """Whether ``fo`` stands for several sources: a pattern, a list, a table, or items of STAC."""
+    """Whether ``fo`` means several sources: a pattern, a list, a table, or items of STAC."""
     match fo:
         case str() | PurePath():
             text = str(fo)
@@ -133,14 +133,14 @@ def are_many(fo: Any) -> bool:
             return isinstance(fo, Sequence) or is_table or isinstance(getattr(fo, "items", None), list)
 
 
-def joined(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return many sources as one, and the keywords that are left for its filesystem."""
+def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Join many sources to one; return it, and the remaining keywords for its filesystem."""
     if named.get("mode", "r") != "r" or named.get("overlay") is not None:
         raise ValueError(
-            f"mode={named.get('mode')!r}: {reprlib.repr(fo)} is many sources, which are joined to be read. To add to "
-            "them, save what refshard_fs.open returns, and append to that"
+            f"mode={named.get('mode')!r}: {reprlib.repr(fo)} means several sources, which can only be read together. "
+            "To add to them, save the result of refshard_fs.open, and append to the saved set"
         )
-    # Sets of sources are made by means of filesystems, whose keywords this module knows: it cannot import them.
+    # Imported here, because sets import filesystems, and those import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
     for_sources = {name: named[name] for name in named if name in _OF_SOURCES or name in others}
@@ -153,7 +153,7 @@ _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
 
 
 def with_arguments_of(source: InMemorySource, named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return ``kwargs`` with those by which ``source`` opens its targets; all that are ``named`` go before these."""
+    """Add the default arguments of ``source`` to ``kwargs``; arguments in ``named`` win over them."""
     known = source.arguments()
     if not known or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
         return kwargs

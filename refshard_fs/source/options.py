@@ -1,6 +1,6 @@
 """The options of a filesystem: every keyword of its constructor, with its type, default, unit and effect.
 
-To add an option: add a field to a group, and a parameter to `Options.parse`. The page of options is made from this.
+To add an option, add a field to a group, and a parameter to `Options.parse`. The page of options is generated from it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ INLINE: Final = 512  # bytes; larger values become objects
 MODES: Final = ("r", "a", "w")
 
 
-def _told(effect: str, unit: str = "") -> msgspec.Meta:
-    """Return the text of an option for its field; the field has its type and default."""
+def _meta(effect: str, unit: str = "") -> msgspec.Meta:
+    """Return the description of an option, for its field."""
     return msgspec.Meta(description=effect, extra={"unit": unit})
 
 
@@ -48,50 +48,50 @@ Directory: TypeAlias = bool | str | os.PathLike[str]
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is opened, and what it shows."""
+    """The source, and what is shown of it."""
 
     fo: Annotated[
         str | InMemorySource,
-        _told("The source: a URL, path, mapping, binary file, bytes, virtual dataset, or `(store, path)`."),
+        _meta("The source: a URL, path, mapping, binary file, bytes, virtual dataset, or `(store, path)`."),
     ]
-    target: Annotated[str | None, _told("URL of references that name none.")] = None
-    target_protocol: Annotated[str | None, _told("Protocol of `fo` where it names none.")] = None
-    remote_protocol: Annotated[str | None, _told("Protocol of references that name none.")] = None
+    target: Annotated[str | None, _meta("URL of references that name none.")] = None
+    target_protocol: Annotated[str | None, _meta("Protocol of `fo` where it names none.")] = None
+    remote_protocol: Annotated[str | None, _meta("Protocol of references that name none.")] = None
     template_overrides: Annotated[
-        Mapping[str, str] | None, _told("Templates that replace those of the manifest, by name.")
+        Mapping[str, str] | None, _meta("Templates that replace those of the manifest, by name.")
     ] = None
-    base_url: Annotated[str | None, _told("Directory that relative URLs in a manifest start from.")] = None
-    format: Annotated[str | None, _told("Name of the source's format; by default its content tells.")] = None
-    max_manifest_bytes: Annotated[int, _told("Largest manifest or metadata document, decompressed.", "bytes")] = (
+    base_url: Annotated[str | None, _meta("Directory that relative URLs in a manifest start from.")] = None
+    format: Annotated[str | None, _meta("Name of the source's format; by default its content tells.")] = None
+    max_manifest_bytes: Annotated[int, _meta("Largest manifest or metadata document, decompressed.", "bytes")] = (
         MANIFEST_BYTES
     )
-    head: Annotated[int, _told("Length of the first request for a source.", "bytes")] = HEAD
-    shards: Annotated[str, _told("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
-    shard_options: Annotated[Mapping[str, Any] | None, _told("Layout of zarr v2 prototype shards.")] = None
-    zarr_format: Annotated[int, _told("Version of the metadata shown for sources without zarr metadata.")] = 2
-    branch: Annotated[str | None, _told("Branch of an Icechunk repository; by default `main`.")] = None
-    tag: Annotated[str | None, _told("Tag of an Icechunk repository, in place of a branch.")] = None
-    snapshot: Annotated[str | None, _told("Snapshot of an Icechunk repository, in place of a branch.")] = None
+    head: Annotated[int, _meta("Length of the first request for a source.", "bytes")] = HEAD
+    shards: Annotated[str, _meta("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
+    shard_options: Annotated[Mapping[str, Any] | None, _meta("Layout of zarr v2 prototype shards.")] = None
+    zarr_format: Annotated[int, _meta("Version of the metadata shown for sources without zarr metadata.")] = 2
+    branch: Annotated[str | None, _meta("Branch of an Icechunk repository; by default `main`.")] = None
+    tag: Annotated[str | None, _meta("Tag of an Icechunk repository, in place of a branch.")] = None
+    snapshot: Annotated[str | None, _meta("Snapshot of an Icechunk repository, in place of a branch.")] = None
     as_of: Annotated[
-        str | datetime | None, _told("Time (ISO 8601): the last snapshot of the branch that was written by then.")
+        str | datetime | None, _meta("Time (ISO 8601): the last snapshot of the branch that was written by then.")
     ] = None
     select: Annotated[
         Sequence[Mapping[str, Any]] | None,
-        _told("Selections of the source, each of the one before, as `fs.select` makes."),
+        _meta("Selections of the source, each of the one before, as `fs.select` makes."),
     ] = None
     concat: Annotated[
-        Mapping[str, Any] | None, _told("Arguments of `refshard_fs.open`, where `fo` is a pattern or a list.")
+        Mapping[str, Any] | None, _meta("Arguments of `refshard_fs.open`, where `fo` is a pattern or a list.")
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError or TypeError for a value that an option does not take."""
+        """Raise ValueError or TypeError for an invalid value."""
         if self.shards not in ("inner", "whole"):
             raise ValueError(f"invalid shards={self.shards!r}: expected 'inner' or 'whole'")
         check_options(self.shard_options or {})
         if self.zarr_format not in (2, 3):
             raise ValueError(f"invalid zarr_format={self.zarr_format!r}: expected 2 or 3")
         if self.head < LEAST_HEAD:
-            raise ValueError(f"invalid head={self.head!r}: a source is recognised by its first {LEAST_HEAD} bytes")
+            raise ValueError(f"invalid head={self.head!r}: expected at least {LEAST_HEAD} bytes")
         given = [name for name in ("branch", "tag", "snapshot") if getattr(self, name) is not None]
         if len(given) > 1 or (self.as_of is not None and given == ["snapshot"]):
             raise ValueError(
@@ -100,7 +100,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> Version:
-        """The version of the source that is opened."""
+        """The version of the source to open."""
         when = self.as_of if self.as_of is None or isinstance(self.as_of, datetime) else _moment(self.as_of)
         if when is not None and when.tzinfo is None:
             when = when.replace(tzinfo=UTC)
@@ -109,7 +109,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str | None:
-        """The URL of the source; None if it is held in memory."""
+        """The URL of the source; None for a source in memory."""
         return None if isinstance(self.fo, InMemorySource) else self.fo
 
 
@@ -121,28 +121,29 @@ def _moment(text: str) -> datetime:
 
 
 class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a source may point, and which options, and so credentials, open which URLs."""
+    """The URLs that a source may refer to, and the options, with credentials, for each URL."""
 
     allow: Annotated[
-        Iterable[str] | str | None, _told("URL prefixes that references may point to; `any` allows all.")
+        Iterable[str] | str | None, _meta("URL prefixes that references may point to; `any` allows all.")
     ] = None
-    target_options: Annotated[Mapping[str, Any] | None, _told("Options for opening `fo` itself.")] = None
-    ref_storage_args: Annotated[Mapping[str, Any] | None, _told("fsspec's old name of `target_options`.")] = None
+    target_options: Annotated[Mapping[str, Any] | None, _meta("Options for opening `fo` itself.")] = None
+    ref_storage_args: Annotated[Mapping[str, Any] | None, _meta("fsspec's old name of `target_options`.")] = None
     remote_options: Annotated[
-        Mapping[str, Any] | None, _told("Options for `remote_protocol`, or the first protocol that references name.")
+        Mapping[str, Any] | None,
+        _meta("Options for `remote_protocol`, or the first protocol that references name."),
     ] = None
     fs: Annotated[
         Filesystems | None,
-        _told("Filesystem or obspec store for all targets, some of them by protocol, or a registry of stores."),
+        _meta("Filesystem or obspec store for all targets, some of them by protocol, or a registry of stores."),
     ] = None
     options: Annotated[
-        PrefixOptions | None, _told("Options by URL prefix; the longest prefix wins, also over protocols.")
+        PrefixOptions | None, _meta("Options by URL prefix; the longest prefix wins, also over protocols.")
     ] = None
-    simple_templates: Annotated[bool, _told("False evaluates templates with jinja2, in its sandbox.")] = True
-    forwarded: Mapping[str, Any] = {}  # keywords that are not ours, and that the filesystem of ``fo`` takes
+    simple_templates: Annotated[bool, _meta("False evaluates templates with jinja2, in its sandbox.")] = True
+    forwarded: Mapping[str, Any] = {}  # keywords for the filesystem of ``fo``
 
     def __post_init__(self) -> None:
-        """Raise TypeError for a value that an option does not take."""
+        """Raise TypeError for an invalid value."""
         if self.remote_options is not None and not isinstance(self.remote_options, Mapping):
             raise TypeError(
                 f"remote_options={self.remote_options!r}: expected a mapping of options; remote_protocol= is a text"
@@ -158,26 +159,26 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How targets are read."""
 
-    max_gap: Annotated[int, _told("Ranges of one target are merged over gaps of up to this.", "bytes")] = 16 * KIB
-    max_block: Annotated[int, _told("Ranges are merged into requests of up to this.", "bytes")] = 1 * MIB
-    retries: Annotated[int, _told("Further tries of a request that fails for a passing reason.", "tries")] = 5
-    timeout: Annotated[float, _told("Longest time of a request with all its tries.", "seconds")] = 300.0
-    fast_s3: Annotated[bool, _told("Reads S3 by requests of our own where that works.")] = True
-    readahead: Annotated[int, _told("Most that is fetched ahead of reads that follow a pattern.", "bytes")] = 64 * MIB
-    max_memory: Annotated[int, _told("Most that is under way or waits to be read.", "bytes")] = 256 * MIB
-    concurrency: Annotated[int, _told("Most requests under way to one host at a time.", "requests")] = 128
-    verify: Annotated[bool, _told("Verifies the checksum of each chunk that has one in the source.")] = False
+    max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of up to this.", "bytes")] = 16 * KIB
+    max_block: Annotated[int, _meta("Ranges are merged into requests of up to this.", "bytes")] = 1 * MIB
+    retries: Annotated[int, _meta("Further tries of a request that fails for a passing reason.", "tries")] = 5
+    timeout: Annotated[float, _meta("Longest time of a request with all its tries.", "seconds")] = 300.0
+    fast_s3: Annotated[bool, _meta("Reads S3 by requests of our own where that works.")] = True
+    readahead: Annotated[int, _meta("Most that is fetched ahead of reads that follow a pattern.", "bytes")] = 64 * MIB
+    max_memory: Annotated[int, _meta("Most that is under way or waits to be read.", "bytes")] = 256 * MIB
+    concurrency: Annotated[int, _meta("Most requests under way to one host at a time.", "requests")] = 128
+    verify: Annotated[bool, _meta("Verifies the checksum of each chunk that has one in the source.")] = False
 
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept after it was read."""
+    """Caches for data that was read."""
 
-    index_cache: Annotated[Directory | None, _told("Directory that keeps decoded manifests; False keeps none.")] = None
-    cache_dir: Annotated[Directory | None, _told("Directory that keeps ranges of remote objects.")] = None
-    cache_bytes: Annotated[int, _told("Most that `cache_dir` holds.", "bytes")] = CAPACITY
-    block_cache: Annotated[int, _told("Chunks kept in memory after they were read.", "bytes")] = 0
+    index_cache: Annotated[Directory | None, _meta("Directory that keeps decoded manifests; False keeps none.")] = None
+    cache_dir: Annotated[Directory | None, _meta("Directory that keeps ranges of remote objects.")] = None
+    cache_bytes: Annotated[int, _meta("Most that `cache_dir` holds.", "bytes")] = CAPACITY
+    block_cache: Annotated[int, _meta("Chunks kept in memory after they were read.", "bytes")] = 0
     cache_size: Annotated[
-        int, _told("Parts of a lazily read manifest, or of a lazy cube, that are kept.", "partitions")
+        int, _meta("Parts of a lazily read manifest, or of a lazy cube, that are kept.", "partitions")
     ] = 128
 
 
@@ -185,29 +186,29 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where writes go."""
 
     mode: Annotated[
-        str | None, _told("`r` refuses writes, `a` keeps them for a commit, `w` begins with an empty source.")
+        str | None, _meta("`r` refuses writes, `a` keeps them for a commit, `w` begins with an empty source.")
     ] = None
     overlay: Annotated[
-        str | OverlayCopy | None, _told("`fs.overlay` of another filesystem: its uncommitted writes are shared.")
+        str | OverlayCopy | None, _meta("`fs.overlay` of another filesystem: its uncommitted writes are shared.")
     ] = None
-    data_url: Annotated[str | None, _told("Directory of new objects; by default `<fo>.data`.")] = None
-    inline_threshold: Annotated[int, _told("Longer values become objects in `data_url`.", "bytes")] = INLINE
-    content_addressed: Annotated[bool, _told("Names objects by their SHA-256.")] = False
+    data_url: Annotated[str | None, _meta("Directory of new objects; by default `<fo>.data`.")] = None
+    inline_threshold: Annotated[int, _meta("Longer values become objects in `data_url`.", "bytes")] = INLINE
+    content_addressed: Annotated[bool, _meta("Names objects by their SHA-256.")] = False
     write_memory: Annotated[
-        int, _told("Chunks that wait in memory for a commit; more of them wait in a file.", "bytes")
+        int, _meta("Chunks that wait in memory for a commit; more of them wait in a file.", "bytes")
     ] = MEMORY
-    record_size: Annotated[int, _told("References in each file of a new parquet set.", "references")] = RECORD_SIZE
+    record_size: Annotated[int, _meta("References in each file of a new parquet set.", "references")] = RECORD_SIZE
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a mode that there is not."""
+        """Raise ValueError for an unknown mode."""
         if self.mode is not None and self.mode not in MODES:
             raise ValueError(
-                f"mode={self.mode!r}: it is 'r', 'a' (reads and writes) or 'w' (begins with an empty source)"
+                f"mode={self.mode!r}: expected 'r', 'a' (reads and writes) or 'w' (begins with an empty source)"
             )
 
     @property
     def is_allowed(self) -> bool:
-        """Whether writes are taken, and kept for a commit."""
+        """Whether the filesystem accepts writes, and keeps them for a commit."""
         return self.mode != "r" and (self.mode is not None or self.overlay is not None)
 
 
@@ -272,12 +273,12 @@ class Options(msgspec.Struct, frozen=True):
         overlay: str | OverlayCopy | None = None,
         **others: Any,
     ) -> Options:
-        """Return the options that these keywords of the constructor say.
+        """Convert the keywords of the constructor to options.
 
-        ``others`` are what fsspec's base class takes, and what the filesystem of the source takes: these are for it.
-        TypeError or ValueError for an unknown keyword, and for a value that an option does not take.
+        ``others`` may be keywords of fsspec's base class, or of the filesystem of the source, which gets them.
+        Raises TypeError or ValueError for an unknown keyword or an invalid value.
         """
-        forwarded = forwarded_to(fo if isinstance(fo, str) else None, others)
+        forwarded = forward(fo if isinstance(fo, str) else None, others)
         check_names(others.keys() - forwarded.keys())
         return cls(
             SourceOptions(
@@ -373,12 +374,12 @@ def _option(field: msgspec.structs.FieldInfo, hint: Any) -> Option:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Names of keywords, and values that fsspec's configuration spells as text.
+# Names of keywords, and values in fsspec's configuration, which are text.
 
 
-# Arguments that have no effect: kerchunk's guides give ``lazy`` to fsspec's class, and zarr 2 ``auto_mkdir`` to all.
+# Ignored arguments: kerchunk's guides pass ``lazy``, and zarr 2 passes ``auto_mkdir``.
 _WITHOUT_EFFECT: Final = frozenset(["lazy", "auto_mkdir"])
-_PLAIN: Final = {"int": int, "float": float, "bool": bool}  # annotations of keywords that text can spell
+_PLAIN: Final = {"int": int, "float": float, "bool": bool}  # by annotation: types that are converted from text
 
 
 @cache
@@ -388,8 +389,8 @@ def keywords() -> Mapping[str, inspect.Parameter]:
     return {name: each for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
 
 
-def forwarded_to(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of ``given``, which are no keywords of ours, that the filesystem of ``source`` takes."""
+def forward(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords among ``given`` that the filesystem of ``source`` takes; ``given`` has no option of ours."""
     protocol = None if source is None or "::" in source else protocol_of(source)
     names = given.keys() - FSSPEC_ARGUMENTS
     if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):
@@ -398,7 +399,7 @@ def forwarded_to(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_spread(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords with the members of ``storage_options`` in its place; a keyword beside it wins."""
+    """Replace the keyword ``storage_options`` by its members; other keywords win over these."""
     more = given.get("storage_options")
     if more is not None and not isinstance(more, Mapping):
         raise TypeError(f"storage_options={more!r}: expected a mapping of options for the source")
@@ -406,15 +407,15 @@ def with_spread(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_sources(given: Mapping[str, Any], sources: Iterable[str], caller: Callable[..., Any]) -> dict[str, Any]:
-    """Return keywords of a filesystem that opens all ``sources``: what their filesystems take is for these.
+    """Return the keywords for a filesystem that opens ``sources``; keywords of their filesystems become options.
 
-    TypeError, with the name that was meant, for one that neither takes, nor the function ``caller``.
+    Raises TypeError, which suggests a similar name, for a keyword that neither they nor ``caller`` take.
     """
     options = with_spread(given)
     unknown = options.keys() - FSSPEC_ARGUMENTS - keywords().keys()
     own: dict[str, Any] = {}
     for source in sources if unknown else ():
-        own |= forwarded_to(source, {name: options[name] for name in unknown})
+        own |= forward(source, {name: options[name] for name in unknown})
     check_names(unknown - own.keys(), caller)
     if own:
         given_name = "target_options" if options.get("ref_storage_args") is None else "ref_storage_args"
@@ -423,9 +424,9 @@ def for_sources(given: Mapping[str, Any], sources: Iterable[str], caller: Callab
 
 
 def check_names(given: Iterable[str], caller: Callable[..., Any] | None = None) -> None:
-    """Raise TypeError for a keyword that neither a filesystem nor ``caller`` takes, with the one that was meant."""
+    """Raise TypeError, which suggests a similar name, for a keyword that neither a filesystem nor ``caller`` takes."""
     for name in sorted(set(given) - FSSPEC_ARGUMENTS - _WITHOUT_EFFECT):
-        import difflib  # for a mistake alone
+        import difflib  # needed only here
 
         own = () if caller is None else inspect.signature(caller).parameters
         near = difflib.get_close_matches(name, [*own, *keywords(), *FSSPEC_ARGUMENTS], 1)
@@ -433,29 +434,28 @@ def check_names(given: Iterable[str], caller: Callable[..., Any] | None = None) 
             f": did you mean {near[0]}=?"
             if near
             else (
-                f": what targets need goes into remote_options={{{name!r}: ...}}, what the source needs into "
+                f": put options of targets into remote_options={{{name!r}: ...}}, options of the source into "
                 f"target_options={{{name!r}: ...}}"
             )
         )
         raise TypeError(f"{'refshard' if caller is None else caller.__name__} has no argument {name}={hint}")
 
 
-def configured(conf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that fsspec's configuration has: files, or ``FSSPEC_REFSHARD_...``.
+def parse_configuration(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the keywords in fsspec's configuration (files, or ``FSSPEC_REFSHARD_...``) from text to their types.
 
-    fsspec hands text on as text; here it becomes what the keyword is: a number, a truth value, or, where it is spelled
-    as JSON, an object or a list. ValueError if it cannot be that.
+    The types are numbers, truth values, and objects and lists in JSON. Raises ValueError for other text.
     """
     known = keywords()
     texts = {name: value for name, value in conf.items() if name in known and isinstance(value, str)}
-    return {**conf, **{name: _typed(name, text, known[name].annotation) for name, text in texts.items()}}
+    return {**conf, **{name: _parse_text(name, text, known[name].annotation) for name, text in texts.items()}}
 
 
-def _typed(name: str, text: str, annotation: str) -> Any:
+def _parse_text(name: str, text: str, annotation: str) -> Any:
     kind = _PLAIN.get(annotation)
     try:
         if kind is not None:
             return msgspec.convert(text, kind, strict=False)
         return json.loads(text) if name != "fo" and text.startswith(("{", "[")) else text
     except ValueError as e:  # msgspec's ValidationError is one
-        raise ValueError(f"fsspec's configuration says {name}={text!r} for refshard: {e}") from e
+        raise ValueError(f"fsspec's configuration has {name}={text!r} for refshard: {e}") from e

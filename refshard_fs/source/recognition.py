@@ -1,4 +1,4 @@
-"""Recognise a source by its content, and open it as a key space."""
+"""Recognise the format of a source by its content, and open the source as a key space."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import directory_of, locator, protocol_of
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.source.unread_kinds import compressor_of, unread_kind, within
+from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, unsupported_kind
 
-FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file; its first ones may make nothing yet
-ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # what zarr asks for first
-DOCUMENT: Final = 1 << 20  # bytes of each that are asked for: most consolidated metadata have less
-PAGE: Final = "a page, such as that of a login or an error"
+FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file: fewer may decompress to nothing
+ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
+DOCUMENT: Final = 1 << 20  # bytes requested of each document: most consolidated metadata are smaller
+PAGE: Final = "a web page, for example of a login or an error"
 
 
 def open_source(url: str, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
-    """Open what lies at ``url``, in the format called ``format``, or in the one that recognises it.
+    """Open the source at ``url``, in the format called ``format``, or in the only format that recognises it.
 
-    SourceNotReachable if there is nothing; UnknownSource if no format, or more than one, fits.
+    Raises SourceNotReachable if there is no source; UnknownSource if no format, or more than one, recognises it.
     """
     most = options.max_manifest_bytes
     if format is not None and format in all_formats() and all_formats()[format].opens_unseen:
         return (yield from _open(Probe(url), options, format))
     probe = yield from _probe(url, most, min(options.head, most))
     if format is None and not probe.is_directory and not any(f.recognises(probe) for f in all_formats().values()):
-        try:  # a web server may answer a directory's URL with a page about it
+        try:  # a web server may answer the URL of a directory with a page about it
             probe = yield from _probe_directory(url, most)
         except SourceNotReachable:
             pass
@@ -51,18 +51,18 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
-    """Open a document that is held in memory."""
+    """Open a document in memory."""
     return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format))
 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a reference set that is held in memory; that takes reads only where metadata is itself a reference."""
+    """Open a reference set in memory; this reads targets only if metadata documents are references."""
     keyspace = FlatKeySpace(refs, resolver(options, None), "the given references")
-    return (yield from shown(keyspace, options))
+    return (yield from apply_views(keyspace, options))
 
 
 def empty(url: str, options: OpenOptions) -> KeySpace:
-    """Return what a source that does not exist yet holds: nothing."""
+    """Return an empty key space, for a source that does not exist yet."""
     refs = ReferenceSet(Texts.of(()), {}, {})
     return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
 
@@ -73,46 +73,48 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     yield from _refuse_unread(probe, options.max_manifest_bytes)
     found = _format_of(probe, format)
     if options.version != Version() and not found.has_versions:
-        raise ManifestError(f"{options.version}: {probe.url} is of format {found.name!r}, which keeps no versions")
+        raise ManifestError(
+            f"{options.version}: {probe.url} has the format {found.name!r}, which keeps no versions: leave it out"
+        )
     keyspace: Any = yield from found.open(probe, options)  # a plug-in may return anything
     if not isinstance(keyspace, KeySpace):
         kind = type(keyspace).__name__
-        raise TypeError(f"open_ of format {found.name!r} ({found.module}) returns {kind}: expected a KeySpace")
+        raise TypeError(f"open_ of format {found.name!r} ({found.module}) returned {kind}: expected a KeySpace")
     keyspace.format = found.name
     documents = keyspace.root_documents
-    view = yield from shown(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
-    keyspace.root_documents = documents if options.recalls else {}  # opening it does not use them up
+    view = yield from apply_views(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
+    keyspace.root_documents = documents if options.recalls else {}  # opening the views has used them up
     return view
 
 
 def _refuse_unread(probe: Probe, most: int) -> Steps[None]:
-    """Raise UnknownSource for a file of a known kind that is not read, or that is compressed as a whole."""
+    """Raise UnknownSource for a file of a known but unsupported kind, and for a file that is compressed as a whole."""
     codec = compressor_of(probe.head)
-    inner = within(probe)
+    inner = decompress_probe(probe)
     if codec and not inner.head and probe.facts is not None and (probe.facts.size or 0) > len(probe.head):
         span = Span(probe.url, 0, min(FIRST_BLOCK, most), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
-        inner = within(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
-    kind = unread_kind(inner.head)
+        inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
+    kind = unsupported_kind(inner.head)
     if codec is None:
         if kind is not None and not any(f.recognises(probe) for f in all_formats().values()):
-            raise UnknownSource(f"{probe.url} is {kind[0]}, which is not read: {kind[1]}")
+            raise UnknownSource(f"{probe.url} is {kind[0]}, which is not supported: {kind[1]}")
         return
     fitting = [f.name for f in all_formats().values() if not f.is_general and f.recognises(inner)]
     if kind or fitting:
         what = kind[0] if kind else f"a file of format {fitting[0]!r}"
         raise UnknownSource(
-            f"{probe.url} is {what} that {codec} compressed as a whole: no part of it can be read alone. Decompress it"
-            ". Files that are to be read in parts are compressed within (HDF5: h5repack -f GZIP=4; FITS: fpack; TIFF: "
+            f"{probe.url} is {what}, compressed as a whole with {codec}: no part of it can be read alone. Decompress it"
+            ". To keep it compressed, compress its chunks (HDF5: h5repack -f GZIP=4; FITS: fpack; TIFF: "
             "gdal_translate -of COG)"
         )
 
 
 def _format_of(probe: Probe, name: str | None) -> Format:
-    """Return the format called ``name``, or the one that recognises the source; UnknownSource if there is not one."""
+    """Return the format called ``name``, or the only one that recognises the source; else raise UnknownSource."""
     known = all_formats()
     if name is not None:
         if name not in known:
-            raise UnknownSource(f"format={name!r} is not known; there are: {', '.join(sorted(known))}")
+            raise UnknownSource(f"format={name!r} is unknown: expected one of {', '.join(sorted(known))}")
         return known[name]
     fitting = [f for f in known.values() if f.recognises(probe)]
     if len(fitting) > 1:
@@ -122,9 +124,9 @@ def _format_of(probe: Probe, name: str | None) -> Format:
     remedy = "Name one with format="
     if probe.is_directory:
         inside = sorted(probe.names)
-        what = "a directory with " + (", ".join(inside[:8]) or "nothing known in it")
+        what = "a directory with " + (", ".join(inside[:8]) or "no known file in it")
         kinds = Counter(name.rpartition(".")[2] for name in inside if "." in name[1:])
-        if kinds:  # that of the most files
+        if kinds:  # the pattern has the most frequent suffix
             remedy = f"'{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}' joins its files"
     elif not probe.head:
         what, remedy = "an empty document", "Was it written to the end?"
@@ -133,17 +135,17 @@ def _format_of(probe: Probe, name: str | None) -> Format:
         if not fitting and probe.head.lstrip()[:1] == b"<":
             remedy = f"Is this the URL of the file itself? It looks like {PAGE}"
     names = ", ".join(f.name for f in fitting or known.values())
-    verdict = "fits several formats" if fitting else "is no source that is known"
+    verdict = "fits several formats" if fitting else "fits no known format"
     raise UnknownSource(f"{probe.url} is {what}: it {verdict} ({names}). {remedy}")
 
 
-def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
-    """Return ``keyspace`` as the user wants to see it: manifests resolved, shards shown as inner chunks or whole."""
+def apply_views(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
+    """Apply the views of chunk manifests and of shards to ``keyspace``, as ``options`` require."""
     if keyspace.metadata_lacks((MARK, *(mark for known in shard_formats() for mark in known.marks))):
         return keyspace
     if not keyspace.resolves_manifests:
         mapped = ManifestView(keyspace, options)
-        mapped.confirms = options.shards == "whole"  # else the view of shards does, which knows how arrays are shown
+        mapped.confirms = options.shards == "whole"  # else the view of shards confirms
         yield from mapped.register_arrays(has_root=has_root)
         keyspace = keyspace if keyspace.holds_all_metadata and not mapped.maps_anything else mapped
     if options.shards == "whole":
@@ -154,7 +156,7 @@ def shown(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> St
 
 
 def _probe(url: str, most: int, length: int) -> Steps[Probe]:
-    is_remote = protocol_of(url) in OBJECT_STORES | WEB  # there a listing, or a question, costs as much as a document
+    is_remote = protocol_of(url) in OBJECT_STORES | WEB  # a listing takes as long as reading a document
     may_be_root = is_remote and url.partition("?")[0].endswith((".zarr", "/"))
     if may_be_root and (found := (yield from _probe_zarr(url, most))) is not None:
         return found
@@ -162,7 +164,7 @@ def _probe(url: str, most: int, length: int) -> Steps[Probe]:
         facts, head = yield from _head(url, length)
     except TimeoutError:  # other requests would take as long
         raise
-    except OSError as e:  # a web server may refuse a directory's URL, and serve what lies below
+    except OSError as e:  # a web server may refuse the URL of a directory, and serve the objects below it
         try:
             return (yield from _probe_directory(url, most))
         except SourceNotReachable:
@@ -175,16 +177,16 @@ def _probe(url: str, most: int, length: int) -> Steps[Probe]:
 
 
 def _probe_zarr(url: str, most: int) -> Steps[Probe | None]:
-    """Return the documents of the root of a zarr hierarchy, asked for in one round; None if there is none at ``url``.
+    """Request the root documents of a zarr hierarchy at ``url`` together; None if there is no hierarchy.
 
-    A server that has a page for every URL has no documents.
+    A server that answers every URL with a page has no hierarchy.
     """
     below = locator(url)
     try:
         found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in ROOT_DOCUMENTS)
     except TimeoutError:
         raise
-    except OSError:  # the requests for single names find out what is wrong
+    except OSError:  # the caller then requests single names, and raises their errors
         return None
     there: dict[str, Document] = {}
     for name, answer in zip(ROOT_DOCUMENTS, found, strict=True):
@@ -201,7 +203,7 @@ def _probe_zarr(url: str, most: int) -> Steps[Probe | None]:
 
 
 def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
-    """Return what is known of a document, and its first bytes: by one request, where it can be read in ranges."""
+    """Return the facts and the first bytes of a document, by one request if the server supports ranges."""
     try:
         found: tuple[Facts, bytes] | None = yield Head(url, length)
     except TimeoutError:
@@ -220,7 +222,7 @@ def _probe_directory(url: str, most: int) -> Steps[Probe]:
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
     documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)
     if any(document.data.lstrip()[:1] == b"<" for document in documents.values()):
-        raise NoSuchSource(f"{url}: there is no source. Its server answers with {PAGE}, whatever it is asked for")
+        raise NoSuchSource(f"{url}: there is no source. The server answers every request with {PAGE}")
     if names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
@@ -229,9 +231,9 @@ def _probe_directory(url: str, most: int) -> Steps[Probe]:
     if not present:
         remedy = "Check the path"
         if protocol_of(url.rpartition("::")[2]) in OBJECT_STORES:
-            remedy += ", and the arguments that name another store (endpoint_url=, account_name=)"
+            remedy += ", and the arguments for another store (endpoint_url=, account_name=)"
         if "*" in url:
-            remedy = "A pattern is for refshard_fs.concat(url, dim=...), which joins all that it matches"
+            remedy = "For a pattern, call refshard_fs.concat(url, dim=...): it joins all matching sources"
         raise NoSuchSource(f"{url}: there is no such object, and no directory with a source in it. {remedy}")
     return Probe(url, None, b"", present, documents)
 

@@ -1,4 +1,4 @@
-"""What the options of a filesystem mean for one source: how it is opened and read, and where writes go."""
+"""Settings for opening, reading and writing one source, derived from the options of a filesystem."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from refshard_fs.targets import PoolOptions, Retry, StoreFileSystem, is_store, s
 
 
 class Settings(msgspec.Struct, frozen=True, eq=False):
-    """Everything that decides what a source shows and how its targets are read."""
+    """All settings for opening a source and reading its targets."""
 
     source: str | InMemorySource
     open: OpenOptions
     format: str | None
     pool: PoolOptions
-    fallback: dict[str, Any]  # remote_options given without a protocol
+    fallback: dict[str, Any]  # remote_options without a protocol
     limits: Limits
     budget: Budget
     readahead: int
     caching: CachingOptions
     token: str
-    select: tuple[Choice, ...] = ()  # what is shown of the source
+    select: tuple[Choice, ...] = ()  # selections of the source, applied in order
 
     @classmethod
     def of(cls, options: Options) -> Settings:
-        """Return what ``options`` mean. ValueError or TypeError for a value that an option does not take."""
+        """Derive the settings from ``options``. Raises ValueError or TypeError for an invalid value."""
         source, reading, caching = options.source, options.reading, options.caching
         if source.select and options.writing.is_allowed:
             raise ValueError("select=: a selection is read only, and cannot be opened with mode='a' or 'w' or overlay=")
@@ -78,9 +78,9 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
 
 
 class WriteSettings(msgspec.Struct, frozen=True):
-    """Where values go: ``data_url`` None keeps them all in memory.
+    """The places and forms of new values; with ``data_url`` None, all values stay in memory.
 
-    ``format``, and the ``record_size`` of a parquet set, are those of a new source.
+    ``format``, and ``record_size`` for a parquet set, apply to a new source.
     """
 
     data_url: str | None
@@ -91,9 +91,9 @@ class WriteSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, options: Options) -> WriteSettings | None:
-        """Return what ``options`` say of writing; None where all writes are refused."""
+        """Derive the settings from ``options``; None if all writes are refused."""
         source, writing = options.source, options.writing
-        is_in_memory = source.url is None and not source.select  # written to without a mode, too
+        is_in_memory = source.url is None and not source.select  # writable also without a mode
         if not writing.is_allowed and not (is_in_memory and writing.mode is None):
             return None
         return cls(
@@ -106,31 +106,31 @@ class WriteSettings(msgspec.Struct, frozen=True):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which options open which URLs: by protocol, by prefix, for the source itself.
+# The options for each URL: by protocol, by prefix, and for the source itself.
 
 
-_SYNONYMS = (("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"))  # protocols that fsspec has one filesystem for
-_OF_THE_SOURCE = ("compression", "protocol")  # options that its filesystem does not take
+_SYNONYMS = (("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"))  # protocols with one filesystem in fsspec
+_OF_THE_SOURCE = ("compression", "protocol")  # options of the source that its filesystem does not take
 
 
 class Routes(NamedTuple):
-    """How targets are opened, and what URLs without a protocol mean."""
+    """The options for opening targets, and the meaning of URLs without a protocol."""
 
     pool: PoolOptions
-    fallback: dict[str, Any]  # remote_options given without a protocol
+    fallback: dict[str, Any]  # remote_options without a protocol
     bare_protocol: str | None
-    bare_as_is: bool  # URLs without a protocol are paths of an instance's own, not to be resolved
+    bare_as_is: bool  # URLs without a protocol are paths in a given filesystem, and are not resolved
 
     @property
     def token(self) -> str:
-        """Tell these routes from others; what was read by some is not for all."""
+        """A text that identifies these routes: other routes must not see data that was read by these."""
         return repr((self.pool.by_protocol, self.pool.by_prefix, self.pool.admission, self.pool.only_sizes))
 
 
 def route(given: Options, data_url: str | None) -> Routes:
     """Return the routes of a source whose new objects are at ``data_url``.
 
-    What the user writes may be read again, with the options that it was written with.
+    New objects may be read again, with the options for writing them.
     """
     source, source_options = given.source.url, given.trust.of_source
     allow = given.trust.allow
@@ -170,7 +170,7 @@ def route(given: Options, data_url: str | None) -> Routes:
 
 
 def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Return ``fs`` and ``options`` with filesystems in the place of obspec's stores; those of a registry by prefix."""
+    """Replace obspec's stores in ``fs`` and ``options`` by filesystems; stores of a registry go to ``options``."""
     registered = stores_of(fs)
     if registered is not None:
         # This machine's files are read without it, and only where the source may point to them.
@@ -185,16 +185,16 @@ def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
 
 
 def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return options by prefix as filesystems take them, and the prefixes that have ``versions="ignore"``."""
+    """Split ``versions`` off the options by prefix; return the other options, and prefixes with ``"ignore"``."""
     by_prefix: dict[str, Any] = {}
     only_sizes: list[str] = []
     for prefix, given in options.items():
         versions = given.get("versions") if isinstance(given, Mapping) else None
         if versions not in (None, "ignore", "compare"):
-            raise ValueError(f"versions={versions!r} in options={{{prefix!r}: ...}}: it is 'ignore' or 'compare'")
+            raise ValueError(f"versions={versions!r} in options={{{prefix!r}: ...}}: expected 'ignore' or 'compare'")
         if versions is None and given != {}:
             by_prefix[prefix] = given
-        elif versions is not None and len(given) > 1:  # else the options of its protocol serve it
+        elif versions is not None and len(given) > 1:  # without other options, the options of its protocol apply
             by_prefix[prefix] = {name: value for name, value in given.items() if name != "versions"}
         if versions == "ignore":
             only_sizes.append(prefix)
@@ -204,7 +204,7 @@ def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
 def _by_protocol(
     fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
 ) -> dict[str | None, Any]:
-    """Return protocol → instance or options; None stands for URLs that name no protocol."""
+    """Return a filesystem or options by protocol; None is for URLs without a protocol."""
     if isinstance(fs, Mapping):
         given = dict(fs)
         if None in given:
@@ -212,7 +212,7 @@ def _by_protocol(
         return given
     if fs is not None:
         protocols = [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]
-        cached = getattr(fs, "target_protocol", None)  # fsspec's caches take the URLs of what they cache
+        cached = getattr(fs, "target_protocol", None)  # fsspec's caches take URLs of the cached filesystem
         if isinstance(cached, str):
             protocols.append(cached)
         return {**dict.fromkeys(protocols, fs), None: fs}
@@ -223,14 +223,14 @@ def _by_protocol(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Where writes go.
+# Places of new objects.
 
 
-_TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols that nothing is written to
+_TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols without writes
 
 
-SetFormat = Literal["parquet", "json", "chunk-manifest", "icechunk"]  # what references are written as
-# How the formats that a commit can make are called, and as what each is read.
+SetFormat = Literal["parquet", "json", "chunk-manifest", "icechunk"]  # formats for writing references
+# By format of a new set: the name of the format that reads it.
 READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
 
 
@@ -238,7 +238,7 @@ _JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
 
 
 def format_named(url: str) -> SetFormat:
-    """Return the format of a set at ``url`` that its name implies.
+    """Return the format of a new set by the suffix of its URL.
 
     >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
     ('json', 'chunk-manifest', 'parquet')
@@ -252,7 +252,7 @@ def format_named(url: str) -> SetFormat:
 
 
 def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
-    """Return the directory of new objects: ``given``, or one beside the source, named after it; None if there is none.
+    """Return the directory of new objects: ``given``, or one beside the source; None if neither is possible.
 
     ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
     """
@@ -265,7 +265,7 @@ def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
 
 
 def transaction_for(options: Options) -> Transaction | None:
-    """Return what a filesystem writes to; mode "w" begins with nothing, whatever the source holds."""
+    """Return the transaction of a filesystem; None if it is read only. Mode "w" begins with an empty source."""
     writing = options.writing
     if not writing.is_allowed:
         return None
@@ -278,5 +278,5 @@ def transaction_for(options: Options) -> Transaction | None:
 
 
 def takes_objects(url: str) -> bool:
-    """Whether objects can be put below ``url``, as far as its protocol tells."""
+    """Whether the protocol of ``url`` supports writes."""
     return "::" not in url and protocol_of(url) not in _TAKE_NONE

@@ -1,7 +1,7 @@
-"""A source is opened once, and its keys are read; it is opened again after it has changed.
+"""Open a source once, and read its keys; open it again after it has changed.
 
-`Engines` makes an engine for each event loop, and one reader that needs no loop. `Source` is that for one source, with
-what was opened, and the uncommitted writes.
+`Engines` makes an engine for each event loop, and one reader that needs no loop. `Source` adds the opened key space of
+one source, and the uncommitted writes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from refshard_fs.source.settings import Settings
 from refshard_fs.source.transaction import Base, Transaction, transaction_of
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
-from refshard_fs.targets.pool import instance
+from refshard_fs.targets.pool import make_instance
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
-Chunks = Sequence[bytes | Unmade | None]  # that were read
+Chunks = Sequence[bytes | Unmade | None]
 
-DECODED = 32 * MIB  # bytes of decoded chunks that a source remembers
-INDEXES: LRU[Any, Any] = LRU(1 << 30)  # bytes of manifests and shard indexes that the process remembers, decoded
+DECODED = 32 * MIB  # decoded chunks in the memory of a source
+INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes in the memory of the process, in bytes
 
 
 class Engines:
@@ -74,7 +74,7 @@ class Engines:
         *,
         is_written: bool = False,
     ) -> None:
-        """``indexes`` remembers what is read to look keys up; by default the process does. ``heads``: see `Answers`."""
+        """``indexes`` keeps the decoded indexes; by default, those of the process. ``heads``: see `Answers`."""
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
@@ -87,7 +87,7 @@ class Engines:
         self._is_written = is_written
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
-        # Decoded chunks of which a part was read: a loop over steps comes back to them.
+        # Partly read chunks, decoded: a loop over steps reads their other parts.
         self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
         self._budget = SharedBudget(options.budget, [self.decoded])  # of all engines
         self._on_disk = _chunk_cache(caching)
@@ -104,7 +104,7 @@ class Engines:
             with self._lock:
                 for ended in [known for known in self._engines if known.is_closed()]:
                     del self._engines[ended]
-                engine = self._engines[loop] = self._made(loop)
+                engine = self._engines[loop] = self._make_engine(loop)
         return engine
 
     @property
@@ -114,10 +114,10 @@ class Engines:
 
     @property
     def selections(self) -> SharedMemory:
-        """The account of all that is read, on whatever loop."""
+        """The memory that selections of all event loops share."""
         return self._budget
 
-    def _made(self, loop: Loop) -> Engine:
+    def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
         fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
         return Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader())
@@ -125,24 +125,24 @@ class Engines:
     # ------------------------------------------------------------------ look-ups
 
     async def look(self, key: str, steps: Steps[T]) -> T:
-        """Return what ``steps`` return; an error names ``key`` and is never taken for a missing one."""
+        """Run ``steps``, and return their result; an error names ``key``, and never means that the key is missing."""
         return await self.engine().run_for(key, steps)
 
     def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
-        """Return what ``steps`` return if no event loop is needed for it; for callers that may block."""
+        """Run ``steps``; None if they need an event loop. For callers that may block."""
         try:
             return self._at_once_reader().run(steps)
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from sanitize_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
-        """Return what ``steps()`` return, for callers outside of event loops; an error names ``key``."""
+        """Run ``steps()``, and return their result, for callers outside of event loops; an error names ``key``."""
         found = self.look_now(key, steps())
         result: T = self.wait(self.look, key, steps()) if found is None else found.value
         return result
 
     def wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Return what a coroutine function returns, for callers outside of event loops."""
+        """Run a coroutine function, and return its result, for callers outside of event loops."""
         result: T = sync(get_loop(), function, *args)
         return result
 
@@ -157,7 +157,7 @@ class Engines:
     # ------------------------------------------------------------------ other event loops
 
     def home(self) -> Loop | None:
-        """Return a running loop that has read, other than the caller's, at best the last one; None if there is none."""
+        """Return a running loop that has read, the last one first, but not the caller's; None if there is none."""
         here = running_loop()
         with self._lock:
             known = [None if self._home is None else self._home(), *self._engines]
@@ -167,30 +167,30 @@ class Engines:
 
     @property
     def admission(self) -> Admission:
-        """The rule for the targets that the source names."""
+        """The rule for the targets of the source."""
         return self._pool_options.admission
 
     @property
     def stores(self) -> Stores:
-        """Where objects are written: opened, and allowed, as what is read."""
+        """The stores for writing objects, with the same options and rules as reading."""
         if self._stores.options is not self._pool_options:
             self._stores = Stores(self._pool_options)
         return self._stores
 
     def latest(self, url: str) -> Version | None:
-        """Return which version of an object was found last; None if it was not looked for."""
+        """Return the version in the last answer about an object; None if there was no request for it."""
         return self._versions.latest(url)
 
     def _pool(self, loop: Loop | None) -> Pool:
         return Pool(self._pool_options, loop, self._versions, self.stats, is_written=self._is_written)
 
     def _drop_engines(self) -> None:
-        """Forget the engines and what they hold; ``_lock`` is held."""
+        """Forget the engines and their memory; the caller holds ``_lock``."""
         if self._blocks is not None:
             self._blocks.clear()
         self.decoded.clear()
         self._engines.clear()
-        # Reads that go on with a forgotten engine do not count.
+        # A new budget: reads that go on with a forgotten engine do not count.
         self._budget = SharedBudget(self.options.budget, [self.decoded])
         self._immediate = None
 
@@ -221,14 +221,13 @@ def _chunk_cache(caching: CachingOptions) -> ChunkCache | None:
 
 
 def _directory(given: Directory | None) -> str | PurePath | None:
-    """Return the directory that is ``given``, or else this platform's directory of caches; None if there is none."""
+    """Return the ``given`` directory, or else this platform's directory of caches; None if there is none."""
     return default_directory() if given is None or isinstance(given, bool) else os.path.expanduser(given)
 
 
 _all: weakref.WeakSet[Engines] = weakref.WeakSet()
 
-# A forked child shares the parent's sockets and selectors: closing one there would take it
-# from the parent. So what was open at the fork is never collected in the child.
+# A forked child shares the parent's sockets and selectors, and must not close them: it keeps them from being collected.
 _orphans: list[object] = []
 
 
@@ -243,43 +242,43 @@ in_child(_after_fork)
 # ----------------------------------------------------------------------------------------------------
 # One source.
 
-PIECE = 8 * MIB  # of a large key, where it is read in order
-PIECES = 4  # in memory at a time
+PIECE = 8 * MIB  # bytes of a large key that `Source.pieces` reads at a time
+PIECES = 4  # pieces in memory at a time
 _named: weakref.WeakValueDictionary[str, Source] = weakref.WeakValueDictionary()
 _naming = fork_safe(threading.Lock())
 
 
 class Source(Engines):
-    """What a filesystem opened. Thread-safe; copies of a filesystem in one process share one.
+    """The opened source of a filesystem, ``fs.source``. Thread-safe; copies of a filesystem in one process share one.
 
-    This is what the rest of the package has of a filesystem, as ``fs.source``: `open` returns the key space, and
-    `keyspace` does so on an event loop. `run` runs the steps of a look-up, `wait` a coroutine, for callers outside of
-    event loops; `look` and `engine` are for those within. `read`, `read_all`, `find` and `plan` are about keys.
-    `admission` is the rule for its targets, `stores` writes objects, and `transaction` holds uncommitted writes.
+    `open` returns the key space, and `keyspace` does so on an event loop. `run` runs the steps of a look-up, `wait` a
+    coroutine, for callers outside of event loops; `look` and `engine` are for callers on an event loop. `read`,
+    `read_all`, `find` and `plan` take keys. `admission` is the rule for its targets, `stores` writes objects, and
+    `transaction` holds uncommitted writes.
     """
 
     def __init__(self, options: Settings, transaction: Transaction | None = None) -> None:
-        """``transaction`` has what is written to it; without one, nothing is."""
+        """``transaction`` holds the writes; without one, the source is read only."""
         heads = options.source.heads() if isinstance(options.source, InMemorySource) else None
         super().__init__(options, heads=heads, is_written=transaction is not None)
         self.transaction = transaction
-        self.mapper: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
-        self._arguments: object = None  # of the filesystems that share it
+        self.mapper: MutableMapping[str, Any] | None = None  # the mapping of fsspec behind the source
+        self._arguments: object = None  # the arguments of the filesystems that share this
         self._opening: weakref.WeakKeyDictionary[Loop, asyncio.Task[KeySpace]] = weakref.WeakKeyDictionary()
         self._keyspace: KeySpace | None = None
         self._opening_now = fork_safe(threading.Lock())
         self._references: tuple[KeySpace, Mapping[str, Any]] | None = None
-        # Metadata of arrays that selections were made of, by path, and the number of the last edit by then.
+        # By path: the number of the last edit, and the metadata of an array then.
         self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
-        self._forgotten = 0  # how often the opened source was forgotten
-        self.reads_small_files_whole = True  # not where metadata and coordinates of many are read
+        self._forgotten = 0  # times that the opened source was forgotten
+        self.reads_small_files_whole = True  # False if only metadata and coordinates of many files are read
         if transaction is not None:
             transaction.join(self)
 
     # ------------------------------------------------------------------ copies of a filesystem
 
     def share(self, name: str, arguments: object) -> Source:
-        """Return the session that filesystems with equal ``arguments`` share by ``name``: this one, if it is new."""
+        """Return the source that filesystems with equal ``arguments`` share by ``name``: this one for a new name."""
         with _naming:
             known = _named.get(name)
             if known is None:
@@ -298,16 +297,16 @@ class Source(Engines):
         task = self._opening.get(loop)
         if task is None or task.done():
             task = self._opening[loop] = loop.create_task(self._open())
-            task.add_done_callback(self._has_opened)
+            task.add_done_callback(self._end_opening)
         return await asyncio.shield(task)
 
-    def _has_opened(self, task: asyncio.Task[KeySpace]) -> None:
+    def _end_opening(self, task: asyncio.Task[KeySpace]) -> None:
         loop = asyncio.get_running_loop()
         if self._opening.get(loop) is task:
             del self._opening[loop]  # a task holds its loop
 
-    def opened(self) -> KeySpace | None:
-        """Return the key space if it has been opened, or can be without I/O."""
+    def open_now(self) -> KeySpace | None:
+        """Return the key space if it is open, or can be opened without I/O; otherwise None."""
         if self._keyspace is not None:
             return self._keyspace
         transaction = self.transaction
@@ -318,22 +317,22 @@ class Source(Engines):
         elif isinstance(self.options.source, InMemorySource):
             content = self.options.source.content
             if isinstance(content, ReferenceSet):
-                with self._opening_now:  # of several threads one opens it, and the others find it open
+                with self._opening_now:  # one thread opens it, and the others wait
                     if self._keyspace is None:
-                        found = self.look_now("", self._selected(catalog.open_references(content, self._how())))
+                        found = self.look_now("", self._select(catalog.open_references(content, self._open_options())))
                         if found is not None:
                             self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
 
     def open(self) -> KeySpace:
         """Return the opened source, for callers outside of event loops."""
-        keyspace = self.opened()
+        keyspace = self.open_now()
         return self.wait(self.keyspace) if keyspace is None else keyspace
 
     async def _open(self) -> KeySpace:
         while True:
             opening = self._openings
-            keyspace = self.opened()
+            keyspace = self.open_now()
             if keyspace is not None:
                 return keyspace
             self._adopt(await self._open_source(), opening)
@@ -347,48 +346,48 @@ class Source(Engines):
                 else:
                     find_plugins()
                     self._versions.of(url).is_kept = self.reads_small_files_whole and self.transaction is None
-                steps = catalog.open_source(url, self._how(), options.format)
+                steps = catalog.open_source(url, self._open_options(), options.format)
             case InMemorySource(bytes(data)):
-                steps = catalog.open_bytes(data, self._how(), options.format)
+                steps = catalog.open_bytes(data, self._open_options(), options.format)
             case InMemorySource(ReferenceSet() as refs):
-                steps = catalog.open_references(refs, self._how())
+                steps = catalog.open_references(refs, self._open_options())
             case other:
-                raise TypeError(f"{other!r} is no source")
+                raise TypeError(f"expected a URL or a source in memory, got {other!r}")
         try:
-            keyspace = await self.engine().run(self._selected(steps))
-            # Options without a protocol are for the first one that the references name.
+            keyspace = await self.engine().run(self._select(steps))
+            # Options without a protocol are for the first protocol in the references.
             urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
             return Base(keyspace, urls, *await self._document(keyspace))
         except TargetChanged:
             if self.transaction is None:
                 raise
-            self._forget_indexes()  # the indexes that the process remembers are those of an earlier version
+            self._forget_indexes()  # they belong to an earlier version
             self.forget()
             return await self._open_source()
         except NoSuchSource:
             if self.transaction is None or not isinstance(options.source, str):
                 raise
-            return Base(catalog.empty(options.source, self._how()), (), None, options.source)
+            return Base(catalog.empty(options.source, self._open_options()), (), None, options.source)
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
             raise source_failed(options.source, e) from sanitize_cause(e)
 
-    def _selected(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
-        """Return what is shown of the source that ``steps`` open."""
+    def _select(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
+        """Open a source by ``steps``, and apply the selections in the options."""
         keyspace = yield from steps
         return (yield from selected(keyspace, self.options.select)) if self.options.select else keyspace
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
-        """Return the version of the document that a commit replaces, as it was opened, and its URL."""
+        """Return the version of the document that a commit replaces, and its URL."""
         url = keyspace.document_url if isinstance(self.options.source, str) else None
         if url is None or self.transaction is None:
             return None, ""
         facts: Facts | None = await self.engine().need(Stat(url, fresh=True))
         return facts, url
 
-    def _how(self) -> OpenOptions:
-        """Return the options for opening the source. Arrays that were written here with shards keep showing these."""
+    def _open_options(self) -> OpenOptions:
+        """Return the options for opening the source. Arrays written here with shards are shown with shards."""
         transaction, options = self.transaction, self.options.open
         return (
             options if transaction is None else msgspec.structs.replace(options, whole=transaction.whole, recalls=False)
@@ -396,12 +395,12 @@ class Source(Engines):
 
     @property
     def _openings(self) -> int:
-        """How often the source had to be opened again."""
+        """The number of times that the source had to be opened again."""
         transaction = self.transaction
         return self._forgotten if transaction is None else transaction.openings
 
     def _adopt(self, base: Base, opening: int) -> None:
-        """Read ``base``, unless the source has changed since ``opening``; all that share an overlay read one base."""
+        """Use ``base``, unless the source has changed since ``opening``; sources that share an overlay use one base."""
         transaction = self.transaction
         if transaction is not None:
             transaction.share(base, opening, self._take)
@@ -411,9 +410,9 @@ class Source(Engines):
                 self._take(base, None)
 
     def _take(self, base: Base, edits: Edits | None) -> None:
-        """Read ``base``, edited. Options without a protocol go to the first that its references name.
+        """Use ``base``, with ``edits``. Options without a protocol go to the first protocol in its references.
 
-        Of a set from elsewhere, they go to its own server alone, if that is of the same protocol.
+        If the set is from elsewhere, they go to its own server alone, if that has the same protocol.
         """
         if self.options.fallback:
             protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
@@ -426,7 +425,7 @@ class Source(Engines):
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)
 
     def ensure_transaction(self) -> Transaction:
-        """Return the transaction; that of a source in memory is made here, at the first write."""
+        """Return the transaction; a source in memory gets one here, at the first write."""
         transaction = self.transaction
         if transaction is not None:
             return transaction
@@ -435,7 +434,7 @@ class Source(Engines):
             if transaction is None:
                 transaction = self.transaction = transaction_of(None, str(self.options.source), is_durable=False)
                 transaction.mirror = self.mapper
-                self.decoded.capacity = 0  # what was written is looked up again
+                self.decoded.capacity = 0  # writes may replace chunks
                 self.decoded.clear()
                 transaction.join(self)
                 if self._keyspace is not None:
@@ -443,9 +442,10 @@ class Source(Engines):
         return transaction
 
     def filesystems(self) -> dict[str | None, AbstractFileSystem]:
-        """Return protocol → the filesystem that was given for it, or one of the options that were.
+        """Return a filesystem by protocol: the user's, or a new one with the user's options.
 
-        Without any, that of the first protocol that references name, also for URLs that name none, as to `reference`.
+        Without options, return that of the first protocol in the references, also for URLs without a protocol, as
+        fsspec's ``reference`` does.
         """
         given: dict[str | None, Any] = {**self._pool_options.by_protocol}
         bare = self.options.open.protocol
@@ -455,36 +455,38 @@ class Source(Engines):
             given = {} if bare is None else {bare: self.options.fallback}
         if None not in given:
             given[None] = given.get(bare, {})
-        return {name: instance(name or (bare if bare in given else None) or "file", fs) for name, fs in given.items()}
+        return {
+            name: make_instance(name or (bare if bare in given else None) or "file", fs) for name, fs in given.items()
+        }
 
     @property
     def is_own(self) -> bool:
-        """Whether the source is known to be the user's own, and made of no others but those that ``allow=`` names."""
-        pool, keyspace = self._pool_options, self._keyspace or self.opened()
+        """Whether the source is known to be the user's own, and all sets in it are, or ``allow=`` names them."""
+        pool, keyspace = self._pool_options, self._keyspace or self.open_now()
         if keyspace is None or not pool.admission.trusts_source:
             return False
         rule_of, strangers = pool.rule_of, keyspace.strangers
-        return not strangers or (rule_of is not None and all(rule_of(one).trusts_source for one in strangers))
+        return not strangers or (rule_of is not None and all(rule_of(server).trusts_source for server in strangers))
 
-    # ------------------------------------------------------------------ what is forgotten
+    # ------------------------------------------------------------------ forgetting
 
     def invalidate(self, path: str = "") -> None:
-        """Open the source again at the next use; forget the versions of its objects that were read, and their indexes.
+        """Forget the opened source, and the versions and indexes of its objects: the next use opens it again.
 
-        With ``path``, where keys are objects of their own, those at and below it alone are forgotten.
+        With ``path``, in a hierarchy, forget only objects at and below it.
         """
         keyspace = self._keyspace
         below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
         self._forget_indexes(below)
         if self.transaction is not None:
-            self.transaction.reopen(below=below)  # which has every session that shares it forget
+            self.transaction.reopen(below=below)  # every source that shares it forgets
         else:
             self.forget(below)
 
     def forget(self, below: str | None = None) -> None:
-        """Forget the opened source, and the versions that were read (with ``below``, of objects below that URL).
+        """Forget the opened source, and the versions of its objects (with ``below``, of objects below that URL).
 
-        Indexes are used if they are of the same version.
+        Indexes stay, and are used if the versions of their objects are the same.
         """
         with self._lock:
             self._forgotten += 1
@@ -496,7 +498,7 @@ class Source(Engines):
             self._drop_engines()
 
     def _forget_indexes(self, below: str | None = None) -> None:
-        """Make the process forget the indexes of the source, and of the objects that were read here."""
+        """Make the process forget the indexes of the source, and of the objects that it read."""
         source = below or self.options.source
 
         def is_of_ours(key: Any) -> bool:
@@ -517,8 +519,8 @@ class Source(Engines):
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
         loop = asyncio.get_running_loop()
-        self._home = weakref.ref(loop)  # also where inline metadata is read: chunks will be read there
-        keyspace = self._keyspace or self.opened() or await self.keyspace()
+        self._home = weakref.ref(loop)  # even if the data is inline: chunks will be read on the same loop
+        keyspace = self._keyspace or self.open_now() or await self.keyspace()
         if self._is_part_of_metadata(request):
             await self.read(Request(request.key))
         at_once = self._immediate or self._at_once_reader()
@@ -530,7 +532,7 @@ class Source(Engines):
         return data
 
     async def read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None = None) -> list[Any]:
-        """Return the bytes, or the error, of each request; ``on_progress`` is called with how many more have ended."""
+        """Return the bytes or the error of each request; ``on_progress(n)`` is called when n more have ended."""
         out = await self._read_all(requests, on_progress)
         for number, request in enumerate(requests):
             try:
@@ -571,7 +573,7 @@ class Source(Engines):
         if not late:
             return out
         engine = self.engine()
-        guess = len(requests) == 1  # several at once are all that the caller wants
+        guess = len(requests) == 1  # a caller with several requests knows what it needs
         some, places = [requests[number] for number in late], [entries.get(number) for number in late]
         futures = engine.read_many(keyspace, some, places, guess=guess)
         if on_progress is not None:
@@ -582,7 +584,7 @@ class Source(Engines):
         return out
 
     async def read_entries(self, entries: Mapping[str, Entry]) -> list[bytes]:
-        """Return the bytes of ``entries``, which keys were found to be."""
+        """Return the bytes of ``entries``, by key."""
         requests = [Request(key) for key in entries]
         keyspace = await self.keyspace()
         read: list[bytes] = await asyncio.gather(*self.engine().read_many(keyspace, requests, [*entries.values()]))
@@ -597,11 +599,11 @@ class Source(Engines):
         threads: bool,
         memory: SharedMemory | None = None,
     ) -> None:
-        """Read the chunks of one selection, each handed on as it comes: see `reading.selection`.
+        """Read the chunks of one selection, and call ``take(number, data)`` as each arrives: see `reading.selection`.
 
-        One chunk alone is read as `read` does it: such a selection is a step of a loop, or a task of dask, and tells
-        nothing of what follows, so that reading ahead may guess. ``memory`` is for callers that count the bytes until
-        they have decoded them: it bounds this read in place of the memory of all selections.
+        A single chunk is read as by `read`, which may read ahead: such a selection is a step of a loop, or a task of
+        dask, and may have a successor. ``memory`` bounds this read in place of the memory of all selections, for
+        callers that count the bytes until they have decoded them.
         """
         if len(keys) == 1:
             data: bytes | None = None
@@ -618,14 +620,14 @@ class Source(Engines):
             return
         guard = GUARD.get()
 
-        def guarded(number: int, data: bytes | None) -> None:
+        def judge_and_take(number: int, data: bytes | None) -> None:
             if guard is not None and data is not None:
                 guard(keys[number], data)
             take(number, data)
 
         read = SelectionRead(
             await self.keyspace(),
-            take if guard is None else guarded,
+            take if guard is None else judge_and_take,
             self.engine,
             self._at_once_reader(),
             chunk_size=chunk_size,
@@ -640,16 +642,16 @@ class Source(Engines):
             raise
 
     async def note_decoding(self, error: Exception, key: str) -> None:
-        """Note on ``error`` that the chunk ``key`` could not be decoded, and where its bytes lie."""
-        if isinstance(error, RefShardError):  # which says so itself
+        """Add a note to ``error``: the chunk ``key`` could not be decoded, and the place of its bytes."""
+        if isinstance(error, RefShardError):  # its own text names the place
             return
         entry = None
-        with contextlib.suppress(Exception):  # the first error is what the user has to see
+        with contextlib.suppress(Exception):  # the user has to see the first error
             entry = await self.find(key)
         note_decoding(error, key, entry)
 
     async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of ``key`` in order, in pieces of which few are in memory at a time."""
+        """Yield the bytes of ``key`` in order, in pieces; at most `PIECES` are in memory at a time."""
         entry = await self.find(key)
         size = entry.size
         if size is None or size <= PIECE or not isinstance(entry, Span):
@@ -672,7 +674,7 @@ class Source(Engines):
                 task.cancel()
 
     def references(self) -> Mapping[str, Any]:
-        """Return the references of the source, without what was written since, as the mapping that their JSON is."""
+        """Return the references of the source, without uncommitted writes, as a mapping like their JSON."""
         shown = self.open()
         if self._references is None or self._references[0] is not shown:
             found = shown.source.as_mapping(self.run)
@@ -684,8 +686,8 @@ class Source(Engines):
         return self._references[1]
 
     def read_now(self, request: Request) -> bytes | None:
-        """Return the bytes of ``request`` if no event loop is needed for them; for callers that may block."""
-        keyspace = self._keyspace or self.opened()
+        """Return the bytes of ``request``; None if that needs an event loop. For callers that may block."""
+        keyspace = self._keyspace or self.open_now()
         if keyspace is None or self._is_part_of_metadata(request):
             return None
         data = (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
@@ -693,34 +695,33 @@ class Source(Engines):
         return data
 
     def _is_part_of_metadata(self, request: Request) -> bool:
-        """Whether a part of metadata of a set from elsewhere is asked for, which `_guard` judges whole."""
+        """Whether ``request`` is for a part of metadata of a set from elsewhere: `_guard` judges whole documents."""
         return not request.is_whole and zarrmeta.is_metadata(request.key) and not self.is_own
 
     def _guard(self, request: Request, data: Any) -> None:
-        """Raise ManifestError where ``data``, the bytes of a key if these were had, may do harm when they are decoded.
+        """Raise ManifestError if decoding ``data``, the bytes of a key, may do harm; other values are not judged.
 
-        Metadata of a set from elsewhere name no codec that runs code, whatever the version of zarr that takes them
-        permits. While a set is opened, its `GUARD` judges the chunks.
+        Metadata of a set from elsewhere must not name a codec that runs code, even if some version of zarr permits it.
+        While xarray opens a set, its `GUARD` judges the chunks.
         """
         names_codecs = zarrmeta.is_metadata(request.key) and not request.key.endswith(".zattrs")
         document = bytes(data) if names_codecs and isinstance(data, bytes | bytearray | memoryview) else b""
         if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
-                "code: they are not given to anybody. Name the set's URL in allow= if you trust it; allow='any' if it "
-                "was made of such a set"
+                "code: they are refused. Name the set's URL in allow= if you trust it; allow='any' if it was made of "
+                "such a set"
             )
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)
 
     def read_chunks(self, keys: Sequence[str], run: Callable[[Coroutine[Any, Any, Chunks]], Chunks]) -> Chunks:
-        """Return the bytes of whole chunks, read together; None of those that do not exist. For callers that may block.
+        """Read whole chunks together; None for a missing chunk. For callers that may block.
 
-        What has to be made of several ranges, or decoded, is left to the caller. ``run`` runs a coroutine on an event
-        loop, where one is needed.
+        The caller assembles each `Unmade` chunk. If an event loop is needed, ``run`` runs a coroutine on one.
         """
-        keyspace = self._keyspace or self.opened()
+        keyspace = self._keyspace or self.open_now()
         if keyspace is None:
             return run(self._read_chunks(keys, None))
         reader = self._immediate or self._at_once_reader()
@@ -731,9 +732,9 @@ class Source(Engines):
         for key, each in zip(keys, found, strict=True):
             data = None
             if each is not None and each.value is not None:
-                with contextlib.suppress(FileNotFoundError):  # of a hierarchy: the key does not exist
+                with contextlib.suppress(FileNotFoundError):  # in a hierarchy the key does not exist
                     data = reader.take_unmade(Request(key), each.value)
-                    if data is None:  # it takes an event loop after all
+                    if data is None:  # it needs an event loop after all
                         return run(self._read_chunks(keys, found))
             out.append(data)
         return out
@@ -743,7 +744,7 @@ class Source(Engines):
         return await self.engine().read_chunks(keyspace, keys, found or [None] * len(keys))
 
     async def find(self, key: str) -> Entry:
-        """Return where the bytes of ``key`` are; FileNotFoundError if there is no such key."""
+        """Return the entry of ``key``; FileNotFoundError if there is no such key."""
         keyspace = await self.keyspace()
         entry = await self.engine().run_for(key, keyspace.lookup(key))
         if entry is None:
@@ -751,7 +752,7 @@ class Source(Engines):
         return entry
 
     async def plan(self, keys: Sequence[str]) -> list[Planned]:
-        """Return the requests that reading ``keys`` would make; FileNotFoundError if one does not exist."""
+        """Return the requests for reading ``keys``, without sending them; FileNotFoundError if a key does not exist."""
         keyspace = await self.keyspace()
         spans: dict[tuple[str, Pin | None, Limits], list[tuple[str, int, int | None]]] = {}
         found = await self.engine().find_all(keyspace, keys)
@@ -770,9 +771,9 @@ class Source(Engines):
         return [p for (url, _, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
 
     async def prefetch(self, keys: Sequence[str], *, wait: bool, on_progress: Callable[[int], object]) -> None:
-        """Fetch ``keys``, which will be read, and hold them until they are; ``wait`` until all that fits is there.
+        """Fetch ``keys``, and hold their bytes until they are read; with ``wait``, return when all that fit are there.
 
-        Errors are not reported here: reading the key raises them. ``on_progress(n)``: n more requests were answered.
+        Errors are raised when the key is read. ``on_progress(n)`` is called when n more requests were answered.
         """
         keyspace = await self.keyspace()
         await self.engine().ahead.announce(keyspace, keys, wait=wait, on_progress=on_progress)
@@ -780,8 +781,8 @@ class Source(Engines):
     async def keys_of(self, array: str, selection: Any, mode: Mode) -> list[str]:
         """Return the keys of the chunks of ``array`` that ``selection`` touches.
 
-        FileNotFoundError if there is no such array, ValueError if its chunks form no regular grid, IndexError if the
-        selection does not fit.
+        Raises FileNotFoundError if there is no such array, ValueError if its chunks do not form a regular grid,
+        IndexError if the selection does not fit.
         """
         number = 0 if self.transaction is None else self.transaction.edits.number
         known = self._arrays.get(array)
@@ -792,10 +793,10 @@ class Source(Engines):
                     data = await self.read(Request(join(array, name)))
                     meta = zarrmeta.array_meta(zarrmeta.loads(data), join(array, name))
         if meta is None:
-            raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' shows those that there are")
+            raise FileNotFoundError(f"there is no array {array!r}: 'refshard tree SOURCE' lists all arrays")
         self._arrays[array] = number, meta
         if meta.chunks is None or meta.grid is None:
-            raise ValueError(f"the chunks of {array!r} do not form a regular grid, so a selection does not tell keys")
+            raise ValueError(f"expected chunks of {array!r} on a regular grid: without one, a selection has no keys")
         numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
         return [join(array, meta.grid.tail(n)) for n in numbers.tolist()]
 
@@ -806,7 +807,7 @@ def forget_indexes(urls: Collection[str]) -> None:
 
 
 def _url_of(key: object) -> str | None:
-    """Return the URL of the object that what is remembered under ``key`` was made from."""
+    """Return the URL of the object behind the index that is kept under ``key``; None if ``key`` has none."""
     match key:
         case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):
             return url

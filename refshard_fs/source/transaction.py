@@ -1,7 +1,7 @@
-"""A transaction: the uncommitted writes to one source, its *overlay*.
+"""Hold the uncommitted writes to one source, its *overlay*, in a transaction.
 
 Several filesystems of this process may share it: a commit, or a discard, concerns all of them. The end of this module
-says which do.
+decides which filesystems share one.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Reading(Protocol):
 
 
 class OverlayCopy(msgspec.Struct, frozen=True):
-    """The overlay ``id`` after ``number`` changes and ``commits`` commits, as it is sent to another process.
+    """The overlay ``id`` after ``number`` changes and ``commits`` commits, for another process.
 
-    Its edits are packed once: dask pickles a filesystem several times for each graph. A copy of a copy has ``own``
-    changes besides, which the overlay has not seen.
+    Its edits are packed once, because dask pickles a filesystem several times for each graph. A copy of a copy also has
+    ``own`` changes, unknown to the overlay.
     """
 
     id: str
@@ -69,13 +69,13 @@ class OverlayCopy(msgspec.Struct, frozen=True):
         edits.add(prefixes, {key: Inline(it) if isinstance(it, bytes) else it or REMOVED for key, it in changes})
         return edits
 
-    def __repr__(self) -> str:  # fsspec tells instances apart by this
+    def __repr__(self) -> str:  # fsspec compares instances by this text
         return f"<overlay {self.id}>"
 
     __str__ = __repr__
 
 
-# What `OverlayCopy.packed` has: prefixes that were removed, and edits by key; None for a key that was removed.
+# The content of `OverlayCopy.packed`: removed prefixes, and edits by key; None for a removed key.
 _Packed = tuple[list[str], list[tuple[str, bytes | Span | None]]]
 
 
@@ -84,31 +84,31 @@ def _portable(edit: Edit) -> Any:
 
 
 class Worker:
-    """The state of an overlay whose edits another one commits: the name of this process, and what it staged.
+    """The state of an overlay whose edits another process commits: the name of this process, and its staged objects.
 
-    The name begins with that of the ``fork``, if a user made one.
+    The name begins with the name of the ``fork``, if a user made one.
     """
 
     def __init__(self, seen: int, commits: int, fork: str = "") -> None:
         self.name = fork + uuid.uuid4().hex
         self.seen = seen
         self.commits = commits
-        self.own = 0  # changes of another copy that this one begins with
-        self.begun = seen  # the number of the last change before those that are made here
-        self.staged: list[tuple[int, str]] = []  # the number of the edit before it, and the URL
-        self.numbers = itertools.count(1)  # of writes
+        self.own = 0  # changes of another copy, with which this one begins
+        self.begun = seen  # the number of the last change before the first one here
+        self.staged: list[tuple[int, str]] = []  # the number of the edit before, and the URL of the staged object
+        self.numbers = itertools.count(1)  # numbers of writes
 
 
 # ------------------------------------------------------------------ the overlay
 
 
 class Base(NamedTuple):
-    """The source as it was opened, without edits. All filesystems that share the overlay read it."""
+    """The opened source, without edits. All filesystems that share the overlay read it."""
 
     keyspace: KeySpace
     urls: Iterable[str | None]
-    facts: Facts | None  # of the document that a commit replaces; None if there is none yet
-    url: str = ""  # of that document
+    facts: Facts | None  # the version of the document that a commit replaces; None if there is none yet
+    url: str = ""  # the URL of that document
 
 
 _FORK: Final = re.compile(r"~([0-9a-f]{32})\Z")  # at the end of the name of a fork
@@ -124,9 +124,9 @@ def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
         )
 
 
-REMEMBERED: Final = 1 << 16  # versions that commits of an overlay put
+REMEMBERED: Final = 1 << 16  # versions of objects that commits of an overlay put
 
-OFTEN: Final = 3  # commits that rewrite one shard, from which on that is called costly
+OFTEN: Final = 3  # so many commits that rewrite one shard are a costly pattern
 
 
 class CostlyWrites:
@@ -137,7 +137,7 @@ class CostlyWrites:
         self._texts: dict[tuple[str, str], str] = {}  # by array and kind; empty after the warning
 
     def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
-        """Take note of a shard of which so many ``chunks`` were put, and whether it was ``read`` first."""
+        """Count a write of ``chunks`` chunks to a shard, and whether it was ``read`` first."""
         times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
         if times >= OFTEN:
             remedy = "write what belongs together within one `with fs.transaction:`"
@@ -149,7 +149,7 @@ class CostlyWrites:
             self._texts.setdefault((array, "read"), text)
 
     def tell(self) -> None:
-        """Warn of costly patterns. Called after the commit: where warnings are errors, it is made all the same."""
+        """Warn of costly patterns. Called after the commit, which is then complete even if warnings are errors."""
         for about, text in list(self._texts.items()):
             self._texts[about] = ""
             if text:
@@ -162,43 +162,43 @@ class Transaction:
     def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
         self.id = identity
         is_fork = _FORK.search(identity)
-        self.origin = identity[: is_fork.start()] if is_fork else identity  # the overlay that is committed
+        self.origin = identity[: is_fork.start()] if is_fork else identity  # the name of the overlay that commits
         self.fork = is_fork.group(1) if is_fork else ""  # the name of this fork of it
         self.edits = Edits()
-        self.worker: Worker | None = None  # where another process commits
+        self.worker: Worker | None = None  # set if another process commits
         self.is_shared = False  # whether another process may have it
         self.commits = 0
         self.merged: set[str] = set()  # names of staged objects that are among the edits
-        self.taken: dict[str, tuple[str, Edit]] = {}  # by key: the edits that were merged, and their writers
-        self.sent: set[bytes] = set()  # checksums of what failed commits put without an answer
-        self.names: set[str] = set()  # of known objects that are named by their content
+        self.taken: dict[str, tuple[str, Edit]] = {}  # by key: the merged edits, and their writers
+        self.sent: set[bytes] = set()  # checksums of objects that failed commits put without an answer
+        self.names: set[str] = set()  # names of known objects, if names are digests of the content
         self.lock = fork_safe(threading.RLock())
         self.base: Base | None = None
-        self.spool = Spool()  # of values that wait for the commit
-        self.whole: frozenset[str] = frozenset()  # arrays that were written with shards of their own
-        self.begun = False  # whether mode "w" has removed what the source held
-        self.openings = 0  # how often the source had to be opened again
-        self.mirror: MutableMapping[str, Any] | None = None  # fsspec's, of which the source was made
+        self.spool = Spool()  # values that wait for the commit
+        self.whole: frozenset[str] = frozenset()  # arrays that were written with shards
+        self.begun = False  # whether mode "w" has emptied the source
+        self.openings = 0  # times that the source had to be opened again
+        self.mirror: MutableMapping[str, Any] | None = None  # the mapping of fsspec behind the source
         self.costs = CostlyWrites()
-        self._copy: OverlayCopy | None = None  # the latest, for other processes
-        self._edited_base: Base | None = None  # what the edits were made on, if the source was opened again since
+        self._copy: OverlayCopy | None = None  # the latest copy for other processes
+        self._edited_base: Base | None = None  # the base of the edits, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
-        self.written: LRU[str, Version] = LRU(REMEMBERED)  # the versions that commits of these edits put last, by URL
-        self._versions: dict[str, Version] = {}  # by URL: what the edits were made on
+        self.written: LRU[str, Version] = LRU(REMEMBERED)  # by URL: the versions that commits of these edits put last
+        self._versions: dict[str, Version] = {}  # by URL: the versions that the edits are based on
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
-        self._sessions: weakref.WeakSet[Reading] = weakref.WeakSet()  # which have opened the source
+        self._sessions: weakref.WeakSet[Reading] = weakref.WeakSet()  # the sessions with the source open
         self._guard = fork_safe(threading.Lock())
-        self._uncommitted = [0]  # how many writes
-        if is_durable:  # nothing is lost of a source in memory that is not lost with it
+        self._uncommitted = [0]  # the number of uncommitted writes, which the finalizer shares
+        if is_durable:  # a source in memory is lost with its edits
             weakref.finalize(self, _warn_of_lost_writes, source, self._uncommitted, os.getpid())
 
     # ------------------------------------------------------------------ edits
 
-    def put(self, key: str, edit: Edit, made: str | None = None) -> None:
-        """Set or remove ``key``; ``made`` is the URL of an object that was put for it."""
+    def put(self, key: str, edit: Edit, new_url: str | None = None) -> None:
+        """Set or remove ``key``; ``new_url`` is the URL of an object that was put for it."""
         with self._guard:
-            if made is not None:  # together with the edit: a commit in between would remove the object as unused
-                self._objects[made] = None
+            if new_url is not None:  # together with the edit: a commit in between would remove the object as unused
+                self._objects[new_url] = None
             self._remember_version(key)
             self.edits.put(key, edit)
             self._uncommitted[0] += self.worker is None
@@ -206,20 +206,20 @@ class Transaction:
                 _follow(self.mirror, key, edit)
 
     def remove_below(self, prefix: str) -> None:
-        """Let there be nothing at ``prefix``, nor below it."""
+        """Remove all keys at and below ``prefix``."""
         with self._guard:
             self.edits.remove_below(prefix)
             self._uncommitted[0] += self.worker is None
             for key in [key for key in self.mirror or () if is_within(key, prefix)]:
                 _follow(self.mirror, key, REMOVED)
 
-    def made(self, url: str) -> None:
+    def remember_object(self, url: str) -> None:
         """Remember an object that was put for an edit."""
         with self._guard:
             self._objects[url] = None
 
-    def entrust(self) -> None:
-        """Keep all objects from now on: other sets may refer to them."""
+    def keep_objects(self) -> None:
+        """Never remove the objects that exist now: other sets may refer to them."""
         with self._guard:
             self._objects.clear()
 
@@ -231,9 +231,9 @@ class Transaction:
     # ------------------------------------------------------------------ the source below
 
     def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
-        """Let sessions read ``base``, or the one that another opened before; ``adopt`` is given that, and the edits.
+        """Make ``base`` the base of all sessions, unless there is one; call ``adopt`` with the base, and the edits.
 
-        Does nothing if the source has to be opened again since ``openings`` was ``opening``.
+        Do nothing if the source has to be opened again: ``openings`` is no longer ``opening``.
         """
         with self._guard:
             if opening == self.openings:
@@ -243,13 +243,13 @@ class Transaction:
                 adopt(self.base, self.edits)
 
     def join(self, session: Reading) -> None:
-        """Have ``session`` open the source again whenever that changes."""
+        """Register ``session``, which opens the source again whenever the source changes."""
         self._sessions.add(session)
 
     def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
         """Open the source again, and keep the edits; with ``below``, only objects below that URL have changed.
 
-        A commit still compares the objects that it replaces with the versions that were read before, ``but`` for some.
+        A commit still compares the objects that it replaces with the versions read before, except at the URLs ``but``.
         """
         with self._changing(below):
             self._keep_versions(self.edits, but)
@@ -257,13 +257,13 @@ class Transaction:
                 self._edited_base = self.base
             self.base = None
 
-    def seen(self, url: str) -> Version | None:
-        """Return the version of the object at ``url`` that the edits were made on; None if it was not read."""
+    def expected_version(self, url: str) -> Version | None:
+        """Return the version of the object at ``url`` that the edits are based on; None if it was not read."""
         known = self._versions.get(url)
         return self._latest(url) if known is None else known
 
     def expect_new(self, urls: Iterable[str]) -> None:
-        """Take the objects at ``urls``, which are to be new, for absent when they were edited."""
+        """Expect that no objects exist at ``urls``, unless a version of them is known."""
         with self._guard:
             for url in urls:
                 self._versions.setdefault(url, ABSENT)
@@ -273,12 +273,12 @@ class Transaction:
         return next((version for version in found if version is not None), None)
 
     def _object_of(self, key: str) -> str | None:
-        """Return the URL of the object that holds ``key``; None where keys have none, or the source is not open."""
+        """Return the URL of the object of ``key``; None if keys have no objects, or the source is not open."""
         keyspace = None if self.base is None else self.base.keyspace
         return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.object_of(key))
 
     def _remember_version(self, key: str) -> None:
-        """Remember which version of its object an edit of ``key`` is made on: that of the first edit counts."""
+        """Remember the version of its object at the first edit of ``key``."""
         url = self._object_of(key)
         if url is not None and url not in self._versions:
             latest = self._latest(url)
@@ -286,7 +286,7 @@ class Transaction:
                 self._versions[url] = latest
 
     def _keep_versions(self, edits: Edits, but: Collection[str] = ()) -> None:
-        """Forget the versions of objects that ``edits`` do not concern, and of those at the URLs ``but``."""
+        """Forget the versions of objects that ``edits`` do not concern, and of objects at the URLs ``but``."""
         if not len(edits):
             self._versions.clear()
             return
@@ -298,7 +298,7 @@ class Transaction:
 
     @contextlib.contextmanager
     def _changing(self, below: str | None = None) -> Iterator[None]:
-        """Replace the edits, and perhaps the base; afterwards all sessions open the source anew."""
+        """Replace the edits, and perhaps the base, in the block; afterwards all sessions open the source again."""
         with self._guard:
             yield
             self.openings += 1
@@ -308,7 +308,7 @@ class Transaction:
     # ------------------------------------------------------------------ other processes
 
     def copy(self) -> OverlayCopy:
-        """Return what another process needs to write to this overlay."""
+        """Return a copy for another process, which can write to it."""
         self.is_shared = True
         known, worker = self._copy, self.worker
         now = (self.edits.number, self.commits, 0)
@@ -319,11 +319,11 @@ class Transaction:
         return known
 
     def make_fork(self) -> OverlayCopy:
-        """Return a fork: an overlay that begins with these edits, and whose own are merged only when a user says so."""
+        """Return a fork: an overlay that begins with these edits, and is merged only when a user merges it."""
         return msgspec.structs.replace(self.copy(), id=f"{self.id}~{uuid.uuid4().hex}")
 
     def become(self, given: OverlayCopy) -> None:
-        """Take the edits of another process's overlay, unless newer ones were taken; keep what was added here."""
+        """Take the edits of another process's overlay, unless newer ones were taken; keep the edits made here."""
         worker = self.worker
         if worker is not None and (given.commits, given.number, given.own) <= (
             worker.commits,
@@ -345,7 +345,7 @@ class Transaction:
             self.base = None
 
     def after_fork(self) -> None:
-        """Become a worker's overlay: the parent commits what is written here."""
+        """Become a worker's overlay: the parent process commits the edits."""
         seen, commits, before = self.edits.number, self.commits, self.worker
         if before is not None:
             seen, commits = before.seen, before.commits
@@ -356,20 +356,20 @@ class Transaction:
     # ------------------------------------------------------------------ states
 
     def begin(self) -> Edits:
-        """Return a savepoint that tells what workers write from now on from what they wrote before.
+        """Return a savepoint, and count one change: copies for other processes made from now on are later than it.
 
-        Copies that are sent to other processes from now on have seen a later change.
+        So edits that workers make from now on differ from earlier ones.
         """
         with self._guard:
             self.edits.number += 1
             return self.edits.copy()
 
     def savepoint(self) -> Edits:
-        """Return a copy of the edits, to roll back to."""
+        """Return a copy of the edits, for `roll_back`."""
         return self.edits.copy()
 
     def roll_back(self, edits: Edits) -> list[str]:
-        """Return to ``edits``, a savepoint; return the URLs of objects that are not needed any more.
+        """Restore ``edits``, a savepoint; return the URLs of objects that are not needed any more.
 
         Edits that were committed or dropped since the savepoint do not come back.
         """
@@ -392,7 +392,7 @@ class Transaction:
         return left
 
     def settle(self, committed: Edits, stored: Edits) -> list[str]:
-        """Drop the edits of ``committed``, a savepoint that is in the source as ``stored``; return unneeded URLs."""
+        """Drop the edits of the savepoint ``committed``, now in the source as ``stored``; return unneeded URLs."""
         with self._changing():
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
@@ -405,7 +405,7 @@ class Transaction:
         return left
 
     def _replace(self, edits: Edits) -> list[str]:
-        """Replace the edits; return, and forget, the URLs of objects that none of them refers to."""
+        """Replace the edits; return, and forget, the URLs of objects that no edit refers to."""
         edits.number = self.edits.number  # numbers are never used again: other processes know them
         self.edits = edits
         self._copy = None
@@ -422,7 +422,7 @@ class Transaction:
 
 
 def _follow(mirror: Any, key: str, edit: Edit) -> None:
-    """Set or remove ``key`` in ``mirror``, in the form that fsspec's filesystem has it."""
+    """Set or remove ``key`` in ``mirror``, in the form of fsspec's filesystem."""
     match edit:
         case Inline(data):
             mirror[key] = data
@@ -435,15 +435,15 @@ def _follow(mirror: Any, key: str, edit: Edit) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Which filesystems share an overlay: those made from one another, and those that are given its name.
+# Filesystems share an overlay if one was made from the other, or if their arguments name the same overlay.
 #
-# zarr makes a filesystem anew, from its arguments, for another event loop: it finds the overlay by the name among them.
+# For another event loop, zarr makes a new filesystem from the same arguments: it finds the overlay by its name in them.
 
 
-# What fsspec's base classes take.
+# Arguments of fsspec's base classes.
 _LISTINGS = ("use_listings_cache", "listings_expiry_time", "max_paths")
 FSSPEC_ARGUMENTS: Final = frozenset([*_LISTINGS, "asynchronous", "batch_size", "loop", "skip_instance_cache"])
-WORKERS: Final = 16  # overlays of other processes that are kept, so that this one has one name from task to task
+WORKERS: Final = 16  # overlays of other processes that are kept: so a worker has the same name in each task
 
 _known: weakref.WeakValueDictionary[str, Transaction] = weakref.WeakValueDictionary()
 _workers: OrderedDict[str, Transaction] = OrderedDict()
@@ -451,9 +451,9 @@ _registry = fork_safe(threading.Lock())
 
 
 def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Transaction:
-    """Return the overlay called ``identity``; a new one if there is none here, which may come from another process.
+    """Return the overlay called ``identity``, or with the edits of this copy; a new one if this process has none.
 
-    ``is_durable`` tells whether there is something to commit to.
+    ``is_durable``: its edits can be committed.
     """
     name = identity.id if isinstance(identity, OverlayCopy) else identity
     with _registry:

@@ -1,4 +1,4 @@
-"""Names files of known kinds that are not read, with a way out: by their first bytes. No I/O here."""
+"""Recognise unsupported files by their first bytes, to name their kind and a remedy in errors. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refshard_fs.core.format import LEAST_HEAD, Probe
 _TO_COG: Final = "convert it (gdal_translate -of COG)"
 _DECOMPRESS: Final = "decompress it"
 
-# What a file is, where its magic bytes begin, the bytes, and what to do.
+# The kind, the offset of its magic bytes, the bytes, and a remedy.
 _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("a JPEG 2000 image", 0, b"\0\0\0\x0cjP  \r\n\x87\n", _TO_COG),
     ("a JPEG 2000 codestream", 0, b"\xff\x4f\xff\x51", _TO_COG),
@@ -50,20 +50,20 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
 _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-def unread_kind(head: bytes) -> tuple[str, str] | None:
-    """Return what the file is that begins with ``head``, and what to do, if it is of a kind that is not read."""
+def unsupported_kind(head: bytes) -> tuple[str, str] | None:
+    """Return the kind of an unsupported file by its first bytes, and a remedy; None for other files."""
     if head.lstrip()[:1] == b"<" and b"<VRTDataset" in head:
         return "a VRT of GDAL", "give the files that it names (refshard concat joins them), or " + _TO_COG
     return next(((kind, remedy) for kind, at, magic, remedy in _KINDS if head.startswith(magic, at)), None)
 
 
 def compressor_of(head: bytes) -> str | None:
-    """Return what compressed the whole file that begins with ``head``, if anything did that documents may be in."""
+    """Return the name of the compressor by the first bytes of a file; None if the file is not compressed."""
     return next((name for magic, name in _COMPRESSORS.items() if head.startswith(magic)), None)
 
 
-def within(probe: Probe) -> Probe:
-    """Return ``probe`` as its file is when it is decompressed, as far as its first bytes tell."""
+def decompress_probe(probe: Probe) -> Probe:
+    """Return a probe with the first decompressed bytes, if the file is compressed; otherwise ``probe``."""
     if not is_compressed(probe.head):
         return probe
     made = b""

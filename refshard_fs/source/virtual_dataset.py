@@ -1,6 +1,6 @@
 """A virtual dataset of VirtualiZarr, an `xarray.Dataset` or `DataTree` of `ManifestArray`s, as a set of references.
 
-Variables that were loaded are encoded by xarray, and held in the set. Columns are taken over as they are.
+Loaded variables are encoded by xarray, and become data in the set. Columns of manifests are used unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_virtual_dataset(value: Any) -> bool:
 
 
 def references_of(dataset: Any) -> ReferenceSet:
-    """Return the references of a virtual dataset, and the values of its other variables; metadata are of version 3."""
+    """Return the references of a virtual dataset, and the data of its loaded variables, with metadata of version 3."""
     urls: dict[str, int] = {}
     tables: dict[str, ChunkTable] = {}
     members: dict[str, bytes] = {}
@@ -45,7 +45,7 @@ def references_of(dataset: Any) -> ReferenceSet:
                 document = _document(variable)
             meta = zarrmeta.array_meta(document, repr(where))
             if meta is None or meta.grid is None:
-                raise ManifestError(f"{where!r}: its chunks form no regular grid")
+                raise ManifestError(f"{where!r}: expected chunks on a regular grid")
             members[join(where, "zarr.json")] = zarrmeta.dumps(document)
             for coordinates, data in inline.items():
                 members[join(where, meta.grid.encoding.encode(coordinates))] = data
@@ -64,16 +64,16 @@ def _nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(dataset: Any) -> dict[str, Any]:
-    """Return the attributes of a group, which name the coordinates that are no dimensions."""
+    """Return the attributes of a group, with the names of its auxiliary coordinates."""
     names = [str(name) for name in dataset.coords if name not in dataset.dims]
     attributes = {name: _plain(value) for name, value in dataset.attrs.items()}
     return {**attributes, **({"coordinates": " ".join(names)} if names else {})}
 
 
 def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dict[tuple[int, ...], bytes]]:
-    """Return the metadata of a variable that was loaded, encoded as xarray does it, and its values as one chunk.
+    """Encode a loaded variable as xarray does: return its metadata, and its values as one chunk.
 
-    Nothing is written through zarr: a filesystem may be made on zarr's own event loop.
+    This does not write through zarr, because the filesystem may be made on zarr's own event loop.
     """
     from numcodecs.vlen import VLenUTF8
     from xarray.backends.zarr import encode_zarr_variable
@@ -100,7 +100,7 @@ def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dic
 
 
 def _document(variable: Any) -> dict[str, Any]:
-    """Return the metadata of a virtual variable, with its attributes and dimensions."""
+    """Return the metadata of a virtual variable, with the attributes and dimensions of the variable."""
     from zarr.core.buffer import default_buffer_prototype
 
     data = variable.data.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
@@ -110,12 +110,12 @@ def _document(variable: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute's value as JSON has it."""
+    """Convert a numpy value of an attribute to one that JSON can hold."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _part(manifest: Any, inline: Mapping[Any, bytes], urls: dict[str, int]) -> Part:
-    """Return the ranges of a manifest; ``urls`` gets the URLs that it names."""
+    """Return the ranges of a manifest, and add their URLs to ``urls``."""
     paths, columns = manifest._paths, (manifest._offsets, manifest._lengths)
     there = paths != ""
     for coordinates in inline:
@@ -129,5 +129,5 @@ def _part(manifest: Any, inline: Mapping[Any, bytes], urls: dict[str, int]) -> P
 
 
 def _plain_url(url: str) -> str:
-    """Return a URL as the filesystem spells it: VirtualiZarr quotes the paths of this machine."""
+    """Undo the quoting of local paths by VirtualiZarr."""
     return unquote(url) if url.startswith("file://") else url

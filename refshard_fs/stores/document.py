@@ -12,7 +12,7 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Condition, sum_of
 from refshard_fs.stores.stores import Stores
-from refshard_fs.targets.credentials import Given
+from refshard_fs.targets.credentials import InstanceOrOptions
 
 
 class Document:
@@ -23,7 +23,7 @@ class Document:
     """
 
     def __init__(
-        self, url: str, stores: Stores | Given, expected: Facts | None, sent: set[bytes] | None = None
+        self, url: str, stores: Stores | InstanceOrOptions, expected: Facts | None, sent: set[bytes] | None = None
     ) -> None:
         self._object = Objects(url, stores)
         self._condition: Condition = ABSENT if expected is None else expected

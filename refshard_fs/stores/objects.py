@@ -16,7 +16,7 @@ from refshard_fs.security.policy import climbs, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.store import Buffer, Condition, Fetched, Place, Store, facts_in
 from refshard_fs.stores.stores import Stores
-from refshard_fs.targets.credentials import Given
+from refshard_fs.targets.credentials import InstanceOrOptions
 from refshard_fs.targets.generic import protocols_of
 from refshard_fs.targets.local import draft_of, is_draft
 
@@ -31,7 +31,7 @@ class Objects:
     first use, and again in a forked process. The name ``""`` stands for the URL itself.
     """
 
-    def __init__(self, url: str, stores: Stores | Given) -> None:
+    def __init__(self, url: str, stores: Stores | InstanceOrOptions) -> None:
         self.url = url.rstrip("/")
         self._url_of = locator(self.url)
         self._stores = stores if isinstance(stores, Stores) else Stores.of(self.url, stores)

@@ -22,7 +22,7 @@ from refshard_fs.core.forks import in_child
 from refshard_fs.core.model import ABSENT, Absent, Facts, Version
 from refshard_fs.errors import ConflictError, RefShardError
 from refshard_fs.targets.failures import Retry, as_failure, os_errors
-from refshard_fs.targets.generic import FsspecTarget, has_coroutines, protocols_of, serving, version_in
+from refshard_fs.targets.generic import FsspecTarget, has_coroutines, protocols_of, take_turn, version_in
 from refshard_fs.targets.local import draft_of
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Store:
         fs = self.fs
         if has_coroutines(fs):
             return sync(self._loop if fs.asynchronous else fs.loop, getattr(fs, "_" + method), *given, **named)
-        with serving(fs, str(given[0])):
+        with take_turn(fs, str(given[0])):
             return getattr(fs, method)(*given, **named)
 
     def persist(self, call: Callable[[], T], replace_again: Callable[[], T] | None = None) -> T:

@@ -21,7 +21,7 @@ from refshard_fs.stores.memory import MemoryStore
 from refshard_fs.stores.s3 import S3Store
 from refshard_fs.stores.store import Store
 from refshard_fs.targets.answer import ImmediateTarget
-from refshard_fs.targets.credentials import Given, PoolOptions
+from refshard_fs.targets.credentials import InstanceOrOptions, PoolOptions
 from refshard_fs.targets.generic import is_s3fs
 from refshard_fs.targets.pool import Pool
 
@@ -37,7 +37,7 @@ class Stores:
         _all.add(self)
 
     @classmethod
-    def of(cls, url: str, given: Given) -> Stores:
+    def of(cls, url: str, given: InstanceOrOptions) -> Stores:
         """Return the stores for a ``url`` that the user gave, with an instance or options."""
         protocol = protocol_of(url)
         which = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))

@@ -1,16 +1,16 @@
-"""Where bytes come from. This package alone opens filesystems; all above it speak URLs and byte ranges."""
+"""Read objects by URL and byte range. Only this package opens filesystems."""
 
 from refshard_fs.targets.answer import Answer, Target, check, check_size
-from refshard_fs.targets.credentials import Given, PoolOptions
+from refshard_fs.targets.credentials import InstanceOrOptions, PoolOptions
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
 from refshard_fs.targets.obspec import ObjectStore, Registry, StoreFileSystem, is_store, stores_of, urls_of
 from refshard_fs.targets.pool import Pool, arguments_of
-from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, seconds, strong
+from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, parse_time, strong_etag
 
 __all__ = [
     "IGNORES_RANGES",
     "Answer",
-    "Given",
+    "InstanceOrOptions",
     "ObjectStore",
     "Pool",
     "PoolOptions",
@@ -25,8 +25,8 @@ __all__ = [
     "check",
     "check_size",
     "is_store",
-    "seconds",
+    "parse_time",
     "stores_of",
-    "strong",
+    "strong_etag",
     "urls_of",
 ]

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import aiohttp
     from fsspec.spec import AbstractFileSystem
 
-UNTOLD: Final = 8 << 30  # bytes that are read at most of an object of unknown size, which may be endless
+MOST_UNSIZED: Final = 8 << 30  # bytes of an object of unknown size, which may be endless
 UNKNOWN: Final = Facts(None)
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of an object, and the ``facts`` about the object that came with them.
+    """Bytes of an object, and the ``facts`` about the object in the same answer.
 
-    ``unasked`` counts the bytes beside them, from a server that answers requests for ranges with whole objects.
+    ``unasked`` counts the other bytes in the answer of a server that ignores ranges and sends whole objects.
     """
 
     data: bytes
@@ -46,7 +46,7 @@ class Target:
     Only a missing object raises FileNotFoundError.
     """
 
-    most_retries = 1000  # further tries after passing failures; few, if a layer below tries again itself
+    most_retries = 1000  # further tries after passing failures; few, if a layer below also tries again
     patience = math.inf  # seconds to wait for the answer to a request
     tells_versions = True  # answers have the version of their bytes; otherwise only `current_facts` has it
 
@@ -55,10 +55,10 @@ class Target:
     ) -> Answer:
         """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, and then a negative start counts from it.
 
-        The answer may be shorter only where the object ends before ``stop``; `check` verifies this. ``etag``, a strong
-        one, is the condition of the request, if the target supports conditions. An object read to its end raises
-        TooLarge if it has more than ``most`` bytes (by default `UNTOLD`, if its size is unknown), after hardly more
-        than that.
+        The answer may be shorter only where the object ends before ``stop``; `check` verifies this. If the target
+        supports conditions, the request has the condition that the object has the strong ``etag``. Reading to the end
+        raises TooLarge for an object of more than ``most`` bytes, soon after so many were received. For an object of
+        unknown size, ``most`` is `MOST_UNSIZED` by default.
         """
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class Target:
         raise NotImplementedError
 
     async def current_facts(self, path: str) -> Facts:
-        """Return the same as `facts` for the object as it is now, ignoring cached listings."""
+        """Return the same as `facts`, but ignore cached listings."""
         return await self.facts(path)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
@@ -112,13 +112,13 @@ def check_size(size: int | None, most: int | None) -> None:
 
 
 def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
-    """Raise `Unfit` unless ``answer`` is the requested range, or if not ``exact``, the part that the object has."""
+    """Raise `Unfit` unless ``answer`` is the requested range. If not ``exact``, the object may end before ``stop``."""
     got = len(answer.data)
     if stop is None:
         if start < 0 and (got > -start or (answer.size is not None and got != min(-start, answer.size))):
-            raise Unfit(f"asked for the last {-start} bytes, got {got}")
+            raise Unfit(f"expected the last {-start} bytes, got {got}")
         if start >= 0 and answer.size is not None and got != max(answer.size - start, 0):
-            raise Unfit(f"asked for all {answer.size} bytes from {start}, got {got}")
+            raise Unfit(f"expected bytes from {start} to the end at {answer.size}, got {got} bytes")
         return
     want = stop - start
     if got == want:
@@ -127,7 +127,7 @@ def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
     if got == there and not exact:
         return
     end = "" if answer.size is None else f" (the object has {answer.size} bytes)"
-    text = f"asked for bytes [{start}, {stop}), got {got} of {want}{end}"
+    text = f"expected bytes [{start}, {stop}), got {got} of {want}{end}"
     raise Incomplete(text) if there is not None and got < there else Unfit(text)
 
 
@@ -138,7 +138,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)$")
 _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
-# The texts of S3, Google and Azure for an expired signed URL; none of them has a code for it.
+# The texts of S3, Google and Azure for an expired signed URL, for which they have no code.
 _SIGNED_BEFORE = (b"Request has expired", b"Request signature expired", b"not valid in the specified time frame")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _ERROR_TEXT = 1 << 12  # bytes of an error's body that are read for its code
@@ -172,8 +172,8 @@ async def read_answer(
 ) -> Answer:
     """Return bytes ``[start, stop)`` from ``response``; raise an error if it holds anything else.
 
-    Raises TooLarge as `Target.read` does. A server without ranges sends the whole object, of which the range is cut
-    out. ``inflates``: the client has already decompressed the body.
+    Raises TooLarge as `Target.read` does. If the server ignores ranges and sends the whole object, return the range of
+    it. ``inflates``: the client has already decompressed the body.
     """
     headers, status = response.headers, response.status
     encoding = headers.get("content-encoding", "")
@@ -199,26 +199,26 @@ async def read_answer(
             unasked = max(response.content.total_bytes - len(data), 0)
     else:
         text = await _error_text(response)
-        size = _size_in_refusal(headers.get("content-range", ""), text) if status == 416 else None
+        size = _parse_size(headers.get("content-range", ""), text) if status == 416 else None
         if size is None or start < size != 0:
-            raise _failure(status, headers, text)
+            raise _make_error(status, headers, text)
         data, total = b"", size
     return Answer(data, Facts(total, headers.get("etag"), headers.get("last-modified")), waited, unasked)
 
 
-def _failure(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
+def _make_error(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
     if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
         return FileNotFoundError(f"HTTP {status}")
     if status in (400, 403) and any(words in text for words in _SIGNED_BEFORE):
         return Denied(status, EXPIRED)
-    wait = _wait(headers.get("retry-after", ""), time.time())
+    wait = _parse_retry_after(headers.get("retry-after", ""), time.time())
     return (Denied if status in (401, 403, 407) else HttpStatus)(status, code, wait)
 
 
-def _wait(after: str, now: float) -> float | None:
-    """Return the seconds to wait by a Retry-After, which is a number or a date; None if it is neither."""
+def _parse_retry_after(after: str, now: float) -> float | None:
+    """Return the seconds to wait, from a number or a date; None for any other text."""
     if _SECONDS.fullmatch(after):
         return float(after)
     try:
@@ -228,14 +228,14 @@ def _wait(after: str, now: float) -> float | None:
 
 
 def _parse_range(text: str, sent: int | None, start: int, stop: int | None) -> tuple[int, int | None]:
-    """Return the length of a partial answer, and the object's size, if known; Unfit if it is another range."""
+    """Return the length of a partial answer, and the object's size, if known; raise Unfit for another range."""
     match = _CONTENT_RANGE.match(text)
     if match is None:
         raise Unfit(f"expected a Content-Range 'bytes FIRST-LAST/SIZE' in a partial answer, got {text!r}")
     first, last = int(match[1]), int(match[2])
     total = None if match[3] == "*" else int(match[3])
     if total is not None and total <= last:
-        raise Unfit(f"the Content-Range {text!r} of a partial answer ends behind the object")
+        raise Unfit(f"expected a Content-Range within the object, got {text!r}")
     if total is None:
         right = stop is not None and (first, last) == (start, stop - 1)
     else:
@@ -266,7 +266,7 @@ async def _first_bytes(
     limit = stop
     if limit is None:
         check_size(size, most)
-        limit = 1 + (size if size is not None else UNTOLD if most is None else most)
+        limit = 1 + (size if size is not None else MOST_UNSIZED if most is None else most)
     data = await _body(response, limit, is_plain=is_plain)
     if size is None:
         if stop is None:
@@ -304,9 +304,10 @@ async def _error_text(response: aiohttp.ClientResponse) -> bytes:
     try:
         return await _body(response, _ERROR_TEXT, is_plain=False)
     except aiohttp.ClientError:
-        return b""  # the status says enough
+        return b""  # the status alone makes the error
 
 
-def _size_in_refusal(content_range: str, text: bytes) -> int | None:
+def _parse_size(content_range: str, text: bytes) -> int | None:
+    """Return the object's size from the answer to a range outside it, if the server tells it."""
     match = _NO_SUCH_RANGE.match(content_range) or _S3_SIZE.search(text)
     return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""Share HTTP connections within an event loop, close them before the loop closes, and judge where they lead.
+"""Share HTTP connections within an event loop, close them before the loop closes, and judge their addresses.
 
 zarr and dask make a new filesystem for each task; shared connections spare each of them the TCP and TLS handshakes. A
 connection keeps nothing of a request, so the next request may come from another filesystem, with other credentials.
@@ -30,11 +30,11 @@ from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import INSIDE, Access, Network, is_private, network_of, remedy
 
 
-def most_open() -> int:
-    """Return how many connections this process may have: a third of the files that it may open.
+def most_connections() -> int:
+    """Return the number of connections that this process may have: a third of the files that it may open.
 
-    Connections that are closed to make room disappear in the loop's next round; until then as many new ones may have
-    been opened. So connections take at most two thirds of the files.
+    Connections that are closed to make room disappear in the loop's next round. Until then as many new ones may be
+    open. So connections take at most two thirds of the files.
     """
     try:
         import resource
@@ -48,7 +48,7 @@ CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # `VersionedObj
 _BUFFER = 1 << 18  # bytes of a body that aiohttp buffers; with fewer, it pauses long bodies often
 ENDING = 1.0  # seconds that closing connections may take at the end of the process
 _NO_URL = URL()
-_COOKIES = 1024  # servers whose cookies a session keeps
+_COOKIES = 1024  # servers that a session keeps cookies of
 KEPT = 15.0  # seconds that an idle connection is kept: servers close theirs after a while
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
@@ -66,9 +66,9 @@ class LoopConnections:
     def of(cls, loop: asyncio.AbstractEventLoop) -> LoopConnections:
         """Return the connections of ``loop``, which runs in this thread."""
         known = getattr(loop, _NAME, None)
-        if not isinstance(known, cls) or known not in _all:  # in a forked child they are the parent's
+        if not isinstance(known, cls) or known not in _all:  # in a forked child they belong to the parent
             known = cls(loop)
-            # Only the loop holds them: nothing here keeps a loop alive, and a new loop at its address has its own.
+            # Only the loop refers to them: they do not keep it alive, and a later loop at its address has others.
             setattr(loop, _NAME, known)
             # asyncio has no other hook for the end of a loop, by `asyncio.run` or a bare `loop.close()`.
             loop.close = functools.partial(_close_loop, loop, loop.close, known)  # type: ignore[method-assign]
@@ -81,7 +81,7 @@ class LoopConnections:
         if connector is None or connector.closed:
             resolver = None if guard is None else GuardedResolver(guard)
             connector = self._connectors[guard] = aiohttp.TCPConnector(
-                limit=most_open(),  # the engine limits the requests
+                limit=most_connections(),  # the engine limits the requests
                 keepalive_timeout=KEPT,
                 resolver=resolver,
                 socket_factory=self._new_socket,
@@ -97,7 +97,7 @@ class LoopConnections:
 
     def _make_room(self) -> None:
         """Close the idle connections if the process has as many as it may have."""
-        if sum(known.fileno() >= 0 for known in list(_sockets)) < most_open():
+        if sum(known.fileno() >= 0 for known in list(_sockets)) < most_connections():
             return
         for connector in self._connectors.values():
             idle = idle_of(connector)
@@ -127,7 +127,7 @@ class LoopConnections:
         self.cut()
 
     def cut(self) -> None:
-        """Close everything where nothing can be awaited any more."""
+        """Close everything at once, without an event loop."""
         self._cut_others()
         for connector in self._connectors.values():
             close_now(connector)
@@ -151,7 +151,7 @@ def idle_of(connector: aiohttp.TCPConnector) -> dict[Any, Any]:
 
 
 def close_now(connector: aiohttp.BaseConnector) -> None:
-    """Close ``connector`` where nothing can be awaited: aiohttp's public call takes a running loop.
+    """Close ``connector`` at once, without an event loop: aiohttp's public call needs a running loop.
 
     If a later version lacks this method, the connections close when they are collected, or with the process.
     """
@@ -162,7 +162,7 @@ def close_now(connector: aiohttp.BaseConnector) -> None:
 
 def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], connections: LoopConnections) -> None:
     """Close a loop, and its connections before it."""
-    is_ours = connections in _all  # in a forked child they are the parent's
+    is_ours = connections in _all  # in a forked child they belong to the parent
     if is_ours and not loop.is_closed() and not loop.is_running():
         closing = connections.close()
         try:
@@ -173,7 +173,7 @@ def _close_loop(loop: asyncio.AbstractEventLoop, close: Callable[[], None], conn
     close()
 
 
-# Where connections may lead.
+# The addresses that connections may lead to.
 
 
 Judge = Callable[[str, str | None], tuple[str, Access]]  # takes a URL, and the URL that redirects to it
@@ -199,7 +199,7 @@ class Guard(NamedTuple):
         if network > most:
             rule = f"{INSIDE}, and {host} is {address}"
             if self.own:
-                rule += ", which it was not when it was first asked"
+                rule += ", but its address was outside that network at its first use"
             raise TargetNotAllowed(f"//{host}:{port}/", rule, remedy(f"//{host}:{port}/"))
 
     async def judge_server(self, url: str) -> None:
@@ -222,12 +222,12 @@ class Guard(NamedTuple):
         return addresses[0]
 
 
-# The networks in which the servers that the user named were at their first use, by name and port.
+# By name and port: the network of a server that the user named, at its first use.
 _first: dict[tuple[str, int], Network] = {}
 
 
 class GuardedResolver(AbstractResolver):
-    """Resolve names as the system does, and refuse those whose addresses break the rule of ``guard``."""
+    """Resolve names as the system does, and refuse names with addresses that break the rule of ``guard``."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -245,7 +245,7 @@ class GuardedResolver(AbstractResolver):
 
 
 @functools.cache
-def in_context(bundle: str) -> ssl.SSLContext:
+def tls_context(bundle: str) -> ssl.SSLContext:
     """Return a TLS context that trusts only the authorities in the file or directory ``bundle``."""
     where = {"capath": bundle} if os.path.isdir(bundle) else {"cafile": bundle}
     return ssl.create_default_context(**where)  # type: ignore[arg-type]  # mypy takes the values for any argument's
@@ -258,11 +258,11 @@ def _default_context() -> ssl.SSLContext | bool:
         return True
     if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows keeps them in a store, not in a file
         return True
-    return in_context(certifi.where())
+    return tls_context(certifi.where())
 
 
 @functools.lru_cache(maxsize=64)
-def without_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
+def drop_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
     """Return a TLS context that trusts the same authorities, without a certificate of the client."""
     plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     plain.check_hostname = context.check_hostname
@@ -271,7 +271,7 @@ def without_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
     authorities = context.get_ca_certs(binary_form=True)
     if authorities:
         plain.load_verify_locations(cadata=b"".join(authorities))
-    else:  # they are in a directory, which OpenSSL reads when it verifies a server
+    else:  # they are in a directory, and OpenSSL reads it when it verifies a server
         plain.load_default_certs()
     return plain
 
@@ -280,10 +280,10 @@ def without_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 class OriginCookies(aiohttp.CookieJar):
-    """A cookie jar that returns a cookie only to the scheme, host and port that set it; the user's cookies, to all.
+    """A cookie jar that sends a cookie only to the scheme, host and port that set it, and the user's cookies to all.
 
-    aiohttp's own jar sends a cookie to every port of a host and to every host of the domain that the cookie names, and
-    does not know that ``co.uk`` is public.
+    aiohttp's own jar sends a cookie to every port of a host, and to every host of the domain in the cookie, even if
+    that is a public one such as ``co.uk``.
     """
 
     def __init__(self) -> None:
@@ -332,15 +332,15 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
 
 
 async def open_guarded(guard: Guard, judge: Judge, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for a filesystem of fsspec; ``judge`` judges each URL, those of redirects included."""
+    """Return a session for a filesystem of fsspec; ``judge`` judges each URL, also the URLs of redirects."""
 
-    async def judged(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    async def judge_and_send(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         judge(str(request.url), None)
         return await send(request)
 
     options.pop("loop", None)
     connector = LoopConnections.of(asyncio.get_running_loop()).connector(guard)
-    return aiohttp.ClientSession(**options, connector=connector, connector_owner=False, middlewares=(judged,))
+    return aiohttp.ClientSession(**options, connector=connector, connector_owner=False, middlewares=(judge_and_send,))
 
 
 def close_with(owner: object, holder: Any) -> None:

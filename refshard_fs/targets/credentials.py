@@ -1,4 +1,4 @@
-"""Which server gets the user's credentials: one rule, `credentials_for`. No I/O here."""
+"""Decide which server gets the user's credentials: one rule, `credentials_for`. No I/O here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refshard_fs.security import policy
 from refshard_fs.security.admission import ANONYMOUS, Access, Admission, is_trusted, normalize
 from refshard_fs.targets.failures import Retry
 
-Given: TypeAlias = AbstractFileSystem | Mapping[str, Any]
+InstanceOrOptions: TypeAlias = AbstractFileSystem | Mapping[str, Any]
 Rules: TypeAlias = tuple[Admission, ...]  # each judges a URL; without rules all URLs are admitted
 
 
@@ -23,8 +23,8 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     spelling, to the same, and the longest prefix wins over the protocol.
     """
 
-    by_protocol: Mapping[str | None, Given] = {}
-    by_prefix: Mapping[str, Given] = {}
+    by_protocol: Mapping[str | None, InstanceOrOptions] = {}
+    by_prefix: Mapping[str, InstanceOrOptions] = {}
     admission: Admission = Admission()
     retry: Retry = Retry()
     fast_s3: bool = True
@@ -32,10 +32,10 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     only_sizes: tuple[str, ...] = ()  # prefixes of objects that are compared by size alone, not by version
 
     def with_unplaced(self, given: Mapping[str, Any], protocol: str, source: str | None) -> PoolOptions:
-        """Return these with the options ``given`` for no protocol: they are for the first that references name.
+        """Add the options ``given`` without a protocol, for ``protocol``, the first one in the references.
 
-        A set from elsewhere chose its references. So there they are for its own server alone, and only if that is of
-        the same protocol. ``source`` is the URL of the set, None if it is held in memory.
+        A set from elsewhere chose its references. So its options are for its own server alone, and only if that has
+        the same protocol. ``source`` is the URL of the set, None for a set in memory.
         """
         if protocol in self.by_protocol:
             return self
@@ -44,12 +44,12 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         own = {policy.server_of(source): given} if policy.protocol_of(source) == protocol else {}
         return msgspec.structs.replace(self, by_prefix={**own, **self.by_prefix})
 
-    def options_of(self, url: str) -> Given:
+    def options_of(self, url: str) -> InstanceOrOptions:
         """Return the instance or the options for ``url``."""
         return self.find(url)[1]
 
-    def find(self, url: str) -> tuple[tuple[str, ...], Given]:
-        """Return the instance or options for ``url``, and a token that identifies them: it ends in the protocol."""
+    def find(self, url: str) -> tuple[tuple[str, ...], InstanceOrOptions]:
+        """Return a token that identifies the instance or options for ``url``, and ends in its protocol, and these."""
         named = policy.protocol_of(url)
         protocol = named or "file"
         prefix = policy.longest_prefix(self.by_prefix, normalize(url)) if self.by_prefix else None
@@ -59,23 +59,23 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
 
 
 class Grant(NamedTuple):
-    """How a URL is opened."""
+    """The way to open a URL."""
 
     url: str  # in the spelling that was judged
     access: Access
     token: tuple[str, ...]  # identifies the instance or options: it ends in the protocol
-    given: Given  # the instance or options that open it
+    given: InstanceOrOptions  # the instance or options that open it
 
 
 def credentials_for(
     url: str, options: PoolOptions, rules: Rules, *, resolve: Callable[[str, Rules], str] | None = None
 ) -> Grant:
-    """Return how ``url`` is opened, and so whose credentials its server gets; TargetNotAllowed if a rule refuses it.
+    """Return how to open ``url``, and whose credentials its server gets; TargetNotAllowed if a rule refuses it.
 
-    Of the user's options those of the longest prefix of the URL count, then those of its protocol. Each of ``rules``,
-    one for each set that named the URL, may take away: its server gets the user's credentials (`Access.OWN`), those
-    that the user gave for its protocol (`Access.LENT`: no other server of a private network), or none. ``resolve``
-    resolves the symbolic links of a local path, before its options are looked for.
+    The user's options for the longest prefix of the URL count, then the options for its protocol. There is a rule for
+    each set that named the URL, and each rule may lower the access: the server gets the user's credentials
+    (`Access.OWN`), the credentials for its protocol (`Access.LENT`: no other server of a private network), or none.
+    ``resolve`` resolves the symbolic links of a local path, before its options are looked up.
     """
     url, access = judge_url(url, rules)
     if resolve is not None:

@@ -1,7 +1,7 @@
-"""The errors of reads: a closed set of OSErrors, of which only FileNotFoundError means that an object does not exist.
+"""Define the errors of reads: OSErrors, of which only FileNotFoundError means that an object does not exist.
 
-Texts never contain "not satisfiable", which zarr takes for an empty chunk, nor a request's headers, which may hold
-credentials.
+Texts never contain "not satisfiable", because zarr would return an empty chunk, nor the headers of a request, which may
+hold credentials.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ConnectionLost(ConnectionError):
 
 
 class Unreadable(OSError):
-    """Any other error of a filesystem, which is the ``__cause__``: no layer above takes it for a missing key."""
+    """Any other error of a filesystem, which is the ``__cause__``. It never means that a key is missing."""
 
 
 class TooLarge(OSError):
-    """An object, whose length only its target knew, has more than the permitted ``most`` bytes."""
+    """An object has more than the permitted ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
@@ -47,12 +47,12 @@ class TooLarge(OSError):
         return f"expected at most {self.most} bytes, got more"
 
 
-EXPIRED: Final = "the signature has expired"  # the code of an answer whose body says so
-WITHOUT: Final = "without credentials"  # in the hints for requests that were sent so
+EXPIRED: Final = "the signature has expired"  # in place of the server's code
+WITHOUT: Final = "without credentials"  # a part of hints
 
 
 class HttpStatus(OSError):
-    """An HTTP status of failure, with the server's own code, if any, and the seconds that it asks to wait."""
+    """An HTTP status of failure, with the server's own code, if any, and the seconds of its Retry-After."""
 
     def __init__(self, status: int, code: str = "", retry_after: float | None = None) -> None:
         super().__init__(status, code)
@@ -82,7 +82,7 @@ def _phrase(status: int) -> str:
 
 
 def as_failure(error: Exception) -> OSError:
-    """Return ``error`` as an OSError of this module; OSErrors stay as they are."""
+    """Convert ``error`` to an OSError; return an OSError unchanged, except for secrets in its text."""
     if isinstance(error, NOT_FOUND) and not _is_empty_to_zarr(error):
         return type(error)(sanitize(str(error)))
     import aiohttp  # slow, and not needed for local files
@@ -115,7 +115,7 @@ def _is_empty_to_zarr(error: OSError) -> bool:
     return "not satisfiable" in str(error)
 
 
-# Which failures are retried, and how long to wait before another try.
+# The failures after which a request is tried again, and the time before another try.
 
 
 _STATUSES = frozenset([408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529, 598, 599])
@@ -140,7 +140,7 @@ class Retry(msgspec.Struct, frozen=True):
 
     def pause(self, failure: OSError, tried: int) -> float | None:
         """Return the seconds to wait after the try number ``tried`` ended in ``failure``; None to give up."""
-        if tried > self.retries or not transient(failure):
+        if tried > self.retries or not is_transient(failure):
             return None
         asked = failure.retry_after if isinstance(failure, HttpStatus) else None
         if asked is not None and asked > self.longest:
@@ -150,8 +150,8 @@ class Retry(msgspec.Struct, frozen=True):
         return own if asked is None else asked + own
 
 
-def transient(failure: OSError) -> bool:
-    """Whether another try may succeed: after a lost connection, a short answer, an overload; not a refusal."""
+def is_transient(failure: OSError) -> bool:
+    """Whether another try may succeed: after a lost connection, a short answer or an overload, not after a refusal."""
     match failure:
         case HttpStatus(status=status, code=code):
             return status in _STATUSES or code in _CODES
@@ -167,7 +167,7 @@ def transient(failure: OSError) -> bool:
             return False
 
 
-# Errors of S3's clients, as OSErrors: those of all other filesystems are.
+# The errors of S3's clients as OSErrors. All other filesystems raise OSErrors.
 
 
 _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
@@ -175,7 +175,7 @@ _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise the errors of S3's client as OSErrors; also a decorator."""
+    """Raise the errors of S3's client in the block as OSErrors; also a decorator."""
     try:
         yield
     except Exception as e:
@@ -185,11 +185,11 @@ def os_errors() -> Iterator[None]:
 
 
 def as_os_error(error: Exception) -> OSError:
-    """Return ``error`` of a client of S3 as an OSError."""
+    """Convert ``error`` of a client of S3 to an OSError."""
     if type(error).__module__.startswith("aiohttp."):
         return as_failure(error)
     if isinstance(error, RecursionError):  # botocore asks for the bucket's region again and again
-        return Unreadable("the endpoint of S3 redirects all requests: give the one that it leads to, as endpoint_url=")
+        return Unreadable("the S3 endpoint redirects all requests: give the endpoint of its redirects as endpoint_url=")
     from s3fs.errors import translate_boto_error  # s3fs is installed: its filesystem raised the error
 
     return as_failure(translate_boto_error(error))

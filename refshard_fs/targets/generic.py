@@ -37,11 +37,11 @@ T = TypeVar("T")
 THREADS = 16
 RECENT = 1.0  # seconds that the size of an object is remembered: the end and the start of a shard are read together
 
-# Filesystems with one connection, file position or cache for all callers, which must take turns.
+# Filesystems with one connection, file position or cache for all callers: callers must take turns.
 _ONE_AT_A_TIME = frozenset(
     ["ftp", "sftp", "ssh", "smb", "git", "cached", "blockcache", "filecache"]
 )  # and archives: handles of one ZipFile mix up their positions in Python 3.12.0-3.12.8 and 3.13.0-3.13.1 (gh-127847)
-_ONE_PER_FILE = "simplecache"  # a second reader takes the file that the first is still downloading for complete
+_ONE_PER_FILE = "simplecache"  # it takes a file for complete while another reader downloads it
 
 
 def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
@@ -54,7 +54,7 @@ def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextMana
         return contextlib.nullcontext()
     # Kept in the instance, because instances with equal arguments are equal but have connections of their own, and by
     # process, because a forked child would wait for threads that it does not have.
-    attributes = object.__getattribute__(fs, "__dict__")  # fsspec's caches return that of the filesystem below
+    attributes = object.__getattribute__(fs, "__dict__")  # fs.__dict__ of fsspec's caches is the inner filesystem's
     new = [threading.Lock() for _ in range(THREADS if per_file else 1)]
     locks: list[threading.Lock] = attributes.setdefault(f"_refshard_locks_{os.getpid()}", new)
     return locks[hash(path) % len(locks)]
@@ -88,12 +88,12 @@ _start_executor()
 in_child(_start_executor)  # a forked child has none of its parent's threads
 
 
-async def in_thread(call: Callable[[], T]) -> T:
+async def run_in_thread(call: Callable[[], T]) -> T:
     """Run ``call``, which may block, in a thread, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_executor, call)
 
 
-def once(
+def share_task(
     tasks: MutableMapping[K, asyncio.Task[T]], key: K, start: Callable[[], Coroutine[Any, Any, T]]
 ) -> Awaitable[T]:
     """Return the result of the task ``key``, shared by all callers; start it if it is missing or has failed."""
@@ -104,7 +104,7 @@ def once(
 
 
 class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """FTP for a set from elsewhere: ``guard`` judges the address of each connection before the login is sent."""
+    """FTP for a set from elsewhere: ``guard`` judges the address of each connection before it sends the login."""
 
     def __init__(self, host: str, port: int = 21, *, guard: Guard, **options: Any) -> None:
         self.name = host
@@ -115,8 +115,8 @@ class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
 class FsspecTarget(Target):
     """The objects of one filesystem instance; an ``owned`` instance is closed with the target.
 
-    ``fs`` may be a function that opens the instance and may block: it is called at the first read, and paths are then
-    URLs of that filesystem.
+    ``fs`` may be a function that opens the instance, and may block. The first read calls it, and paths are then URLs
+    of that filesystem.
     """
 
     most_retries = 2
@@ -144,13 +144,13 @@ class FsspecTarget(Target):
                 facts = await self._recent(path)
                 if facts.size is None:
                     raise Unfit(
-                        f"the end of {path} was requested, but its filesystem does not tell its size: "
-                        "read it from another server, or through 'simplecache::'"
+                        f"expected the size of {path} from its filesystem, to read its end, got none: read it from "
+                        "another server, or through 'simplecache::'"
                     )
                 start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
             if stop <= start:
                 return Answer(b"", facts or UNKNOWN)
-            given = {"start": start, "end": stop}  # by name: the signature of s3fs has a version in between
+            given = {"start": start, "end": stop}  # by name: s3fs has another parameter in between
             if isinstance(self.fs, ArrowFSWrapper):
                 given["seekable"] = True  # the default opens a stream, which cannot seek to a range
         elif most is not None:
@@ -160,7 +160,7 @@ class FsspecTarget(Target):
                 given = {"start": 0, "end": most + 1}  # one byte more shows that the object is too large
         try:
             data = bytes(await self._call("cat_file", path, **given))
-        except Exception as e:  # any filesystem's; raised again unless the range lies past the end
+        except Exception as e:  # of any filesystem; raised again unless the range lies past the end
             beyond = await self._facts_beyond(path, start, e)
             if beyond is None:
                 raise
@@ -171,7 +171,7 @@ class FsspecTarget(Target):
                 data = data[start:stop]
         if stop is None:
             check_size(len(data), most)
-            if facts is not None and facts.size != len(data):  # perhaps they came from an older listing
+            if facts is not None and facts.size != len(data):  # the facts may come from an older listing
                 facts = await self.current_facts(path)
         return Answer(data, facts or UNKNOWN)
 
@@ -179,7 +179,7 @@ class FsspecTarget(Target):
         open_ = self._open
         if open_ is None:
             return path
-        self.fs = await once(self._opening, "", lambda: in_thread(open_))
+        self.fs = await share_task(self._opening, "", lambda: run_in_thread(open_))
         return str(self.fs._strip_protocol(path))
 
     async def facts(self, path: str) -> Facts:
@@ -202,16 +202,16 @@ class FsspecTarget(Target):
             copy = find_copy(path)
             return None if copy is None else os.path.getsize(copy)
 
-        return await in_thread(size)
+        return await run_in_thread(size)
 
     async def current_facts(self, path: str) -> Facts:
         path = await self._ready(path)
-        for listed in (path, self.fs._parent(path)):  # filesystems keep listings by either path
+        for listed in (path, self.fs._parent(path)):  # filesystems keep a listing under one of these
             self.fs.invalidate_cache(listed)
         return await self.facts(path)
 
     async def _recent(self, path: str) -> Facts:
-        """Return the facts of an object, which all its readers within `RECENT` seconds share."""
+        """Return the facts of an object; all its readers within `RECENT` seconds share one request."""
         now = asyncio.get_running_loop().time()
         asked, task = self._asked.get(path, (-math.inf, None))
         if task is None or (task.done() and (asked + RECENT < now or task.cancelled() or task.exception())):
@@ -222,7 +222,7 @@ class FsspecTarget(Target):
         return await asyncio.shield(task)
 
     async def _facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
-        """Return the facts of the object if it ends before ``start`` and ``error`` may say so; None otherwise."""
+        """Return the facts of the object if it ends before ``start``, and ``error`` may mean that; otherwise None."""
         if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
             return None
         facts = await self.facts(path)
@@ -272,10 +272,10 @@ class FsspecTarget(Target):
             method = getattr(fs, name)
 
             def call() -> Any:
-                with serving(fs, path):
+                with take_turn(fs, path):
                     return method(path, **given)
 
-            return await in_thread(call)
+            return await run_in_thread(call)
         method = getattr(fs, "_" + name)
         if fs.asynchronous:
             return await method(path, **given)
@@ -286,18 +286,18 @@ class FsspecTarget(Target):
 
 
 @contextlib.contextmanager
-def serving(fs: AbstractFileSystem, path: str) -> Iterator[None]:
+def take_turn(fs: AbstractFileSystem, path: str) -> Iterator[None]:
     """Wait for the turn of this thread to use a synchronous ``fs`` for ``path``, and connect an FTP server again."""
-    with lock_of(fs, path), _connected(fs):
+    with lock_of(fs, path), _ftp_connection(fs):
         yield
 
 
 @contextlib.contextmanager
-def _connected(fs: AbstractFileSystem) -> Iterator[None]:
+def _ftp_connection(fs: AbstractFileSystem) -> Iterator[None]:
     """Connect ``fs`` again if it is an FTP filesystem without a connection; drop the connection if the block breaks it.
 
-    fsspec keeps one control connection, even after it timed out or the server closed it, and reports every refusal,
-    such as "450 busy", as a missing file. Only 550 means that.
+    fsspec keeps one control connection, even after a timeout or after the server closed it. It reports every refusal,
+    such as "450 busy", as a missing file, but only 550 means that.
     """
     fs = _innermost(fs)
     if not isinstance(fs, FTPFileSystem):
@@ -312,7 +312,7 @@ def _connected(fs: AbstractFileSystem) -> Iterator[None]:
     except Exception as e:
         match next((cause for cause in _causes(e) if not isinstance(cause, _MISSING)), None):
             case ftplib.error_perm(args=(str(reply), *_)) as refusal:
-                if reply.startswith("550"):  # most servers say so of a missing file
+                if reply.startswith("550"):  # the reply of most servers for a missing file
                     raise
                 raise (PermissionError if reply.startswith("53") else Unreadable)(reply) from refusal
             case ftplib.Error() | EOFError() | OSError() as lost:
@@ -375,17 +375,17 @@ def version_in(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
 # Chained URLs (``tar://member::http://...``, ``simplecache::s3://...``).
 
 
-# Links that show the files of the next link under the same names.
+# Links with the same file names as the next link.
 _TRANSPARENT = frozenset(["blockcache", "filecache", "simplecache"])
 
 
 def chain_opener(url: str, options: Mapping[str, Any]) -> Callable[[], AbstractFileSystem]:
-    """Return a function that opens the filesystem of a chain. It blocks, and may read through fsspec's event loop."""
+    """Return a function that opens the filesystem of a chain. It blocks, and may use fsspec's event loop."""
     return lambda: fsspec.core.url_to_fs(url, **options)[0]
 
 
 def split_chain(url: str) -> tuple[str, str]:
-    """Split a chain into the part that names its filesystem, and the object's URL in that filesystem."""
+    """Split a chain into the URL of its filesystem, and the object's URL in that filesystem."""
     first, _, rest = url.partition("::")
     protocol, has_path, _ = first.partition("://")
     if has_path:  # a member of an archive

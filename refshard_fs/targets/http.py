@@ -1,7 +1,7 @@
 """Read HTTP(S) objects by ranged GETs, with the options of fsspec's `HTTPFileSystem`.
 
-Redirects are followed here, not by aiohttp: headers, cookies and credentials for one server never reach another, and
-the location that a redirect leads to is remembered for a while.
+This module follows redirects, not aiohttp: headers, cookies and credentials for one server never reach another, and
+the location of an object is remembered for a while.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from refshard_fs.core.model import Facts
 from refshard_fs.errors import TargetNotAllowed, sanitize
 from refshard_fs.security.admission import Access, remedy
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
-from refshard_fs.targets.connections import Guard, Judge, close_with, open_session, without_certificate
+from refshard_fs.targets.connections import Guard, Judge, close_with, drop_certificate, open_session
 from refshard_fs.targets.failures import Unreadable
 
 T = TypeVar("T")
 
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
-_REMEMBERED = 60.0  # seconds; signed URLs that a server redirects to are valid for longer
-_LOCATIONS = 4096  # objects whose location is remembered
-# Options that also apply to servers that the user did not name. Every other option may hold credentials for one server.
+_REMEMBERED = 60.0  # seconds that a location is remembered; signed URLs in redirects are valid for longer
+_LOCATIONS = 4096  # locations that are remembered
+# Options for all servers, also those that the user did not name. Other options may hold credentials for one server.
 _HARMLESS = frozenset(
     ["connector", "proxy", "proxy_auth", "proxy_headers", "ssl", "timeout", "trust_env", "verify_ssl"]
 )
@@ -43,13 +43,13 @@ _SPELLED = re.compile(r"(?:[\w\-.~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*", re.A
 
 
 class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """fsspec's filesystem without its synchronous methods, which take a millisecond to make and are not used here."""
+    """fsspec's filesystem without its synchronous methods: they are not used here, and making them takes 1 ms."""
 
     mirror_sync_methods = False
 
 
 class _Location(NamedTuple):
-    """The URL to request an object from, ``until`` a time of the loop; ``away`` from the server of its own URL."""
+    """The URL for requesting an object, valid ``until`` a time of the loop; ``away``: not on the server of its URL."""
 
     url: URL
     access: Access
@@ -72,8 +72,8 @@ def _naming(url: URL) -> Iterator[None]:
 class HttpTarget(Target):
     """The objects of all HTTP servers, by URL.
 
-    ``judge`` is the rule for a set from elsewhere (None: the set is the user's own); it also judges each URL that a
-    redirect leads to. ``access`` is its judgement of the objects' own URLs.
+    ``judge`` is the rule for a set from elsewhere (None: the set is the user's own); it also judges the URL of each
+    redirect. ``access`` is its judgement of the objects' own URLs.
     """
 
     patience = 60.0
@@ -129,14 +129,14 @@ class HttpTarget(Target):
         headers: Mapping[str, str],
         take: Callable[[aiohttp.ClientResponse], Awaitable[T]],
     ) -> T:
-        """Follow redirects, and return what ``take`` makes of the last answer."""
+        """Send a request, follow redirects, and return the result of ``take`` for the last answer."""
         home = location = self._location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
                 with _naming(location.url):
                     async with await self._send(method, location, headers) as response:
                         if response.status in _REDIRECTS and self._follows:
-                            location = self._redirected(home, location, response)
+                            location = self._next_location(home, location, response)
                             continue
                         if home.until is not None and response.status >= 300 and response.status not in (412, 416):
                             break  # the remembered location is outdated: ask the object's own server again
@@ -145,8 +145,8 @@ class HttpTarget(Target):
                         return await take(response)
             else:
                 raise Unreadable(
-                    f"the server redirected more than {_MOST_REDIRECTS} times, last to {sanitize(str(location.url))}: "
-                    "give the URL that it should lead to"
+                    f"expected at most {_MOST_REDIRECTS} redirects, got more, the last to "
+                    f"{sanitize(str(location.url))}: give the URL at the end of the redirects"
                 )
             self._locations.pop(path, None)
             home = location = self._location(path)
@@ -183,15 +183,15 @@ class HttpTarget(Target):
         url: URL = self.fs.encode_url(path)
         return url
 
-    def _redirected(self, home: _Location, location: _Location, response: aiohttp.ClientResponse) -> _Location:
-        """Return the location that ``response`` redirects to; TargetNotAllowed if the rule refuses it."""
+    def _next_location(self, home: _Location, location: _Location, response: aiohttp.ClientResponse) -> _Location:
+        """Return the location in the redirect ``response``; TargetNotAllowed if the rule refuses it."""
         where = response.headers.get("location", "")
         try:
             url = location.url.join(URL(where, encoded=where.isascii()))
         except ValueError as e:
-            raise _misdirected(response, where) from e
+            raise _redirect_error(response, where) from e
         if not where or url.scheme not in ("http", "https") or not url.host:
-            raise _misdirected(response, where)
+            raise _redirect_error(response, where)
         access = Access.OWN
         if self._judge is not None:
             judged, access = self._judge(str(url), None if location.away else str(location.url))
@@ -212,7 +212,7 @@ class HttpTarget(Target):
         return frozenset(f"{part.hostname}:{part.port or 80}" for part in parts)
 
     async def _open(self, away: bool, access: Access) -> aiohttp.ClientSession:
-        """Return a session for the servers that URLs name or, ``away``, one without the options for those."""
+        """Return a session for servers in URLs; with ``away``, for other servers, without the options for these."""
         fs = self.fs
         if not away and fs.get_client is not plain_client:
             session: aiohttp.ClientSession = await fs.set_session()
@@ -223,7 +223,7 @@ class HttpTarget(Target):
         if away:
             harmless = {name: value for name, value in given.items() if name in _HARMLESS}
             if home is not None and fs.get_client is not plain_client:
-                # Other servers are reached as the user's session reaches them, without its cookies and headers.
+                # Use the user's connector for other servers too, without its cookies and headers.
                 harmless = {name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)}
                 harmless["connector_owner"] = False
             elif home is not None and harmless == given:
@@ -236,23 +236,23 @@ class HttpTarget(Target):
 
 
 def _bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
-    """Return the TLS option for a server that another one redirects to: the same trust, without a client certificate.
+    """Return the TLS option for the server of a redirect: the same authorities, without a client certificate.
 
-    If a later aiohttp keeps a connector's context elsewhere, the system's authorities are trusted.
+    If a later aiohttp keeps a connector's context elsewhere, use the system's authorities.
     """
     context = options.get("ssl", getattr(session.connector, "_ssl", True))
-    return {"ssl": without_certificate(context) if isinstance(context, ssl.SSLContext) else context}
+    return {"ssl": drop_certificate(context) if isinstance(context, ssl.SSLContext) else context}
 
 
 def _proxy_of(url: URL) -> str | None:
-    """Return the HTTP proxy for ``url`` that the environment, or the settings of the system, name."""
+    """Return the HTTP proxy for ``url`` in the environment or the settings of the system; None without one."""
     proxy = getproxies().get(url.scheme)
     if proxy is None or not proxy.startswith(("http://", "https://")) or proxy_bypass(url.host or ""):
         return None
     return proxy
 
 
-def _misdirected(response: aiohttp.ClientResponse, where: str) -> Unreadable:
+def _redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:
     return Unreadable(
         f"the server answered HTTP {response.status} with the Location {sanitize(where)!r}: expected an http or "
         "https URL"

@@ -1,7 +1,7 @@
 """Read local files, ``memory://`` and ``data:`` URLs without an event loop.
 
-Files are read by ``pread``, from a bounded pool of open ones: no thread hop, no seek, no buffer. They are not mapped:
-that saves few of a chunk's ten microseconds, and a file that is truncated while it is mapped ends the process.
+``pread`` reads from a bounded pool of open files: no thread hop, no seek, no buffer. Files are not mapped: that saves
+few of a chunk's ten microseconds, and truncating a mapped file kills the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def draft_of(path: str) -> str:
 
 
 def is_draft(path: str) -> bool:
-    """Whether ``path`` is a draft: its writer is at work, or was killed."""
+    """Whether ``path`` is a draft, of a writer that is at work or was killed."""
     return path.endswith(".tmp") and _DRAFT.search(path) is not None
 
 
@@ -66,7 +66,7 @@ def _list_entry(entry: os.DirEntry[str]) -> Listed | None:
         found = entry.stat()
     except FileNotFoundError:
         return None
-    except OSError:  # a link to itself, or into a closed directory: reading it raises an error that says so
+    except OSError:  # a link to itself, or into a closed directory: reading it raises an error
         return Listed(entry.name, None)
     is_file = stat.S_ISREG(found.st_mode)
     return Listed(entry.name, found.st_size, last_modified=str(found.st_mtime_ns / 1e9)) if is_file else None
@@ -100,12 +100,12 @@ def _check_is_file(found: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(path)
     if not stat.S_ISREG(found.st_mode):
-        raise Unreadable(f"expected a file at {path}, got a pipe or a device: copy its content to a file")
+        raise Unreadable(f"expected a file at {path}, found a pipe or a device: copy its content to a file")
 
 
 def _open_without_links(path: str) -> int:
-    """Open an absolute path without following links: another user may have put one there after the path was judged."""
-    if os.open not in os.supports_dir_fd:  # Windows, where links take rights that few users have
+    """Open an absolute path without following links: another user may put a link there after the path was judged."""
+    if os.open not in os.supports_dir_fd:  # Windows: few users have the right to make links
         return os.open(path, _READ)
     *steps, name = path.strip("/").split("/")
     at = os.open("/", _STEP)
@@ -199,7 +199,7 @@ def _names(directory: str | int) -> tuple[Listed, ...]:
 
 
 def _makes_cycle(link: os.DirEntry[str]) -> bool:
-    """Whether a link leads to a directory that contains it: a recursive listing would never end."""
+    """Whether ``link`` leads to a directory that contains it: a recursive listing would never end."""
     if not os.path.isabs(link.path):
         return False
     there, way = os.path.realpath(link.path), os.path.dirname(link.path)
@@ -213,7 +213,7 @@ def _makes_cycle(link: os.DirEntry[str]) -> bool:
 
 
 def _read_rest(file: _File, data: bytes, start: int, length: int) -> bytes:
-    """Return ``data`` with the missing bytes appended: one call reads at most 2 GiB on Linux."""
+    """Append the missing bytes to ``data``: one call reads at most 2 GiB on Linux."""
     parts = [data]
     got = len(data)
     while got < length and parts[-1]:
@@ -226,7 +226,7 @@ def _read_rest(file: _File, data: bytes, start: int, length: int) -> bytes:
 
 
 class MemoryTarget(ImmediateTarget):
-    """The files of `MemoryFileSystem`, of which the process has one set."""
+    """The files of `MemoryFileSystem`, which all its instances share."""
 
     def __init__(self) -> None:
         self.fs = MemoryFileSystem()
@@ -276,11 +276,11 @@ class MemoryTarget(ImmediateTarget):
         return Facts(size, f"{OWN}{number}-{modified}-{size}", modified)
 
 
-# ``data:`` URLs (RFC 2397), which contain their object.
+# ``data:`` URLs (RFC 2397): the URL contains the object.
 
 
 class DataTarget(ImmediateTarget):
-    """Objects by the part of their URL behind ``data:``."""
+    """Objects in ``data:`` URLs, by the part behind ``data:``."""
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         data = _decode(path)

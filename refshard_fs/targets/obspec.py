@@ -1,7 +1,7 @@
 """Read the objects of any store of the obspec protocols: those of obstore, and others that VirtualiZarr takes.
 
 A store needs `get_async` or `get`; `head` and `list_with_delimiter` are used if it has them. The path of a URL in a
-store is what obspec_utils' `ObjectStoreRegistry` makes of it: without the prefix that the store itself has.
+store is the same as in obspec_utils' `ObjectStoreRegistry`: without the store's own prefix.
 
 Source: obspec's protocols (https://developmentseed.org/obspec).
 """
@@ -21,18 +21,18 @@ from refshard_fs.core.model import Facts, Listed
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.targets.answer import UNKNOWN, Answer, Target, check_size
-from refshard_fs.targets.generic import in_thread
+from refshard_fs.targets.generic import run_in_thread
 
 
 class ObjectStore(Protocol):
-    """What a store has at least, to type checkers: obspec's `Get`."""
+    """The methods that every store has, for type checkers: obspec's `Get`."""
 
     def get(self, path: str, *, options: Any = None) -> Any:
-        """Return an object, or the range of it that ``options`` name."""
+        """Return an object, or the range of it in ``options``."""
 
 
 class Registry(Protocol):
-    """What `ObjectStoreRegistry` has, to type checkers."""
+    """The methods of `ObjectStoreRegistry`, for type checkers."""
 
     def resolve(self, url: str) -> tuple[Any, str]:
         """Return the store of a URL, and the object's path there."""
@@ -46,7 +46,7 @@ def is_store(value: Any) -> bool:
 
 
 def stores_of(registry: Any) -> dict[str, Any] | None:
-    """Return the stores of an `ObjectStoreRegistry` by URL prefix; None if ``registry`` is no such thing."""
+    """Return the stores of an `ObjectStoreRegistry` by URL prefix; None if ``registry`` is not a registry."""
     if not hasattr(registry, "resolve") or not isinstance(getattr(registry, "map", None), Mapping):
         return None
     found: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def stores_of(registry: Any) -> dict[str, Any] | None:
 
 
 def urls_of(store: Any) -> str:
-    """Return the URL of the directory that a store's paths begin at; one of our own where it names none."""
+    """Return the URL of a store's root directory; if the store has none, a made-up URL."""
     url, config, kind = getattr(store, "url", None), getattr(store, "config", None), type(store).__name__
     if isinstance(url, str):
         return url.rstrip("/") + "/"
@@ -78,7 +78,7 @@ _SCHEMES = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az", "LocalStore":
 
 
 class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """A store in the place of a filesystem: `Pool` opens the objects of ``store`` by `ObspecTarget`."""
+    """A filesystem that stands for a store: `Pool` opens the objects of ``store`` by `ObspecTarget`."""
 
     protocol = "obspec"
     cachable = False
@@ -90,13 +90,13 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is un
 
     @classmethod
     def of(cls, store: Any) -> StoreFileSystem:
-        """Return the filesystem of ``store``: the same one as long as one is in use."""
+        """Return the filesystem of ``store``: the same one while it is in use."""
         found = _known.get(id(store))
         if found is None:
             found = _known[id(store)] = cls(store)
         return found
 
-    def __repr__(self) -> str:  # sources are told apart by this
+    def __repr__(self) -> str:  # sources are compared by this text
         return f"<{type(self.store).__name__} {self.name}>"
 
     def path_of(self, url: str) -> str:
@@ -113,7 +113,7 @@ _known: weakref.WeakValueDictionary[int, StoreFileSystem] = weakref.WeakValueDic
 
 
 def _prefix(store: Any) -> str:
-    """Return the part of URLs' paths that a store puts before its own paths."""
+    """Return the path that a store puts before its own paths."""
     prefix, url = getattr(store, "prefix", None), getattr(store, "url", None)
     if not prefix and isinstance(url, str):
         prefix = urlsplit(url).path
@@ -123,11 +123,11 @@ def _prefix(store: Any) -> str:
 class ObspecTarget(Target):
     """The objects of one store."""
 
-    most_retries = 2  # stores try again themselves
+    most_retries = 2  # stores also try again
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        is_web = isinstance(getattr(store, "url", None), str)  # obstore asks such servers for WebDAV's listings
+        is_web = isinstance(getattr(store, "url", None), str)  # obstore would list by WebDAV
         self._lists = hasattr(store, "list_with_delimiter") and not is_web
 
     async def read(
@@ -139,15 +139,15 @@ class ObspecTarget(Target):
         options = {} if start == 0 and stop is None else {"options": {"range": wanted}}
         try:
             result = await self._call(self._store, "get", path, **options)
-            facts = self._of(result.meta)
+            facts = self._facts_of(result.meta)
             if not options:
                 check_size(facts.size, most)
             data = bytes(await self._call(result, "buffer"))
         except OSError:
             raise
-        except Exception:  # any store's; raised again unless the range is what it cannot serve
+        except Exception:  # of any store; raised again unless the store cannot serve this range
             facts = await self.facts(path) if options else UNKNOWN
-            if facts.size is not None and start < 0:  # it does not count from the end
+            if facts.size is not None and start < 0:  # the store does not support ranges from the end
                 return await self.read(path, max(facts.size + start, 0), facts.size, etag, most)
             if facts.size is None or start < facts.size:
                 raise
@@ -157,8 +157,8 @@ class ObspecTarget(Target):
 
     async def facts(self, path: str) -> Facts:
         if hasattr(self._store, "head") or hasattr(self._store, "head_async"):
-            return self._of(await self._call(self._store, "head", path))
-        return self._of((await self._call(self._store, "get", path)).meta)
+            return self._facts_of(await self._call(self._store, "head", path))
+        return self._facts_of((await self._call(self._store, "get", path)).meta)
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         if not self._lists:
@@ -166,23 +166,24 @@ class ObspecTarget(Target):
         found = await self._call(self._store, "list_with_delimiter", path)
         listed = [Listed(_last(prefix), None, True) for prefix in found["common_prefixes"]]
         for meta in found["objects"]:
-            facts = self._of(meta)
+            facts = self._facts_of(meta)
             listed.append(Listed(_last(meta["path"]), facts.size, False, facts.etag, facts.last_modified))
         return tuple(sorted(listed, key=lambda each: each.name))
 
-    def _of(self, meta: Mapping[str, Any]) -> Facts:
+    def _facts_of(self, meta: Mapping[str, Any]) -> Facts:
         modified = meta.get("last_modified")
-        etag = None if type(self._store).__name__ == "MemoryStore" else meta.get("e_tag")  # which counts its writes
+        # The ETags of a MemoryStore count its writes: another store may have the same.
+        etag = None if type(self._store).__name__ == "MemoryStore" else meta.get("e_tag")
         return Facts(meta.get("size"), etag, modified.isoformat() if isinstance(modified, datetime) else None)
 
     async def _call(self, owner: Any, name: str, *arguments: Any, **options: Any) -> Any:
-        """Return what a method of ``owner``, or its coroutine, returns; errors that obspec names become Python's."""
+        """Call a method of ``owner``, or its coroutine; raise obspec's errors as Python's."""
         method = getattr(owner, f"{name}_async", None)
         try:
             if method is not None:
                 return await method(*arguments, **options)
-            return await in_thread(lambda: getattr(owner, name)(*arguments, **options))
-        except Exception as e:  # obspec's exceptions have names in common, and no class
+            return await run_in_thread(lambda: getattr(owner, name)(*arguments, **options))
+        except Exception as e:  # obspec's exceptions have common names, but no common class
             match type(e).__name__:
                 case "FileNotFoundError" | "NotFoundError":
                     raise FileNotFoundError(*arguments) from e

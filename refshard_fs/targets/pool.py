@@ -33,7 +33,7 @@ from refshard_fs.security.admission import (
     remedy,
 )
 from refshard_fs.targets.answer import Target
-from refshard_fs.targets.credentials import Given, Grant, PoolOptions, Rules, credentials_for, judge_url
+from refshard_fs.targets.credentials import Grant, InstanceOrOptions, PoolOptions, Rules, credentials_for, judge_url
 from refshard_fs.targets.failures import WITHOUT
 from refshard_fs.targets.generic import (
     FsspecTarget,
@@ -62,11 +62,11 @@ IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
 }
 _NEED_NO_LOOP = frozenset([*policy.LOCAL, "memory", "data"])
 
-# Variables of the environment that a filesystem uses whatever its options say.
+# Environment variables that a filesystem uses even if its options ask for anonymous access.
 _AZURE = tuple(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN"))
 _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
-PLACES = 4096  # URLs whose object is remembered
+PLACES = 4096  # objects that are remembered by URL
 _HINT_ANONYMOUS = f"it was requested {WITHOUT}, as its options say: it is not public, or there is no such object"
 _HINT_NO_ACCESS = (
     f"it was requested {WITHOUT}, because a manifest from elsewhere named it: "
@@ -74,8 +74,8 @@ _HINT_NO_ACCESS = (
 )
 
 
-def instance(protocol: str, given: Given) -> AbstractFileSystem:
-    """Return the filesystem ``given`` for ``protocol``, or a new one with the options given for it."""
+def make_instance(protocol: str, given: InstanceOrOptions) -> AbstractFileSystem:
+    """Return the ``given`` filesystem, or make one for ``protocol`` with the given options."""
     return given if isinstance(given, AbstractFileSystem) else fsspec.filesystem(protocol, **given)
 
 
@@ -138,12 +138,12 @@ class Pool:
         return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
 
     def _advise_on_endpoint(self, url: str) -> str:
-        """Return which option names the endpoint of ``url``, if another prefix of its protocol has an endpoint."""
+        """Return advice about the endpoint of ``url``, if another prefix of its protocol has an endpoint."""
         protocol = policy.protocol_of(url)
         for prefix, given in self._options.by_prefix.items():
             if policy.protocol_of(prefix) == protocol and _names_endpoint(portable_options(given)):
                 other = f"options={{{policy.server_of(url) + '/'!r}: {{...}}}}"
-                return f"the endpoint_url= for {prefix} is for that alone: give it in {other} too"
+                return f"endpoint_url= is given for {prefix} alone: give it in {other} too"
         return ""
 
     def store(self, url: str) -> tuple[Target, str] | None:
@@ -155,7 +155,7 @@ class Pool:
         rules = self._rules(())
         grant = credentials_for(url, self._options, rules)
         if grant.access is not Access.OWN:
-            rule = "objects are written with your own credentials, which you have not given for this URL"
+            rule = "objects are written only with your own credentials, and you gave none for this URL"
             raise TargetNotAllowed(url, rule, remedy(url))
         return self._target_at(grant, rules)
 
@@ -184,7 +184,7 @@ class Pool:
         if access is Access.NONE:
             _check_ambient(protocol, url)
         if protocol in WEB and rules:
-            token = (*token, repr(rules))  # by which redirects are judged
+            token = (*token, repr(rules))  # the rules judge redirects
         if isinstance(given, AbstractFileSystem):
             return self._target_of_instance(token, given, url, judge, access)
         options = portable_options(given)
@@ -208,23 +208,23 @@ class Pool:
 
     def _chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
         link, path = split_chain(url)
-        return self._cached((*token, "::", link), lambda _: FsspecTarget(chain_opener(url, options)), path)
+        return self._get_or_make((*token, "::", link), lambda _: FsspecTarget(chain_opener(url, options)), path)
 
     def _member(
         self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
     ) -> tuple[Target, str] | None:
         """Return the target of a ZIP's members, opened with the ``options`` of its links by protocol.
 
-        ``joined`` also has the options that are given elsewhere for each link: fsspec's filesystem needs all of them.
+        ``joined`` also has the options for each link from elsewhere: fsspec's filesystem needs all of them.
         """
-        from refshard_fs.targets import zip as archives  # imported only where there is an archive
+        from refshard_fs.targets import zip as archives  # imported only for an archive
 
         _, *others = policy.links(url)
         outer = "::".join(others)
-        if archives.is_theirs(options, list(map(_protocol_in_chain, others))):
+        if archives.needs_fsspec(options, list(map(_protocol_in_chain, others))):
             return self._chain(token, joined, url)
 
-        def opened(_: asyncio.AbstractEventLoop) -> Target:
+        def open_archive(_: asyncio.AbstractEventLoop) -> Target:
             which, given = self._options.find(outer)
             own = options if len(others) > 1 else options.get(which[-1])
             if own:
@@ -237,7 +237,7 @@ class Pool:
                 *place, outer, self._inflated, None if rules else FsspecTarget(chain_opener(url, joined))
             )
 
-        return self._cached((*token, "::", outer, repr(options), repr(rules)), opened, url)
+        return self._get_or_make((*token, "::", outer, repr(options), repr(rules)), open_archive, url)
 
     def _target_of_instance(
         self, token: tuple[str, ...], fs: AbstractFileSystem, url: str, judge: Judge | None, access: Access
@@ -245,11 +245,11 @@ class Pool:
         while type(fs) is AsyncFileSystemWrapper:
             fs = fs.sync_fs
         if isinstance(fs, StoreFileSystem):
-            return self._cached((*token, "store"), lambda _: ObspecTarget(fs.store), fs.path_of(url))
+            return self._get_or_make((*token, "store"), lambda _: ObspecTarget(fs.store), fs.path_of(url))
         immediate = IMMEDIATE.get(type(fs))
         if immediate is not None:
             return immediate, fs._strip_protocol(url)
-        return self._cached(
+        return self._get_or_make(
             (*token, "instance"), lambda loop: self._for_loop(fs, loop, judge, access), fs._strip_protocol(url)
         )
 
@@ -267,7 +267,7 @@ class Pool:
         identity = (*token, repr(named)) if named else token
         options = {**named, **options}
 
-        def opened(loop: asyncio.AbstractEventLoop) -> Target:
+        def open_target(loop: asyncio.AbstractEventLoop) -> Target:
             guarded = cls if judge is None else _guard(cls, options, access)
             fs = _new_instance(guarded, options, loop, by_configuration=access is not Access.NONE)
             place = getattr(fs, "base", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
@@ -276,9 +276,9 @@ class Pool:
             is_named = _names_endpoint(options)
             return self._target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=is_named)
 
-        return self._cached(identity, opened, cls._strip_protocol(url))
+        return self._get_or_make(identity, open_target, cls._strip_protocol(url))
 
-    def _cached(
+    def _get_or_make(
         self, token: tuple[str, ...], make: Callable[[asyncio.AbstractEventLoop], Target], path: str
     ) -> tuple[Target, str] | None:
         if self.loop is None:
@@ -294,7 +294,7 @@ class Pool:
         """Return a target of ``fs``, or of a copy on ``loop`` if the copy is needed or can be read without ``fs``."""
         if not has_coroutines(fs):
             return FsspecTarget(fs)
-        from fsspec.implementations.http import HTTPFileSystem  # slow to import, as are all that import aiohttp
+        from fsspec.implementations.http import HTTPFileSystem  # slow to import, as all modules that import aiohttp
 
         from refshard_fs.targets.s3 import has_own_hooks
 
@@ -334,7 +334,7 @@ _OF_AIOHTTP = frozenset(["auth", "cookies", "headers", "proxy", "ssl"])
 
 
 def arguments_of(protocol: str) -> frozenset[str]:
-    """Return the names of the arguments that the filesystem of ``protocol`` takes; none where there is none."""
+    """Return the argument names of the filesystem of ``protocol``; none if there is no such filesystem."""
     try:
         found = inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters
     except (ImportError, ValueError):  # opening the filesystem raises the error that names the remedy
@@ -391,7 +391,7 @@ def _check_ambient(protocol: str, url: str) -> None:
     found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
     if found:
         rule = f"it must be read without credentials, but its filesystem always uses those in {found[0]}"
-        raise TargetNotAllowed(url, rule, remedy(url, "to have it read with them"))
+        raise TargetNotAllowed(url, rule, remedy(url, "to read it with these credentials"))
 
 
 def _new_instance(
@@ -432,13 +432,13 @@ def _names_endpoint(options: Mapping[str, Any]) -> bool:
 
 
 def _is_anonymous(options: Mapping[str, Any]) -> bool:
-    """Whether ``options``, or those of a link in a chain, ask for anonymous access."""
+    """Whether ``options``, or the options of a link in a chain, ask for anonymous access."""
     links = [options, *(given for given in options.values() if isinstance(given, Mapping))]
     return any(given.get("anon") or given.get("token") == "anon" for given in links)
 
 
-def portable_options(given: Given) -> dict[str, Any]:
-    """Return the options given, or those of an instance, without the ones that bind it to a loop."""
+def portable_options(given: InstanceOrOptions) -> dict[str, Any]:
+    """Return the given options, or the options of an instance, without those that bind it to a loop."""
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")
     return {name: value for name, value in options.items() if name not in bound}

@@ -1,9 +1,7 @@
-"""Read S3 objects: s3fs finds credentials, region and endpoint, botocore signs, and this module sends the ranged GETs
-and the listings.
+"""Read S3 objects by plain requests, with the credentials, region and endpoint of s3fs, and the signatures of botocore.
 
-A request through s3fs and botocore costs many times the CPU of a plain one. What plain requests cannot express (other
-regions, versions, customer keys, unusual signatures, proxies, the user's hooks) is left to s3fs, for a bucket or for
-all.
+A request through s3fs and botocore costs many times the CPU of a plain one. s3fs sends the requests that have no plain
+form (other regions, versions, customer keys, unusual signatures, proxies, the user's hooks), for a bucket or for all.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.errors import sanitize
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
-from refshard_fs.targets.connections import Guard, in_context, open_session
+from refshard_fs.targets.connections import Guard, open_session, tls_context
 from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, os_errors
-from refshard_fs.targets.generic import FsspecTarget, in_thread, once
+from refshard_fs.targets.generic import FsspecTarget, run_in_thread, share_task
 
 if TYPE_CHECKING:
     from refshard_fs.targets.s3_client import S3Client
@@ -37,10 +35,10 @@ logger = logging.getLogger("refshard_fs")
 T = TypeVar("T")
 
 _VALID = 300.0  # seconds that a signature is used; servers accept it for 15 minutes, and clocks may differ
-_SIGNED = 8192  # objects whose signature is kept
-_PAGE = 16 << 20  # bytes that a page of a listing has at most: 1,000 keys, whose longest are 3 kB each
+_SIGNED = 8192  # signatures that are kept, by object
+_PAGE = 16 << 20  # the most bytes of a page of a listing: 1,000 keys of at most 3 kB each
 
-# Errors that ask for another request (region, time, signature), which botocore knows how to make.
+# Errors that ask for another request (region, time, signature), which botocore can make.
 _DETOURS = frozenset(
     [
         "AuthorizationHeaderMalformed",
@@ -84,7 +82,7 @@ def has_own_hooks(client: Any) -> bool:
         emitter = client.meta.events
         trie = getattr(emitter, "_emitter", emitter)._handlers
         events = [f"{event}.s3.{operation}" for event in _EVENTS for operation in ("GetObject", "ListObjectsV2")]
-        handlers = [one for event in events for one in trie.prefix_search(event)]
+        handlers = [handler for event in events for handler in trie.prefix_search(event)]
     except AttributeError:
         return True
     return not all(_module_of(handler).startswith(("botocore.", "aiobotocore.", "s3fs.")) for handler in handlers)
@@ -159,7 +157,7 @@ class S3Target(Target):
             raise
 
     async def facts(self, path: str) -> Facts:
-        # By GET: the answer to HEAD does not tell a missing bucket from a missing object.
+        # By GET: the answer to HEAD is the same for a missing bucket and a missing object.
         answer = await self.read(path, 0, 1)
         return await self._leave_to_s3fs(self._theirs.facts(path)) if answer.size is None else answer.facts
 
@@ -203,7 +201,7 @@ class S3Target(Target):
         if bucket is None:
             return None
         url = bucket.base + quote(key, safe="/~")
-        headers = bucket.headers if bucket.signer is None else await _signed(bucket.signer, url, bucket.headers)
+        headers = bucket.headers if bucket.signer is None else await _sign(bucket.signer, url, bucket.headers)
         if len(self._ready) >= _SIGNED:
             self._ready.clear()
         headers = {**headers, "Accept-Encoding": "identity"}
@@ -213,7 +211,7 @@ class S3Target(Target):
     async def _list(self, path: str, delimiter: str) -> tuple[Listed, ...]:
         """Return the objects below ``path``, and directories if there is a ``delimiter``; none if s3fs must list them.
 
-        botocore takes longer to parse the time of each object than a server takes to list it.
+        s3fs is slow: botocore takes longer to parse the time of an object than a server takes to list it.
         """
         name, _, prefix = path.rstrip("/").partition("/")
         bucket = await self._bucket(name)
@@ -227,24 +225,24 @@ class S3Target(Target):
             while token != "":
                 pairs = sorted((query if token is None else {**query, "continuation-token": token}).items())
                 url = f"{bucket.base}?{urlencode(pairs, quote_via=quote, safe='~')}"
-                headers = bucket.headers if bucket.signer is None else await _signed(bucket.signer, url, bucket.headers)
+                headers = bucket.headers if bucket.signer is None else await _sign(bucket.signer, url, bucket.headers)
                 if logger.isEnabledFor(logging.DEBUG):
                     logger.debug("GET %s", sanitize(url))
                 ready = _Ready(URL(url, encoded=True), {**headers, "Accept-Encoding": "identity"}, bucket.ssl, 0.0)
                 answer = await self._send(ready, 0, None, None, _PAGE)
                 listed, following = parse_page(bytes(answer.data).decode(), len(prefix))
                 if following and following == token:
-                    raise ValueError("the listing does not go on")
+                    raise ValueError("expected another token of the next page")
                 found, token = found + listed, following
-        except (FileNotFoundError, HttpStatus, TooLarge, Unfit, LookupError, ValueError):  # s3fs says what is wrong
+        except (FileNotFoundError, HttpStatus, TooLarge, Unfit, LookupError, ValueError):  # s3fs raises its own error
             return ()
         return tuple(sorted(found, key=lambda listed: listed.name) if delimiter else found)
 
     async def _bucket(self, name: str) -> _Bucket | None:
-        """Return how to address a bucket; None if s3fs must send the requests."""
+        """Return the address of a bucket; None if s3fs must send the requests."""
         if not self._fast or name in self._left_to_s3fs:
             return None
-        return await once(self._buckets, name, lambda: self._find(name))
+        return await share_task(self._buckets, name, lambda: self._find(name))
 
     async def _find(self, name: str) -> _Bucket | None:
         """Return the bucket as botocore would address it; None if botocore's requests would differ from ours."""
@@ -276,7 +274,7 @@ class S3Target(Target):
             return None
         trusted: ssl.SSLContext | bool = verify is not False
         if url.scheme == "https" and trusted:
-            trusted = await in_thread(lambda: _trusted(verify))
+            trusted = await run_in_thread(lambda: _load_authorities(verify))
         return _Bucket(base[:-1], signer, {"x-amz-request-payer": "requester"} if pays else {}, trusted)
 
     # Requests of s3fs.
@@ -285,16 +283,16 @@ class S3Target(Target):
         return await self._leave_to_s3fs(self._theirs.read(path, start, stop, most=most))
 
     async def _leave_to_s3fs(self, request: Awaitable[T]) -> T:
-        """Return the answer to a request of s3fs. A missing bucket is an error other than FileNotFoundError."""
+        """Return the answer to a request of s3fs. A missing bucket raises an error other than FileNotFoundError."""
         try:
             with os_errors():
                 return await request
         except FileNotFoundError as e:
-            raise _absent(e) from e
+            raise _missing_error(e) from e
 
 
 def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
-    """Return what a page of ListObjectsV2 lists, and the token of the next page; keys lose ``skipped`` characters."""
+    """Parse a page of ListObjectsV2: its objects, with keys behind the first ``skipped`` characters, and its token."""
     page = parse_xml(text)
     if page.tag.rpartition("}")[2] != "ListBucketResult":
         raise ValueError(f"expected a ListBucketResult, found {page.tag}")
@@ -310,15 +308,15 @@ def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
             case "CommonPrefixes":
                 found.append(Listed(decode(fields["Prefix"])[skipped:].rstrip("/"), None, True))
     token = page.findtext("{*}NextContinuationToken") or ""
-    if page.findtext("{*}IsTruncated") == "true" and not token:  # by a server that knows ListObjects alone
+    if page.findtext("{*}IsTruncated") == "true" and not token:  # the server supports only ListObjects
         raise ValueError("expected the token of the next page")
     return [listed for listed in found if listed.name], token
 
 
-async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:
-    """Return ``headers`` and the headers that sign a GET of ``url``. They do not cover the range: one serves all.
+async def _sign(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str]:
+    """Return ``headers`` and the headers that sign a GET of ``url``, for any range of it.
 
-    Signed headers, not a presigned URL, because URLs end up in logs and errors.
+    Signed headers, not a presigned URL, because logs and errors show URLs.
     """
     from botocore.awsrequest import AWSRequest
 
@@ -331,19 +329,19 @@ async def _signed(signer: Any, url: str, headers: dict[str, str]) -> dict[str, s
 
 
 def _verification(fs: S3Client, client: Any) -> str | bool | None:
-    """Return the bundle by which ``client`` verifies certificates, or whether it does; None if it has other options."""
+    """Return the bundle of authorities of ``client``, or whether it verifies servers; None if it has other options."""
     arguments = getattr(client.meta.config, "connector_args", None) or {}
     verify = {session.verify for session in fs.http_sessions}
     return verify.pop() if len(verify) == 1 and not set(arguments) - {"keepalive_timeout"} else None
 
 
-def _trusted(verify: str | bool) -> ssl.SSLContext:
+def _load_authorities(verify: str | bool) -> ssl.SSLContext:
     from botocore.httpsession import get_cert_path
 
-    return in_context(get_cert_path(verify))
+    return tls_context(get_cert_path(verify))
 
 
-def _absent(error: FileNotFoundError) -> OSError:
+def _missing_error(error: FileNotFoundError) -> OSError:
     """Return s3fs's error for a missing object; for a missing bucket, an error other than FileNotFoundError."""
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None

@@ -1,4 +1,4 @@
-"""Send s3fs's requests by HTTP sessions of our own, which follow no redirects: botocore signs a request for one host.
+"""Send s3fs's requests by HTTP sessions that follow no redirects: botocore signs a request for one host.
 
 A module of its own, because importing s3fs takes long.
 """
@@ -29,9 +29,9 @@ from yarl import URL
 
 from refshard_fs.errors import TargetNotAllowed, sanitize
 from refshard_fs.security.admission import remedy
-from refshard_fs.targets.connections import GuardedResolver, close_session, in_context, open_session
+from refshard_fs.targets.connections import GuardedResolver, close_session, open_session, tls_context
 from refshard_fs.targets.failures import Unreadable
-from refshard_fs.targets.generic import in_thread
+from refshard_fs.targets.generic import run_in_thread
 
 if TYPE_CHECKING:
     from refshard_fs.targets.connections import Guard
@@ -43,19 +43,19 @@ _PIECE = 1 << 20  # bytes that are read from a file at once
 
 @cache
 def _loader(data_path: str | None) -> Any:
-    """Return what reads botocore's documents, and remembers them; ``data_path`` is the user's."""
+    """Return a loader of botocore's documents, which keeps them; ``data_path`` is the user's setting."""
     return create_loader(data_path)
 
 
 class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """s3fs's filesystem, whose requests follow no redirects; ``guard`` judges its endpoint (None: it may be anywhere).
+    """s3fs's filesystem without redirects; ``guard`` judges its endpoint (None: it may be anywhere).
 
-    An ``http_session_cls`` of the user's is kept, unless it is aiobotocore's default.
+    The user's ``http_session_cls`` is kept, unless it is aiobotocore's default.
     """
 
     guard: Guard | None = None
     session: Any  # botocore's
-    retries = 1  # tries: botocore repeats what fails in passing, and s3fs would multiply that
+    retries = 1  # tries of s3fs, because botocore tries again itself
 
     def __init__(self, *given: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         self.http_sessions: weakref.WeakSet[S3Session] = weakref.WeakSet()
@@ -64,12 +64,12 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         config = dict(config_kwargs or {})
         self._is_ours = config.get("http_session_cls", AIOHTTPSession) is AIOHTTPSession
         if self._is_ours:
-            # One class per filesystem: botocore makes the sessions, and cannot pass them anything else.
+            # One class per filesystem, with the filesystem as attribute: botocore makes the sessions.
             config["http_session_cls"] = type("S3Session", (S3Session,), {"owner": weakref.ref(self)})
         super().__init__(*given, config_kwargs=config, **options)
 
     def set_retries(self, retries: int) -> None:
-        """Have botocore make so many further tries of each request, unless the user's options say how many."""
+        """Set the number of botocore's further tries of each request, unless the user's options have one."""
         self.config_kwargs.setdefault("retries", {"max_attempts": retries})
 
     async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
@@ -82,18 +82,18 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     async def get_s3(self, bucket: str | None = None) -> Any:
         """Return botocore's client for a bucket; s3fs asks for it before each request."""
-        for name in (None, bucket):  # to find a bucket's region, s3fs may send a request by the first client
+        for name in (None, bucket):  # s3fs may ask for a bucket's region by the client for no bucket
             client = await super().get_s3(name)
             await self._check(client, bucket)
         return client
 
     async def _check(self, client: Any, bucket: str | None) -> None:
-        """Raise an error unless ``client`` sends its requests by an `S3Session`, to an endpoint that is permitted."""
+        """Raise an error unless ``client`` sends its requests by an `S3Session`, to a permitted endpoint."""
         self._clients.add(client)
         if self._is_ours and len(self._clients) > len(self.http_sessions):
             raise Unreadable(
-                "this version of aiobotocore ignores the HTTP session class in its configuration: its requests would "
-                "follow redirects with your credentials, so none was sent. Install another version of aiobotocore"
+                "this version of aiobotocore ignores http_session_cls in its configuration: its requests would follow "
+                "redirects with your credentials, so none was sent. Install another version of aiobotocore"
             )
         endpoint = str(client.meta.endpoint_url)
         if self.guard is not None and endpoint not in self._judged:
@@ -105,7 +105,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             self._judged.add(endpoint)
 
     async def close(self) -> None:
-        """Close all clients, with sessions of the user's class too."""
+        """Close all clients, including their sessions of the user's class."""
         for client in list(self._clients):
             await client.close()
 
@@ -118,8 +118,8 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """The HTTP session of a client of botocore, with the client's configuration. Redirects are returned, not followed.
 
-    botocore makes it, by its option ``http_session_cls``. It derives from aiobotocore's session because s3fs reads
-    whether that is closed; nothing else of that session is used.
+    botocore makes it, by its option ``http_session_cls``. The base class is aiobotocore's session only because s3fs
+    reads whether that is closed.
     """
 
     owner: weakref.ref[S3Client]
@@ -163,7 +163,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             close_session(self._http)
 
     async def send(self, request: Any) -> AioAWSResponse:
-        """Send a prepared request of botocore and return the answer; failures are raised as botocore's errors."""
+        """Send a prepared request of botocore, and return the answer; raise failures as botocore's errors."""
         url = request.url
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("%s by s3fs", sanitize(f"{request.method} {url}"))
@@ -196,7 +196,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         async with self._opening:
             if self._http is None or self._http.closed:
                 options = dict(self._connecting)
-                context = options.pop("ssl_context", None) or await in_thread(self._context)
+                context = options.pop("ssl_context", None) or await run_in_thread(self._context)
                 if self._guard is not None:
                     options["resolver"] = GuardedResolver(self._guard)
                 self._http = open_session(
@@ -213,7 +213,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         if self.verify is False and not self._certificates:
             return False
         if self._authorities is None and not self._certificates:
-            return in_context(get_cert_path(self.verify))
+            return tls_context(get_cert_path(self.verify))
         context = ssl.create_default_context(cafile=get_cert_path(self.verify) or None)
         if self.verify is False:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -226,7 +226,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
 
 async def _pieces(file: Any) -> AsyncIterator[bytes]:
     """Yield a file in pieces. aiohttp would close the file, which botocore rewinds for another try."""
-    while piece := await in_thread(lambda: file.read(_PIECE)):
+    while piece := await run_in_thread(lambda: file.read(_PIECE)):
         yield piece
 
 
@@ -248,7 +248,7 @@ def _as_botocore(error: Exception, request: Any) -> Exception:
         case (
             aiohttp.ServerDisconnectedError()
             | aiohttp.ClientPayloadError()
-            | aiohttp.ClientResponseError()  # its head is malformed: answers of any status are no errors here
+            | aiohttp.ClientResponseError()  # only for a malformed head: a status is never an error here
             | BadStatusLine()
         ):
             known = errors.ConnectionClosedError(error=error, request=request, endpoint_url=url)

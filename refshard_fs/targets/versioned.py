@@ -1,7 +1,7 @@
-"""Read one object for a session: retry passing failures, and hold every answer to one version.
+"""Read one object for a session: retry passing failures, and check that all answers have one version.
 
-The first answer sets the version, and later answers are compared with it: by size, by strong ETags, and without those
-by modification times. Weak ETags may differ among the servers behind one name, and are not compared.
+The first answer sets the version, and later answers are compared with it: by size, by strong ETags, and without these
+by modification times. Weak ETags are not compared: they may differ among the servers behind one name.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ logger = logging.getLogger("refshard_fs")
 T = TypeVar("T")
 
 REMEMBERED = 1 << 16  # objects whose version a session remembers
-# Bytes of a source that is read whole once more than its first bytes is needed. They take 35 ms at 60 MB/s, as two
-# rounds of 20 ms do; opening a file and reading its variables takes 2 to 20 rounds after the first.
+# A smaller source is read whole if more than its first bytes is needed. 2 MiB take 35 ms at 60 MB/s, as long as two
+# rounds of 20 ms. Opening a file and reading its variables takes 2 to 20 rounds after the first.
 SMALL_FILE = 2 << 20
 
 _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
 _PRECONDITION_FAILED = 412
-_NO_SUFFIX = frozenset([400, 416, 501])  # the statuses of servers without ranges that count from the end
-_SLOWEST = 8192  # bytes per second below which a server, even on a connection that many share, has stalled
+_NO_SUFFIX = frozenset([400, 416, 501])  # the statuses of servers that do not support ranges from the end
+_SLOWEST = 8192  # bytes per second; a slower server has stalled, even if many requests share its connection
 
-# The text about such a server in a warning and in a check.
+# Warnings and checks put the server's name before this.
 IGNORES_RANGES: Final = (
     "ignores ranges: it answers with whole files, most of which is thrown away. Read them from another server, or put "
     "'simplecache::' before their URLs, which copies each file once"
@@ -51,7 +51,7 @@ IGNORES_RANGES: Final = (
 
 
 class Version:
-    """The version of one object, and the bytes of it that are kept; shared by all loops and threads of a session."""
+    """The version of one object, and kept bytes of it; shared by all loops and threads of a session."""
 
     __slots__ = ("_pin", "content", "is_absent", "is_answered", "is_kept", "is_sampled", "only_size", "seen", "url")
 
@@ -61,8 +61,8 @@ class Version:
         self.is_absent = False  # whether the object was missing in the last answer
         self.is_kept = False  # whether to keep bytes of the object, if it is small
         self.content = b""  # the kept bytes: the first ones, or all
-        self.is_sampled = False  # whether ranges were read of a small object whose first bytes alone are kept
-        self.is_answered = False  # whether a server told this session the version; an earlier session's may be old
+        self.is_sampled = False  # whether ranges of a small object were read, while only its first bytes are kept
+        self.is_answered = False  # whether a server told this session the version: an earlier session's may be old
         self.only_size = only_size
         self._pin: Pin | None = None
 
@@ -88,7 +88,7 @@ class Version:
             self.content = content
 
     def answer(self, start: int, stop: int | None, pin: Pin | None) -> Answer:
-        """Return the answer for bytes ``[start, stop)`` from the kept bytes, which must be all."""
+        """Return the answer for bytes ``[start, stop)`` of a whole kept object."""
         assert self.seen is not None
         if pin is not None:
             self.observe(self.seen, pin)
@@ -105,14 +105,14 @@ class Version:
         return True
 
     def learn(self, found: Facts, pin: Pin | None) -> None:
-        """Observe facts that the object's server answered, and remember that it did."""
+        """Observe facts in an answer of the object's server."""
         self.observe(found, pin)
         by_etag = self.seen is not None and self.seen.etag is not None
         if (found.etag if by_etag else found.last_modified) is not None:
             self.is_answered = True
 
     def fits(self, pin: Pin | None) -> bool:
-        """Whether the object's server answered this session that the object exists, and its version matches ``pin``."""
+        """Whether the object's server told this session that the object exists, and its version matches ``pin``."""
         if self.seen is None or self.is_absent or not self.is_answered:
             return False
         if pin is None or pin == self._pin:
@@ -125,14 +125,14 @@ class Version:
         return True
 
     def condition(self, pin: Pin | None) -> str | None:
-        """Return the ETag for the condition of a request: the one seen before, or else the manifest's."""
+        """Return the ETag for the condition of a request: that of an earlier answer, or else the manifest's."""
         if self.seen is not None:
-            return strong(self.seen.etag)
-        etag = None if pin is None or self.only_size else strong(pin.etag)
-        return None if etag is None else f'"{bare(etag)}"'
+            return strong_etag(self.seen.etag)
+        etag = None if pin is None or self.only_size else strong_etag(pin.etag)
+        return None if etag is None else f'"{opaque_tag(etag)}"'
 
     def observe(self, found: Facts, pin: Pin | None) -> None:
-        """Compare an answer with the known version; raise TargetChanged, which names the difference, if they differ."""
+        """Compare an answer with the known version; if they differ, raise TargetChanged, which names the difference."""
         self.is_absent = False
         if self.only_size:
             found = Facts(found.size)
@@ -151,42 +151,42 @@ class Version:
             self._pin = pin
 
     def refuse(self, pin: Pin | None) -> TargetChanged:
-        """Return the error for an answer that the condition of a request does not hold."""
+        """Return the error for an answer which says that the condition of a request fails."""
         if self.seen is not None:
-            return self._changed(f"its ETag is no longer {self.seen.etag}")
-        return self._differs(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")
+            return self._change_error(f"its ETag is no longer {self.seen.etag}")
+        return self._mismatch_error(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")
 
     def _compare(self, seen: Facts, found: Facts) -> None:
         if None not in (seen.size, found.size) and seen.size != found.size:
-            raise self._changed(f"its size was {seen.size} bytes and is {found.size}")
+            raise self._change_error(f"its size was {seen.size} bytes and is {found.size}")
         if seen.etag is not None and found.etag is not None:
-            if bare(seen.etag) == bare(found.etag):
+            if opaque_tag(seen.etag) == opaque_tag(found.etag):
                 return
-            if strong(seen.etag) and strong(found.etag):
-                raise self._changed(f"its ETag was {seen.etag} and is {found.etag}")
+            if strong_etag(seen.etag) and strong_etag(found.etag):
+                raise self._change_error(f"its ETag was {seen.etag} and is {found.etag}")
         then, now = seen.last_modified, found.last_modified
         if then is not None and now is not None and then != now:
-            raise self._changed(f"it was last modified {_date(then)}, and then {_date(now)}")
+            raise self._change_error(f"it was last modified {_date(then)}, and then {_date(now)}")
 
     def _compare_pin(self, pin: Pin, found: Facts) -> None:
         if None not in (pin.size, found.size) and pin.size != found.size:
-            raise self._differs(f"its size is {found.size} bytes, not {pin.size}")
+            raise self._mismatch_error(f"its size is {found.size} bytes, not {pin.size}")
         if pin.etag is not None and found.etag is not None:
-            if bare(pin.etag) != bare(found.etag) and not found.etag.startswith(OWN):
-                raise self._differs(f"its ETag is {found.etag}, not {pin.etag}")
+            if opaque_tag(pin.etag) != opaque_tag(found.etag) and not found.etag.startswith(OWN):
+                raise self._mismatch_error(f"its ETag is {found.etag}, not {pin.etag}")
         then, now = pin.last_modified, found.last_modified
         if then is None or now is None or (pin.etag is not None and found.etag is not None):
             return
-        recorded, modified = seconds(then), seconds(now)
+        recorded, modified = parse_time(then), parse_time(now)
         if recorded is None or modified is None:
             return
         if pin.exact:  # some servers tell fractions of a second, others cut them off
             if abs(modified - recorded) >= (0.0001 if "." in then and "." in now else 1):
-                raise self._differs(f"it was last modified {_date(now)}, not {_date(then)}")
+                raise self._mismatch_error(f"it was last modified {_date(now)}, not {_date(then)}")
         elif modified > recorded + 1:
-            raise self._differs(f"it was last modified {_date(now)}, after {_date(then)}")
+            raise self._mismatch_error(f"it was last modified {_date(now)}, after {_date(then)}")
 
-    def _changed(self, what: str) -> TargetChanged:
+    def _change_error(self, what: str) -> TargetChanged:
         remedy = "invalidate_cache() starts over with the present object"
         if protocol_of(self.url) in ("http", "https"):
             remedy += (
@@ -195,20 +195,20 @@ class Version:
             )
         return TargetChanged("", self.url, f"it was replaced since it was first read here: {what}; {remedy}")
 
-    def _differs(self, what: str) -> TargetChanged:
-        remedy = "make the references anew; `refshard check` names all objects that were replaced"
+    def _mismatch_error(self, what: str) -> TargetChanged:
+        remedy = "make the references again; `refshard check` names all replaced objects"
         return TargetChanged("", self.url, f"it is not the object that the manifest was made for: {what}; {remedy}")
 
 
 class Versions:
-    """The versions of a session's objects; beyond `REMEMBERED`, the least recently opened are forgotten."""
+    """The versions of a session's objects: the `REMEMBERED` most recently opened ones."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())  # an object has one record
         self._known: LRU[str, Version] = LRU(REMEMBERED)
 
     def of(self, url: str, *, only_size: bool = False) -> Version:
-        """Return the one version of ``url``; ``only_size`` holds the object to its size alone."""
+        """Return the version of ``url``; with ``only_size``, answers are compared by size alone."""
         with self._lock:
             version = self._known.get(url)
             if version is None:
@@ -216,25 +216,25 @@ class Versions:
                 self._known.put(url, version)
             return version
 
-    def seen(self, url: str) -> Facts | None:
-        """Return the known facts of the object at ``url``; None if there are none. Nothing is forgotten for this."""
+    def known_facts(self, url: str) -> Facts | None:
+        """Return the known facts of the object at ``url``; None if there are none."""
         version = self._known.peek(url)
         return None if version is None else version.seen
 
-    def kept(self, span: Span) -> Version | None:
-        """Return the version of the object of ``span``, if it has kept bytes and the source itself named ``span``."""
+    def find_kept(self, span: Span) -> Version | None:
+        """Return the version of the object of ``span``, if bytes of it are kept, and the source itself named it."""
         version = self._known.peek(span.url)
         if version is None or not version.content or span.origin:
             return None
         return version
 
-    def proven(self, url: str, pin: Pin | None) -> Facts | None:
-        """Return the facts of the object at ``url`` if they fit ``pin``: see `Version.fits`."""
+    def confirmed_facts(self, url: str, pin: Pin | None) -> Facts | None:
+        """Return the facts of the object at ``url`` if they match ``pin``: see `Version.fits`."""
         version = self._known.peek(url)
         return version.seen if version is not None and version.fits(pin) else None
 
     def latest(self, url: str) -> Facts | Absent | None:
-        """Return the last known facts of the object at ``url``, or `ABSENT`; None if it was not requested."""
+        """Return the last known facts of the object at ``url``, or `ABSENT`; None if there was no request for it."""
         version = self._known.peek(url)
         if version is None:
             return None
@@ -249,18 +249,18 @@ class Versions:
         self._known.discard_where(lambda url: self.knows(url, below))
 
 
-def strong(etag: str | None) -> str | None:
+def strong_etag(etag: str | None) -> str | None:
     """Return ``etag`` if it is strong, which means that it identifies exact bytes (RFC 9110, section 8.8.1)."""
     return None if etag is None or etag.startswith("W/") else etag
 
 
-def bare(etag: str) -> str:
-    """Return ``etag`` without the mark of a weak one, and without quotes."""
+def opaque_tag(etag: str) -> str:
+    """Return ``etag`` without the mark of weak ETags and without quotes (RFC 9110, section 8.8.3)."""
     return etag.removeprefix("W/").strip('"')
 
 
-def seconds(text: str) -> float | None:
-    """Return the seconds since the epoch of a time as HTTP, ISO 8601 or a number spell it; None if it is invalid."""
+def parse_time(text: str) -> float | None:
+    """Return seconds since the epoch, from a time as in HTTP or ISO 8601, or a number; None if it is invalid."""
     if _NUMBER.match(text):
         return float(text)
     try:
@@ -274,7 +274,7 @@ def seconds(text: str) -> float | None:
 
 
 def _date(text: str) -> str:
-    """Return a time for people: seconds since the epoch as a date in UTC, other spellings as they are."""
+    """Return a time for a text: seconds since the epoch become a date in UTC, other forms are unchanged."""
     try:
         return str(datetime.fromtimestamp(float(text), UTC)) if _NUMBER.match(text) else text
     except (ValueError, OverflowError, OSError):  # beyond the last year of `datetime`
@@ -282,10 +282,10 @@ def _date(text: str) -> str:
 
 
 class VersionedObject:
-    """An object of ``target``, whose answers are held to a `Version`.
+    """An object of ``target``: all its answers must have one `Version`.
 
     ``hint`` explains a refusal of the server, ``advice`` any failure. ``is_written``: a commit may replace the object,
-    on condition that it still has the version that was read.
+    on condition that it still has the version read before.
     """
 
     __slots__ = ("_advice", "_hint", "_is_written", "_retry", "_stats", "_version", "target")
@@ -316,7 +316,7 @@ class VersionedObject:
 
     @property
     def size(self) -> int | None:
-        """The number of bytes of the object, if an answer told it."""
+        """The number of bytes of the object; None if no answer had it."""
         return None if self._version.seen is None else self._version.seen.size
 
     @property
@@ -325,9 +325,9 @@ class VersionedObject:
         return not isinstance(self.target, ImmediateTarget)
 
     def facts_of(self, answer: Answer, before: Facts | None) -> Facts | None:
-        """Return the facts of ``answer``, or ``before``, the facts known before the request, if it came without.
+        """Return the facts of ``answer``; if the target tells no versions, ``before``, the facts before the request.
 
-        Bytes without a version belong to that version or to a later one, whose own facts then differ.
+        Bytes without a version belong to that version or to a later one. A later one has other facts.
         """
         if self._version.only_size:
             return None
@@ -336,11 +336,11 @@ class VersionedObject:
     async def read(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer:
-        """Return bytes ``[start, stop)``, fewer where the object ends; ``pin`` is the version that the manifest names.
+        """Return bytes ``[start, stop)``, or fewer if the object ends before; ``pin`` is the version in the manifest.
 
-        With ``stop=None`` an object of more than ``most`` bytes is `TooLarge`. Raises FileNotFoundError if the object
-        does not exist, TargetChanged if its version differs from the earlier one or from ``pin``, and another OSError
-        if it cannot be read.
+        With ``stop=None``, raises `TooLarge` for an object of more than ``most`` bytes. Raises FileNotFoundError if the
+        object does not exist, TargetChanged if its version differs from the earlier one or from ``pin``, and another
+        OSError if it cannot be read.
         """
         size = math.inf if stop is None else stop - start
         answer = await self._request(size, self._read, path, start, stop, pin, most)
@@ -358,7 +358,7 @@ class VersionedObject:
         try:
             answer = await self._ask(path, start, stop, version.condition(pin), most)
             if pin is not None and not self.target.tells_versions:
-                facts = await self.target.current_facts(path)  # after the bytes, so that a replaced object is noticed
+                facts = await self.target.current_facts(path)  # after the bytes, to notice a replaced object
                 answer = msgspec.structs.replace(answer, facts=facts)
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:
@@ -374,7 +374,7 @@ class VersionedObject:
         except (Unfit, HttpStatus) as e:
             if start >= 0 or (isinstance(e, HttpStatus) and e.status not in _NO_SUFFIX):
                 raise
-            # Some servers know no ranges that count from the end, or do not tell the size with them.
+            # Some servers do not support ranges from the end, or do not tell the size with them.
             size = self.size
             if size is None:
                 size = (await self.target.facts(path)).size
@@ -432,7 +432,7 @@ class VersionedObject:
         return answer
 
     def is_still(self, path: str, seen: Facts) -> bool:
-        """Whether the object has the version ``seen``; True if only a request could tell, and later answers will."""
+        """Whether the object has the version ``seen``; True if that takes a request: later answers are compared."""
         try:
             self.is_known(path)
         except OSError:
@@ -457,7 +457,7 @@ class VersionedObject:
             raise
 
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
-        """Return the result of ``call``, which reads about ``size`` bytes, in as many tries as `Retry` allows."""
+        """Return the result of ``call``, which reads about ``size`` bytes; try again as `Retry` allows."""
         retry = self._retry
         now = asyncio.get_running_loop().time
         began = now()

@@ -1,8 +1,8 @@
 """Read the members of a ZIP at another target (``zip://member::URL``), each an object of its own.
 
 The archive's directory is read once. A stored member is a range of the archive, so any number of members are read at
-once. A compressed member is inflated whole, and kept for a while if only parts of it are requested. Valid archives that
-are refused here are left to fsspec's filesystem for archives.
+once. A compressed member is inflated whole, and kept for a while if only parts of it are requested. fsspec's filesystem
+for archives is the *fallback* for valid archives that this module refuses.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from refshard_fs.formats.zip.directory import TAIL, End, Member, parse_directory
 from refshard_fs.formats.zip.source import ZipKeySpace, make_local_header
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.failures import NOT_FOUND, Unreadable
-from refshard_fs.targets.generic import in_thread, once
+from refshard_fs.targets.generic import run_in_thread, share_task
 from refshard_fs.targets.versioned import VersionedObject
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
 
-# Bytes of inflated members that an event loop keeps for further reads of their parts: otherwise each read of a part
-# would fetch and inflate the whole member. fsspec reads larger members as streams.
+# Bytes of inflated members that an event loop keeps. Without them, each read of a part would fetch and inflate the
+# whole member. fsspec reads larger members as streams.
 MOST_INFLATED = 1 << 27
-_PLACES: Final = 4096  # members whose place in the archive is remembered: finding one may take a request
+_PLACES: Final = 4096  # places of members that are remembered: finding a place may take a request
 
 
 class InflatedMembers:
-    """The members of all archives of one event loop that were inflated last to read parts of them."""
+    """The last inflated members of all archives of one event loop."""
 
     def __init__(self) -> None:
         self._tasks: LRU[tuple[str, str, int], asyncio.Task[Answer]] = LRU(MOST_INFLATED)
@@ -46,23 +46,23 @@ class InflatedMembers:
         which = archive, member, size
         task = self._tasks.get(which)
         tasks = {} if task is None else {which: task}
-        found = once(tasks, which, inflate)
-        self._tasks.put(which, tasks[which], min(size, MOST_INFLATED))  # the last one is held, whatever its size
+        found = share_task(tasks, which, inflate)
+        self._tasks.put(which, tasks[which], min(size, MOST_INFLATED))  # the last member is kept, even if it is larger
         return found
 
 
-def _or_theirs(method: M) -> M:
-    """Let fsspec's filesystem for archives, if there is one, answer where ``method`` refuses an archive or a member."""
+def _with_fallback(method: M) -> M:
+    """Call the fallback's method, if there is a fallback, where ``method`` refuses an archive or a member."""
 
     @functools.wraps(method)
     async def answer(self: ZipTarget, path: str, *given: Any, **named: Any) -> Any:
         try:
             return await method(self, path, *given, **named)
         except ManifestError as refusal:
-            if self._theirs is None:
+            if self._fallback is None:
                 raise
             try:
-                return await getattr(self._theirs, method.__name__)(_link(path), *given, **named)
+                return await getattr(self._fallback, method.__name__)(_link(path), *given, **named)
             except NOT_FOUND:
                 raise
             except Exception:  # noqa: BLE001  # fsspec's error, which says less than ours
@@ -74,40 +74,40 @@ def _or_theirs(method: M) -> M:
 class ZipTarget(Target):
     """The members of one archive, by their whole URLs.
 
-    ``theirs`` reads what is refused here (None: it stays refused).
+    ``fallback`` reads archives that are refused here (None: there is no fallback).
     """
 
     most_retries = 0  # the archive's own target tries again
 
     def __init__(
-        self, archive: VersionedObject, path: str, url: str, inflated: InflatedMembers, theirs: Target | None
+        self, archive: VersionedObject, path: str, url: str, inflated: InflatedMembers, fallback: Target | None
     ) -> None:
         self.tells_versions = archive.target.tells_versions
         self._archive = archive
         self._path = path
         self._url = url
         self._inflated = inflated
-        self._theirs = theirs
+        self._fallback = fallback
         self._opened: dict[str, asyncio.Task[tuple[ZipKeySpace, Facts]]] = {}
         self._entries: dict[str, asyncio.Task[Entry | None]] = {}
 
     async def close(self) -> None:
         for task in (*self._opened.values(), *self._entries.values()):
             task.cancel()
-        if self._theirs is not None:
-            await self._theirs.close()
+        if self._fallback is not None:
+            await self._fallback.close()
 
-    @_or_theirs
+    @_with_fallback
     async def facts(self, path: str) -> Facts:
         member, _, opened = await self._find(path)
         return _of_member(member, opened)
 
-    @_or_theirs
+    @_with_fallback
     async def current_facts(self, path: str) -> Facts:
         member, _, _ = await self._find(path)
         return _of_member(member, await self._archive.target.current_facts(self._path))
 
-    @_or_theirs
+    @_with_fallback
     async def names(self, path: str) -> tuple[Listed, ...]:
         keyspace, _ = await self._open()
         name = _member_of(path)
@@ -120,22 +120,22 @@ class ZipTarget(Target):
 
     async def _open(self) -> tuple[ZipKeySpace, Facts]:
         """Return the archive's members, and the facts of the archive."""
-        return await once(self._opened, "", self._read_directory)
+        return await share_task(self._opened, "", self._read_directory)
 
     async def _read_directory(self) -> tuple[ZipKeySpace, Facts]:
         facts = await self._archive.facts(self._path)
         size = facts.size
         if size is None:
             raise Unreadable(
-                f"the directory at the end of the ZIP at {self._url} cannot be read, because its server does not tell "
-                "its size: put 'simplecache::' before its URL"
+                f"expected the size of the ZIP at {self._url} from its server, to find the directory at its end, got "
+                "none: put 'simplecache::' before its URL"
             )
-        tail = await self._bytes(max(size - TAIL, 0), size)  # some servers know no ranges that count from the end
+        tail = await self._bytes(max(size - TAIL, 0), size)  # some servers do not support ranges from the end
         found = parse_tail(tail.data, self._url, size)
         if isinstance(found, End):
             end = found
             directory = await self._bytes(end.start, end.start + end.size)
-            found = await in_thread(lambda: parse_directory(directory.data, self._url, end))
+            found = await run_in_thread(lambda: parse_directory(directory.data, self._url, end))
         return ZipKeySpace(self._url, Span(self._url, 0, size), found), facts
 
     async def _find(self, path: str) -> tuple[Member, Entry, Facts]:
@@ -145,7 +145,7 @@ class ZipTarget(Target):
         member = keyspace.member(name)
         if len(self._entries) >= _PLACES:
             self._entries.clear()
-        entry = None if member is None else await once(self._entries, name, lambda: self._place(keyspace, name))
+        entry = None if member is None else await share_task(self._entries, name, lambda: self._place(keyspace, name))
         if member is None or entry is None:
             if await self._run(keyspace.is_directory(name)):
                 raise IsADirectoryError(path)
@@ -172,7 +172,7 @@ class ZipTarget(Target):
             try:
                 answer = need.index.decode(found.data)
             except ValueError as e:
-                raise self._damaged(e) from e
+                raise self._damage_error(e) from e
 
     async def _bytes(self, start: int, stop: int) -> Answer:
         answer = await self._archive.read(self._path, start, stop)
@@ -180,7 +180,7 @@ class ZipTarget(Target):
         return answer
 
     # The bytes of a member.
-    @_or_theirs
+    @_with_fallback
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
     ) -> Answer:
@@ -192,9 +192,9 @@ class ZipTarget(Target):
         if begin == end:
             return Answer(b"", _of_member(member, opened))
         match entry:
-            case Span() if is_whole and member.head:  # its local header was not read: it comes with the bytes
+            case Span() if is_whole and member.head:  # its local header was not read: read it with the bytes
                 found = await self._bytes(member.local, entry.start + end)
-                data = self._checked(_member_of(path), member, found.data)
+                data = self._check_member(_member_of(path), member, found.data)
             case Span():
                 found = await self._bytes(entry.start + begin, entry.start + end)
                 data = found.data
@@ -203,41 +203,41 @@ class ZipTarget(Target):
             case Packed() if is_whole:
                 found = await self._inflate(entry)
                 data = found.data
-            case Packed() if member.size > MOST_INFLATED and self._theirs is not None:
-                return await self._theirs.read(_link(path), start, stop)
+            case Packed() if member.size > MOST_INFLATED and self._fallback is not None:
+                return await self._fallback.read(_link(path), start, stop)
             case Packed():
                 found = await self._inflated.get(self._url, path, member.size, lambda: self._inflate(entry))
                 data = found.data[begin:end]
             case Inline():
-                raise AssertionError("an archive that is not in memory holds no member there")
+                raise AssertionError("only members of an archive in memory are inline")
         return Answer(data, _of_member(member, found.facts))
 
-    def _checked(self, name: str, member: Member, raw: bytes) -> bytes:
+    def _check_member(self, name: str, member: Member, raw: bytes) -> bytes:
         """Return a stored member from its local header and its bytes, ``raw``."""
         try:
             begin = make_local_header(name, member).decode(raw)
         except ValueError as e:
-            raise self._damaged(f"{name!r}: {e}") from e
+            raise self._damage_error(f"{name!r}: {e}") from e
         if begin != member.head:
-            raise self._damaged(f"the local header of {name!r} pushes it into the next member")
+            raise self._damage_error(f"the local header of {name!r} is longer than the directory permits")
         self._check_sum(name, member, raw[begin:])
         return raw[begin:]
 
     def _check_sum(self, name: str, member: Member, data: bytes) -> None:
         if (crc := zlib.crc32(data)) != member.crc:
-            raise self._damaged(f"expected the CRC-32 {member.crc:08x} of {name!r}, got {crc:08x}")
+            raise self._damage_error(f"expected the CRC-32 {member.crc:08x} of {name!r}, got {crc:08x}")
 
     async def _inflate(self, entry: Packed) -> Answer:
         (source,) = entry.spans
         found = await self._bytes(source.start, source.stop or 0)
         try:
-            data = await in_thread(lambda: entry.finish([found.data]))
+            data = await run_in_thread(lambda: entry.finish([found.data]))
         except ValueError as e:
-            raise self._damaged(e) from e
+            raise self._damage_error(e) from e
         assert data is not None, "the archive exists"
         return Answer(data, found.facts)
 
-    def _damaged(self, what: object) -> Unreadable:
+    def _damage_error(self, what: object) -> Unreadable:
         return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}. Fetch the archive again")
 
 
@@ -257,6 +257,6 @@ def _member_of(url: str) -> str:
     return str(ZipFileSystem._strip_protocol(first)) if "://" in first else ""
 
 
-def is_theirs(options: Mapping[str, Any], others: Sequence[str]) -> bool:
-    """Whether fsspec must open a chain: it has options for the archive itself, beside those of the ``others``."""
+def needs_fsspec(options: Mapping[str, Any], others: Sequence[str]) -> bool:
+    """Whether fsspec must open a chain: it has options for the archive itself, besides options for the ``others``."""
     return fsspec.get_filesystem_class("zip") is not ZipFileSystem or not options.keys() <= set(others)

@@ -230,7 +230,7 @@ def html_of(session: Source) -> str:
     """Return the HTML that a notebook shows for the filesystem of ``session``."""
     source = session.options.source
     title = source if isinstance(source, str) else "references in memory"
-    keyspace = session.opened()
+    keyspace = session.open_now()
     if keyspace is None:
         return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
     counts = session.stats.snapshot()

@@ -49,7 +49,7 @@ def _commit_all(writer: Writer, message: str | None) -> None:
         except BaseException as e:
             is_refused = e.is_certain if isinstance(e, ConflictError) else isinstance(e, RefShardError)
             if not is_refused:  # the store may have done it all the same: `discard` removes no object that it names
-                overlay.entrust()
+                overlay.keep_objects()
             raise
         try:
             if finish is not None:

@@ -156,10 +156,10 @@ class HierarchyCommit:
         """Return the documents that would make the nodes of ``documents`` others, and that were not there."""
         nodes = {parent(name)[0] for name in documents if parent(name)[1] in NODE_DOCUMENTS}
         rivals = (join(path, name) for path in nodes for name in NODE_DOCUMENTS)
-        return [name for name in rivals if self._overlay.seen(self._objects.url_of(name)) is ABSENT]
+        return [name for name in rivals if self._overlay.expected_version(self._objects.url_of(name)) is ABSENT]
 
     def _is_read(self, name: str) -> bool:
-        return self._overlay.seen(self._objects.url_of(name)) is not None
+        return self._overlay.expected_version(self._objects.url_of(name)) is not None
 
     @contextlib.contextmanager
     def _shard(self, name: str) -> Iterator[None]:
@@ -177,10 +177,14 @@ class HierarchyCommit:
         have its chunks. So is a document that was there before: both may have counted it up.
         """
         url = self._objects.url_of(name)
-        known = [version for version in (self._overlay.seen(url), self._overlay.written.get(url)) if version]
+        known = [
+            version for version in (self._overlay.expected_version(url), self._overlay.written.get(url)) if version
+        ]
         if not known or any(is_version(found, version) for version in known):
             return
-        is_made = data is not None and self._overlay.seen(url) is ABSENT and not _describes_array(name, data)
+        is_made = (
+            data is not None and self._overlay.expected_version(url) is ABSENT and not _describes_array(name, data)
+        )
         sums = self._overlay.sent | ({sum_of([data])} if data is not None and is_made else set())
         if not (found is not ABSENT and self._is_one_of(name, sums)):
             raise ConflictError(f"{url} {_SINCE}")
@@ -199,7 +203,7 @@ class HierarchyCommit:
     def _unread(self, name: str) -> Condition:
         """Return the version to replace of an object that is not read for it; None where any will do."""
         url = self._objects.url_of(name)
-        seen, own = self._overlay.seen(url), self._overlay.written.get(url)
+        seen, own = self._overlay.expected_version(url), self._overlay.written.get(url)
         if seen is None or own is None or is_version(seen, own):
             return seen
         found = self._objects.version(name)

@@ -29,7 +29,7 @@ from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from refshard_fs.sinks import sink_named
 from refshard_fs.sinks.sink import Destination, Sink
-from refshard_fs.source.collect import Checks, Collection, collect, collected_from, gather
+from refshard_fs.source.collect import Checks, Collection, collect, collect_keys, gather
 from refshard_fs.source.settings import data_url_of
 from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects
@@ -114,7 +114,7 @@ def stream_of(
         refs, spell = collect(keyspace, run, respell), as_written
     else:
         if sink.holds_packed:
-            collection = run("", partial(collected_from, keyspace, with_lengths=sink.needs_lengths))
+            collection = run("", partial(collect_keys, keyspace, with_lengths=sink.needs_lengths))
             for one in collection.packed:
                 packed.setdefault(one.array or "", {})[one.number] = one.entry
             refs, checks = collection.finish()
@@ -132,7 +132,7 @@ def stream_of(
 
 def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
     """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``."""
-    collection = session.run("", partial(collected_from, keyspace))
+    collection = session.run("", partial(collect_keys, keyspace))
     is_much = collection.first_beyond_limit() is not None
     if is_much:
         _warn_of_copies(collection, keyspace, copies.url)

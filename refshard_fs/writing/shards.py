@@ -350,5 +350,5 @@ def stored_keys(writer: Writer) -> KeySpace:
     view, edits = keyspace.base, keyspace.edits
     if view is not None and edits is not None and len(edits) and view.whole_shards is not view:
         keyspace = EditedKeySpace(view.whole_shards, shard_edits(writer, view, edits))
-    writer.overlay.entrust()
+    writer.overlay.keep_objects()
     return keyspace

@@ -114,7 +114,7 @@ def merge(
             overlay.taken[key] = name, edit
     for staged in found:
         overlay.merged.add(staged.name)
-        overlay.made(store.url_of(staged.name))
+        overlay.remember_object(store.url_of(staged.name))
 
 
 def _load(overlay: Transaction, edit: Edit, store: Objects) -> Edit:

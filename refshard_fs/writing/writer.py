@@ -25,7 +25,7 @@ from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
-from refshard_fs.targets.generic import in_thread
+from refshard_fs.targets.generic import run_in_thread
 from refshard_fs.writing.staging import clear, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
@@ -81,7 +81,7 @@ class Writer:
     async def write(self, key: str, data: bytes) -> None:
         """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
         if not self._write_over(await self._open_async(), key, data):
-            await in_thread(lambda: self._put(key, data))
+            await run_in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
@@ -137,7 +137,7 @@ class Writer:
             return Inline(b"".join(parts))
         span, removable = self._put_parts(parts, durable=True)
         if removable is not None:
-            self.overlay.made(removable)
+            self.overlay.remember_object(removable)
         return span
 
     def _waits(self, base: Base, key: str) -> bool:
@@ -171,7 +171,7 @@ class Writer:
     async def _tell(self, kind: str, key: str, data: bytes = b"-") -> None:
         """Stage a change where another process commits it."""
         if self.overlay.worker is not None:
-            await in_thread(lambda: stage(self.overlay, self.store, kind, key, data))
+            await run_in_thread(lambda: stage(self.overlay, self.store, kind, key, data))
 
     def _is_large(self, size: int) -> bool:
         """Whether a value of ``size`` bytes becomes an object."""

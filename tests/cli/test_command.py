@@ -76,7 +76,7 @@ def test_findings_and_errors_name_options_too(tmp_path: Path, capsys: pytest.Cap
     assert main(["check", str(tmp_path / "refs.json")]) == 1
     assert "a reference without a URL needs --option target=..., the URL" in capsys.readouterr().out
     assert main(["check", str(tmp_path / "refs.json"), "--option", "bogus=1"]) == 2
-    assert "what the source needs into --fo-option bogus=..." in capsys.readouterr().err
+    assert "options of the source into --fo-option bogus=..." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "x", "-1"])

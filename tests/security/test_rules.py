@@ -26,7 +26,7 @@ from refshard_fs.errors import gives_access, sanitize
 from refshard_fs.security import admission
 from refshard_fs.security.admission import Access, Admission, Network, network_of
 from refshard_fs.targets import connections
-from refshard_fs.targets.generic import GuardedFtp, serving
+from refshard_fs.targets.generic import GuardedFtp, take_turn
 from refshard_fs.targets.http import _bare_tls
 from tests.servers.http import RangeServer
 
@@ -83,7 +83,7 @@ def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) 
     names["stranger.test"] = "127.0.0.9"
     assert _resolved(OWN, "stranger.test") == "127.0.0.9"
     names["stranger.test"] = where
-    with pytest.raises(TargetNotAllowed, match="not when it was first asked"):
+    with pytest.raises(TargetNotAllowed, match="outside that network at its first use"):
         _resolved(OWN, "stranger.test")
 
 
@@ -255,7 +255,7 @@ def test_ftp_name_that_moves_inside_gets_no_login(names: dict[str, str], monkeyp
     fs = GuardedFtp("stranger.test", guard=OWN)
     now = "127.0.0.2"
     fs._connect()
-    with pytest.raises(TargetNotAllowed, match="not when it was first asked"), serving(fs, "/"):
+    with pytest.raises(TargetNotAllowed, match="outside that network at its first use"), take_turn(fs, "/"):
         pass
     assert asked == ["127.0.0.9", "127.0.0.9"]
 
@@ -288,7 +288,7 @@ def test_client_certificate_is_for_no_redirected_server() -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     authority.issue_cert("me@example.test").configure_cert(context)
-    plain = connections.without_certificate(context)
+    plain = connections.drop_certificate(context)
     assert plain.get_ca_certs(binary_form=True) == context.get_ca_certs(binary_form=True)
     assert (plain.verify_mode, plain.check_hostname) == (ssl.CERT_REQUIRED, True)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -306,7 +306,7 @@ def test_connector_of_unknown_kind_shows_no_certificate() -> None:
         async with ClientSession(connector=TCPConnector(ssl=context)) as session:
             return _bare_tls({}, session if is_known else SimpleNamespace(connector=object()))  # type: ignore[arg-type]
 
-    assert asyncio.run(options(is_known=True))["ssl"] is connections.without_certificate(context)
+    assert asyncio.run(options(is_known=True))["ssl"] is connections.drop_certificate(context)
     assert asyncio.run(options(is_known=False)) == {"ssl": True}
 
 

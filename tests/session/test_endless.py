@@ -159,8 +159,8 @@ def test_chunk_of_unknown_length_has_no_limit_of_documents(tmp_path: Path) -> No
 
 
 def test_a_chunk_without_end_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert answer.UNTOLD == 8 << 30
-    monkeypatch.setattr(answer, "UNTOLD", 4 * MIB)
+    assert answer.MOST_UNSIZED == 8 << 30
+    monkeypatch.setattr(answer, "MOST_UNSIZED", 4 * MIB)
     with EndlessServer({"/chunk": b"x"}) as server:
         with taking(20 * MIB), pytest.raises(ReferenceNotReachable, match="at most 4194304 bytes"):
             opened({"a/0": [f"{server.url}/chunk"]}).cat_file("a/0")

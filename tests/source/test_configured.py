@@ -13,12 +13,12 @@ from typing import Any
 import fsspec
 import pytest
 
-from refshard_fs.source.options import configured
+from refshard_fs.source.options import parse_configuration
 
 
 @pytest.fixture
 def conf() -> Iterator[dict[str, Any]]:
-    """What fsspec is configured with for us: fill it."""
+    """What fsspec is parse_configuration with for us: fill it."""
     with pytest.MonkeyPatch.context() as patch:
         ours: dict[str, Any] = {}
         patch.setitem(fsspec.config.conf, "refshard", ours)
@@ -47,18 +47,18 @@ def source(tmp_path: Path) -> str:
     ],
 )
 def test_text_becomes_what_the_argument_is(name: str, text: str, value: Any) -> None:
-    assert configured({name: text}) == {name: value}
+    assert parse_configuration({name: text}) == {name: value}
 
 
 def test_what_is_no_text_or_no_argument_stays() -> None:
     conf = {"max_gap": 0, "asynchronous": True, "typo": "x"}
-    assert configured(conf) == conf
+    assert parse_configuration(conf) == conf
 
 
 @pytest.mark.parametrize(("name", "text"), [("max_gap", "wide"), ("verify", "perhaps"), ("options", "{")])
 def test_what_cannot_be_said_names_the_argument(name: str, text: str) -> None:
-    with pytest.raises(ValueError, match=rf"fsspec's configuration says {name}='{text}' for refshard"):
-        configured({name: text})
+    with pytest.raises(ValueError, match=rf"fsspec's configuration has {name}='{text}' for refshard"):
+        parse_configuration({name: text})
 
 
 _PROGRAM = """

@@ -92,7 +92,7 @@ def test_modified_is_the_targets_time(replaceable: Any) -> None:
     told = own.modified(path) if own.protocol == "memory" else datetime.fromtimestamp(1_000_000_000, UTC)
     assert fs.modified("a/0") == told.replace(tzinfo=UTC)
     for key in ("a", "a/1"):
-        with pytest.raises(NotImplementedError, match="nobody tells"):
+        with pytest.raises(NotImplementedError, match="no modification time|has a modification time"):
             fs.modified(key)
     with pytest.raises(NotImplementedError, match=r"modified\(\)"):
         fs.created("a/0")

@@ -17,7 +17,7 @@ import pytest
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Pool, PoolOptions
-from refshard_fs.targets.connections import in_context
+from refshard_fs.targets.connections import tls_context
 from tests.servers.http import RangeServer
 from tests.servers.tls import certificate, far_away
 from tests.support.scripted_server import RIGHT, Script
@@ -116,7 +116,7 @@ def test_distant_server_with_addresses_is_connected_to_once(tmp_path: Path, monk
                 return [{**place, "host": f"127.0.0.{i}"} for i in (1, 2, 3)]
 
             monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", resolve)
-            options = {"ssl": in_context(authority)}
+            options = {"ssl": tls_context(authority)}
             refs = {str(i): [f"https://far.example:{port}/x", 0, 5] for i in range(3)}
             fs = RefShardFileSystem(
                 refs, remote_options=options, asynchronous=True, skip_instance_cache=True, retries=0

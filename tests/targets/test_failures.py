@@ -16,7 +16,7 @@ from refshard_fs.targets.failures import (
     Unfit,
     Unreadable,
     as_failure,
-    transient,
+    is_transient,
 )
 
 FIRST = failures._FIRST  # which is next to nothing while tests run
@@ -35,7 +35,7 @@ FIRST = failures._FIRST  # which is next to nothing while tests run
     ],
 )
 def test_what_may_pass_is_tried_again(failure: OSError) -> None:
-    assert transient(failure)
+    assert is_transient(failure)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_may_pass_is_tried_again(failure: OSError) -> None:
     ],
 )
 def test_what_will_not_pass_is_not(failure: OSError) -> None:
-    assert not transient(failure)
+    assert not is_transient(failure)
 
 
 def test_waits_grow_and_differ_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

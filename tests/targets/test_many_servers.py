@@ -23,7 +23,7 @@ def kept() -> int:
 
 
 def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "most_open", lambda: 4)
+    monkeypatch.setattr(connections, "most_connections", lambda: 4)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RangeServer()) for _ in range(12)]
         fs = RefShardFileSystem({f"k{i}": [server.put("/x", b"x"), 0, 1] for i, server in enumerate(servers)})
@@ -33,7 +33,7 @@ def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_unknown_kind_of_idle_connections_only_stays_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "most_open", lambda: 2)
+    monkeypatch.setattr(connections, "most_connections", lambda: 2)
     monkeypatch.setattr(connections, "idle_of", lambda connector: {})
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RangeServer()) for _ in range(4)]
@@ -62,7 +62,7 @@ def test_connector_closes_at_once_without_a_loop(http_server: RangeServer) -> No
 def test_half_of_the_files_that_may_be_open_are_left_to_others() -> None:
     resource = pytest.importorskip("resource")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connections.most_open() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))
+    assert connections.most_connections() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))
 
 
 @pytest.mark.parametrize("kind", ["http", "gcs"])

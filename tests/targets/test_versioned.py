@@ -12,7 +12,7 @@ from refshard_fs.errors import TargetChanged
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Versions
 from refshard_fs.targets import versioned as versions
-from refshard_fs.targets.versioned import Version, seconds
+from refshard_fs.targets.versioned import Version, parse_time
 from tests.servers.http import RangeServer
 from tests.servers.log import Request
 from tests.servers.wire import Answer, Head
@@ -105,7 +105,7 @@ def test_only_strong_etags_are_asked_for() -> None:
 
 
 def test_times_are_read_as_they_are_written() -> None:
-    assert {seconds(t) for t in (MONDAY, "2026-11-16T00:00:00", "2026-11-16 00:00:00+00:00", "1794787200")} == {
+    assert {parse_time(t) for t in (MONDAY, "2026-11-16T00:00:00", "2026-11-16 00:00:00+00:00", "1794787200")} == {
         1794787200.0
     }
     for text in (
@@ -113,7 +113,7 @@ def test_times_are_read_as_they_are_written() -> None:
         "Mon, 16 Nov 99999999999999999999 00:00:00 GMT",
         "16 Nov 2026 00:00 +99999999999999999999",
     ):
-        assert seconds(text) is None
+        assert parse_time(text) is None
 
 
 def test_threads_get_one_record() -> None:
@@ -169,5 +169,5 @@ def test_sizes_are_compared_all_the_same() -> None:
 
 
 def test_other_words_for_versions_are_refused() -> None:
-    with pytest.raises(ValueError, match="it is 'ignore' or 'compare'"):
+    with pytest.raises(ValueError, match="expected 'ignore' or 'compare'"):
         RefShardFileSystem({}, options={"http://h/": {"versions": "never"}})

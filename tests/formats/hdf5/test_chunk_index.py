@@ -15,7 +15,7 @@ from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.formats.hdf5.chunk_index import ChunkSpace, make_index
 from refshard_fs.formats.hdf5.file import MetadataFile, Sizes
-from refshard_fs.source.collect import collected
+from refshard_fs.source.collect import collect_steps
 from tests.servers.http import RangeServer
 from tests.support.hdf5_files import STEPS, bytes_seen
 from tests.support.shards_in_memory import Files
@@ -130,7 +130,7 @@ def test_the_whole_index_is_read_in_few_rounds(
     RefShardFileSystem(served).save(str(tmp_path / "refs.json"))
     assert bytes_seen(http_server) < steps.stat().st_size / 30
     files = Files.of(steps)
-    files.run(collected(files.open()))
+    files.run(collect_steps(files.open()))
     assert files.rounds <= 8
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         found = xr.open_dataset(tmp_path / "refs.json", engine="refshard")
