@@ -75,7 +75,8 @@ def test_a_set_in_memory_has_its_copies_there(file: Path) -> None:
 
 def test_sources_that_join_others_are_refused_with_advice(file: Path) -> None:
     with pytest.raises(
-        ManifestError, match=r"'0/1.0' is computed from other bytes.*Convert this source alone.*read the source in place"
+        ManifestError,
+        match=r"'0/1.0' is computed from other bytes.*Convert this source alone.*read the source in place",
     ):
         concat([str(file), str(file)], "y")
 
