@@ -1,7 +1,7 @@
-"""Indexes of shards: where in a shard the chunk of each slot lies. No I/O here.
+"""Decode and write the indexes of shards: offset and length of the chunk in each slot. No I/O here.
 
-`Level` and `Table` are the protocols of a kind of index. `OffsetsLevel` is the index that zarr v3 and the prototype for
-v2 share: a pair of offset and length, 16 bytes, for each chunk.
+`Level` and `Table` are the protocols of a kind of index. `OffsetsLevel` is the index of zarr v3 and of the prototype
+for v2: a pair of offset and length, 16 bytes, for each slot.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from refshard_fs.core import checksums as crc32c
 
 Buffer: TypeAlias = bytes | memoryview
 
-MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forged one and never read
+MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forgery, and not read
 PAIR = 16  # bytes of an offset and a length
 BEYOND = np.uint64(2**63)  # no file is so long
-NONE = 2**64 - 1  # the offset and the length of a chunk that is missing
-_LAST = np.uint64(2**63 - 1)  # ends of ranges are less than 2**63, everywhere
+NONE = 2**64 - 1  # the offset and the length of a missing chunk
+_LAST = np.uint64(2**63 - 1)  # the largest end of a range
 
 
 class Misfit(ValueError):
-    """A chunk that cannot be stored in a shard of this kind."""
+    """A chunk cannot be stored in a shard of this kind."""
 
 
 class Table(Protocol):
-    """The decoded index of one shard, ``nbytes`` heavy; shared by threads."""
+    """The decoded index of one shard, of ``nbytes`` bytes; shared by threads."""
 
     @property
     def nbytes(self) -> int: ...
 
     def locate(self, slot: int) -> tuple[int, int] | None:
-        """Return (offset, length) in the shard of the chunk in ``slot``; None if there is none."""
+        """Return (offset, length) of the chunk in ``slot``; None if it is missing."""
 
     def present(self) -> Sequence[int]:
         """Return the slots that hold a chunk, ascending."""
@@ -55,25 +55,25 @@ class Level(Protocol, Hashable):
     def trailer(self) -> int: ...
 
     def table(self, data: bytes, size: int | None) -> Table:
-        """Return the table that ``data`` (``length`` bytes) encode; ValueError if they contradict themselves.
+        """Decode ``data`` (``length`` bytes); raise ValueError if they contradict themselves.
 
         ``size`` is the size of the shard without its trailer, if it is known.
         """
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        """Return the parts of a shard of ``chunks`` (slot and payload, in the order in which to store them).
+        """Return the parts of a shard of ``chunks`` (slot and payload, in the order to store), without the trailer.
 
-        The trailer is not among them. Raises Misfit if a payload cannot be stored in such a shard.
+        Raises Misfit if a payload cannot be stored in such a shard.
         """
 
 
 class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
-    """How the index of ``shard``, a key of ``array``, is decoded.
+    """The decoder of the index of ``shard``, a key of ``array``.
 
-    ``view`` is the number of the view that asks: a shard may be rewritten between two openings of a source, and a
-    remembered index would not show it. ``size`` is the shard's, without the trailer. If the shard reaches from byte
-    ``first`` of an object to its end, the size may be known only after the index was read: then `sized` sets it.
-    ``cut`` is how many bytes of trailer were read after the index; None if the whole shard was read.
+    ``view`` is the number of the view that needs it: a shard may be rewritten between two openings of a source, and the
+    second must not use the index of the first. ``size`` is the shard's, without the trailer. If the shard reaches from
+    byte ``first`` of an object to its end, the size may be unknown before the index is read: then `sized` sets it.
+    ``cut`` is the number of bytes of trailer that are read behind the index; None if the whole shard is read.
     """
 
     level: Level
@@ -100,21 +100,21 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
                 cut = 0
             if len(data) != length + cut or (size is not None and size < length):
                 there = len(data) if size is None else min(size + cut, len(data))
-                raise ValueError(f"there are {there} bytes where its index takes {length + cut}")
+                raise ValueError(f"expected an index of {length + cut} bytes, found {there}")
             return self.level.table(data[:length], size)
         except ValueError as e:
             raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
 
 
 class Offsets:
-    """Offset and length of each slot, as read; ``pairs`` is ``uint64[slots, 2]``."""
+    """Offset and length of each slot: ``pairs`` is ``uint64[slots, 2]``."""
 
     __slots__ = ("_absent", "nbytes", "pairs")
 
     def __init__(self, pairs: npt.NDArray[np.uint64], absent: int = NONE) -> None:
         self.pairs = pairs
         self.nbytes = pairs.nbytes
-        self._absent = absent  # the length of a chunk that is missing
+        self._absent = absent  # the length of a missing chunk
 
     def locate(self, slot: int) -> tuple[int, int] | None:
         offset, length = self.pairs[slot].tolist()
@@ -128,7 +128,7 @@ class Offsets:
 class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
     """``slots`` pairs of unsigned 64-bit numbers, then their CRC-32C if ``checked``.
 
-    A chunk that is missing has a pair of all ones, or (``absent="no length"``) a length of 0.
+    A missing chunk has a pair of all ones, or (``absent="no length"``) a length of 0.
     """
 
     slots: int
@@ -151,7 +151,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         if self.checked:
             stored, found = int.from_bytes(data[stop:], "little"), crc32c.crc32c(data[:stop])
             if stored != found:
-                raise ValueError(f"the checksum of its index is {found:08x}, where {stored:08x} is stored")
+                raise ValueError(f"expected the checksum {stored:08x} of its index, found {found:08x}")
         pairs = np.frombuffer(data[:stop], ">u8" if self.big_endian else "<u8").reshape(-1, 2)
         pairs = pairs.astype(np.uint64, copy=False)
         self._check(pairs, size)
@@ -164,7 +164,7 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         for slot, parts in chunks:
             length = sum(map(len, parts))
             if length == self._none:
-                raise Misfit("a chunk of no bytes cannot be told from a missing one in an index of this kind")
+                raise Misfit("expected a chunk of at least 1 byte: in this kind of index, length 0 means missing")
             pairs[slot] = offset, length
             offset += length
             body += parts
@@ -178,8 +178,11 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
         present = lengths != np.uint64(self._none)
         half = present ^ (offsets != NONE)
         if self.absent == "ones" and half.any():
-            raise ValueError(f"slot {int(half.argmax())} of its index is half empty")
-        # Where a chunk may lie: not in the index, not past the end. Chunks of no bytes lie nowhere.
+            raise ValueError(
+                f"slot {int(half.argmax())} of its index is half empty: expected both or neither of offset and length "
+                "to be all ones"
+            )
+        # A chunk must not lie in the index, nor behind the end. Chunks of no bytes have no place.
         first = 0 if self.at_end else self.length
         last = _LAST if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
         wrong = present & ((offsets > last) | (lengths > last) | (lengths > last - np.minimum(offsets, last)))
@@ -188,14 +191,16 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
             slot = int(wrong.argmax())
             offset, length = pairs[slot].tolist()
             room = f"[{first}, {'...' if size is None else int(last)})"
-            raise ValueError(f"slot {slot} of its index says [{offset}, {offset + length}), outside of {room}")
+            raise ValueError(
+                f"slot {slot} of its index has [{offset}, {offset + length}): expected a range within {room}"
+            )
 
 
 def slots_of(lengths: tuple[int, ...]) -> int:
-    """Return the number of slots of a shard of ``lengths`` chunks; ValueError if their index would be too long."""
+    """Return the number of slots of a shard of ``lengths`` chunks; ValueError if its index is too long."""
     slots = math.prod(lengths)
     if slots < 1 or slots * PAIR > MAX_INDEX:
         raise ValueError(
-            f"a shard of {'×'.join(map(str, lengths))} chunks would need an index of over {MAX_INDEX} bytes"
+            f"expected an index of at most {MAX_INDEX} bytes: {'×'.join(map(str, lengths))} chunks in a shard need more"
         )
     return slots

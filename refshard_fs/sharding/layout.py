@@ -1,7 +1,7 @@
-"""Where the inner chunks of a sharded array lie: in which shard, and in which slot of which index. No I/O here.
+"""Compute the shard of each inner chunk of an array, and its slot in each index of the shard. No I/O here.
 
-A `ShardFormat` recognises an array's metadata and returns a `ShardLayout`: the grid of inner chunks, how shards divide
-it, and the indexes within a shard. Other packages register theirs by an entry point in the group ``refshard.shards``.
+A `ShardFormat` recognises an array's metadata and returns a `ShardLayout`: the grid of inner chunks, its division into
+shards, and the indexes within a shard. Other packages register a format by an entry point in ``refshard.shards``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from refshard_fs.sharding.packing import pack_shard
 
 Coords: TypeAlias = tuple[int, ...]
 
-_PLANS = 1024  # that a layout whose shards differ in size remembers
+_PLANS = 1024  # plans that a layout remembers, one for each size of shards
 
 
 class Equal(msgspec.Struct, frozen=True):
-    """One dimension is divided into shards of ``length`` inner chunks each."""
+    """Division of a dimension into shards of ``length`` inner chunks each."""
 
     length: int
 
     def shard(self, chunk: int) -> tuple[int, int, int]:
-        """Return the number of the shard that ``chunk`` lies in, the chunk's place in it, and the shard's length."""
+        """Return the number of the shard of ``chunk``, the chunk's place in it, and the shard's length."""
         number, place = divmod(chunk, self.length)
         return number, place, self.length
 
@@ -43,7 +43,7 @@ class Equal(msgspec.Struct, frozen=True):
 
 
 class Ragged(msgspec.Struct, frozen=True):
-    """One dimension is divided into shards of various lengths; ``ends`` are the first chunks past each, ascending."""
+    """Division of a dimension into shards of various lengths; ``ends`` are the first chunks behind each, ascending."""
 
     ends: tuple[int, ...]
 
@@ -66,8 +66,8 @@ Cut: TypeAlias = Equal | Ragged
 class Nest(NamedTuple):
     """One level of shards: each of its slots holds ``part`` inner chunks along each dimension of the array.
 
-    ``axes`` are the array's dimensions in the order in which slots are counted, slowest first;
-    ``level`` gives the index of a shard with a given number of slots.
+    ``axes`` are the array's dimensions in the order of slots, slowest first; ``level(n)`` is the index of a shard with
+    n slots.
     """
 
     part: Coords
@@ -81,11 +81,11 @@ class _Plan(NamedTuple):
     levels: tuple[Level, ...]
     parts: tuple[Coords, ...]
     strides: tuple[Coords, ...]
-    counts: tuple[Coords, ...]  # of slots, along the dimensions in the shard's own order
+    counts: tuple[Coords, ...]  # numbers of slots, along the dimensions in the shard's own order
 
 
 class ChunkInShard(NamedTuple):
-    """The shard that a chunk lies in: its key, coordinates and lengths in chunks; and the chunk's place in it."""
+    """The shard of a chunk: its key, coordinates and lengths in chunks; and the place of the chunk in it."""
 
     shard: str
     coords: Coords
@@ -94,7 +94,7 @@ class ChunkInShard(NamedTuple):
 
 
 class ShardLayout:
-    """Where the inner chunks of one array lie. Shards are keyed like the chunks are, by their own coordinates.
+    """The places of the inner chunks of one array. Keys of shards have the form of keys of chunks.
 
     ``grid`` is the grid of inner chunks. It has ``shards`` only if all shards have one size; ``cuts`` divide each
     dimension into shards. ``nests`` are the levels of shards, outermost first; the innermost ``part`` is one chunk.
@@ -107,12 +107,12 @@ class ShardLayout:
         self._plan = lru_cache(_PLANS)(self._make_plan)
 
     def split(self, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
-        """Return the coordinates of the shard that holds the chunk ``coords``, its lengths, and the chunk's place.
+        """Return the coordinates of the shard of the chunk ``coords``, its lengths, and the chunk's place in it.
 
-        Raises IndexError beyond the last of shards that have sizes of their own.
+        If shards have various sizes, raises IndexError beyond the last one.
         """
         lengths = self.grid.shards
-        if lengths:  # at half the cost of asking the cuts
+        if lengths:  # half the cost of the general way
             return tuple(map(floordiv, coords, lengths)), lengths, tuple(map(mod, coords, lengths))
         parts = [cut.shard(coord) for cut, coord in zip(self.cuts, coords, strict=True)]
         return tuple(p[0] for p in parts), tuple(p[2] for p in parts), tuple(p[1] for p in parts)
@@ -122,7 +122,7 @@ class ShardLayout:
         return self._plan(lengths).levels
 
     def slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
-        """Return the slot in each of these `levels` of the chunk at ``place``; of many chunks, if these are arrays."""
+        """Return the slot of the chunk at ``place`` in each of the `levels`, or of many chunks if these are arrays."""
         plan = self._plan(lengths)
         *outer, last = plan.strides
         out = []
@@ -134,10 +134,10 @@ class ShardLayout:
     def rewrite(
         self, lengths: Coords, old: Buffer | None, changes: Mapping[Coords, Buffer | None]
     ) -> list[Buffer] | None:
-        """Return the parts of the shard ``old`` (None: there is none) of ``lengths`` chunks after ``changes``.
+        """Apply ``changes`` to the shard ``old`` (None: a new shard) of ``lengths`` chunks, and return its parts.
 
-        Those are payloads by place; None removes a chunk. A shard without chunks is None. Raises ValueError if the old
-        shard is damaged, and its subclass Misfit if a payload cannot be stored in such a shard.
+        ``changes`` are payloads by place; None removes a chunk. Returns None if no chunk is left. Raises ValueError if
+        the old shard is damaged, and its subclass Misfit if a payload cannot be stored in such a shard.
         """
         plan = self._plan(lengths)
         by_slots = {self.slots(place, lengths): payload for place, payload in changes.items()}
@@ -158,8 +158,8 @@ class ShardLayout:
 
     # ------------------------------------------------------------------ keys
 
-    def in_shard(self, path: str, key: str) -> ChunkInShard | None:
-        """Return where the chunk ``key`` of the array at ``path`` lies; None if it is not the key of a chunk."""
+    def find_shard(self, path: str, key: str) -> ChunkInShard | None:
+        """Return the place of the chunk ``key`` of the array at ``path``; None if ``key`` is not the key of a chunk."""
         coords = self.grid.decode(relative(key, path))
         if coords is None:
             return None
@@ -174,13 +174,13 @@ class ShardLayout:
         return join(path, self.grid.encoding.encode(shard))
 
     def chunks(self, shard: Coords) -> list[range]:
-        """Return the chunks of the array that lie in ``shard``, along each dimension; an edge shard has more room."""
+        """Return the chunks of the array in ``shard``, along each dimension; an edge shard has more room."""
         return [
             range(room.start, min(room.stop, n)) for room, n in zip(self.room(shard), self.grid.counts, strict=True)
         ]
 
     def room(self, shard: Coords) -> list[range]:
-        """Return the chunks that ``shard`` has room for, along each dimension."""
+        """Return the chunks that have a slot in ``shard``, along each dimension, also those outside of the array."""
         return [cut.chunks(number) for cut, number in zip(self.cuts, shard, strict=True)]
 
     def shard_directory(self, leading: Coords) -> str | None:
@@ -192,10 +192,9 @@ class ShardLayout:
     def expand(
         self, leading: Coords, names: Sequence[Listed]
     ) -> tuple[list[str], list[tuple[Coords, Iterator[Coords]]]]:
-        """Return what lies in the directory of the chunks that begin with ``leading``.
+        """Return the directories, or the shards, each with its chunks, below the directory of chunks at ``leading``.
 
-        That is directories of chunks, or shards, each with the chunks that may lie in it. ``names`` are what lies in
-        the directory of these shards.
+        ``leading`` are the first coordinates of the chunks; ``names`` is the listing of the directory of their shards.
         """
         depth = len(leading)
         if self.grid.is_nested and depth < len(self.cuts) - 1:
@@ -209,10 +208,10 @@ class ShardLayout:
 
 
 class Unsharded(NamedTuple):
-    """An array seen as its inner chunks; without a layout it is passed on as it stands, for ``reason``.
+    """An array of inner chunks in place of shards. Without a layout, its shards are shown, for ``reason``.
 
-    ``document`` is the array's metadata to be shown. With both a layout and a reason, inner
-    chunks are themselves shards that cannot be opened further.
+    ``document`` is the metadata to show. With both a layout and a reason, the inner chunks are themselves shards, which
+    cannot be opened.
     """
 
     layout: ShardLayout | None
@@ -223,10 +222,9 @@ class Unsharded(NamedTuple):
 class ShardFormat(msgspec.Struct, frozen=True):
     """One way to pack chunks into shards.
 
-    ``unshard`` takes an array's metadata and the user's ``shard_options`` and returns None if
-    the array is not of this format; ValueError where its metadata contradicts itself. It is
-    only asked about documents in which one of ``marks`` occurs. ``options`` are the names of
-    the options that it takes, with their possible values, the default first.
+    ``unshard`` takes an array's metadata and the user's ``shard_options``. It returns None if the array is not of this
+    format, and raises ValueError if its metadata contradicts itself. It is called only for documents with one of
+    ``marks``. ``options`` are the names of its options, with their possible values, the default first.
     """
 
     name: str
@@ -241,7 +239,7 @@ OWN_FORMATS = ("refshard_fs.sharding.v2", "refshard_fs.sharding.sharding_indexed
 
 @cache
 def shard_formats() -> tuple[ShardFormat, ...]:
-    """Return this package's shard formats, and the ones of the entry point group ``refshard.shards``."""
+    """Return this package's shard formats, and those in the entry point group ``refshard.shards``."""
     own = [importlib.import_module(name).SHARD_FORMAT for name in OWN_FORMATS]
     return tuple({known.name: known for known in (*own, *plugins("refshard.shards", ShardFormat))}.values())
 
@@ -255,11 +253,11 @@ def unshard_metadata(
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise TypeError unless ``options`` are options of known shard formats, with values that they take."""
+    """Raise TypeError unless ``options`` are options of known shard formats, with possible values."""
     if not options:
         return
     known = {name: values for shard_format in shard_formats() for name, values in shard_format.options.items()}
     for name, value in options.items():
         if name not in known or value not in known[name]:
             choices = "; ".join(f"{n}: {' or '.join(map(repr, v))}" for n, v in sorted(known.items()))
-            raise TypeError(f"shard_options has {name}={value!r}; there are {choices}")
+            raise TypeError(f"invalid shard_options {name}={value!r}: expected {choices}")

@@ -1,7 +1,7 @@
-"""New shards: changed chunks and the other chunks of the old shard, in Morton order, with their index. No I/O here.
+"""Pack new shards of changed chunks and the old shard's other chunks, in Morton order, with an index. No I/O here.
 
-Unchanged chunks are copied as they are, even whole shards within the shard; bytes that no index refers to are left out.
-A shard is returned as its parts, which are written one after the other, and never joined.
+Unchanged chunks, and shards within the shard, are copied as bytes; bytes that no index refers to are left out. A shard
+is returned as a list of parts, to be written one after the other without joining them.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import numpy.typing as npt
 from refshard_fs.core import checksums as crc32c
 from refshard_fs.sharding.index import Buffer, Level
 
-Slots: TypeAlias = tuple[int, ...]  # of a chunk: its slot in the shard, in the shard within that slot, and so on
+Slots: TypeAlias = tuple[int, ...]  # the slot of a chunk in the shard, in the shard within that slot, and so on
 Levels: TypeAlias = Sequence[tuple[Level, tuple[int, ...]]]  # outermost first, with the slots along each dimension
 
 
 class MortonCode:
-    """Compressed Morton codes: coordinates in a grid as one number, bits that no cell needs left out.
+    """Compressed Morton codes: coordinates in a grid as one number, without the bits that no cell needs.
 
-    Neuroglancer numbers the chunks of a volume so, and zarr-python stores the chunks of a shard in this order. The grid
-    has ``counts`` cells along each dimension; ValueError if its codes have more than 64 bits.
+    Neuroglancer numbers the chunks of a volume by these codes, and zarr-python stores the chunks of a shard in their
+    order. The grid has ``counts`` cells along each dimension; ValueError if its codes have more than 64 bits.
     """
 
     __slots__ = ("_sources",)
 
     def __init__(self, counts: Sequence[int]) -> None:
         bits = max((max(count - 1, 0).bit_length() for count in counts), default=0)
-        # The dimension and the bit of its coordinate that each bit of a code is, lowest first.
+        # For each bit of a code, lowest first: a dimension, and a bit of the coordinate along it.
         self._sources = [(d, bit) for bit in range(bits) for d, count in enumerate(counts) if 1 << bit < count]
         if len(self._sources) > 64:
-            raise ValueError(f"a grid of {'×'.join(map(str, counts))} cells has codes of more than 64 bits")
+            raise ValueError(f"expected Morton codes of at most 64 bits: {'×'.join(map(str, counts))} cells need more")
 
     def encode(self, coords: Any) -> Any:
-        """Return the code of the cell at ``coords``; of many cells, where these are arrays."""
+        """Return the code of the cell at ``coords``, or the codes of many cells if these are arrays."""
         code = 0
         for place, (dimension, bit) in enumerate(self._sources):
             code |= (coords[dimension] >> bit & 1) << place
         return code
 
     def decode(self, codes: npt.NDArray[np.uint64], dimensions: int) -> npt.NDArray[np.int64]:
-        """Return the coordinates of each of ``codes``, a row for each; bits beyond those of the grid are left out."""
+        """Return the coordinates of ``codes``, a row for each code; higher bits than the grid has are ignored."""
         coords = np.zeros((len(codes), dimensions), np.int64)
         for place, (dimension, bit) in enumerate(self._sources):
             coords[:, dimension] |= ((codes >> np.uint64(place)) & np.uint64(1)).astype(np.int64) << bit
@@ -53,7 +53,7 @@ class MortonCode:
 
 @lru_cache(maxsize=64)
 def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
-    """Return, for each cell of a grid counted in C order, its place in the order of their Morton codes."""
+    """Return the place of each cell in Morton order; cells are counted in C order."""
     cells = np.indices(counts).reshape(len(counts), -1) if counts else np.zeros((0, 1), np.int64)
     codes = np.zeros(cells.shape[1], np.int64)
     codes |= MortonCode(counts).encode(cells)
@@ -62,7 +62,7 @@ def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
 
 
 def pack_shard(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | None]) -> list[Buffer] | None:
-    """Return the parts of the shard ``old`` (None: there is none) after ``changes``; None if no chunk is left."""
+    """Apply ``changes`` to the shard ``old`` (None: a new shard); return its parts, or None if no chunk is left."""
     (level, counts), *deeper = levels
     chunks: dict[int, Sequence[Buffer]] = {} if old is None else _chunks(level, memoryview(old))
     within: dict[int, dict[Slots, Buffer | None]] = {}
@@ -87,17 +87,17 @@ def _chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
     """Return the payloads of ``shard`` by slot; ValueError if it is damaged."""
     size, length = len(shard) - level.trailer, level.length
     if size < length:
-        raise ValueError(f"it has {len(shard)} bytes: its index takes more")
+        raise ValueError(f"expected an index of {length} bytes, found only {max(size, 0)} bytes")
     stored, found = bytes(shard[size:]), b"".join(_checksums([shard[:size]], level.trailer))
     if stored != found:
-        raise ValueError(f"the checksum of its first {size} bytes is {found.hex()}, where {stored.hex()} is stored")
+        raise ValueError(f"expected the checksum {stored.hex()} of its first {size} bytes, found {found.hex()}")
     table = level.table(bytes(shard[size - length : size] if level.at_end else shard[:length]), size)
     places = [(slot, table.locate(slot) or (0, 0)) for slot in table.present()]
     return {slot: (shard[offset : offset + length],) for slot, (offset, length) in places}
 
 
 def _checksums(parts: Sequence[Buffer], trailer: int) -> list[bytes]:
-    """Return the ``trailer`` bytes that follow ``parts``: checksums, each of everything before it."""
+    """Return the ``trailer`` bytes behind ``parts``: checksums, each of all bytes before it."""
     sums: list[bytes] = []
     found = 0
     for part in parts if trailer else ():

@@ -1,7 +1,7 @@
-"""Zarr v3's ``sharding_indexed`` codec, nested to any depth. No I/O here.
+"""Recognise arrays with zarr v3's ``sharding_indexed`` codec, nested to any depth. No I/O here.
 
-Specification: zarr-specs, codecs/sharding-indexed. Inner chunks can be read in ranges if the codecs around the sharding
-codec are ``transpose`` (before it) and ``crc32c`` (after it), and no others.
+Specification: zarr-specs, codecs/sharding-indexed. Inner chunks can be read in ranges if the only codecs around the
+sharding codec are ``transpose`` (before it) and ``crc32c`` (after it).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from refshard_fs.sharding.index import OffsetsLevel, slots_of
 from refshard_fs.sharding.layout import Coords, Cut, Equal, Nest, Ragged, ShardFormat, ShardLayout, Unsharded
 
 _NAME = "sharding_indexed"
-_CHUNKS = 2**63  # an array has fewer: the numbers of chunks must fit 64 bits
-_EDGES = 1 << 20  # shards of various sizes along one dimension, at most
+_CHUNKS = 2**63  # an array has fewer chunks, because their numbers have 64 bits
+_EDGES = 1 << 20  # the most shards of various sizes along one dimension
 
 T = TypeVar("T")
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
-    """Return the array with metadata ``doc`` as an array of its innermost chunks; None if it has no sharding codec."""
+    """Return the array with metadata ``doc`` as an array of innermost chunks; None if it has no sharding codec."""
     match doc:
         case {"zarr_format": 3, "codecs": [*codecs]} if _place(codecs) is not None:
             meta = zarrmeta.array_meta(doc, "its metadata")
@@ -47,7 +47,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     shards = tuple(cut.length for cut in cuts if isinstance(cut, Equal))
     grid = ChunkGrid.regular(meta.shape, inner, meta.grid.encoding)
     if grid.size >= _CHUNKS:
-        raise ValueError(f"its shape {list(meta.shape)} has more chunks of {list(inner)} than 64 bits can count")
+        raise ValueError(f"expected fewer than 2**63 chunks: its shape {list(meta.shape)} has more of {list(inner)}")
     if len(shards) == len(cuts):
         grid = msgspec.structs.replace(grid, shards=shards)
     nests = [
@@ -71,11 +71,11 @@ class _Level(NamedTuple):
 
 
 class _Opaque(ValueError):
-    """Inner chunks cannot be read in ranges; the text says which codec is in the way."""
+    """Inner chunks cannot be read in ranges, because of the codec that the text names."""
 
 
 def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str | None]:
-    """Return the levels of shards, outermost first, the innermost chunks' codecs, and why there are no more levels."""
+    """Return the levels of shards, outermost first, the innermost chunks' codecs, and why no further level opens."""
     levels: list[_Level] = []
     transposes: list[Any] = []
     axes = tuple(range(ndim))
@@ -88,7 +88,8 @@ def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str 
         except _Opaque as e:
             return levels, [*transposes, *codecs], str(e)
         if len(configuration.chunk_shape) != ndim:
-            raise ValueError(f"its inner chunk_shape has {len(configuration.chunk_shape)} dimensions, its shape {ndim}")
+            found = len(configuration.chunk_shape)
+            raise ValueError(f"expected an inner chunk_shape of {ndim} dimensions, as its shape, found {found}")
         by_axis = dict(zip(axes, configuration.chunk_shape, strict=True))
         levels.append(_Level(tuple(by_axis[axis] for axis in range(ndim)), axes, index))
         transposes += codecs[:at]
@@ -121,7 +122,7 @@ def _codec(spec: object) -> _Codec:
 def _read(spec: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(spec, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # the latter of half a surrogate pair
+    except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half a surrogate pair
         raise ValueError(f"one of its codecs is not as specified: {e}") from None
 
 
@@ -130,10 +131,10 @@ def _place(codecs: Sequence[Any]) -> int | None:
 
 
 def _axes(before: Sequence[Any], axes: Coords) -> Coords:
-    """Return ``axes``, the array's dimensions in the shard's order, as the codecs ``before`` sharding permute them."""
+    """Permute ``axes``, the array's dimensions in the shard's order, by the codecs ``before`` sharding."""
     for codec in map(_codec, before):
         if codec.name != "transpose":
-            raise _Opaque(f"codec {codec.name!r} before sharding changes what shards hold")
+            raise _Opaque(f"codec {codec.name!r} before sharding changes the content of shards")
         match codec.configuration.get("order"):
             case "C":
                 pass
@@ -142,12 +143,12 @@ def _axes(before: Sequence[Any], axes: Coords) -> Coords:
             case [*order] if all(type(axis) is int for axis in order) and sorted(order) == [*range(len(axes))]:
                 axes = tuple(axes[axis] for axis in order)
             case other:
-                raise ValueError(f"a transpose has the order {str(other)[:100]}, no permutation of its dimensions")
+                raise ValueError(f"expected a permutation of its dimensions in a transpose, found {str(other)[:100]}")
     return axes
 
 
 def _trailer(after: Sequence[Any]) -> int:
-    """Return how many bytes the codecs ``after`` sharding append to a shard."""
+    """Return the number of bytes that the codecs ``after`` sharding append to a shard."""
     for codec in map(_codec, after):
         if codec.name != "crc32c":
             raise _Opaque(f"codec {codec.name!r} after sharding makes shards unreadable in ranges")
@@ -155,11 +156,11 @@ def _trailer(after: Sequence[Any]) -> int:
 
 
 def _index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
-    """Return how an index is laid out; its number of slots is left open."""
+    """Return the form of an index, with 0 in place of its number of slots."""
     chain = list(map(_codec, configuration.index_codecs))
     names = [codec.name for codec in chain]
     if names not in (["bytes"], ["bytes", "crc32c"], ["endian"], ["endian", "crc32c"]):
-        raise _Opaque(f"its index is encoded by {', '.join(names) or 'nothing'}, and only bytes and crc32c are known")
+        raise _Opaque(f"its index is encoded by {', '.join(names) or 'nothing'}: expected bytes, or bytes and crc32c")
     is_big = _read(chain[0].configuration, _Endian).endian == "big"
     at_end = configuration.index_location == "end"
     return OffsetsLevel(slots=0, at_end=at_end, checked=len(chain) > 1, big_endian=is_big, trailer=trailer)
@@ -170,7 +171,7 @@ def _with_slots(index: OffsetsLevel, slots: int) -> OffsetsLevel:
 
 
 def _cuts(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
-    """Return how the outer grid, whose metadata was checked, divides each dimension, in inner chunks."""
+    """Return the division of each dimension into shards, in inner chunks. The metadata of the outer grid is valid."""
     configuration = spec["configuration"]
     edges = configuration["chunk_shape" if spec["name"] == "regular" else "chunk_shapes"]
     return tuple(_cut_of(edge, size) for edge, size in zip(edges, inner, strict=True))
@@ -181,12 +182,12 @@ def _cut_of(edges: Any, inner: int) -> Cut:
         return Equal(_quotient(int(edges), inner))
     runs = [tuple(map(int, entry)) if isinstance(entry, list) else (int(entry), 1) for entry in edges]
     if sum(times for _, times in runs) > _EDGES:
-        raise ValueError(f"a dimension of its grid has more than {_EDGES} shards of their own sizes")
+        raise ValueError(f"expected at most {_EDGES} shards of various sizes along a dimension, found more")
     return Ragged(tuple(accumulate(_quotient(size, inner) for size, times in runs for _ in range(times))))
 
 
 def _largest(cuts: Sequence[Cut], part: Coords) -> Coords:
-    """Return how many slots the largest shard has along each dimension; ValueError if parts do not divide a shard."""
+    """Return the slots of the largest shard along each dimension; ValueError if parts do not divide a shard."""
     lengths = [
         {cut.length} if isinstance(cut, Equal) else {stop - start for start, stop in pairwise((0, *cut.ends))}
         for cut in cuts
@@ -200,7 +201,7 @@ def _divide(outer: Coords, inner: Coords) -> Coords:
 
 def _quotient(outer: int, inner: int) -> int:
     if outer <= 0 or outer % inner:
-        raise ValueError(f"shards of {outer} along a dimension are not divided by chunks of {inner}")
+        raise ValueError(f"expected shards of whole chunks: shards of {outer} along a dimension have chunks of {inner}")
     return outer // inner
 
 

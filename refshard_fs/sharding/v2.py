@@ -1,10 +1,10 @@
-"""Zarr v2 shard layouts: the prototype of zarr-python PR 876, and the same bytes below zarr v3 metadata. No I/O here.
+"""Recognise sharded arrays of zarr v2: the prototype of zarr-python PR 876, also below zarr v3 metadata. No I/O here.
 
 - ``"shard_format": "indexed"``: each shard ends with an index of (offset, length) pairs, little-endian, all ones for
   a missing chunk. Earlier versions of the prototype wrote them big-endian, with a length of 0 for a missing chunk.
-  Nothing in a file distinguishes the two: ``shard_options={"endian": "big"}`` selects the latter.
-- ``"morton_order"``, the first version: slots of one size, and a mask of those that were written. Slots are counted
-  first dimension fastest; ``shard_options={"slots": "morton"}`` is for shards that really follow a Z-curve.
+  Files do not tell which version wrote them: ``shard_options={"endian": "big"}`` selects the earlier ones.
+- ``"morton_order"``, the first version: slots of one size, and a mask of the written ones. The first dimension varies
+  fastest; ``shard_options={"slots": "morton"}`` is for shards whose slots really follow a Z-curve.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Order = Literal["fortran", "morton"]
 
 
 class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
-    """A big-endian number at the end of a shard, one bit a slot of ``slot`` bytes, the lowest for the first slot."""
+    """An index of one bit for each slot of ``slot`` bytes: a big-endian number, the first slot in its lowest bit."""
 
     lengths: tuple[int, ...]
     slot: int
@@ -44,7 +44,7 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
     def table(self, data: bytes, size: int | None) -> Offsets:
         need = math.prod(self.lengths) * self.slot + self.length
         if size is not None and size != need:
-            raise ValueError(f"it has {size} bytes, and not the {need} of its slots and their mask")
+            raise ValueError(f"expected {need} bytes of slots and mask, found {size}")
         ranks = _ranks(self.lengths, self.order)
         written = np.unpackbits(np.frombuffer(data, np.uint8)[::-1], bitorder="little")[ranks]
         pairs = np.stack([ranks * np.uint64(self.slot), np.full_like(ranks, self.slot)], axis=1)
@@ -58,7 +58,7 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
         for slot, payload in chunks:
             length = sum(map(len, payload))
             if length != self.slot:
-                raise Misfit(f"a chunk of {length} bytes does not fill its slot of {self.slot}")
+                raise Misfit(f"expected a chunk of {self.slot} bytes, the size of a slot, got {length}")
             mask |= 1 << int(ranks[slot])
             parts[int(ranks[slot])] = payload
         return [*chain.from_iterable(parts), mask.to_bytes(self.length, "big")]
@@ -66,14 +66,14 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
 @lru_cache(maxsize=64)
 def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint64]:
-    """Return, for each slot counted in C order, its place among all slots."""
+    """Return the place of each slot in the shard; slots are counted in C order."""
     if order == "fortran":
         return np.arange(math.prod(lengths), dtype=np.uint64).reshape(lengths, order="F").ravel()
     return packing.ranks(lengths).astype(np.uint64)
 
 
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
-    """Return the array with metadata ``doc`` as an array of inner chunks; None if it is not sharded like this."""
+    """Return the array with metadata ``doc`` as an array of inner chunks; None if it is not of this format."""
     match doc:
         case {"zarr_format": 2, "shards": shards} if shards is not None:
             kind = doc.get("shard_format", "indexed")
@@ -88,16 +88,16 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if meta is None or meta.grid is None or meta.chunks is None:
         return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
     if not isinstance(kind, str) or kind not in ("indexed", "morton_order"):
-        return Unsharded(None, doc, f"its shard_format is {str(kind)[:100]!r}: 'indexed' and 'morton_order' are known")
+        return Unsharded(None, doc, f"its shard_format is {str(kind)[:100]!r}: expected 'indexed' or 'morton_order'")
     lengths = _lengths(shards, len(meta.shape), pad=meta.zarr_format == 3)
     slots_of(lengths)
     level: Level
     if kind == "morton_order":
         if doc.get("compressor") is not None or doc.get("filters"):
-            return Unsharded(None, doc, "its slots are of one size, but its chunks are compressed")
+            return Unsharded(None, doc, "its slots have one size, but its chunks are compressed")
         slot = math.prod(meta.chunks) * _itemsize(meta.dtype)
         if slot * math.prod(lengths) >= zarrmeta.COUNTABLE:
-            raise ValueError(f"its slots of {slot} bytes would make a shard of more than 2**63 bytes")
+            raise ValueError(f"expected a shard of at most 2**63 bytes: its slots of {slot} bytes take more")
         level = MaskLevel(lengths, slot, options.get("slots", "fortran"))
     elif options.get("endian") == "big":
         level = OffsetsLevel(math.prod(lengths), big_endian=True, absent="no length")
@@ -116,22 +116,22 @@ def _is_sharding(transformer: object) -> bool:
 
 
 def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
-    """Return the chunks per shard along each dimension; the v3 transformer may leave out the last."""
+    """Return the chunks per shard along each dimension; the v3 transformer may leave out the last dimensions."""
     given = shards if isinstance(shards, list) else [shards if pad else 0]
     if pad:
         given = given + [1] * (ndim - len(given)) if ndim else []
     if len(given) != ndim or not all(type(n) is int and 0 < n < 2**63 for n in given):
-        raise ValueError(f"its chunks per shard are {str(shards)[:100]}, not {ndim} positive integers")
+        raise ValueError(f"expected {ndim} positive integers as chunks per shard, found {str(shards)[:100]}")
     return tuple(given)
 
 
 def _itemsize(spelled: str) -> int:
     try:
         dtype = np.dtype(spelled)
-    except (TypeError, ValueError, SyntaxError) as e:  # the last of what numpy takes for fields
-        raise ValueError(f"its slots are of one size, and the size of dtype {spelled[:100]!r} is not known") from e
+    except (TypeError, ValueError, SyntaxError) as e:  # SyntaxError: numpy parses some texts as fields
+        raise ValueError(f"its slots have one size, but the size of dtype {spelled[:100]!r} is unknown") from e
     if dtype.hasobject:
-        raise ValueError("its slots are of one size, and its items are not")
+        raise ValueError("its slots have one size, but its items have various sizes")
     return dtype.itemsize
 
 

@@ -1,9 +1,9 @@
-"""A view of any key space that shows sharded arrays as ordinary arrays of their inner chunks. No I/O here.
+"""Show sharded arrays of any key space as ordinary arrays of their inner chunks. No I/O here.
 
-An inner chunk is a part of the shard's entry, whatever that is: a range of a file, a member of an archive, bytes in
-memory. The index of each level is a need; its reader remembers it. The metadata of sharded arrays is rewritten,
-everything else is passed on byte for byte. An array whose shards cannot be read in ranges is passed on whole, and
-`ShardView.reports` says why.
+An inner chunk is a part of the shard's entry: of a range of a file, a member of an archive, bytes in memory. The index
+of each level is a need, and the engine remembers it. The view rewrites the metadata of sharded arrays, and passes on
+all other keys unchanged. If the shards of an array cannot be read in ranges, it shows the shards, and
+`ShardView.reports` has the reason.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.index import Level, Table, TableIndex
 from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unshard_metadata
 
-_FULL = 0.75  # of the chunks of a shard: if so many are wanted, the shard is read whole
-_SMALL = 1 << 18  # elements of a shard that is read whole at once,
-_WHOLE = 1 << 20  # and bytes that it has at most
-_BATCH = 64  # shards whose indexes are asked for at a time when chunks are listed
+_FULL = 0.75  # a shard is read whole if this share of its chunks is needed
+_SMALL = 1 << 18  # the most elements of a shard that is read whole without its index,
+_WHOLE = 1 << 20  # and its most bytes
+_BATCH = 64  # indexes in one round when chunks are listed
 
 
 class ArrayInfo(NamedTuple):
-    """The facts about one array: its grid as shown, and the layout of its shards if its inner chunks are shown.
+    """The facts about one array: the shown grid, and the layout of its shards if its inner chunks are shown.
 
-    ``reason`` says why they are not, or not to the innermost level. ``stored`` is the array's metadata in the source,
-    if its inner chunks are shown.
+    Otherwise, or if the innermost level is not shown, there is a ``reason``. ``stored`` is the array's metadata in the
+    source, if its inner chunks are shown.
     """
 
     grid: ChunkGrid | None
@@ -49,7 +49,7 @@ class ArrayInfo(NamedTuple):
 
 
 class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
-    """Shows sharded arrays, but for ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
+    """Shows sharded arrays, except ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
 
     options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class ShardView(ArrayView[ArrayInfo]):
-    """The keys of ``base``, inner chunks in place of shards, but for the arrays ``whole``.
+    """The keys of ``base``, with inner chunks in place of shards, except for the arrays ``whole``.
 
     ``options`` are the user's ``shard_options``.
     """
@@ -84,19 +84,19 @@ class ShardView(ArrayView[ArrayInfo]):
         super().__init__(base)
         reports = dict(base.reports)
 
-        def report(path: str, seen: ArrayInfo) -> None:  # no method: the view would be freed by the collector alone
+        def report(path: str, seen: ArrayInfo) -> None:  # a method would make a cycle of references to the view
             if seen.reason is not None:
                 reports[path] = seen.reason
 
         self.reports = reports
         self.options = options
         self._documents = Documents(base, Unshard(options, whole), report)
-        self._begun: set[str] = set()  # paths of sharded arrays of which something was found
+        self._begun: set[str] = set()  # paths of sharded arrays with a look-up before
         self.grids = self._documents.grids
 
     @property
     def shards_anything(self) -> bool:
-        """Whether any array that is known so far is shown as inner chunks, or should have been."""
+        """Whether the inner chunks of any known array are shown, or cannot be shown for a reason."""
         return bool(self.reports) or any(seen.layout is not None for seen in self._documents.arrays.values())
 
     def is_inner(self, key: str) -> bool:
@@ -105,16 +105,16 @@ class ShardView(ArrayView[ArrayInfo]):
 
     def object_of(self, key: str) -> str:
         path = self._documents.find_array(key)
-        at = None if path is None or self.own_grid(path) is None else self._layout(path).in_shard(path, key)
+        at = None if path is None or self.own_grid(path) is None else self._layout(path).find_shard(path, key)
         return self.base.object_of(key if at is None else at.shard)
 
     def register_arrays(self) -> Steps[None]:
-        """Add the arrays that the base knows without reads."""
+        """Add the arrays that the base knows without I/O."""
         marks = tuple(mark for known in shard_formats() for mark in known.marks)
         yield from self._documents.register_arrays(marks, ArrayInfo)
 
     def array_info(self, path: str) -> Steps[ArrayInfo | None]:
-        """Return the facts about the array ``path``, whose metadata is read if need be; None if there is none."""
+        """Return the facts about the array ``path``, after reading its metadata if needed; None if there is none."""
         if path not in self._documents.arrays:
             yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
@@ -137,7 +137,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return entry
 
     def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
-        """Return look-ups that find all of ``keys``, one for all keys that are found by the same indexes."""
+        """Return look-ups for all of ``keys``: one look-up for all keys with the same indexes."""
         found: list[LookUp] = []
         of_base: list[int] = []
         shards: dict[tuple[str, Coords, Coords, Coords], list[tuple[int, Coords]]] = {}
@@ -154,11 +154,11 @@ class ShardView(ArrayView[ArrayInfo]):
             shard, lengths, place = layout.split(coords)
             try:
                 slots = layout.slots(place, lengths)
-            except Exception:  # noqa: BLE001  # of a third party's `Level`: an error of this key alone
+            except Exception:  # noqa: BLE001  # of another package's `Level`: only this key fails
                 found.append(self.single_lookup(number, key))
                 continue
-            within = slots[:-1]  # of which shard in the shard
-            shards.setdefault((path, shard, lengths, within), []).append((number, slots))
+            inner_shard = slots[:-1]
+            shards.setdefault((path, shard, lengths, inner_shard), []).append((number, slots))
         for (path, shard, lengths, _), wanted in shards.items():
             numbers, all_slots = zip(*wanted, strict=True)
             some = [keys[number] for number in numbers]
@@ -166,15 +166,16 @@ class ShardView(ArrayView[ArrayInfo]):
         return found + lookups_of(self.base, keys, of_base)
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return the ranges of the shards of which ``keys``, which are read in this order, are most chunks.
+        """Return the ranges of the shards that are worth reading whole, because ``keys`` are most of their chunks.
 
-        They are worth reading whole, and so is the last one, if all before it are: more of its chunks may follow.
+        ``keys`` are in the order of reading. If all other shards are read whole, so is the last one: more of its chunks
+        may follow.
         """
         wanted: Counter[tuple[str, int]] = Counter()
         for key in keys:
             path = yield from self.array_of(key)
             if path is not None and self.own_grid(path) is not None:
-                at = self._layout(path).in_shard(path, key)
+                at = self._layout(path).find_shard(path, key)
                 wanted.update([] if at is None else [(at.shard, math.prod(at.lengths))])
         full = [count >= _FULL * size for (_, size), count in wanted.items()]
         if len(full) > 1 and all(full[:-1]):
@@ -199,11 +200,11 @@ class ShardView(ArrayView[ArrayInfo]):
     ) -> Steps[Sequence[Entry | None]]:
         """Return the same as `_in_shard`, for chunks called ``keys``.
 
-        Of an array that consolidated metadata alone tell of, its own document comes in the same round as the index.
-        With ``reads``, what is read of an array first, if it is most of a small shard, comes as bytes, in one request.
+        If only consolidated metadata have described the array so far, read its own document in the same round as the
+        index. With ``reads``, if the first read of an array takes most of a small shard, read the shard in one request.
         """
-        is_told = self.confirms and self._documents.is_unconfirmed(path)
-        if not is_told and (path in self._begun or not reads):
+        is_unconfirmed = self.confirms and self._documents.is_unconfirmed(path)
+        if not is_unconfirmed and (path in self._begun or not reads):
             return (yield from self._in_shard(path, shard, lengths, wanted))
         layout = self._layout(path)
         name, levels = layout.key(path, shard), layout.levels(lengths)
@@ -218,9 +219,9 @@ class ShardView(ArrayView[ArrayInfo]):
                 if is_same and whole is not None and whole[0].size == len(whole[1]):
                     self._begun.add(path)
                     return (yield from self._in_level(Inline(whole[1]), levels, 0, wanted, name, path))
-            elif is_told:
+            elif is_unconfirmed:
                 yield from together([self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))])
-        except (OSError, RefShardError):  # of the shard, perhaps: the array may have others
+        except (OSError, RefShardError):  # perhaps of this shard alone: other shards may be readable
             pass
         self._begun.add(path)
         return (yield from self._confirm_then_find(path, keys))
@@ -234,7 +235,7 @@ class ShardView(ArrayView[ArrayInfo]):
     def _in_shard(
         self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
     ) -> Steps[Sequence[Entry | None]]:
-        """Return the entry of each chunk of ``shard`` whose slots are ``wanted``; None if there is no such chunk."""
+        """Return the entries of the chunks of ``shard`` in the slots ``wanted``; None for a missing chunk."""
         layout = self._layout(path)
         name = layout.key(path, shard)
         entry = yield from self.base.lookup(name)
@@ -245,12 +246,12 @@ class ShardView(ArrayView[ArrayInfo]):
     def _in_level(
         self, entry: Entry, levels: Sequence[Level], depth: int, wanted: Sequence[Coords], shard: str, path: str
     ) -> Steps[Sequence[Entry | None]]:
-        """Return the same as `_in_shard`; ``entry`` is the shard, or one within it, that has the index of ``depth``."""
+        """Return the same as `_in_shard`; ``entry`` is the shard, or a shard within it, with the index of ``depth``."""
         found: list[Entry | None] = [None] * len(wanted)
         table = yield self._load(entry, levels[depth], shard, path)
         if table is None:
             return found
-        entry = _read(entry)
+        entry = _mark_existing(entry)
         if depth + 1 == len(levels):
             return [_chunk(entry, table, slots[depth], shard, path) for slots in wanted]
         below: dict[int, list[int]] = {}
@@ -262,7 +263,7 @@ class ShardView(ArrayView[ArrayInfo]):
             self._in_level(part, levels, depth + 1, [wanted[place] for place in places], shard, path)
             for part, places in inner
         ]
-        # A single look-up yields one need at a time: the answer to that may be remembered.
+        # A single look-up yields one need at a time, and its answer may be remembered.
         answers = [(yield from steps[0])] if len(steps) == 1 else (yield from together(steps))
         for (_, places), entries in zip(inner, answers, strict=True):
             for place, chunk in zip(places, entries, strict=True):
@@ -270,16 +271,18 @@ class ShardView(ArrayView[ArrayInfo]):
         return found
 
     def _load(self, entry: Entry, level: Level, shard: str, path: str) -> Load:
-        """Return the need for the index of a shard (or of one inside of it) at ``entry``."""
+        """Return the need for the index of a shard, or of a shard within it, at ``entry``."""
         length, trailer, size, view = level.length, level.trailer, entry.size, self._documents.view
-        if size is None:  # only the target knows where it ends
-            if not isinstance(entry, Span):  # derived bytes are made as a whole
+        if size is None:  # only the target knows the end of the shard
+            if not isinstance(entry, Span):  # computed bytes are computed as a whole
                 return Load(entry, TableIndex(level, shard, path, view, cut=None))
             index = TableIndex(level, shard, path, view, cut=trailer if level.at_end else 0, first=entry.start)
             return Load(entry.suffix(length + trailer) if level.at_end else entry.window(0, length), index)
         if size < length + trailer:
             raise DamagedIndex(
-                "", _where(entry), f"shard {shard!r} of array {path!r} has {size} bytes: its index takes more"
+                "",
+                _where(entry),
+                f"shard {shard!r} of array {path!r}: expected an index of {length + trailer} bytes, found {size} bytes",
             )
         start = size - length - trailer if level.at_end else 0
         return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
@@ -300,7 +303,7 @@ class ShardView(ArrayView[ArrayInfo]):
             return stored
         layout = self._layout(array)
         shards, others, directories = yield from self._shards_below(array, layout.grid)
-        rooms = [room for room in map(layout.chunks, shards) if all(room)]  # others lie outside of the grid
+        rooms = [room for room in map(layout.chunks, shards) if all(room)]  # without shards outside of the grid
         columns = [_numbers(room, layout.grid.counts) for room in rooms]
         numbers = np.concatenate([np.zeros(0, np.uint64), *columns])
         indexes = frozenset() if stored is None else stored.indexes
@@ -399,14 +402,14 @@ def _answer(need: Need) -> Steps[Any]:
 
 
 def _cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
-    """Return the place of the chunk in each slot of a shard of ``lengths`` chunks with one index, a column each."""
+    """Return the place of the chunk in each slot of a shard of ``lengths`` chunks with one index: a column per slot."""
     places = np.indices(lengths).reshape(len(lengths), math.prod(lengths))
     (slots,) = layout.slots([*places], lengths)
     return places[:, np.argsort(np.zeros(math.prod(lengths), np.int64) + slots)]
 
 
 def _numbers(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
-    """Return the numbers, in a grid of ``counts`` chunks, of the chunks of a shard, which has ``rooms``."""
+    """Return the numbers of the chunks in ``rooms``, the ranges of a shard, in a grid of ``counts`` chunks."""
     coords = np.ix_(*(np.arange(room.start, room.stop) for room in rooms))
     found = np.zeros((1,) * len(counts), np.int64)
     for coord, count in zip(coords, counts, strict=True):
@@ -417,7 +420,7 @@ def _numbers(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
 def _rows(
     layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], table: Table
 ) -> tuple[UInt64s, npt.NDArray[np.uint64]]:
-    """Return the numbers of the chunks that the index ``table`` of ``shard`` has, and offset and length of each."""
+    """Return the numbers of the chunks in the index ``table`` of ``shard``, and offset and length of each."""
     slots = np.array(table.present(), np.int64)
     begins = np.array([room.start for room in layout.room(shard)], np.int64)
     counts = np.array(layout.grid.counts, np.int64)
@@ -444,7 +447,7 @@ def _put_parts(
 
 
 def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
-    """Return the entry of the chunk in ``slot`` of a shard that has been read."""
+    """Return the entry of the chunk in ``slot`` of a shard; None if it is missing."""
     found = table.locate(slot)
     if found is None:
         return None
@@ -454,8 +457,8 @@ def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entr
         raise DamagedIndex("", _where(entry), f"shard {shard!r} of array {path!r}: {e}") from e
 
 
-def _read(entry: Entry) -> Entry:
-    """Return the entry of a shard whose index was read: so it exists, and its chunks lie together."""
+def _mark_existing(entry: Entry) -> Entry:
+    """Mark the entry of a shard, after its index was read, as existing, and its chunks as lying together."""
     if isinstance(entry, Span) and (entry.optional or not entry.dense):
         return msgspec.structs.replace(entry, optional=False, dense=True)
     return entry

@@ -1,7 +1,4 @@
-"""What a write to a key of the view means for the metadata in the source: arrays stay sharded as they were.
-
-No I/O here: every read is yielded as a need.
-"""
+"""Convert metadata that is written through the view to metadata of the source: arrays stay sharded. No I/O here."""
 
 from __future__ import annotations
 
@@ -18,24 +15,24 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
-# A writer of metadata through the view knows nothing about shards. A new shape, new attributes and the like are
-# stored, and the array stays sharded as it was. With other chunks, codecs or another dtype it is another array.
+# A writer of metadata through the view knows nothing about shards. A new shape or new attributes are stored, and the
+# array stays sharded. With other chunks, codecs or another dtype it is another array.
 
 _WHERE = "its metadata"
-_ALIKE = ("compressor", "filters", "codecs")  # in which a writer may spell out defaults
+_ALIKE = ("compressor", "filters", "codecs")  # fields in which a writer may spell out defaults
 _SAME = ("zarr_format", "node_type", "dtype", "data_type")
 
 
 def update_stored_metadata(
     stored: Mapping[str, Any], written: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Return the metadata to store if the array with metadata ``stored`` is ``written`` anew through the view.
+    """Return the metadata to store for an array with metadata ``stored``, when ``written`` is written to the view.
 
-    None if ``written`` describes another array, and is to be stored itself. ``options`` are the user's
-    ``shard_options``. Raises ManifestError if the array as it is written does not fit into its shards.
+    None if ``written`` describes another array: then store it itself. ``options`` are the user's ``shard_options``.
+    Raises ManifestError if the written array does not fit into its shards.
     """
-    shown = _shown_metadata(stored, options)
-    if shown is None or _shown_metadata(written, options) is not None or not _is_same(shown, written):
+    shown = _inner_metadata(stored, options)
+    if shown is None or _inner_metadata(written, options) is not None or not _is_same(shown, written):
         return None
     kept = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
     merged = {**written, **{name: stored[name] for name in kept if name in stored}}
@@ -45,18 +42,18 @@ def update_stored_metadata(
         raise ManifestError(f"{_WHERE} is refused: {e}") from e
     grid = zarrmeta.grid_of(written)
     if found is None or found.layout is None or grid is None or found.layout.grid.counts != grid.counts:
-        raise ManifestError(f"shards of their own sizes cannot hold an array of shape {written['shape']}")
+        raise ManifestError(f"expected a shape that fills its shards of various sizes, got {written['shape']}")
     return merged
 
 
-def _shown_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the metadata that the view shows of an array; None if it is shown as it is stored."""
+def _inner_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the metadata that the view shows of an array; None if it shows the stored metadata."""
     found = unshard_metadata(doc, options)
     return None if found is None or found.layout is None else found.document
 
 
 def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
-    """Whether chunks of one array are chunks of the other: shape and fields not about chunks may differ."""
+    """Whether chunks of one array are chunks of the other: only shape and fields unrelated to chunks may differ."""
     try:
         ours, theirs = zarrmeta.array_meta(shown, _WHERE), zarrmeta.array_meta(written, _WHERE)
     except ManifestError:
@@ -88,16 +85,16 @@ def _alike(ours: object, theirs: object) -> bool:
 
 
 class StoredDocument(NamedTuple):
-    """A metadata document to be stored, and the layouts of the arrays in it: None for those that are not sharded."""
+    """A metadata document to store, and the layouts of the arrays in it: None for arrays without shards."""
 
     data: bytes
     layouts: Mapping[str, ShardLayout | None]
 
 
 def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocument]:
-    """Return the document to store if ``data`` is written to ``key`` of ``view``.
+    """Return the document to store when ``data`` is written to ``key`` of ``view``.
 
-    Raises ManifestError if an array as it is written does not fit into its shards.
+    Raises ManifestError if a written array does not fit into its shards.
     """
     paths = list(_arrays(key, data))
     found = yield from together([view.array_info(array) for array in paths])
@@ -106,8 +103,8 @@ def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocu
     return StoredDocument(document.data, {array: seen.layout for array, seen in document.arrays.items()})
 
 
-def sharded_by(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
-    """Return the paths of the arrays that ``documents`` (key and bytes) themselves describe as sharded."""
+def find_sharded(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
+    """Return the paths of the arrays with shards in ``documents`` (key and bytes)."""
     described = (_arrays(key, data) for key, data in documents if zarrmeta.is_array_document(key))
     return frozenset(path for arrays in described for path, seen in arrays.items() if seen.layout is not None)
 
@@ -118,7 +115,7 @@ def _arrays(key: str, data: bytes) -> Mapping[str, ArrayInfo]:
 
 
 class _Resharding(msgspec.Struct, frozen=True):
-    """Makes the metadata of arrays shard them as that in ``stored`` does."""
+    """Adds shards to the metadata of arrays: those of the same array in ``stored``."""
 
     stored: Mapping[str, Mapping[str, Any]]
     options: tuple[tuple[str, Any], ...]

@@ -12,7 +12,7 @@ from refshard_fs.core.model import Inline
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ConflictError, ReadOnlyError, RefShardError, TargetChanged, sanitize
 from refshard_fs.references.stream import ReferenceStream, as_written
-from refshard_fs.sharding.writing import sharded_by
+from refshard_fs.sharding.writing import find_sharded
 from refshard_fs.sinks.icechunk_commit import IcechunkCommit
 from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.parquet_commit import Finish, ParquetCommit
@@ -118,7 +118,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     # Arrays that were written with shards of their own go on showing whole shards.
     written = edits.changes().items()
     documents = ((key, edit.data) for key, edit in written if is_metadata(key) and isinstance(edit, Inline))
-    writer.overlay.whole |= sharded_by(documents)
+    writer.overlay.whole |= find_sharded(documents)
     return made, finish
 
 

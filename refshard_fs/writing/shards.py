@@ -173,7 +173,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
         if key in documents:
             continue
         path, layout = yield from arrays.of(key)
-        at = None if layout is None else layout.in_shard(path, key)
+        at = None if layout is None else layout.find_shard(path, key)
         if layout is not None and at is not None:
             shard = shards.get(at.shard)
             if shard is None:

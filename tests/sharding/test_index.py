@@ -202,7 +202,7 @@ def test_chunk_said_to_reach_into_index_or_past_end_is_damage(
     content = files(*WRONG[wrong])
     fs = places[place](content)
     shard = chunk(content, 0)
-    with pytest.raises(DamagedIndex, match=f"shard '{shard}' of array 'a': slot [01] .* outside of"):
+    with pytest.raises(DamagedIndex, match=f"shard '{shard}' of array 'a': slot [01] .* expected a range within"):
         fs.cat_file(chunk(content, 1))
 
 
@@ -221,7 +221,7 @@ def test_slots_of_one_size_and_their_mask_are_all_there_is(place: str, places: d
     assert places[place](files(meta, sound)).cat_file("a/3") == PAYLOAD[30:]
     fs = places[place](files(meta, b"more" + sound))
     fs.invalidate_cache()
-    with pytest.raises(DamagedIndex, match="shard 'a/0' of array 'a': it has 45 bytes, and not the 41"):
+    with pytest.raises(DamagedIndex, match="shard 'a/0' of array 'a': expected 41 bytes of slots and mask, found 45"):
         fs.cat_file("a/3")
 
 
@@ -237,9 +237,9 @@ def test_a_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
     first = 0 if at_end else 68
     assert index.decode(made((first + 30, 10))).locate(1) == (first + 30, 10)
     for wrong in ((first + 31, 10), (first + 100, 10)):
-        with pytest.raises(ValueError, match="shard 'c/0' of array 'a': slot 1 .* outside of"):
+        with pytest.raises(ValueError, match="shard 'c/0' of array 'a': slot 1 .* expected a range within"):
             index.decode(made(wrong))
-    with pytest.raises(ValueError, match="where its index takes 68"):
+    with pytest.raises(ValueError, match="expected an index of 68 bytes"):
         index.decode(made((first, 10))[-60:])
 
 
@@ -248,7 +248,7 @@ def test_a_shard_that_begins_within_its_index_is_damaged() -> None:
     level = OffsetsLevel(4, at_end=True, checked=True)
     index = b"".join(map(bytes, level.pack([])))
     assert TableIndex(level, "c/0", "a", 0, first=32).sized(100).decode(index).locate(0) is None
-    with pytest.raises(ValueError, match="shard 'c/0' of array 'a': there are 67 bytes where its index takes 68"):
+    with pytest.raises(ValueError, match="shard 'c/0' of array 'a': expected an index of 68 bytes, found 67"):
         TableIndex(level, "c/0", "a", 0, first=33).sized(100).decode(index)
 
 
@@ -268,7 +268,7 @@ def test_shards_of_manifest_without_lengths_are_checked_too(
         (path / "zarr.json").write_text(json.dumps({**meta, "storage_transformers": [transformer]}))
         fs = opened(str(path))
         if expected is None:
-            with pytest.raises(DamagedIndex, match="shard 'c/0' of array '': slot 1 .* outside of"):
+            with pytest.raises(DamagedIndex, match="shard 'c/0' of array '': slot 1 .* expected a range within"):
                 fs.cat_file("c/1")
         else:
             assert fs.cat_file("c/1") == expected
