@@ -1,4 +1,4 @@
-"""What a command is, how its sources are opened, and how it prints: lines, tables, JSON, progress."""
+"""Define commands, open their sources, and print lines, tables and JSON."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ Run = Callable[[Namespace], int | None]
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command. ``run`` returns the exit status, None for 0. ``example`` is what follows its name, for ``--help``.
+    """One command. ``run`` returns the exit status, None for 0. ``example`` has its arguments, for ``--help``.
 
-    ``sources`` are the names of the sources that it takes, with how they are opened ("SOURCE...": one or more).
-    ``json``: it takes ``--json``.
+    ``sources`` are the names of its sources ("SOURCE...": one or more); with sources, it takes the options for opening
+    them. ``json``: it takes ``--json``.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Command(msgspec.Struct, frozen=True):
     example: str
 
     def add_to(self, parser: ArgumentParser) -> None:
-        """Let ``parser`` take this command's arguments."""
+        """Add this command's arguments to ``parser``."""
         where = "path or fsspec URL of a reference set, a file of arrays (NetCDF, TIFF ...), an archive or a hierarchy"
         for name in self.sources:
             if name.endswith("..."):
@@ -95,11 +95,11 @@ def command(
 
 
 # ----------------------------------------------------------------------------------------------------
-# How sources are opened.
+# The options for opening sources.
 
 
 def _add_opening_options(parser: ArgumentParser) -> None:
-    """Let ``parser`` take how sources are opened."""
+    """Add the options for opening sources to ``parser``."""
     group = parser.add_argument_group("how it is opened")
     pairs: Any = {"metavar": "KEY=VALUE", "type": pair, "action": "append"}
     group.add_argument("--fo-option", help="option of the source's filesystem", **pairs)
@@ -111,12 +111,12 @@ def _add_opening_options(parser: ArgumentParser) -> None:
 
 
 def open_source(arguments: Namespace, name: str = "SOURCE", **defaults: Any) -> refshard_fs.RefShardFileSystem:
-    """Return the filesystem of the source of that name; ``defaults`` are arguments that ``--option`` overrides."""
+    """Open the source in the argument ``name``; ``--option`` overrides ``defaults``."""
     return refshard_fs.RefShardFileSystem(fo=getattr(arguments, name.lower()), **opening_options(arguments, **defaults))
 
 
 def opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
-    """Return the arguments of a filesystem that the command line gives."""
+    """Return the arguments of a filesystem from the command line; ``--option`` overrides ``defaults``."""
     options = defaults | dict(arguments.option or ())
     if arguments.fo_option:
         options["target_options"] = dict(arguments.fo_option)
@@ -128,54 +128,54 @@ def opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
 
 
 def lengths(text: str) -> tuple[str, int]:
-    """Return the two sides of NAME=N, a dimension and a length."""
+    """Split NAME=N, a dimension and a length."""
     name, _, number = text.partition("=")
     if not name or not number.isdecimal() or not int(number):
-        raise ArgumentTypeError(f"{text!r} is not NAME=N, the name of a dimension and a number of at least 1")
+        raise ArgumentTypeError(f"expected NAME=N, a dimension and a number of at least 1, got {text!r}")
     return name, int(number)
 
 
 def renaming(text: str) -> tuple[str, str]:
-    """Return the two sides of OLD=NEW."""
+    """Split OLD=NEW, two names."""
     old, _, new = text.partition("=")
     if not old or not new:
-        raise ArgumentTypeError(f"{text!r} is not OLD=NEW, two names")
+        raise ArgumentTypeError(f"expected OLD=NEW, two names, got {text!r}")
     return old, new
 
 
 def extent(text: str) -> tuple[str, int | slice]:
-    """Return the dimension and what NAME=START:STOP or NAME=PLACE says of it; either bound may be left out."""
+    """Parse NAME=START:STOP or NAME=PLACE, a dimension and numbers; either bound may be left out."""
     name, _, bounds = text.partition("=")
     try:
         places = [int(bound) if bound else None for bound in bounds.split(":")]
     except ValueError:
         name = ""
     if not name or not bounds or len(places) > 2:
-        raise ArgumentTypeError(f"{text!r} is not NAME=START:STOP or NAME=PLACE, a dimension and whole numbers")
+        raise ArgumentTypeError(f"expected NAME=START:STOP or NAME=PLACE, a dimension and integers, got {text!r}")
     return name, slice(*places) if len(places) == 2 else int(bounds)
 
 
 def labels(text: str) -> tuple[str, Any]:
-    """Return the dimension and the labels that NAME=FROM/TO or NAME=LABEL says; either end may be left out."""
+    """Parse NAME=FROM/TO or NAME=LABEL, a dimension and labels; either end may be left out."""
     name, _, rest = text.partition("=")
     ends = [_number_or_text(end) if end else None for end in rest.split("/")]
     if not name or not rest or len(ends) > 2:
-        raise ArgumentTypeError(f"{text!r} is not NAME=FROM/TO or NAME=LABEL, such as time=2024-01/2024-03")
+        raise ArgumentTypeError(f"expected NAME=FROM/TO or NAME=LABEL, such as time=2024-01/2024-03, got {text!r}")
     return name, slice(*ends) if len(ends) == 2 else ends[0]
 
 
 def _number_or_text(text: str) -> float | str:
     try:
-        return text if re.fullmatch(r"\d{4}(\d\d){0,2}", text) else float(text)  # a year is no number of days
+        return text if re.fullmatch(r"\d{4}(\d\d){0,2}", text) else float(text)  # 2024 is a year, not a number
     except ValueError:
         return text
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """Return the two sides of KEY=VALUE; VALUE is JSON, or else text."""
+    """Split KEY=VALUE; VALUE is JSON, or else text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+        raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
     try:
         return key, json.loads(value)
     except ValueError:
@@ -183,7 +183,7 @@ def pair(text: str) -> tuple[str, Any]:
 
 
 def positive(text: str) -> int:
-    """Return a number that is at least 1."""
+    """Parse a number of at least 1."""
     if not text.isdecimal() or not int(text):
         raise ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
     return int(text)
@@ -197,8 +197,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What commands print. Colours are for terminals: nothing but text goes into a pipe or a file. Control characters in
-# keys and URLs are spelled out.
+# The output of commands. Only terminals get colours. Control characters in keys and URLs are escaped.
 
 
 Style = Literal["", "bold", "red", "green", "yellow"]
@@ -206,17 +205,17 @@ _CODES: Final = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
 
 
 def print_line(text: str = "", style: Style = "") -> None:
-    """Print one line, coloured where that is wanted."""
+    """Print one line, in colour on a terminal that shows it."""
     text = printable(text)
     has_colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     print(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and has_colours else text)
 
 
 def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Print ``rows`` in columns below their ``heading``; text of the columns named ``right`` stands on the right.
+    """Print ``rows`` in columns below their ``heading``; the columns named ``right`` are aligned on the right.
 
-    The table is as wide as the terminal, or 80 columns. Long cells are wrapped at spaces. A first cell that is still
-    too long has a line of its own. Nothing is cut.
+    The table is as wide as the terminal, or 80 columns. Long cells are wrapped at spaces. A longer first cell gets a
+    line of its own. Nothing is cut off.
     """
     table = [heading, *([printable(cell) for cell in row] for row in rows)]
     widths = _widths(table, shutil.get_terminal_size().columns)
@@ -236,7 +235,7 @@ _WHOLE_WORDS: Final[Any] = {"break_long_words": False, "break_on_hyphens": False
 
 
 def _widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
-    """Return the widths of columns that together take ``most`` characters, or as few as their longest words allow."""
+    """Return the widths of columns, together ``most`` characters, or more if their longest words need more."""
     columns = list(zip(*table, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
@@ -253,13 +252,13 @@ def print_json(value: Any, **more: Any) -> None:
     """Print ``value``, after ``more`` members of it, for programs."""
     built = msgspec.to_builtins(value)
     built = {**more, **built} if more else built
-    print(json.dumps(built, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key steers a terminal
+    print(json.dumps(built, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key controls a terminal
 
 
 def print_written(arguments: Namespace, destination: str, what: Sequence[str] = (), files: Iterable[str] = ()) -> None:
-    """Print what a command has written: where, ``what``, how many bytes if ``files`` are local, and how long it took.
+    """Print a summary of written data: ``destination``, ``what``, the bytes of local ``files``, and the time.
 
-    Without ``files``, they are all that is at ``destination``.
+    Without ``files``, count all files at ``destination``.
     """
     path = Path(destination)
     found = list(map(Path, files)) or (
@@ -271,7 +270,7 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
 
 
 # ----------------------------------------------------------------------------------------------------
-# What errors say of Python's arguments, said as options of the command line.
+# Errors name Python's arguments. These functions put the options of the command line in their place.
 
 
 _OPTIONS: Final = (
@@ -298,7 +297,7 @@ _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "head", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
     *("account_name", "endpoint_url", "target_protocol", "template_overrides", "zarr_format"),
 )
-# Between words, and nowhere in a URL; a text in quotes, a word, a number, or nothing.
+# An argument between words, never in a URL. Its value is a text in quotes, a word, a number, or nothing.
 _ARGUMENT: Final = re.compile(
     rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w.-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.?)]|$))"
 )
@@ -309,7 +308,7 @@ _DICT: Final = re.compile(
 
 
 def as_options(text: str) -> str:
-    """Return the text of an error with the options that take the place of the arguments it names.
+    """Replace the names of Python's arguments in the text of an error by options of the command line.
 
     >>> as_options("it is not empty; overwrite=True replaces a set. Add 's3://b/' to allow= if you trust it")
     "it is not empty; --overwrite replaces a set. Add 's3://b/' to --option allow=[...] if you trust it"

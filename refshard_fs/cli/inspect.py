@@ -1,4 +1,4 @@
-"""Commands that show what a source holds, check it, compare it, draw it, and read its keys."""
+"""Define the commands that show, check, compare and draw sources, and read their keys."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _label(node: refshard_fs.Node, name: str) -> str:
 )
 def _check(arguments: Namespace) -> int:
     """Find faults in metadata, ranges, targets and data."""
-    fs = open_source(arguments, index_cache=False)  # as it is now, not as it was
+    fs = open_source(arguments, index_cache=False)  # check the present source, not a kept index
     mode: Literal["full", "read", "head"] = "full" if arguments.full else "read" if arguments.read else "head"
     report = refshard_fs.check(fs, mode, sample=arguments.read or 1)
     source = redact(arguments.source)
@@ -163,7 +163,7 @@ def _check(arguments: Namespace) -> int:
         f"keys {report.keys:,}, arrays {report.arrays:,}, chunks {report.chunks:,} (missing {report.missing:,}), "
         f"targets {report.targets:,}"
     )
-    if report.mode != "head":  # which reads no chunk
+    if report.mode != "head":  # "head" reads no chunks
         decoded = f"decoded {report.decoded:,}" if report.decoded or arguments.full else "decoded none (--full does)"
         print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, {decoded}")
     for finding in report.findings:
@@ -264,12 +264,12 @@ def _get(arguments: Namespace) -> None:
         files = {found: _path_below(directory, relative(found, root)) for found in keys}
     else:
         if not name or fs.isdir(key):
-            raise IsADirectoryError(f"{key or '/'} is a directory: -r gets all keys below it")
+            raise IsADirectoryError(f"expected a key, got the directory {key or '/'}: -r gets all keys below it")
         if os.path.isdir(destination):
             destination = os.path.join(destination, name)
         files, directory = {key: destination}, os.path.dirname(destination) or "."
     os.makedirs(directory, exist_ok=True)
-    # All keys are fetched into a directory of their own before the first file appears.
+    # Fetch all keys into a separate directory before the first file appears.
     with progress("get") as shown, tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
         parts = [os.path.join(fetched, str(number)) for number in range(len(files))]
         if len(files) == 1:
@@ -277,7 +277,7 @@ def _get(arguments: Namespace) -> None:
         else:
             fs.get(list(files), parts, callback=shown)
         for part, path in zip(parts, files.values(), strict=True):
-            if not os.path.exists(part):  # nothing was read: it has no bytes
+            if not os.path.exists(part):  # the value is empty
                 open(part, "wb").close()
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             os.replace(part, path)
@@ -289,7 +289,7 @@ def _path_below(directory: str, name: str) -> str:
     root = os.path.realpath(directory)
     path = os.path.join(directory, *name.split("/"))
     if "\0" in name or os.path.isabs(name) or os.path.commonpath([root, os.path.realpath(path)]) != root:
-        raise ManifestError(f"{name!r} is not a path below {directory!r}: nothing is written")
+        raise ManifestError(f"expected a path below {directory!r}, got {name!r}: nothing was written")
     return path
 
 

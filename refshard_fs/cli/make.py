@@ -1,4 +1,4 @@
-"""Commands that write references: ``convert``, ``rebase``, ``concat``, ``append``, ``snapshot``."""
+"""Define the commands that write references: ``convert``, ``rebase``, ``concat``, ``append``, ``snapshot``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from refshard_fs.cli.command import (
 )
 from refshard_fs.core.stats import count_text
 
-DOCUMENT = ".refshard"  # how names of documents that join sets end
+DOCUMENT = ".refshard"  # the suffix of documents that join sets
 _WHERE = (
     "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, .refshard "
     "the document of a cube, all else parquet"
@@ -31,7 +31,7 @@ _WHERE = (
 
 
 class _Formats(list[str]):
-    """The formats to write that are built in; formats of other packages are looked up when one is named."""
+    """The names of the built-in formats to write; those of other packages are looked up when one is given."""
 
     def __contains__(self, name: object) -> bool:
         from refshard_fs.sinks import known_sinks  # not imported for --help
@@ -65,13 +65,13 @@ _PART = (
 )
 def _convert(arguments: Namespace) -> None:
     """Write references as parquet, JSON or manifests, or a smaller document that joins sets."""
-    source = open_source(arguments, index_cache=False)  # read once, to be replaced
+    source = open_source(arguments, index_cache=False)  # it is read once
     words = _part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel", "assign")}
     words = {name: value for name, value in (words | {"squeeze": arguments.squeeze}).items() if value}
     if arguments.destination.endswith(DOCUMENT) and arguments.format is None:
         cube = refshard_fs.LazySet.of(source)
         if cube is None:
-            raise ValueError(f"{arguments.source} joins no sets, so that it is not written as {DOCUMENT}")
+            raise ValueError(f"expected a source that joins sets, to write {DOCUMENT}: {arguments.source} does not")
         _save(arguments, cube.select(**words) if words else cube, arguments.destination)
         return
     if words:
@@ -106,7 +106,7 @@ def _rebase(arguments: Namespace) -> None:
 
 
 def _part(arguments: Namespace) -> dict[str, Any]:
-    """Return the words of `_PART` that are given, as `RefShardFileSystem.select` takes them."""
+    """Return the given arguments of `_PART` as arguments of `RefShardFileSystem.select`."""
     words = {"keep": arguments.keep, "drop": arguments.drop, "rename": dict(arguments.rename)}
     return {name: value for name, value in words.items() if value}
 
@@ -118,7 +118,7 @@ def _save(
     from refshard_fs.source.settings import format_named  # not imported for --help
 
     is_lazy = isinstance(made, refshard_fs.LazySet)
-    is_document = is_lazy and not format and format_named(destination) != "icechunk"  # which takes another's place
+    is_document = is_lazy and not format and format_named(destination) != "icechunk"  # a document needs no overwrite
     remark = made.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
     print_written(arguments, destination, [count_text(len(made), "part" if is_lazy else "key")])
     if remark:
@@ -157,7 +157,7 @@ def _save(
 )
 def _concat(arguments: Namespace) -> None:
     """Write several reference sets as one, joined along a dimension."""
-    options = opening_options(arguments, index_cache=False) | _given(
+    options = opening_options(arguments, index_cache=False) | _take(
         arguments, "same", "join", "freq", "grid", "lazy", "tolerance"
     )
     options |= _part(arguments)
@@ -167,7 +167,7 @@ def _concat(arguments: Namespace) -> None:
     is_pattern = len(arguments.sources) == 1 and "{" in arguments.sources[0]
     sources = arguments.sources[0] if is_pattern else arguments.sources
     if arguments.dims is None:
-        options |= _given(arguments, "dim", "sort", "overlap", "on_error")
+        options |= _take(arguments, "dim", "sort", "overlap", "on_error")
     else:
         options["dims"] = arguments.dims.split(",")
         if is_pattern and arguments.counts is None:
@@ -177,17 +177,18 @@ def _concat(arguments: Namespace) -> None:
     _save(arguments, refshard_fs.concat(sources, **options), arguments.output)
 
 
-def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
-    """Return arguments of the command line that have the same names in Python."""
+def _take(arguments: Namespace, *names: str) -> dict[str, Any]:
+    """Return the arguments of the command line with these names."""
     return {name: getattr(arguments, name) for name in names}
 
 
 def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
-    """Return ``sources`` as nested lists, the last of the counts in ``text`` varying fastest."""
+    """Nest ``sources`` in lists by the counts in ``text``; the last dimension varies fastest."""
     counts = [int(part) for part in (text or "").split(",") if part.isdecimal()]
     if len(counts) != len(dims) or math.prod(counts) != len(sources):
         raise ValueError(
-            f"--counts gives how many sets there are along each of {', '.join(dims)}: their product is {len(sources)}"
+            f"expected --counts N,... of sets along {', '.join(dims)}, with the product {len(sources)}, the number of "
+            f"sources; got {text or 'none'}"
         )
     import numpy as np  # not imported for --help
 
@@ -209,7 +210,7 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
 )
 def _append(arguments: Namespace) -> None:
     """Add another set, or all that match a pattern, to a reference set, in place."""
-    options = opening_options(arguments) | _given(arguments, "same", "on_duplicate", "any_order", "create")
+    options = opening_options(arguments) | _take(arguments, "same", "on_duplicate", "any_order", "create")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
     what = f"{arguments.dim or 'length'}: {added:+,}" if is_changed else "nothing new, left as it is"

@@ -1,7 +1,7 @@
-"""The command ``refshard``: what a source holds, on a terminal or as JSON; checks of it; references in other formats.
+"""Run the command ``refshard``, which shows and checks sources, and writes references in other formats.
 
-Exit status: 0; 1 where ``check`` finds errors or ``diff`` a difference; 2 where the command line is wrong, or a source
-or a key cannot be read: then one line on stderr says why.
+Exit status: 0; 1 if ``check`` finds errors or ``diff`` a difference; 2 if the command line is wrong, or a source or a
+key cannot be read. Then one line on stderr has the reason.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _completion(arguments: argparse.Namespace) -> None:
         raise ImportError('completion scripts are made by shtab: pip install "refshard_fs[cli]"') from e
     whole: argparse.ArgumentParser = arguments.parser
     (below,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
-    for one in below.choices.values():
-        for action in one._actions:
+    for subparser in below.choices.values():
+        for action in subparser._actions:
             if action.nargs != 0 and not action.choices:
                 action.complete = shtab.FILE
     print(shtab.complete(whole, arguments.shell), end="")
@@ -40,12 +40,12 @@ def _completion(arguments: argparse.Namespace) -> None:
 COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, *rule.COMMANDS, *serve.COMMANDS, _completion)
 
 FAILED: Final = 2
-INTERRUPTED: Final = 130  # as shells have it
-_EXPLAINED: Final = (RefShardError, OSError, TypeError, ValueError, ImportError)  # their texts say what is wrong
+INTERRUPTED: Final = 130  # the status of shells for an interrupt
+_EXPLAINED: Final = (RefShardError, OSError, TypeError, ValueError, ImportError)  # errors whose texts are enough
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: the command line of the process) and return the exit status."""
+    """Run the command line ``argv`` (default: that of the process), and return the exit status."""
     began = time.monotonic()
     arguments = parser().parse_args(argv)
     arguments.began = began
@@ -55,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.showwarning = _warn
             status = arguments.command.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+    except BrokenPipeError:  # the program that reads the output (head, less) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except FileNotFoundError as e:
         return _fail(str(e) if "there is no " in str(e) else f"no such key or file: {e.filename or e}")
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as e:  # noqa: BLE001  # whatever went wrong, a command line's user is told in one line
+    except Exception as e:  # noqa: BLE001  # any error becomes one line for the user
         return _fail(str(e) if isinstance(e, _EXPLAINED) and str(e) else f"{type(e).__name__}: {e}")
     return status or 0
 
@@ -74,14 +74,14 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
     below = whole.add_subparsers(required=True, metavar="COMMAND")
     for each in COMMANDS:
-        one = below.add_parser(
+        subparser = below.add_parser(
             each.name,
             help=each.help,
             description=f"{each.help[:1].upper()}{each.help[1:]}.",
             epilog=f"example: refshard {each.name} {each.example}",
         )
-        each.add_to(one)
-        one.set_defaults(command=each, parser=whole)
+        each.add_to(subparser)
+        subparser.set_defaults(command=each, parser=whole)
     return whole
 
 

@@ -1,4 +1,4 @@
-"""The command ``rule``: documents that show archives of forecasts by the names of their files."""
+"""Define the command ``rule``, for documents that show archives of forecasts by the names of their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN: Final = 10  # names of each kind that are printed
 
 
 def _numbers(text: str) -> list[int | list[int]]:
-    """Return the numbers that "0-120,123-384/3" says, as a document has them."""
+    """Parse numbers such as "0-120,123-384/3" to the form of a document."""
     found: list[int | list[int]] = []
     try:
         for part in text.split(","):
@@ -23,7 +23,7 @@ def _numbers(text: str) -> list[int | list[int]]:
             last, slash, every = rest.partition("/")
             found.append([int(first), int(last), int(every) if slash else 1] if dash else int(first))
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no list of numbers, such as 0-120,123-384/3") from None
+        raise ArgumentTypeError(f"expected numbers such as 0-120,123-384/3, got {text!r}") from None
     return found
 
 
@@ -91,7 +91,7 @@ def _rule(arguments: Namespace) -> int:
 
 
 def _draft(arguments: Namespace) -> bytes:
-    """Return the document that the command line gives, without variables."""
+    """Return a document from the command line, without variables."""
     from refshard_fs.core.zarrmeta import dumps
 
     if not arguments.url or not arguments.start:

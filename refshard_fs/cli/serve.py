@@ -1,4 +1,4 @@
-"""The command ``serve``: sources as plain zarr over HTTP."""
+"""Define the command ``serve``, which serves sources as plain zarr over HTTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 import refshard_fs
 from refshard_fs.cli.command import argument, command, opening_options, positive, print_line
 
-CACHED = 64 << 20  # bytes of chunks that are kept after they were read: several clients often want the same
+CACHED = 64 << 20  # bytes of chunks in memory: several clients often read the same chunks
 
 
 @command(
@@ -35,7 +35,9 @@ def _serve(arguments: Namespace) -> None:
     opened = [refshard_fs.RefShardFileSystem(fo, **options) for fo in arguments.sources]
     names = [PurePosixPath(fo.rstrip("/").partition("?")[0]).stem for fo in arguments.sources]
     if len(set(names)) < len(names):
-        raise ValueError(f"sources are served below their names, and two have one: {', '.join(names)}")
+        raise ValueError(
+            f"expected sources with different names, because the names begin their URLs: {', '.join(names)}"
+        )
     served = opened[0] if len(opened) == 1 else dict(zip(names, opened, strict=True))
     app = refshard_fs.asgi(
         served,
@@ -53,7 +55,7 @@ def _serve(arguments: Namespace) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. It names TCP as its protocol: asyncio sends small packets at once only then."""
+    """Return a listening socket, with the protocol TCP: only then does asyncio send small packets at once."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, kind, protocol)
     try:

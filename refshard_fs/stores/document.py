@@ -1,4 +1,4 @@
-"""The one document whose replacement is a commit."""
+"""Replace the one document of a source: that is a commit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from refshard_fs.targets.credentials import InstanceOrOptions
 class Document:
     """The object at ``url``, replaced only while it has the version ``expected`` (None: while it does not exist).
 
-    ``sent`` holds the hashes of the puts whose answers were lost, here and in earlier tries: the object may be one of
-    them.
+    ``sent`` holds the hashes of puts without an answer, here and in earlier tries: the object may be one of them.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class Document:
         self._object = Objects(url, stores)
         self._condition: Condition = ABSENT if expected is None else expected
         self._sent: set[bytes] = set() if sent is None else sent
-        self.made: Facts | None = None  # the version that the replacement made
+        self.made: Facts | None = None  # the version after the replacement
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[BinaryIO]:
@@ -73,23 +72,23 @@ class Document:
 
     @contextlib.contextmanager
     def _committing(self, *, is_first: bool = True) -> Iterator[None]:
-        """Explain a conflict in terms of the commit. The answers of earlier tries, if there were any, were lost."""
+        """Hold the lock, and explain a conflict in terms of the commit; ``is_first``: no earlier answer was lost."""
         try:
             with self._object.lock(of_parent=True):
                 yield
         except ConflictError as e:
             is_new = self._condition is ABSENT
             is_certain = is_first and e.is_certain
-            what = "was not there when it was opened, and now is" if is_new else "was opened and then changed"
+            what = "did not exist when it was opened, and now exists" if is_new else "has changed since it was opened"
             done = (
                 "Nothing was committed, and your writes are kept"
                 if is_certain
-                else "The answer to an earlier try was lost, so your writes may have been committed and be part of "
-                "what is there now; they are kept here, too"
+                else "The answer to an earlier try was lost, so your writes may have been committed; they are kept "
+                "here, too"
             )
             conflict = ConflictError(
-                f"{self._object.url} {what}: another writer wrote it. {done}: discard() continues with what is there "
-                "now, save() writes your version to another place"
+                f"{self._object.url} {what}: another writer wrote it. {done}: discard() continues with its present "
+                "content, save() writes your version to another place"
             )
             conflict.is_certain = is_certain
             raise conflict from e

@@ -15,7 +15,7 @@ _HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and m
 
 
 @contextlib.contextmanager
-def replacing(path: str, *, check: Callable[[], object] | None = None, durable: bool = False) -> Iterator[BinaryIO]:
+def replace_file(path: str, *, check: Callable[[], object] | None = None, durable: bool = False) -> Iterator[BinaryIO]:
     """Yield a draft that replaces ``path`` when the block ends without an error, and is removed otherwise.
 
     ``check()`` runs just before the rename; if it raises, ``path`` stays as it was. ``durable`` syncs the content

@@ -10,7 +10,7 @@ from functools import partial
 from typing import BinaryIO
 
 from refshard_fs.core.model import Facts
-from refshard_fs.stores.drafts import replacing
+from refshard_fs.stores.drafts import replace_file
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.stores.lock import hold_lock
 from refshard_fs.stores.store import Buffer, Condition, Place, Store
@@ -22,12 +22,12 @@ class LocalStore(Store):
 
     is_local = True
 
-    def real(self, place: Place) -> str:
+    def resolve_links(self, place: Place) -> str:
         return path_to_write(place.path, place.root)
 
     @contextlib.contextmanager
     def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
-        path = self.real(place)
+        path = self.resolve_links(place)
         folder = (os.path.dirname(path) or ".") if of_parent else path
         os.makedirs(folder, exist_ok=True)
         with hold_lock(folder):
@@ -47,9 +47,9 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
-        path = self.real(place)
+        path = self.resolve_links(place)
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with replacing(path, check=partial(self.check, place, condition), durable=durable) as file:
+        with replace_file(path, check=partial(self.check, place, condition), durable=durable) as file:
             yield file
 
     def copy(self, path: str, new: Place) -> None:

@@ -1,8 +1,8 @@
 """Lock a local directory while a commit changes it.
 
 An advisory lock belongs to the open file description, which a forked child shares. So the parent unlocks before it
-closes, and a child closes its copies at once: otherwise a child that lives on would keep the lock of a commit that
-ended, or of a parent that died.
+closes, and a child closes its copies at once: otherwise a child would keep the lock of a commit that has ended, or of a
+parent that has died.
 """
 
 from __future__ import annotations

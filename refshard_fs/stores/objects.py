@@ -1,4 +1,4 @@
-"""Put and remove whole objects below a URL, each only if it still has the version that was read."""
+"""Put and remove whole objects below a URL, each only if it still has the version read before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refshard_fs.core.model import ABSENT, Facts, Version
 from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
 from refshard_fs.security.policy import climbs, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
-from refshard_fs.stores.store import Buffer, Condition, Fetched, Place, Store, facts_in
+from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, facts_in
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
 from refshard_fs.targets.generic import protocols_of
@@ -83,7 +83,7 @@ class Objects:
     def check_places(self, names: Iterable[str]) -> None:
         """Raise PermissionError if the path of one of ``names`` has a link below the URL."""
         for folder in {name.rpartition("/")[0] for name in names}:
-            self.store.real(self._place_of(f"{folder}/_" if folder else "_"))
+            self.store.resolve_links(self._place_of(f"{folder}/_" if folder else "_"))
 
     def lock(self, *, of_parent: bool = False) -> contextlib.AbstractContextManager[None]:
         """Return the lock for a commit: among the threads of this process; for local files, among all processes.
@@ -108,8 +108,8 @@ class Objects:
         """Return the version of the object ``name``, which may be `ABSENT`."""
         return self.facts(name) or ABSENT
 
-    def fetch(self, name: str) -> Fetched | None:
-        """Return the object ``name``; None if it does not exist, SourceNotReachable if fewer bytes come than it has."""
+    def fetch(self, name: str) -> ObjectBytes | None:
+        """Return the object ``name``; None if it does not exist, SourceNotReachable if bytes of it are missing."""
         try:
             found = self.store.fetch(self.path(name))
         except (FileNotFoundError, NotADirectoryError):
@@ -213,11 +213,11 @@ class Objects:
         self.store.remove(self._place_of(name), condition)
 
     def remove_all(self, names: Iterable[str]) -> None:
-        """Remove the objects ``names`` that can be removed, and the directories that this leaves empty."""
+        """Remove the objects ``names``, except those that cannot be removed, and directories that become empty."""
         names = list(names)
         self.check_places(names)
         paths = [self.path(name) for name in names]
-        together = [path for path in paths if not has_magic(path)]  # `rm` takes the others for patterns
+        together = [path for path in paths if not has_magic(path)]  # `rm` would take the others for patterns
         alone = [path for path in paths if has_magic(path)]
         try:
             if together:
@@ -230,7 +230,7 @@ class Objects:
         self.tidy(names)
 
     def remove_tree(self) -> None:
-        """Remove the directory at the URL and all that is in it."""
+        """Remove the directory at the URL, with its content."""
         self.store.remove_tree(self.path(""))
 
     @contextlib.contextmanager
@@ -240,7 +240,9 @@ class Objects:
         A local directory is replaced when the block ends. Object stores cannot replace many objects at once: there
         ``replaces`` removes the old objects first.
         """
-        path = self.store.real(self._place_of("")) if self.is_local else ""  # the directory behind a link, not the link
+        path = (
+            self.store.resolve_links(self._place_of("")) if self.is_local else ""
+        )  # the directory behind a link, not the link
         draft = Objects(draft_of(path), {}) if replaces and path else self
         if draft is not self:
             os.mkdir(draft.path(""), 0o700)
@@ -255,7 +257,7 @@ class Objects:
             raise
 
     def sweep(self, names: Iterable[str]) -> None:
-        """Remove the drafts that killed processes left beside the objects ``names``. The caller holds the `lock`."""
+        """Remove the drafts of killed processes beside the objects ``names``. The caller holds the `lock`."""
         if not self.is_local:
             return
         for folder in {os.path.dirname(self.path(name)) for name in names}:

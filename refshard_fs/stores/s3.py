@@ -11,11 +11,21 @@ from typing import Any, BinaryIO, Final
 from fsspec.asyn import sync
 
 from refshard_fs.core.model import Absent, Facts
-from refshard_fs.stores.store import LARGE, Buffer, Condition, Fetched, Place, Store, conflict, content, sum_of
+from refshard_fs.stores.store import (
+    LARGE,
+    Buffer,
+    Condition,
+    ObjectBytes,
+    Place,
+    Store,
+    conflict_error,
+    load_file,
+    sum_of,
+)
 from refshard_fs.targets.failures import Incomplete, as_os_error, os_errors
 
 _PIECE: Final = 1 << 20
-_REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a condition that does not hold
+_REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a failed condition
 
 
 class S3Store(Store):
@@ -33,15 +43,15 @@ class S3Store(Store):
             return None
         return Facts(head["ContentLength"], head.get("ETag"))
 
-    def fetch(self, path: str) -> Fetched | None:
+    def fetch(self, path: str) -> ObjectBytes | None:
         try:
             return self.persist(partial(self._fetch_once, path))
         except FileNotFoundError:
             return None
 
     @os_errors()
-    def _fetch_once(self, path: str) -> Fetched:
-        found: Fetched = sync(self._loop, _fetch, self.fs, path)
+    def _fetch_once(self, path: str) -> ObjectBytes:
+        found: ObjectBytes = sync(self._loop, _fetch, self.fs, path)
         return found
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
@@ -51,13 +61,13 @@ class S3Store(Store):
         try:
             with _body(parts) as body:
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
-        except Exception as e:  # botocore's, whose import is slow; raised again unless it is a conflict
+        except Exception as e:  # of botocore, which is slow to import; raised again unless it is a conflict
             if not when or _status(e) not in _REFUSED:
                 raise as_os_error(e) from e
             is_certain = not _was_repeated(e)
             there = None if is_certain else self.fetch(place.path)  # if certain, another writer wrote equal bytes
             if there is None or sum_of([there.data]) != sum_of(parts):
-                raise conflict(place, condition, is_certain=is_certain) from e
+                raise conflict_error(place, condition, is_certain=is_certain) from e
             return there.facts  # an earlier try wrote it, and its answer was lost
         self.fs.invalidate_cache(place.path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
@@ -70,19 +80,19 @@ class S3Store(Store):
             if condition is None or _status(e) not in _REFUSED:
                 raise
             if self.facts(place.path) is not None:
-                raise conflict(place, condition) from e
+                raise conflict_error(place, condition) from e
         self.fs.invalidate_cache(place.path)  # the object is gone, even if an earlier try removed it
 
 
-async def _fetch(fs: Any, path: str) -> Fetched:
+async def _fetch(fs: Any, path: str) -> ObjectBytes:
     bucket, key, _ = fs.split_path(path)
     answer = await fs._call_s3("get_object", Bucket=bucket, Key=key)
     with tempfile.SpooledTemporaryFile(LARGE) as copy:
         body = answer["Body"]
-        async with body:  # before aiobotocore 3, `as` would give the response beneath the body
+        async with body:  # before aiobotocore 3, `as` would bind the inner response
             while piece := await body.read(_PIECE):
                 copy.write(piece)
-        return Fetched(content(copy), Facts(answer["ContentLength"], answer.get("ETag")))
+        return ObjectBytes(load_file(copy), Facts(answer["ContentLength"], answer.get("ETag")))
 
 
 async def _send(fs: Any, path: str, body: bytes | BinaryIO, when: dict[str, str]) -> dict[str, Any]:
@@ -134,6 +144,6 @@ def _metadata_of(error: Exception) -> Mapping[str, Any]:
     for e in (error, error.__cause__):
         response: Any = getattr(e, "response", None)
         if isinstance(response, dict):
-            told: Mapping[str, Any] = response.get("ResponseMetadata", {})
-            return told
+            metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
+            return metadata
     return {}

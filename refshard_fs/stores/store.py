@@ -1,4 +1,4 @@
-"""Write objects in one filesystem. Requests that fail for a passing reason are retried where that is harmless."""
+"""Write objects in one filesystem. Requests are tried again after passing failures, if that is harmless."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     root: str
 
 
-class Fetched(NamedTuple):
+class ObjectBytes(NamedTuple):
     """The bytes of an object, and their version."""
 
     data: Buffer
@@ -57,7 +57,7 @@ def sum_of(parts: Iterable[Buffer]) -> bytes:
 
 
 def is_version(one: Version, other: Version) -> bool:
-    """Whether both are the same version of an object, as far as their facts tell."""
+    """Whether both facts may belong to the same version of an object."""
     if isinstance(one, Absent) or isinstance(other, Absent):
         return one is other
     if one.etag is not None and other.etag is not None:
@@ -65,10 +65,10 @@ def is_version(one: Version, other: Version) -> bool:
     return one.size == other.size and one.last_modified == other.last_modified
 
 
-def conflict(place: Place, condition: Condition, *, is_certain: bool = True) -> ConflictError:
+def conflict_error(place: Place, condition: Condition, *, is_certain: bool = True) -> ConflictError:
     """Return the error for an object that does not meet ``condition``.
 
-    It ``is_certain`` unless the store's answer to an earlier try was lost.
+    If not ``is_certain``, the store's answer to an earlier try was lost.
     """
     what = "did not exist" if isinstance(condition, Absent) else "had another version"
     error = ConflictError(
@@ -124,13 +124,13 @@ class Store:
             call = replace_again or call
 
     def _pause(self, failure: OSError, tried: int) -> float | None:
-        """Return the seconds to wait after ``tried`` tries, the last of which ended in ``failure``; None to give up."""
+        """Return the seconds to wait after try number ``tried`` ended in ``failure``; None to give up."""
         return self._retry.at_most(FsspecTarget.most_retries).pause(failure, tried)
 
     # ------------------------------------------------------------------ places
 
-    def real(self, place: Place) -> str:
-        """Return the path that a write to ``place`` changes; PermissionError at a link that is not followed."""
+    def resolve_links(self, place: Place) -> str:
+        """Return the path of ``place`` with its links resolved; PermissionError at a link that is not followed."""
         return place.path
 
     @contextlib.contextmanager
@@ -152,18 +152,18 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def fetch(self, path: str) -> Fetched | None:
-        """Return an object, or the part of it that came; None if it does not exist."""
+    def fetch(self, path: str) -> ObjectBytes | None:
+        """Return an object, or a part of it if its answer ended early; None if it does not exist."""
         facts = self.facts(path)
         if facts is None:
             return None
         if facts.size is not None and facts.size <= LARGE:
-            return Fetched(self.call("cat_file", path), facts)
+            return ObjectBytes(self.call("cat_file", path), facts)
         with tempfile.TemporaryDirectory() as folder:
             copy = os.path.join(folder, "object")
             self.call("get_file", path, copy)
             with open(copy, "rb") as file:
-                return Fetched(content(file), facts)
+                return ObjectBytes(load_file(file), facts)
 
     def read(self, paths: list[str]) -> dict[str, bytes]:
         """Return the objects at ``paths``, requested in parallel."""
@@ -180,7 +180,7 @@ class Store:
     def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
         """Raise ConflictError if an object does not meet ``condition``."""
         if condition is not None and not is_version(condition, self.facts(place.path) or ABSENT):
-            raise conflict(place, condition, is_certain=is_certain)
+            raise conflict_error(place, condition, is_certain=is_certain)
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         """Write the concatenated ``parts`` as an object; return its new version, if the store tells it.
@@ -205,7 +205,7 @@ class Store:
     def _replace(
         self, place: Place, source: str, parts: Sequence[Buffer], condition: Condition, replace: Callable[[], None]
     ) -> None:
-        """Call ``replace``, which makes ``source`` the object. If its answer is lost, look before calling it again."""
+        """Call ``replace``, which makes ``source`` the object. If its answer is lost, check before calling it again."""
         has_renamed = source != place.path
 
         def replace_again() -> None:
@@ -267,7 +267,7 @@ class Store:
         if condition is not None and self.facts(place.path) is None:
             return
         self.check(place, condition)
-        self.remove_file(self.real(place))
+        self.remove_file(self.resolve_links(place))
 
     def remove_file(self, path: str) -> None:
         """Remove an object, if it exists."""
@@ -280,8 +280,8 @@ class Store:
             self.call("rm", path, recursive=True)
 
 
-def content(file: Any) -> Buffer:
-    """Return the content of a file that no one else writes; a large one is mapped, not read."""
+def load_file(file: Any) -> Buffer:
+    """Return the content of a file without other writers; a large file is mapped, not read."""
     if file.seek(0, os.SEEK_END) > LARGE:
         file.flush()
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.errors import printable
-from refshard_fs.stores.drafts import replacing
+from refshard_fs.stores.drafts import replace_file
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.tools.views import ROLES, colours
 
@@ -274,7 +274,7 @@ class Picture:
     def save(self, path: str | Path) -> None:
         """Write the picture to ``path``, in the format that its name ends in: .svg, .html or .png (with matplotlib)."""
         data = self.encode(Path(path).suffix)
-        with replacing(path_to_write(os.fspath(path))) as file:
+        with replace_file(path_to_write(os.fspath(path))) as file:
             file.write(data)
 
     def encode(self, suffix: str) -> bytes:

@@ -28,7 +28,7 @@ from refshard_fs.sharding.index import Buffer
 from refshard_fs.source.source import forget_indexes
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import Condition, Fetched, is_version, sum_of
+from refshard_fs.stores.store import Condition, ObjectBytes, is_version, sum_of
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
@@ -253,7 +253,7 @@ class HierarchyCommit:
         )
         return data if after is before else dumps(after)
 
-    def _find_outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, Fetched]:
+    def _find_outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, ObjectBytes]:
         """Return the documents that are not written themselves, and whose consolidated metadata change."""
         names = [name for name in find_consolidated([*changes, *plan.prefixes]) if name not in changes]
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -265,7 +265,7 @@ class HierarchyCommit:
             if self._in_step(name, bytes(there.data), changes, plan) != there.data
         }
 
-    def _reconsolidate(self, name: str, there: Fetched, changes: Mapping[str, bytes | None], plan: Plan) -> None:
+    def _reconsolidate(self, name: str, there: ObjectBytes, changes: Mapping[str, bytes | None], plan: Plan) -> None:
         """Put the document ``name`` as its consolidated metadata are after the commit.
 
         What another commit has put ``there`` meanwhile stays in it.

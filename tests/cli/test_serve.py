@@ -43,7 +43,7 @@ def test_sources_of_one_name_are_an_error(tmp_path: Path, capsys: pytest.Capture
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "refs.json").write_text("{}")
     assert main(["serve", str(tmp_path / "a/refs.json"), str(tmp_path / "b/refs.json")]) == 2
-    assert "two have one: refs, refs" in capsys.readouterr().err
+    assert "sources with different names" in capsys.readouterr().err
 
 
 def test_port_that_is_taken_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

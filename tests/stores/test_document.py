@@ -26,7 +26,7 @@ def test_document_of_somebody_else_is_kept(tmp_path: Path) -> None:
     opened = Objects(url, {}).put("", [b"opened"])
     Objects(url, {}).put("", [b"somebody else's"])
     document = Document(url, {}, opened)
-    with pytest.raises(ConflictError, match="was opened and then changed"):
+    with pytest.raises(ConflictError, match="has changed since it was opened"):
         document.put(b"ours")
     with pytest.raises(ConflictError), document.stream() as file:
         file.write(b"ours")

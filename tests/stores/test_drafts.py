@@ -12,7 +12,7 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.stores import drafts
-from refshard_fs.stores.drafts import replacing
+from refshard_fs.stores.drafts import replace_file
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind")
 
@@ -51,7 +51,7 @@ def test_a_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: 
     if mode is not None:
         path.touch(mode)
         path.chmod(mode)
-    with replacing(str(path)) as file:
+    with replace_file(str(path)) as file:
         file.write(b"secret")
         (draft,) = tmp_path.glob("*.tmp")
         assert mode_of(draft) == draft_mode
@@ -72,7 +72,7 @@ def test_a_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch:
         raise PermissionError
 
     monkeypatch.setattr(os, "chown", refuse)
-    with replacing(str(path)) as file:
+    with replace_file(str(path)) as file:
         file.write(b"new")
     assert mode_of(path) == 0o604
 

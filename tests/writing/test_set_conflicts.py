@@ -93,7 +93,7 @@ def test_two_who_make_one_source_are_a_conflict(opens: Callable[[str], Open], fo
     for number, fs in enumerate((one, other)):
         fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((number + 1,))})
     one.commit()
-    with pytest.raises(ConflictError, match="was not there"):
+    with pytest.raises(ConflictError, match="did not exist"):
         other.commit()
     other.discard()
     assert b'"shape":[1]' in other.cat_file("a/zarr.json").replace(b" ", b"")
