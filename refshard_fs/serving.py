@@ -54,7 +54,7 @@ PICTURES: Final = 32  # pictures that are kept
 SIDE: Final = 1024  # elements of an array that a picture shows along each side
 DECODED: Final = 64 << 20  # most bytes of chunks that a picture is made of
 
-logger = logging.getLogger("refshard_fs")
+logger = logging.getLogger(__package__)
 
 
 def asgi(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from io import BytesIO
 from typing import Protocol
@@ -12,12 +11,9 @@ import msgspec
 
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.core.stats import Stats
-from refshard_fs.errors import sanitize
 from refshard_fs.reading.failures import fail
 from refshard_fs.reading.memory import Budget, Share, SharedBudget
 from refshard_fs.targets import Answer, Pool, check
-
-logger = logging.getLogger("refshard_fs")
 
 UNSIZED_AT_ONCE = 8  # whole objects of unknown size under way at once, until the host's first ones have arrived
 QUEUED, UNDER_WAY, OVER = range(3)  # states of a request
@@ -273,9 +269,6 @@ class Dispatch(Share):
                 self._receiver.abandon()
             raise
         except Exception as error:  # noqa: BLE001  # readers must not wait forever after any error
-            if logger.isEnabledFor(logging.DEBUG):
-                span = block.span
-                logger.debug("%s [%s:%s] failed: %s", sanitize(span.url), span.start, span.stop, sanitize(repr(error)))
             self._receiver.on_failure(block, error)
         finally:
             self._on_end(block)
@@ -300,7 +293,4 @@ class Dispatch(Share):
         host.waits.append(took if answer.waited is None else answer.waited)
         if span.stop is None and not is_document:  # documents are smaller than chunks
             host.sizes.append(len(answer.data))
-        if logger.isEnabledFor(logging.DEBUG):
-            where, size = sanitize(span.url), len(answer.data)
-            logger.debug("%s [%s:%s] %d bytes, %.1f ms", where, span.start, span.stop, size, took * 1e3)
         return answer

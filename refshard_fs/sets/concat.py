@@ -60,7 +60,7 @@ from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
 from refshard_fs.tools.views import progress
 
-logger = logging.getLogger("refshard_fs")
+logger = logging.getLogger(__package__)
 REASON: Final = 200  # characters of the error of a set that was left out, in the document
 
 Join = Literal["exact", "outer"]  # whether sets must have the same variables and coordinates, or all have any

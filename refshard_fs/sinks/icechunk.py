@@ -48,7 +48,7 @@ _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
 
-logger = logging.getLogger("refshard_fs")
+logger = logging.getLogger(__package__)
 
 
 class IcechunkSink(Sink):

@@ -49,6 +49,7 @@ class Target:
     most_retries = 1000  # further tries after passing failures; few, if a layer below also tries again
     patience = math.inf  # seconds to wait for the answer to a request
     tells_versions = True  # answers have the version of their bytes; otherwise only `current_facts` has it
+    logs_requests = False  # whether it logs its requests itself; otherwise `VersionedObject` does
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None

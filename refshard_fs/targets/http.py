@@ -27,6 +27,7 @@ from refshard_fs.security.admission import Access, remedy
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, Judge, close_with, drop_certificate, open_session
 from refshard_fs.targets.failures import Unreadable
+from refshard_fs.targets.logs import log_request
 
 T = TypeVar("T")
 
@@ -77,6 +78,7 @@ class HttpTarget(Target):
     """
 
     patience = 60.0
+    logs_requests = True
 
     def __init__(self, fs: HTTPFileSystem, judge: Judge | None = None, access: Access = Access.OWN) -> None:
         self.fs = fs
@@ -133,8 +135,9 @@ class HttpTarget(Target):
         home = location = self._location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
-                with _naming(location.url):
+                with _naming(location.url), log_request(method, str(location.url), headers.get("Range")) as log:
                     async with await self._send(method, location, headers) as response:
+                        log.status = response.status
                         if response.status in _REDIRECTS and self._follows:
                             location = self._next_location(home, location, response)
                             continue
@@ -142,7 +145,10 @@ class HttpTarget(Target):
                             break  # the remembered location is outdated: ask the object's own server again
                         if location is not home and response.status < 300:
                             self._locations[path] = location
-                        return await take(response)
+                        try:
+                            return await take(response)
+                        finally:
+                            log.size = response.content.total_bytes
             else:
                 raise Unreadable(
                     f"expected at most {_MOST_REDIRECTS} redirects, got more, the last to "

@@ -7,7 +7,6 @@ form (other regions, versions, customer keys, unusual signatures, proxies, the u
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import time
 from collections.abc import Awaitable
@@ -22,16 +21,15 @@ from yarl import URL
 
 from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.errors import sanitize
 from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
 from refshard_fs.targets.connections import Guard, open_session, tls_context
 from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, os_errors
 from refshard_fs.targets.generic import FsspecTarget, run_in_thread, share_task
+from refshard_fs.targets.logs import log_request
 
 if TYPE_CHECKING:
     from refshard_fs.targets.s3_client import S3Client
 
-logger = logging.getLogger("refshard_fs")
 T = TypeVar("T")
 
 _VALID = 300.0  # seconds that a signature is used; servers accept it for 15 minutes, and clocks may differ
@@ -118,6 +116,7 @@ class S3Target(Target):
     """
 
     patience = 60.0
+    logs_requests = True  # s3fs's by `S3Session`
 
     def __init__(self, fs: S3Client, *, fast: bool = True, guard: Guard | None = None) -> None:
         self.fs = fs
@@ -191,8 +190,13 @@ class S3Target(Target):
             self._session = open_session(self, self._guard, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
         session, loop = self._session, asyncio.get_running_loop()
         began = loop.time()
-        async with session.get(ready.url, headers=headers, allow_redirects=False, ssl=ready.ssl) as response:
-            return await read_answer(response, start, stop, most, waited=loop.time() - began)
+        with log_request("GET", str(ready.url), headers.get("Range")) as log:
+            async with session.get(ready.url, headers=headers, allow_redirects=False, ssl=ready.ssl) as response:
+                log.status = response.status
+                try:
+                    return await read_answer(response, start, stop, most, waited=loop.time() - began)
+                finally:
+                    log.size = response.content.total_bytes
 
     async def _prepare(self, path: str) -> _Ready | None:
         """Return the request for an object, with a new signature; None if s3fs must make it."""
@@ -226,8 +230,7 @@ class S3Target(Target):
                 pairs = sorted((query if token is None else {**query, "continuation-token": token}).items())
                 url = f"{bucket.base}?{urlencode(pairs, quote_via=quote, safe='~')}"
                 headers = bucket.headers if bucket.signer is None else await _sign(bucket.signer, url, bucket.headers)
-                if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("GET %s", sanitize(url))
+
                 ready = _Ready(URL(url, encoded=True), {**headers, "Accept-Encoding": "identity"}, bucket.ssl, 0.0)
                 answer = await self._send(ready, 0, None, None, _PAGE)
                 listed, following = parse_page(bytes(answer.data).decode(), len(prefix))

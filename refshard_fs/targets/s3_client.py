@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 import socket
 import ssl
 import weakref
@@ -27,16 +26,16 @@ from multidict import CIMultiDict
 from s3fs.core import S3FileSystem
 from yarl import URL
 
-from refshard_fs.errors import TargetNotAllowed, sanitize
+from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import remedy
 from refshard_fs.targets.connections import GuardedResolver, close_session, open_session, tls_context
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.generic import run_in_thread
+from refshard_fs.targets.logs import log_request
 
 if TYPE_CHECKING:
     from refshard_fs.targets.connections import Guard
 
-logger = logging.getLogger("refshard_fs")
 
 _PIECE = 1 << 20  # bytes that are read from a file at once
 
@@ -165,8 +164,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
     async def send(self, request: Any) -> AioAWSResponse:
         """Send a prepared request of botocore, and return the answer; raise failures as botocore's errors."""
         url = request.url
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s by s3fs", sanitize(f"{request.method} {url}"))
+
         headers = CIMultiDict((name, _text(value)) for name, value in request.headers.items())
         headers["Accept-Encoding"] = "identity"
         is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
@@ -174,20 +172,22 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             del headers["Transfer-Encoding"]
         body = _pieces(request.body) if isinstance(request.body, io.IOBase) else request.body
         try:
-            session = await self._session()
-            response = await session.request(
-                request.method,
-                URL(url, encoded=True),
-                headers=headers,
-                data=body,
-                chunked=is_chunked or None,
-                proxy=self._proxies.proxy_url_for(url),
-                allow_redirects=False,
-            )
-            fields = {name.decode().lower(): value.decode() for name, value in response.raw_headers}
-            answer = AioAWSResponse(str(response.url), response.status, fields, response)
-            if not request.stream_output:
-                await answer.content
+            with log_request(request.method, url, headers.get("Range")) as log:
+                session = await self._session()
+                response = await session.request(
+                    request.method,
+                    URL(url, encoded=True),
+                    headers=headers,
+                    data=body,
+                    chunked=is_chunked or None,
+                    proxy=self._proxies.proxy_url_for(url),
+                    allow_redirects=False,
+                )
+                log.status = response.status
+                fields = {name.decode().lower(): value.decode() for name, value in response.raw_headers}
+                answer = AioAWSResponse(str(response.url), response.status, fields, response)
+                if not request.stream_output:
+                    log.size = len(await answer.content)
         except Exception as e:  # raised again as an error of botocore
             raise _as_botocore(e, request) from e
         return answer

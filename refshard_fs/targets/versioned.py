@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,11 +25,10 @@ from refshard_fs.core.model import ABSENT, OWN, Absent, Facts, Listed, Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, sanitize
 from refshard_fs.security.policy import protocol_of, server_of
-from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check
+from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check, range_header
 from refshard_fs.targets.failures import NOT_FOUND as MISSING
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
-
-logger = logging.getLogger("refshard_fs")
+from refshard_fs.targets.logs import log_request, logger
 
 T = TypeVar("T")
 
@@ -38,6 +37,8 @@ REMEMBERED = 1 << 16  # objects whose version a session remembers
 # rounds of 20 ms. Opening a file and reading its variables takes 2 to 20 rounds after the first.
 SMALL_FILE = 2 << 20
 
+# The methods in log records of targets without HTTP requests, by the names of coroutines.
+_METHODS: Final = {"_read": "READ", "facts": "STAT", "current_facts": "STAT", "names": "LIST", "tree": "LIST"}
 _NUMBER = re.compile(r"-?\d+(\.\d*)?$")
 _PRECONDITION_FAILED = 412
 _NO_SUFFIX = frozenset([400, 416, 501])  # the statuses of servers that do not support ranges from the end
@@ -273,6 +274,10 @@ def parse_time(text: str) -> float | None:
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
+def _range_of(start: int, stop: int | None) -> str | None:
+    return None if start == 0 and stop is None else range_header(start, stop)
+
+
 def _date(text: str) -> str:
     """Return a time for a text: seconds since the epoch become a date in UTC, other forms are unchanged."""
     try:
@@ -384,20 +389,17 @@ class VersionedObject:
 
     async def facts(self, path: str) -> Facts:
         """Return the size and version of the object, without its bytes."""
-        self._log("asked about", path)
         facts = await self._request(0, self.target.facts, path)
         self._version.learn(facts, None)
         return facts
 
     async def ask_version(self, path: str) -> None:
         """Ask for the present version of the object, and compare it with the known one."""
-        self._log("asked for its version", path)
         facts = await self._request(0, self.target.current_facts, path)
         self._version.learn(facts, None)
 
     async def head(self, path: str, length: int) -> tuple[Facts, bytes]:
         """Return the facts of the object, and its first ``length`` bytes."""
-        self._log(f"asked for its first {length} bytes", path)
         answer = await self.read(path, 0, length)
         if answer.size is None:
             return await self.facts(path), answer.data
@@ -406,24 +408,28 @@ class VersionedObject:
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         """Return the names directly below ``path``, or None if the target cannot list."""
-        self._log("listed", path)
-        return await self._persist(math.inf, self.target.names, path)
+        return self._count_listing(await self._persist(math.inf, self.target.names, path))
 
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
         """Return all objects below ``path``, or None if the target lists directory by directory."""
-        self._log("listed with all below", path)
-        return await self._persist(math.inf, self.target.tree, path)
+        return self._count_listing(await self._persist(math.inf, self.target.tree, path))
 
-    def _log(self, what: str, path: str) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s %s", sanitize(f"{server_of(self._version.url)}: {path}"), what)
+    def _count_listing(self, listing: tuple[Listed, ...] | None) -> tuple[Listed, ...] | None:
+        if listing is not None:  # None: the target cannot list
+            self._stats.count("listings", 1)
+        return listing
 
     def read_now(
         self, path: str, start: int, stop: int | None, pin: Pin | None = None, most: int | None = None
     ) -> Answer | None:
         """Return the same bytes as `read` at once, in any thread, or None if that takes an event loop."""
         try:
-            answer = self.target.read_now(path, start, stop, most)
+            if logger.isEnabledFor(logging.DEBUG) and not self.is_remote:
+                with log_request("READ", self._version.url, _range_of(start, stop)) as log:
+                    answer = self.target.read_now(path, start, stop, most)
+                    log.size = None if answer is None else len(answer.data)
+            else:
+                answer = self.target.read_now(path, start, stop, most)
         except MISSING:
             self._version.is_absent = True
             raise
@@ -456,6 +462,18 @@ class VersionedObject:
             self._version.is_absent = True
             raise
 
+    async def _log(self, call: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Return the result of ``call``; log it as a request unless the target logs its own."""
+        if self.target.logs_requests or not logger.isEnabledFor(logging.DEBUG):
+            return await call(*args)
+        name = call.__name__
+        span = _range_of(args[1], args[2]) if name == "_read" else None
+        with log_request(_METHODS[name], self._version.url, span) as log:
+            result = await call(*args)
+            log.size = len(result.data) if isinstance(result, Answer) else None
+            log.is_sent = result is not None  # None: the target cannot list
+            return result
+
     async def _persist(self, size: float, call: Callable[..., Awaitable[T]], *args: object) -> T:
         """Return the result of ``call``, which reads about ``size`` bytes; try again as `Retry` allows."""
         retry = self._retry
@@ -468,7 +486,7 @@ class VersionedObject:
             limit = asyncio.timeout_at(min(now() + patience, end))
             try:
                 async with limit:
-                    return await call(*args)
+                    return await self._log(call, *args)
             except RefShardError:
                 raise
             except Exception as e:  # noqa: BLE001  # raised again as an OSError

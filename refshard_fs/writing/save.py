@@ -34,7 +34,7 @@ from refshard_fs.source.settings import data_url_of
 from refshard_fs.source.source import Source
 from refshard_fs.stores.objects import Objects
 
-logger = logging.getLogger("refshard_fs")
+logger = logging.getLogger(__package__)
 
 
 def save(

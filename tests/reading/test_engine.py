@@ -439,8 +439,8 @@ def test_bytes_that_were_read_are_freed_without_collection(http_server: RangeSer
 def test_each_request_leaves_a_debug_line(chunked: Chunked, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "refshard_fs"):
         open_fs(chunked).cat(chunked.keys([3, 4]))
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "refshard_fs"]
-    assert f"{chunked.url} [{3 * CHUNK}:{5 * CHUNK}] {2 * CHUNK} bytes" in line
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "refshard_fs.targets"]
+    assert f"{chunked.url} bytes={3 * CHUNK}-{5 * CHUNK - 1}: 206, {2 * CHUNK} bytes" in line
 
 
 def test_callbacks_hear_of_each_key_and_of_each_piece(http_server: RangeServer, tmp_path: Any) -> None:

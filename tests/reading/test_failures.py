@@ -39,7 +39,7 @@ def test_a_target_that_is_shorter_than_its_references(http_server: RangeServer, 
     (tmp_path / "x").write_bytes(b"0123456789")
     for target in (http_server.put("x", b"0123456789"), str(tmp_path / "x")):
         text = failure(target, 5, 30)
-        assert "asked for bytes [5, 35), got 5 of 30 (the object has 10 bytes)" in text
+        assert "expected bytes [5, 35), got 5 of 30 (the object has 10 bytes)" in text
         assert "`refshard check` compares all" in text
         assert "Unfit" not in text
 
@@ -138,4 +138,4 @@ def test_what_is_public_is_opened_as_its_protocol_says() -> None:
 
 def test_an_expired_signature_is_said_to_be_one() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
-    assert "The signature of the URL has expired" in explain(answer._failure(403, {}, text), "https://h/x")
+    assert "The signature of the URL has expired" in explain(answer._make_error(403, {}, text), "https://h/x")

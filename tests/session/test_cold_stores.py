@@ -233,7 +233,7 @@ def test_each_request_for_a_cold_store_is_logged(
         fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
         fs.cat_file("v/0.0.0")
         assert not fs.exists("v/9.9.9")
-    logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs.targets"]
     assert server.requests()
     assert [request.path for request in server.requests() if not any(request.path in text for text in logged)] == []
 

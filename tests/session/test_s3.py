@@ -220,8 +220,10 @@ def test_each_request_to_s3_is_logged(
         image.find("")
         image.ls("p")
         image.cat(["p/a/0/0/0", "p/a/1/2/3"])
-    logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "refshard_fs.targets"]
     assert sum("list-type=2" in text for text in logged) == len(listings(s3_proxy)) > 0
     chunks = [request.path.rpartition("/p/")[2] for request in s3_proxy.requests() if "/p/" in request.path]
     assert len(chunks) == 2
-    assert all(any(f"/p/{chunk} " in text for text in logged) for chunk in chunks)
+    assert all(any(f"/p/{chunk}:" in text for text in logged) for chunk in chunks)
+    assert len(logged) == len(s3_proxy.requests())
+    assert image.stats()["listings"] > 0
