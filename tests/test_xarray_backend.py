@@ -313,6 +313,7 @@ def most_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.case(id="P28")
 def test_a_strangers_coordinate_that_swells_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": bomb(name)}).encode())
     with pytest.raises(RefShardError, match=r"xarray would load 't'.*drop_variables='t'"):
@@ -323,6 +324,7 @@ def test_a_strangers_coordinate_that_swells_is_refused(name: str, http_server: A
 
 
 @pytest.mark.parametrize("how", ["options", "tree", "times", "shape"])
+@pytest.mark.case(id="P28")
 def test_a_swelling_coordinate_is_refused_however_opened(how: str, http_server: Any, most_made: list[int]) -> None:
     refs = bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
     if how == "shape":  # no chunk is there: the fill value would be made 10^11 times
@@ -336,6 +338,7 @@ def test_a_swelling_coordinate_is_refused_however_opened(how: str, http_server: 
     assert not most_made
 
 
+@pytest.mark.case(id="P28")
 def test_an_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 

@@ -50,6 +50,7 @@ def test_missing_chunk_is_fill_value_and_failed_one_error(http_server: Any) -> N
 
 
 @pytest.mark.parametrize("fault", [403, 404, 416, 500, "short_body", "wrong_content_range", "reset", "hang_up"])
+@pytest.mark.case(id="P31")
 def test_no_failure_of_a_server_reads_as_fill_value(fault: Any, http_server: Any) -> None:
     refs, data = reference_set(http_server.put("/x.bin", b""))
     http_server.put("/x.bin", data)

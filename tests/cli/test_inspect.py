@@ -73,6 +73,7 @@ def test_info_warns_of_arrays_that_nobody_can_decode(
     assert f"warning: {why}" in capsys.readouterr().out
 
 
+@pytest.mark.case(id="P22")
 def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs({"a\x1b[31mb\u202e": "x"})
     for command in ("ls", "tree", "info"):

@@ -12,6 +12,8 @@ from refshard_fs.cli import main
 from refshard_fs.errors import ManifestError
 from tests.support.cli_sets import Refs
 
+pytestmark = pytest.mark.case(id="P20")
+
 
 def files(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}

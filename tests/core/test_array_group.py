@@ -171,6 +171,7 @@ def test_an_array_that_does_not_fit_its_file_is_refused() -> None:
     "path",
     ["..", "a/../b", "a//b", "a/", ".zarray", "g/zarr.json", "a\\b", "a\0b", "a::b", "x" * 5000, "d/" * 100 + "d"],
 )
+@pytest.mark.case(id="P21")
 def test_what_can_have_no_key_is_reported_and_not_shown(path: str) -> None:
     arrays = {"a": described((2,), "<i2"), path: described((2,), "<i2")}
     group = ArrayGroup(arrays, {name: Given(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})

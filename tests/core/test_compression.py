@@ -20,6 +20,8 @@ from refshard_fs.core.compression import MOST, check_chunk, decompress, unpack_b
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import taking
 
+pytestmark = pytest.mark.case(id="P27")
+
 ZEROS = bytes(4 << 20)
 DATA = np.arange(4, dtype="<i8")
 

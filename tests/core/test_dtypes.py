@@ -13,6 +13,8 @@ from refshard_fs import ManifestError, RefShardFileSystem
 from tests.support.blosc_sources import carray_of
 from tests.support.shards_in_memory import Files
 
+pytestmark = pytest.mark.case(id="P29")
+
 LENGTH = 3 << 20
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 

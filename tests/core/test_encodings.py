@@ -15,6 +15,8 @@ from refshard_fs import RefShardFileSystem, check
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, dumps, safety_problem
 from refshard_fs.cubes.recoding import decode_chunk
 
+pytestmark = pytest.mark.case(id="P17")
+
 V2 = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "<i8", "order": "C", "fill_value": 0}
 V2 |= {"filters": None, "compressor": None}
 V3 = {

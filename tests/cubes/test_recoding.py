@@ -241,6 +241,7 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
         refshard_fs.concat(files, "time", lazy=True)
 
 
+@pytest.mark.case(id="P32")
 def test_chunks_too_large_to_decode_are_refused_before() -> None:
     """A document of two small sets made sixteen gigabytes to see whether their encodings fit."""
 

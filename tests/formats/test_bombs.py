@@ -24,6 +24,8 @@ from tests.support.memory import taking
 from tests.support.plain_tiff import plain_tiff
 from tests.support.shards_in_memory import ROOT, Files
 
+pytestmark = pytest.mark.case(id="P32")
+
 
 def refused(data: bytes, most: int = 64 << 20) -> str:
     """Return the error of opening a file. Check that it takes at most ``most`` bytes."""
@@ -244,6 +246,7 @@ def test_what_few_bytes_of_a_document_inflate_to_is_bounded() -> None:
     assert len(found.reports) == 9 - len(found.grids)
 
 
+@pytest.mark.case(id="P26")
 def test_chunks_that_document_lacks_are_not_listed_by_million() -> None:
     sizes = "<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>"
     body = f'<Int8 name="a"><Dim size="{UNWRITTEN + 1}"/><dmrpp:chunks fillValue="1">{sizes}</dmrpp:chunks></Int8>'

@@ -15,7 +15,7 @@ from tests.fuzz import driver, parsers
 from tests.fuzz.mutation import Mutator
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.case(id="P32")]
 
 # Inputs that once broke a promise, as `python -m tests.fuzz` found them.
 FOUND = {

@@ -234,6 +234,7 @@ def test_a_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["asked", "asked-before"])
+@pytest.mark.case(id="P25")
 def test_a_changed_target_is_read_anew(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
     first = opened(chunked.refs(), tmp_path).cat(keys)
@@ -262,6 +263,7 @@ def test_a_pinned_target_that_changed_is_an_error(chunked: Chunked, tmp_path: Pa
         opened(str(tmp_path / "refs.json"), tmp_path).cat_file(keys[1])
 
 
+@pytest.mark.case(id="P25")
 def test_what_an_earlier_session_saw_proves_no_version(http_server: RangeServer, tmp_path: Path) -> None:
     """The process remembers the index of a shard; whether the shard is still the same, a request has to tell."""
     source, _ = of_shards(http_server, tmp_path)
@@ -393,6 +395,7 @@ def exchanged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [emptied, cut, halved, lengthened, flipped(7), flipped(-1), flipped(-20), exchanged])
+@pytest.mark.case(id="P25")
 def test_a_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunked, tmp_path: Path) -> None:
     key, other = chunked.keys([3, 4])
     opened(chunked.refs(), tmp_path).cat_file(key)
@@ -506,6 +509,7 @@ def test_what_was_not_read_for_longest_goes_first(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- whose files these are
 
 
+@pytest.mark.case(id="P25")
 def test_files_are_for_their_owner_alone(chunked: Chunked, tmp_path: Path) -> None:
     opened(chunked.refs(), tmp_path).cat(chunked.keys(range(4)))
     paths = [tmp_path / "kept", *(tmp_path / "kept").rglob("*")] if kept(tmp_path) else []
@@ -514,6 +518,7 @@ def test_files_are_for_their_owner_alone(chunked: Chunked, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("count", [0, 4000], ids=["in the first block", "in several"])
+@pytest.mark.case(id="P25")
 def test_nothing_that_gives_access_is_written(count: int, http_server: RangeServer, tmp_path: Path) -> None:
     """Neither the tokens of targets, nor documents, which may hold some."""
     chunked = Chunked(http_server, 4)
@@ -531,6 +536,7 @@ def test_nothing_that_gives_access_is_written(count: int, http_server: RangeServ
 
 @pytest.mark.skipif(not HAS_OWNERS or os.name == "nt", reason="links take rights there that few have")
 @pytest.mark.parametrize("what", ["link to a file", "link to a directory", "directory of others", "pipe"])
+@pytest.mark.case(id="P25")
 def test_what_may_be_anothers_is_not_used(what: str, chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
@@ -556,6 +562,7 @@ def test_what_may_be_anothers_is_not_used(what: str, chunked: Chunked, tmp_path:
 
 
 @pytest.mark.skipif(not HAS_OWNERS or os.getuid() != 0, reason="files of others are made by root")
+@pytest.mark.case(id="P25")
 def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 1 << 20)
     cache.put(SPAN, FACTS, BYTES)
@@ -564,6 +571,7 @@ def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
     assert cache.get(SPAN, FACTS) is None
 
 
+@pytest.mark.case(id="P25")
 def test_a_set_is_not_given_what_it_may_not_reach(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
@@ -571,6 +579,7 @@ def test_a_set_is_not_given_what_it_may_not_reach(chunked: Chunked, tmp_path: Pa
         opened(chunked.refs(), tmp_path, allow=["https://elsewhere/"]).cat_file(key)
 
 
+@pytest.mark.case(id="P25")
 def test_what_the_server_denies_now_is_not_given(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)

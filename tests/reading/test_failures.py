@@ -100,6 +100,7 @@ def test_a_reference_without_url_is_named() -> None:
         RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
 
 
+@pytest.mark.case(id="P23")
 def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
     http_server.put("x", b"0123456789")
     http_server.put("refs.json", json.dumps({"version": 1, "refs": {"a": ["u", 1]}}).encode())

@@ -245,6 +245,7 @@ def test_two_flipped_bits_are_noticed_wherever_they_are(tmp_path: Path) -> None:
                     assert index_cache._read_checked(BytesIO(harmed), len(harmed), "x") is None  # type: ignore[arg-type]
 
 
+@pytest.mark.case(id="P24")
 def test_a_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
     """Who may write to the directory may rename what this user wrote, and have a trusted set be another one."""
     cache = IndexCache(tmp_path)
@@ -257,6 +258,7 @@ def test_a_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="files of others are made by root")
+@pytest.mark.case(id="P24")
 def test_a_file_that_another_user_wrote_is_not_believed(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path)
     cache.put("x", [b"data"])
@@ -316,6 +318,7 @@ def test_nobodys_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RefShardFileSystem({"a": "b"}, index_cache=None).cat("a") == b"b"
 
 
+@pytest.mark.case(id="P24")
 def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server: Any) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     http_server.put("/refs.json", path.read_bytes())
@@ -329,6 +332,7 @@ def test_a_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server
     assert "SECRET" not in kept.name
 
 
+@pytest.mark.case(id="P24")
 def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for query in ("?X-Amz-Signature=HUSH", "?version=1"):
@@ -343,6 +347,7 @@ def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
 @pytest.mark.parametrize("kind", ["pipe", "link", "link to a device", "directory"])
+@pytest.mark.case(id="P24")
 def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "cache")
     cache.put("a", [b"kept"])
@@ -362,6 +367,7 @@ def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+@pytest.mark.case(id="P24")
 def test_a_directory_that_others_may_write_to_is_not_used(mode: int, tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "cache")
     cache.put("a", [b"kept"])

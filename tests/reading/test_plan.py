@@ -79,6 +79,7 @@ def test_a_large_range_becomes_parts_of_about_a_block() -> None:
         assert max(lengths) - min(lengths) <= 1
 
 
+@pytest.mark.case(id="P26")
 def test_huge_range_is_cut_into_a_bounded_number_of_parts() -> None:
     cut = parts(5, 2**63, Limits(16 * KIB, MIB))
     assert (cut[0][0], cut[-1][1], len(cut)) == (5, 2**63, PARTS)

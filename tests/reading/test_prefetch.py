@@ -266,6 +266,7 @@ def test_what_is_still_being_read_is_held(chunked: Chunked, monkeypatch: pytest.
     assert chunked.fetched == 40
 
 
+@pytest.mark.case(id="P31")
 def test_refused_chunk_ends_no_prefetch_of_others(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(range(100)))
     refs: dict[str, Any] = {f"k{i}": [url, i * 10, 10] for i in range(10)}

@@ -38,6 +38,7 @@ def test_the_users_own_sets_may_point_anywhere(source: str | None, url: str) -> 
         ("data:;base64,AAAA", Access.NONE),
     ],
 )
+@pytest.mark.case(id="P1")
 def test_a_remote_set_may_point_home_and_to_public_places(url: str, access: Access) -> None:
     assert REMOTE.admit(url)[1] is access
 
@@ -73,6 +74,7 @@ def test_own_bucket_alone_gets_the_users_credentials() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("rule", [REMOTE, BUCKET], ids=["web", "bucket"])
+@pytest.mark.case(id="P3")
 def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None:
     with pytest.raises(TargetNotAllowed) as caught:
         rule.admit(url)
@@ -94,6 +96,7 @@ def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None
         ("https://h.example/a b", "https://h.example/a%20b"),
     ],
 )
+@pytest.mark.case(id="P34")
 def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
     assert canonicalize(url) == spelled
     assert REMOTE.admit(url)[0] == spelled
@@ -102,6 +105,7 @@ def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://pub.exаmple/x", "https://pub.example.evil.example/x", "https://pub-example.net/x"]
 )
+@pytest.mark.case(id="P34")
 def test_a_host_that_looks_like_home_is_not_home(url: str) -> None:
     """The first has a Cyrillic letter."""
     assert REMOTE.admit(url)[1] is Access.NONE
@@ -112,6 +116,7 @@ def test_a_host_that_looks_like_home_is_not_home(url: str) -> None:
     "host", ["10.0.0.5", "printer", "nas.local", "db.internal", "x.corp", "router.lan", "x.home.arpa", "168.63.129.16",
              "192.0.0.192", "192.0.0.8"]
 )  # fmt: skip
+@pytest.mark.case(id="P7")
 def test_protocol_named_opens_no_private_network(protocol: str, host: str) -> None:
     url = f"{protocol}://{host}/x"
     named = Admission.of("https://pub.example/refs.json", None, [protocol], ())
@@ -140,12 +145,14 @@ def test_what_is_listed_is_allowed(url: str) -> None:
 @pytest.mark.parametrize("url", ["s3://public/x", "s3://pubx", "https://h.example/ab", "https://h.example/a/../b",
                                  "https://h.example.evil/a/b", "https://pub.example/x.nc", "/etc/passwd"])  # fmt: skip
 @pytest.mark.parametrize("source", ["https://pub.example/refs.json", None, "/home/me/refs.json"])
+@pytest.mark.case(id="P9")
 def test_nothing_but_what_is_listed_is_allowed(url: str, source: str | None) -> None:
     rule = Admission.of(source, ["s3://pub", "https://H.example:443/a/"], (), ())
     with pytest.raises(TargetNotAllowed):
         rule.admit(url)
 
 
+@pytest.mark.case(id="P7")
 def test_what_an_option_names_is_the_users_word() -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["file", "S3"], ["http://10.0.0.7/data/"])
     assert rule.admit("file:///data/x.nc")[1] is Access.OWN
@@ -168,6 +175,7 @@ def test_the_source_itself_and_what_lies_below_it_are_its_own() -> None:
         archive.admit("zip://set/x.bin::https://pub.example/b.zip")
 
 
+@pytest.mark.case(id="P10")
 def test_a_list_is_of_prefixes() -> None:
     with pytest.raises(TypeError, match="prefix"):
         Admission.of(None, "s3://pub/", (), ())
@@ -177,6 +185,7 @@ def test_a_list_is_of_prefixes() -> None:
 
 
 @given(st.from_regex(r"https?://[a-zA-Z0-9.。．\-:\[\]@]{1,12}(/[a-z%.2eE/]{0,8})?", fullmatch=True))
+@pytest.mark.case(id="P34")
 def test_canonical_is_idempotent(url: str) -> None:
     try:
         once = canonicalize(url)
@@ -191,6 +200,7 @@ def test_canonical_is_idempotent(url: str) -> None:
      "2002:0a00:0001::", "2001:0:5ef5:79fb:0:59f:f5ff:fffe",
      "2001:0:7f00:1:0:0:f7f7:f7f7", "0:0:0:0:0:ffff:a9fe:a9fe", "fe80::1", "::"],
 )  # fmt: skip
+@pytest.mark.case(id="P14")
 def test_an_address_is_private_if_what_it_stands_for_is(address: str) -> None:
     assert is_private(address)
 
@@ -219,6 +229,7 @@ def test_chain_with_the_sources_last_links_is_not_its_own(source: str, first: st
 @pytest.mark.parametrize(
     "url", ["zip://x::file:///secret.zip", "zip://x::https://pub.example/a.zip::file:///x", "s3://pub/x::file:///etc"]
 )
+@pytest.mark.case(id="P9")
 def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["zip", "https"], ["s3://pub/"])
     with pytest.raises(TargetNotAllowed):
@@ -272,6 +283,7 @@ LOGIN = "http://user:pass@host.example:81/sets/refs.json"
 
 
 @pytest.mark.parametrize("url", ["http://user:pass@host.example:81/x.bin", "http://user:pass@host.example:81/sets/a"])
+@pytest.mark.case(id="P4")
 def test_set_may_point_beside_itself_with_the_users_login(url: str) -> None:
     assert Admission.of(LOGIN, None, (), ()).admit(url) == (url, Access.OWN)
 
@@ -285,6 +297,7 @@ def test_set_may_point_beside_itself_with_the_users_login(url: str) -> None:
         "http://us\ner:pass@host.example:81/x", "zip://a::http://user:pass@host.example:81/x",
     ],
 )  # fmt: skip
+@pytest.mark.case(id="P4")
 def test_no_other_url_may_carry_a_login(url: str) -> None:
     with pytest.raises(TargetNotAllowed):
         Admission.of(LOGIN, None, (), ()).admit(url)

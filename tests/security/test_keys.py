@@ -22,6 +22,8 @@ from refshard_fs.tools.info import summarise, tree
 from refshard_fs.tools.map import plane_of
 from tests.servers.http import RangeServer
 
+pytestmark = [pytest.mark.case(id="P21"), pytest.mark.case(id="P26")]
+
 DEEP = "/".join(["d"] * (MOST_STEPS + 1))
 WRONG = ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/./b", "a\0b", "a\\b", DEEP, "x" * 5000]
 

@@ -23,7 +23,7 @@ from refshard_fs.security.admission import Access, Admission
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from tests.servers.http import RangeServer
 
-pytestmark = pytest.mark.filterwarnings("ignore:sets that are not yours")
+pytestmark = [pytest.mark.filterwarnings("ignore:sets that are not yours"), pytest.mark.case(id="P12")]
 SECRET = "HUSHHUSH"
 FORMATS = {"json": "out.json", "parquet": "out.parquet", "chunk-manifest": "out.zarr"}
 ARRAY = {

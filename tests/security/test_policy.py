@@ -22,6 +22,7 @@ CLIMBING = [
 
 
 @pytest.mark.parametrize("path", CLIMBING)
+@pytest.mark.case(id="P34")
 def test_a_path_that_a_server_may_take_to_climb_is_in_no_prefix(path: str, http_server: RangeServer) -> None:
     assert climbs(f"https://h{path}")
     assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None

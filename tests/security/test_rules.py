@@ -59,6 +59,7 @@ def manifest(server: RangeServer, refs: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------- host and port
 
 
+@pytest.mark.case(id="P1")
 def test_another_port_of_the_sets_own_host_is_not_its_own(http_server: RangeServer) -> None:
     with RangeServer() as other:
         url = other.put("/x", b"inside")
@@ -69,6 +70,7 @@ def test_another_port_of_the_sets_own_host_is_not_its_own(http_server: RangeServ
         assert RefShardFileSystem(manifest(http_server, {"k": [url]}), allow=[other.url]).cat_file("k") == b"inside"
 
 
+@pytest.mark.case(id="P8")
 def test_an_option_names_its_prefix_and_no_other_path_or_port(http_server: RangeServer) -> None:
     with RangeServer() as named:
         refs = {"in": [named.put("/data/x", b"data")], "out": [named.put("/admin", b"admin")]}
@@ -79,6 +81,7 @@ def test_an_option_names_its_prefix_and_no_other_path_or_port(http_server: Range
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1"])
+@pytest.mark.case(id="P14")
 def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) -> None:
     names["stranger.test"] = "127.0.0.9"
     assert _resolved(OWN, "stranger.test") == "127.0.0.9"
@@ -87,6 +90,7 @@ def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) 
         _resolved(OWN, "stranger.test")
 
 
+@pytest.mark.case(id="P14")
 def test_private_name_may_move_within_its_network_alone(names: dict[str, str]) -> None:
     names["intranet.test"] = "10.0.0.1"
     assert _resolved(OWN, "intranet.test") == "10.0.0.1"
@@ -117,6 +121,7 @@ def _resolved(guard: connections.Guard, host: str) -> str:
         ("64:ff9b::a9fe:a9fe", Network.MACHINE), ("64:ff9b::a00:1", Network.PRIVATE), ("example.org", Network.PUBLIC),
     ],
 )  # fmt: skip
+@pytest.mark.case(id="P14")
 def test_where_an_address_leads(host: str, network: Network) -> None:
     assert network_of(host) is network
 
@@ -125,6 +130,7 @@ def test_where_an_address_leads(host: str, network: Network) -> None:
 
 
 @pytest.mark.parametrize("options", [{"headers": {"Authorization": SECRET}}, {"cookies": {"a": SECRET}}])
+@pytest.mark.case(id="P6")
 def test_options_without_protocol_go_to_the_sets_server_alone(
     options: dict[str, Any], http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +147,7 @@ def test_options_without_protocol_go_to_the_sets_server_alone(
 
 
 @pytest.mark.parametrize("options", [{"asynchronous": True}, {"skip_instance_cache": True}, {"timeout": 5}])
+@pytest.mark.case(id="P6")
 def test_options_without_credentials_permit_nothing(
     options: dict[str, Any], http_server: RangeServer, names: dict[str, str]
 ) -> None:
@@ -167,6 +174,7 @@ def test_options_without_credentials_permit_nothing(
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("status", [301, 302, 307])
+@pytest.mark.case(id="P16")
 def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_server: RangeServer) -> None:
     """Neither ours nor s3fs's: signature and session token stay with the endpoint that the user named."""
     pytest.importorskip("s3fs")
@@ -184,6 +192,7 @@ def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_serv
         assert other.requests() == []
 
 
+@pytest.mark.case(id="P5")
 def test_plain_arguments_go_to_the_sources_server_alone(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +213,7 @@ def test_plain_arguments_go_to_the_sources_server_alone(
 
 
 @pytest.mark.parametrize("given", ["protocol", "instance"])
+@pytest.mark.case(id="P7")
 def test_protocol_named_lends_no_private_network(given: str, http_server: RangeServer, names: dict[str, str]) -> None:
     """Credentials go to public servers of the protocol; the hint of the refusal opens the server that it names."""
     with RangeServer() as inside:
@@ -229,6 +239,7 @@ def test_protocol_named_lends_no_private_network(given: str, http_server: RangeS
 
 @pytest.mark.parametrize("prefix", ["S3://bucket/", "s3://bucket", "s3://bucket/"])
 @pytest.mark.parametrize("spelling", ["s3://bucket/x", "S3://bucket/x"])
+@pytest.mark.case(id="P8")
 def test_prefix_serves_every_spelling(prefix: str, spelling: str, http_server: RangeServer) -> None:
     http_server.put("/bucket/x", b"0123")
     given = {"key": "AKIAOWN", "secret": "x", "token": SECRET, "endpoint_url": http_server.url}
@@ -237,6 +248,7 @@ def test_prefix_serves_every_spelling(prefix: str, spelling: str, http_server: R
     assert SECRET in repr([request.headers for request in http_server.requests()])
 
 
+@pytest.mark.case(id="P14")
 def test_ftp_name_that_moves_inside_gets_no_login(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection leads to the address that was judged, fsspec's own too."""
     now = "127.0.0.9"
@@ -265,6 +277,7 @@ def test_ftp_name_that_moves_inside_gets_no_login(names: dict[str, str], monkeyp
 
 @pytest.mark.parametrize("how", ["update_cookies", "update_cookies_from_headers"])
 @pytest.mark.parametrize("domain", ["", "; Domain=co.test", "; Domain=test"])
+@pytest.mark.case(id="P16")
 def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
     """aiohttp 3.12.0 calls the first, later versions the second."""
     if not hasattr(CookieJar, how):
@@ -282,6 +295,7 @@ def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
     assert asyncio.run(go()) == [2, 1, 1, 1]
 
 
+@pytest.mark.case(id="P16")
 def test_client_certificate_is_for_no_redirected_server() -> None:
     """What a context trusts is kept; what it shows is not."""
     authority = trustme.CA()
@@ -338,6 +352,7 @@ def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
     ["?auth.token=", "?auth[token]=", "?user%5Btoken%5D=", "?to%6ben=", "?to%256ben=", "#access_token=", "?x#token=",
      "?user[sid]=", "?account_key=", "?session[id]=", "?Authorization="],
 )  # fmt: skip
+@pytest.mark.case(id="P23")
 def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> None:
     url = f"https://h.example/x{parameter}{SECRET}"
     assert SECRET not in sanitize(f"no {url}: failed")
@@ -346,6 +361,7 @@ def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> Non
     assert sanitize("https://h.example/x?page=7#part=2") == "https://h.example/x?page=7#part=2"
 
 
+@pytest.mark.case(id="P23")
 def test_json_without_passwords_has_none_anywhere() -> None:
     nested = {"s3://b/": {"key": SECRET, "client_kwargs": {"headers": {"X": SECRET}, "aws_secret_access_key": SECRET}}}
     fs = RefShardFileSystem(

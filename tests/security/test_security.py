@@ -43,6 +43,7 @@ def secret(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "how", ["{path}", "file://{path}", "local://{path}", "simplecache::file://{path}", "../../..{path}"]
 )
+@pytest.mark.case(id="P3")
 def test_a_remote_set_cannot_read_local_files(how: str, secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"a/0": [how.format(path=secret)]}))
     for read in (fs.cat_file, fs.info, fs.cat, lambda key: fs.open(key).read()):
@@ -55,6 +56,7 @@ def test_a_remote_set_cannot_read_local_files(how: str, secret: str, http_server
         assert "allow=" in str(caught.value)
 
 
+@pytest.mark.case(id="P3")
 def test_a_remote_set_cannot_read_this_process_memory_or_chain(http_server: RangeServer, tmp_path: Path) -> None:
     urls = ["memory://x", "zip://x::file:///x.zip", "refshard::" + http_server.url + "/x.json", "ssh://host/x"]
     fs = RefShardFileSystem(fo=manifest(http_server, {f"k{i}": [url] for i, url in enumerate(urls)}))
@@ -63,6 +65,7 @@ def test_a_remote_set_cannot_read_this_process_memory_or_chain(http_server: Rang
             fs.cat_file(f"k{i}")
 
 
+@pytest.mark.case(id="P11")
 def test_local_and_held_sets_point_anywhere(secret: str, tmp_path: Path) -> None:
     refs = {"k": [secret]}
     (tmp_path / "refs.json").write_text(json.dumps(refs))
@@ -71,6 +74,7 @@ def test_local_and_held_sets_point_anywhere(secret: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", [{"allow": "any"}, {"remote_protocol": "file"}, {"fs": "file"}, {"allow": ["DIR"]}])
+@pytest.mark.case(id="P7")
 def test_what_the_user_names_is_permitted(option: dict[str, Any], secret: str, http_server: RangeServer) -> None:
     import fsspec
 
@@ -82,6 +86,7 @@ def test_what_the_user_names_is_permitted(option: dict[str, Any], secret: str, h
     assert fs.cat_file("k") == b"do not tell"
 
 
+@pytest.mark.case(id="P15")
 def test_a_link_does_not_lead_out_of_what_is_allowed(secret: str, tmp_path: Path) -> None:
     (tmp_path / "pub").mkdir()
     (tmp_path / "pub" / "fine").write_text("fine")
@@ -97,6 +102,7 @@ def test_a_link_does_not_lead_out_of_what_is_allowed(secret: str, tmp_path: Path
                 fs.cat_file(key)
 
 
+@pytest.mark.case(id="P15")
 def test_link_in_a_local_source_leads_nowhere_else(tmp_path: Path) -> None:
     """With a list, in a folder, a set and an archive's folder; links within the folder, and to it, are followed."""
     (tmp_path / "secret").mkdir()
@@ -125,6 +131,7 @@ def test_link_in_a_local_source_leads_nowhere_else(tmp_path: Path) -> None:
         fs.cat_file("x")
 
 
+@pytest.mark.case(id="P9")
 def test_a_list_excludes_all_else_also_for_the_users_own_sets(http_server: RangeServer) -> None:
     url = http_server.put("/pub/x", b"fine")
     other = http_server.put("/public/x", b"other")
@@ -135,6 +142,7 @@ def test_a_list_excludes_all_else_also_for_the_users_own_sets(http_server: Range
     assert len(http_server.requests("/public/*")) == 0
 
 
+@pytest.mark.case(id="P14")
 def test_a_redirect_is_held_to_the_same_rule(http_server: RangeServer) -> None:
     with RangeServer() as private:
         target = private.put("/x", b"inside")
@@ -158,6 +166,7 @@ async def resolve_to_loopback(self: Any, host: str, port: int = 0, family: Any =
     return [place] if host.endswith(".example") else await SYSTEM(self, host, port, family)
 
 
+@pytest.mark.case(id="P14")
 def test_a_name_that_resolves_to_a_private_address_is_refused(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +182,7 @@ def test_a_name_that_resolves_to_a_private_address_is_refused(
     assert named.cat_file("k") == b"inside"
 
 
+@pytest.mark.case(id="P2")
 def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A set from a web server points to S3: the request goes out unsigned, unless the user names s3."""
     with RangeServer() as store:
@@ -201,6 +211,7 @@ def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch:
         assert any("AKIDAMBIENT" in repr(r) for r in store.requests())
 
 
+@pytest.mark.case(id="P2")
 def test_configuration_of_fsspec_is_not_for_strangers(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +236,7 @@ def test_configuration_of_fsspec_is_not_for_strangers(
     "name", [f"AZURE_STORAGE_{what}" for what in ("ACCOUNT_KEY", "CLIENT_ID", "CONNECTION_STRING", "SAS_TOKEN")]
 )
 @pytest.mark.parametrize("protocol", ["az", "abfs", "abfss"])
+@pytest.mark.case(id="P2")
 def test_ambient_credentials_are_refused_for_a_remote_set(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, name: str, protocol: str
 ) -> None:
@@ -235,12 +247,14 @@ def test_ambient_credentials_are_refused_for_a_remote_set(
     assert "HUSHHUSH" not in str(e.value)
 
 
+@pytest.mark.case(id="P6")
 def test_options_without_a_protocol_do_not_permit_local_files(secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"k": [f"file://{secret}"]}), remote_options={"anon": True})
     with pytest.raises(TargetNotAllowed):
         fs.cat_file("k")
 
 
+@pytest.mark.case(id="P17")
 def test_templates_reach_nothing(http_server: RangeServer) -> None:
     for template in (
         "{{f.__globals__}}",
@@ -255,6 +269,7 @@ def test_templates_reach_nothing(http_server: RangeServer) -> None:
         assert "environ" not in str(caught.value)
 
 
+@pytest.mark.case(id="P13")
 def test_jinja_runs_templates_of_own_and_allowed_sets_only(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     http_server.put("/data", b"0123456789")
@@ -275,6 +290,7 @@ def test_jinja_runs_templates_of_own_and_allowed_sets_only(http_server: RangeSer
         assert opened(mine).cat_file("k") == b"234"
 
 
+@pytest.mark.case(id="P13")
 def test_jinja_does_not_run_templates_of_a_remote_part_of_a_set(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     remote = manifest(http_server, {"k": ["{{ u|lower }}", 2, 3]}, templates={"u": "x"})
@@ -285,6 +301,7 @@ def test_jinja_does_not_run_templates_of_a_remote_part_of_a_set(http_server: Ran
         RefShardFileSystem(fo=str(tmp_path / "joined.json"), simple_templates=False).cat_file("k")
 
 
+@pytest.mark.case(id="P20")
 def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
     for key in ("../evil", "a/../../evil", "/../evil", "a/\0", "..\\evil"):
         with pytest.raises(ValueError, match="key"):
@@ -295,6 +312,7 @@ def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
     assert written == {"out/abs", "out/b/c", "out/C:/d", "out/host/share", "out/e:f"}
 
 
+@pytest.mark.case(id="P17")
 def test_a_pickle_names_nothing_but_what_makes_it_again() -> None:
     """Whoever looks at one before it is loaded finds no code in it but fsspec's and ours."""
     options = {"remote_protocol": "s3", "remote_options": {"anon": True}, "options": {"s3://c/": {"anon": True}}}
@@ -311,6 +329,7 @@ def test_a_pickle_names_nothing_but_what_makes_it_again() -> None:
         assert not any(op.name in ("BUILD", "NEWOBJ_EX") for op, _, _ in pickletools.genops(pickled))
 
 
+@pytest.mark.case(id="P23")
 def test_nothing_secret_is_shown(http_server: RangeServer) -> None:
     secrets = {"key": "AKIDHIDDEN", "secret": "HUSHHUSH", "token": "TOKENTOKEN"}
     fs = RefShardFileSystem(
@@ -327,6 +346,7 @@ def test_nothing_secret_is_shown(http_server: RangeServer) -> None:
     assert "HUSHHUSH" not in str(caught.value)
 
 
+@pytest.mark.case(id="P31")
 def test_a_refusal_survives_pickling(secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"k": [secret]}))
     with pytest.raises(TargetNotAllowed) as caught:
@@ -344,6 +364,7 @@ def test_a_refusal_survives_pickling(secret: str, http_server: RangeServer) -> N
         "http://{host}/gone?AWSAccessKeyId=HUSH&Signature=HUSH&Expires=1",
     ],
 )  # fmt: skip
+@pytest.mark.case(id="P23")
 def test_what_gives_access_in_a_url_is_not_in_errors(url: str, http_server: RangeServer) -> None:
     full = url.format(host=http_server.url.removeprefix("http://"))
     with pytest.raises(ReferenceNotReachable) as caught:
@@ -355,6 +376,7 @@ def test_what_gives_access_in_a_url_is_not_in_errors(url: str, http_server: Rang
     assert "HUSH" not in repr(refused.value)
 
 
+@pytest.mark.case(id="P3")
 def test_a_set_in_a_remote_archive_cannot_read_local_files(
     secret: str, http_server: RangeServer, tmp_path: Path
 ) -> None:
@@ -435,6 +457,7 @@ def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
 
 @pytest.mark.parametrize("how", ["{path}", "file://{path}", "memory://x", "simplecache::file://{path}"])
 @pytest.mark.parametrize("kind", [*sources("x/y"), "parquet"])
+@pytest.mark.case(id="P3")
 def test_no_format_leads_a_remote_set_to_local_files(
     kind: str, how: str, secret: str, http_server: RangeServer
 ) -> None:
@@ -449,6 +472,7 @@ def test_no_format_leads_a_remote_set_to_local_files(
         assert isinstance(caught.value, TargetNotAllowed)
 
 
+@pytest.mark.case(id="P17")
 def test_the_environment_is_not_to_be_had(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -483,6 +507,7 @@ def test_the_environment_is_not_to_be_had(
            "http://0x7f.1:{port}/x", "http://169.254.169.254/latest/meta-data/", "file:///etc/hostname",
            "http://me:me@localhost:{port}/x"]
 )  # fmt: skip
+@pytest.mark.case(id="P14")
 def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_server: RangeServer) -> None:
     port = http_server.url.rpartition(":")[2]
     http_server.put("/x", b"inside")
@@ -494,6 +519,7 @@ def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_s
     assert http_server.requests("/x") == []
 
 
+@pytest.mark.case(id="P14")
 def test_archive_at_an_own_url_may_redirect_so_too(http_server: RangeServer, tmp_path: Path) -> None:
     import zipfile
 
@@ -507,6 +533,7 @@ def test_archive_at_an_own_url_may_redirect_so_too(http_server: RangeServer, tmp
         assert fs.cat_file("k") == b"234"
 
 
+@pytest.mark.case(id="P14")
 def test_own_url_may_redirect_to_a_port_of_its_private_host(http_server: RangeServer) -> None:
     with RangeServer() as store, RangeServer() as third:
         document = json.dumps({"k": "inline", "beside": ["beside", 0, 1], "direct": [f"{store.url}/refs.json"]})
@@ -532,6 +559,7 @@ def test_own_url_may_redirect_to_a_port_of_its_private_host(http_server: RangeSe
 
 
 @pytest.mark.parametrize("host", ["both.example", "later.example"])
+@pytest.mark.case(id="P14")
 def test_name_is_judged_by_all_addresses_at_every_connection(
     host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,6 +585,7 @@ SIGNED = "http://me:HUSH@127.0.0.1:1/x?token=HUSH&X-Amz-Signature=HUSH"
 
 
 @pytest.mark.parametrize("url", [SIGNED, "s3://AKID:HUSH@bucket/k"])
+@pytest.mark.case(id="P23")
 def test_nothing_secret_is_logged(url: str, caplog: pytest.LogCaptureFixture) -> None:
     options = {"options": {"http://127.0.0.1:1/": {"headers": {"Authorization": "HUSH"}}}}
     with caplog.at_level(logging.DEBUG), pytest.raises(ReferenceNotReachable) as caught:
@@ -568,6 +597,7 @@ def test_nothing_secret_is_logged(url: str, caplog: pytest.LogCaptureFixture) ->
     assert "HUSH" not in repr(caught.value)
 
 
+@pytest.mark.case(id="P23")
 def test_nothing_secret_is_printed_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from refshard_fs.cli import main
 
@@ -594,6 +624,7 @@ PICKLED = {
 @pytest.mark.parametrize("member", PICKLED)
 @pytest.mark.parametrize("document", [".zarray", ".zmetadata"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "escaped"])
+@pytest.mark.case(id="P17")
 def test_pickle_codec_of_remote_set_reaches_no_reader(
     member: str, document: str, encoding: str, http_server: RangeServer
 ) -> None:

@@ -1,50 +1,39 @@
-"""The tables in docs/pages/security_cases.md name tests that exist."""
+"""Each promise in docs/pages/security_cases.md has tests, marked with its id, and each attack belongs to a promise."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pages" / "security_cases.md").read_text(encoding="utf-8")
-NAMED = re.compile(r"`(?:(?P<file>[\w/]+\.py))?(?:::(?P<test>test_\w+))?`")
+MARK = re.compile(r'case\(id="(P\d+)"\)')
+OF_RULES = ("test_admission.py", "test_policy.py", "test_rules.py", Path(__file__).name)  # more cases than promises
 
 
-def named() -> list[tuple[str, str]]:
-    """Return (file, test) of all that the table names; a test without a file is of the file before it."""
-    found, file = [], ""
-    for match in NAMED.finditer(PAGE):
-        file = match["file"] or file
-        if match["file"] or match["test"]:
-            found.append((file, match["test"] or ""))
-    return found
+@cache
+def texts() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-@pytest.mark.parametrize(("file", "test"), named())
-def test_a_promise_names_a_test_that_there_is(file: str, test: str) -> None:
-    path = ROOT / file if file.startswith("tests/") else ROOT / "tests" / file
-    assert path.is_file()
-    assert not test or f"def {test}(" in path.read_text(encoding="utf-8")
+def test_each_id_is_of_one_promise_and_has_a_test() -> None:
+    ids = re.findall(r"\bP\d+\b(?!\")", PAGE)
+    assert len(ids) == len(set(ids)) > 30
+    assert set(ids) == {found for text in texts().values() for found in MARK.findall(text)}
 
 
-def test_every_attack_is_among_the_promises() -> None:
-    """By its name, or with the file that it is in."""
-    known = named()
-    whole = {file for file, test in known if not test}
-    for path in sorted((ROOT / "tests" / "security").glob("test_*.py")):
-        file = f"tests/security/{path.name}"
-        tests = set(re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE))
-        assert (
-            file in whole
-            or path.name in ("test_admission.py", "test_policy.py", "test_rules.py", Path(__file__).name)
-            or not tests - {test for _, test in known}
-        )
-
-
-def test_every_promise_has_a_test() -> None:
+def test_each_row_has_an_id() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "|---" not in line]
     promises = [row for row in rows if not row.startswith(("| promise |", "| option |"))]
-    assert len(promises) > 25
-    assert all("test_" in row.rpartition("|")[0].rpartition(" | ")[2] for row in promises)
+    assert [row for row in promises if not re.search(r" \| P\d+[^|]* \|$", row)] == []
+
+
+def test_each_attack_belongs_to_a_promise() -> None:
+    for path, text in texts().items():
+        if path.parent != Path(__file__).parent or path.name in OF_RULES:
+            continue
+        if re.search(r"^pytestmark = .*case\(", text, re.MULTILINE) or path.name == "test_attacks.py":
+            continue
+        found = re.findall(r"((?:^@.*\n(?:^[ )\]].*\n|^\n)*)*)^def (test_\w+)\(", text, re.MULTILINE)
+        assert [name for marks, name in found if "case(" not in marks] == [], path.name

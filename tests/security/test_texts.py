@@ -16,6 +16,8 @@ from refshard_fs.cli import main
 from refshard_fs.errors import LONGEST, gives_access, redact, sanitize, sanitize_cause
 from tests.servers.http import RangeServer
 
+pytestmark = pytest.mark.case(id="P22")
+
 CONTROLS = [
     "\x1b[31mred",
     "\x1b]0;title\x07",

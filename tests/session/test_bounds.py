@@ -24,6 +24,8 @@ from refshard_fs.targets import answer
 from tests.servers.http import RangeServer
 from tests.support.memory import taking
 
+pytestmark = pytest.mark.case(id="P26")
+
 MIB = 1 << 20
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": lambda data: gzip.compress(data, mtime=0),

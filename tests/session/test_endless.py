@@ -16,6 +16,8 @@ from refshard_fs.targets import answer
 from tests.servers.endless import EndlessServer
 from tests.support.memory import taking
 
+pytestmark = pytest.mark.case(id="P26")
+
 MIB = 1 << 20
 MOST = MIB  # bytes that documents may have here
 SLACK = 12 * MIB  # bytes that may be under way to whoever has had enough: sockets' buffers, on both sides

@@ -26,6 +26,8 @@ from tests.servers.proxy import CountingProxy
 from tests.servers.s3 import SeaweedServer
 from tests.support.fault_matrix import MATRIX, Matrix
 
+pytestmark = pytest.mark.case(id="P31")
+
 zarr = pytest.importorskip("zarr")
 
 CHUNKS, EACH = 6, 250

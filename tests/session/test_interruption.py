@@ -31,7 +31,7 @@ KEYS, SIZE = 40, 100
 DATA = random.Random(3).randbytes(KEYS * SIZE)
 WANT = {f"k/{i}": DATA[i * SIZE : (i + 1) * SIZE] for i in range(KEYS)}
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.filterwarnings("default:an interrupt was lost")
+pytestmark = [pytest.mark.filterwarnings("default:an interrupt was lost"), pytest.mark.case(id="P33")]
 LOST = 30  # seconds after which an interrupt is sent again: Python drops one that comes while it finalises an object
 
 

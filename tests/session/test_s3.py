@@ -94,6 +94,7 @@ def test_an_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server
 
 
 @pytest.mark.parametrize("who", ["keys", "anonymous"])
+@pytest.mark.case(id="P5")
 def test_plain_arguments_are_for_the_source_and_its_bucket(who: str, s3_server: Any, bucket: str) -> None:
     """What ``storage_options={"anon": True}`` comes to, in xarray too."""
     options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
@@ -106,6 +107,7 @@ def test_plain_arguments_are_for_the_source_and_its_bucket(who: str, s3_server: 
 
 
 @pytest.mark.parametrize("how", ["remote_options", "protocol", "prefix", "environment"])
+@pytest.mark.case(id="P12")
 def test_a_set_made_of_ones_bucket_is_read_as_before(
     how: str, s3_server: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

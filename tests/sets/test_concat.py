@@ -436,6 +436,7 @@ def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["part.json", "part"])
+@pytest.mark.case(id="P12")
 def test_concat_refuses_what_a_remote_set_may_not_reach(http_server: Any, tmp_path: Any, name: str) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     part = {key: value for key, value in day(0, 2).items() if key.startswith((".z", "air/.z"))}

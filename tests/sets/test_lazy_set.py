@@ -265,6 +265,7 @@ def test_document_in_place_of_url_has_length_given_for_all(tmp_path: Path) -> No
     np.testing.assert_array_equal(read(str(tmp_path / "all.json"))["air"], expected["air"])
 
 
+@pytest.mark.case(id="P26")
 def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
     document = {"refshard": "concat", "dim": "time", "axes": {"a": 0}, "length": 2, "sets": ["self.json"]}
     (tmp_path / "self.json").write_text(json.dumps(document))
@@ -272,6 +273,7 @@ def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
         opened(str(tmp_path / "self.json")).ls("")
 
 
+@pytest.mark.case(id="P26")
 def test_nested_documents_promise_a_bounded_number_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five lines are 20 000 chunks here, and could be any number: each is to be had, and all of them are not listed."""
     array = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
@@ -374,6 +376,7 @@ def test_coordinate_without_values_is_joined_as_any_array(tmp_path: Path) -> Non
 # ---------------------------------------------------------------------------------------- what parts may reach
 
 
+@pytest.mark.case(id="P11")
 def test_remote_part_of_local_document_may_not_read_local_files(http_server: RangeServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdefghijklmn")
@@ -400,6 +403,7 @@ def test_a_remote_document_may_not_have_local_parts(http_server: RangeServer, tm
         opened(url).ls("")
 
 
+@pytest.mark.case(id="P11")
 def test_a_remote_part_is_not_read_with_credentials_elsewhere(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +424,7 @@ def test_a_remote_part_is_not_read_with_credentials_elsewhere(
         assert "HUSHHUSH" in repr([request.headers for request in http_server.requests()])
 
 
+@pytest.mark.case(id="P11")
 def test_a_remote_part_is_not_led_into_a_private_network(http_server: RangeServer) -> None:
     with RangeServer() as inside:
         target = inside.put("/secret", bytes(24))

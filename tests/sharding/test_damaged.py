@@ -16,6 +16,8 @@ from refshard_fs.sharding.index import OffsetsLevel
 from tests.support.shard_writers import ONES, indexed, opened
 from tests.support.shards_by_hand import META_2, meta_3, pairs, shard_3
 
+pytestmark = pytest.mark.case(id="P33")
+
 CHUNKS = {0: b"A" * 10, 1: b"B" * 20, 3: b"D" * 7}  # of 4; slot 2 is empty
 SHARD_2 = indexed(CHUNKS, 4)
 
@@ -151,6 +153,7 @@ def test_chunks_may_share_bytes_leave_gaps_and_have_none() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.case(id="P26")
 def test_forged_count_reads_and_allocates_no_more_than_there_is(tmp_path: Path, sized: bool) -> None:
     fs, _ = source(tmp_path, "v2", SHARD_2, sized=sized)
     forged = json.dumps({**META_2, "shape": [2**40], "shards": [2**24]})  # an index of 256 MiB

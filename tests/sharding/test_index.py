@@ -24,6 +24,8 @@ from tests.support.shard_writers import opened
 from tests.support.shards_by_hand import META_2, meta_3, shard_3
 from tests.support.volumes import KEY, pattern, write_volume
 
+pytestmark = pytest.mark.case(id="P33")
+
 Source = Callable[[dict[str, bytes]], RefShardFileSystem]
 
 PAYLOAD = bytes(range(1, 41))  # four chunks of ten bytes

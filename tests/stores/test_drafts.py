@@ -14,7 +14,10 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.stores import drafts
 from refshard_fs.stores.drafts import replace_file
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind"),
+    pytest.mark.case(id="P18"),
+]
 
 ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "fill_value": 0}
 DOCUMENT = json.dumps({**ARRAY, "order": "C", "filters": None})

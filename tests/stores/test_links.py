@@ -13,7 +13,10 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.stores.links import path_to_write
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind"),
+    pytest.mark.case(id="P18"),
+]
 
 
 as_root = pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() != 0, reason="links of others are made by root")

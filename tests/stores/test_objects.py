@@ -168,6 +168,7 @@ def test_a_large_object_is_read_and_put_without_memory_for_it(s3_server: Seaweed
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a/..", "..\\x"])
+@pytest.mark.case(id="P19")
 def test_name_that_climbs_is_refused(make: Make, name: str) -> None:
     objects = make()
     uses: list[Callable[[], object]] = [
@@ -185,6 +186,7 @@ def test_name_that_climbs_is_refused(make: Make, name: str) -> None:
             use()
 
 
+@pytest.mark.case(id="P19")
 def test_parquet_commit_renames_nothing_outside_of_its_set(tmp_path: Path) -> None:
     array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "compressor": None, "fill_value": 0}
     refs = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "base64:AAAAAA=="}

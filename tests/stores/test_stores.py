@@ -42,6 +42,7 @@ def elsewhere() -> Iterator[RangeServer]:
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
 @pytest.mark.parametrize("status", [301, 307, 308])
+@pytest.mark.case(id="P16")
 def test_signed_put_follows_no_redirect(status: int, format: Any, elsewhere: RangeServer) -> None:
     """Signature, session token and content stay with the endpoint that the user named."""
     pytest.importorskip("s3fs")
@@ -56,6 +57,7 @@ def test_signed_put_follows_no_redirect(status: int, format: Any, elsewhere: Ran
 
 
 @pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.case(id="P16")
 def test_signed_commit_follows_no_redirect(status: int, elsewhere: RangeServer) -> None:
     pytest.importorskip("s3fs")
     with RangeServer() as server:
@@ -97,6 +99,7 @@ def test_endpoint_that_redirects_all_is_named(elsewhere: RangeServer) -> None:
         assert elsewhere.requests() == []
 
 
+@pytest.mark.case(id="P16")
 def test_web_server_takes_no_objects(http_server: RangeServer, elsewhere: RangeServer) -> None:
     """A POST would follow redirects with the headers that are meant for the first server."""
     http_server.fault("redirect", to=f"{elsewhere.url}/x.json", status=307)
@@ -112,6 +115,7 @@ def test_web_server_takes_no_objects(http_server: RangeServer, elsewhere: RangeS
     assert [r.method for r in (*http_server.requests(), *elsewhere.requests()) if r.method not in ("GET", "HEAD")] == []
 
 
+@pytest.mark.case(id="P14")
 def test_name_that_moves_inside_gets_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FTP: as in reading, a server that was public stays public."""
     with KINDS["ftp"](tmp_path) as served:

@@ -15,6 +15,8 @@ from refshard_fs.targets.failures import ConnectionLost, HttpStatus, Incomplete,
 from tests.support.scripted_server import RIGHT, Script
 from tests.support.target_reading import AT_ONCE
 
+pytestmark = pytest.mark.case(id="P31")
+
 T = TypeVar("T")
 Ask = Callable[..., Awaitable[Answer]]
 

@@ -27,6 +27,8 @@ from tests.servers.nginx import NginxServer
 from tests.support.scripted_server import RIGHT, Script
 from tests.support.target_reading import AT_ONCE, Reader, with_pool
 
+pytestmark = pytest.mark.case(id="P16")
+
 DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-3000, None), (-9999, None)]
 
@@ -507,6 +509,7 @@ def test_a_client_of_the_user_is_made_once(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["of the environment", "of the options", "of the client"])
+@pytest.mark.case(id="P14")
 def test_a_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://data.example/x"
     script = Script([RIGHT])

@@ -203,6 +203,7 @@ def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
 
 @pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="links take rights there that few have")
 @pytest.mark.parametrize("where", ["x.bin", "folder", "folder/deeper"])
+@pytest.mark.case(id="P15")
 def test_link_that_appears_in_a_judged_path_is_not_followed(where: str, tmp_path: Path) -> None:
     target = LocalTarget(follows=False)
     place = tmp_path / "folder" / "deeper" / "x.bin"

@@ -15,6 +15,8 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.targets import connections
 from tests.servers.http import RangeServer
 
+pytestmark = pytest.mark.case(id="P30")
+
 
 def kept() -> int:
     known = getattr(get_loop(), connections._NAME)._connectors.values()

@@ -29,6 +29,7 @@ def headers(secret: str) -> dict[str, Any]:
     return {"headers": {"X-Secret": secret}}
 
 
+@pytest.mark.case(id="P8")
 def test_longest_prefix_alone_gets_its_credentials(http_server: RangeServer) -> None:
     u = http_server.url
     paths = ["/a/x", "/a/b/x", "/a/bc/x", "/ab/x", "/c/x", "/a/b"]
@@ -104,6 +105,7 @@ def test_an_instance_by_prefix(http_server: RangeServer) -> None:
         "https://good.example#.evil/x", "zip://m::https://good.example.evil/x", "s3://good.example/x",
     ],
 )  # fmt: skip
+@pytest.mark.case(id="P8")
 def test_options_of_a_server_are_not_for_similar_names(url: str, slash: str) -> None:
     options = PoolOptions(by_prefix={f"https://good.example{slash}": headers("secret")})
     assert options.options_of(url) == {}

@@ -36,6 +36,7 @@ def client(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.case(id="P16")
 def test_request_of_s3fs_follows_no_redirect(status: int, http_server: RangeServer) -> None:
     with RangeServer() as other:
         other.put("/bkt/x", b"01234")
@@ -45,6 +46,7 @@ def test_request_of_s3fs_follows_no_redirect(status: int, http_server: RangeServ
         assert other.requests() == []
 
 
+@pytest.mark.case(id="P16")
 def test_client_without_our_session_sends_nothing(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As aiobotocore before 2.27 does where a user's session has a configuration to merge."""
     import s3fs.core

@@ -45,6 +45,7 @@ def test_it_is_well_formed_and_has_the_labels_of_its_scene(name: str) -> None:
 
 
 @pytest.mark.parametrize("evil", HOSTILE)
+@pytest.mark.case(id="P22")
 def test_hostile_keys_and_urls_are_text(evil: str) -> None:
     path = evil.replace("/", "_").replace("\x01", "").strip(".")
     fs = source((3,), lambda n: [f"s3://bucket/{evil}/{n}", n, 1], path=path or "a", dims=[evil])
@@ -56,6 +57,7 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
     assert not re.search(r"<(?!/?(!DOCTYPE|html|head|body|meta|title|style|svg|desc|rect|path|text)\b)", page)
 
 
+@pytest.mark.case(id="P23")
 def test_nothing_that_gives_access_is_drawn() -> None:
     fs = source((3,), lambda n: [f"https://me:hush@host/{n}?token=secret&x=1", n, 1])
     said = fs.visualize(None, "air[:2]")._repr_html_()

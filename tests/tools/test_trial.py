@@ -21,6 +21,8 @@ CODEC = """
 import os
 from numcodecs.abc import Codec  # noqa: E402
 
+pytestmark = pytest.mark.case(id="P27")
+
 class Odd(Codec):
     codec_id = "odd"
 

@@ -161,6 +161,7 @@ def test_every_source_can_be_shown(shared_data: Path, name: str) -> None:
     assert fs.stats() == before
 
 
+@pytest.mark.case(id="P22")
 def test_nothing_secret_and_no_markup_of_keys_is_shown() -> None:
     refs: dict[str, Any] = {
         "<script>/.zarray": ARRAY,

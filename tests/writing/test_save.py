@@ -126,6 +126,7 @@ def test_the_command_converts(tmp_path: Path, target: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
+@pytest.mark.case(id="P12")
 def test_save_refuses_what_a_remote_set_may_not_reach(http_server: RangeServer, tmp_path: Path, format: Any) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|S6", "order": "C", "fill_value": "",

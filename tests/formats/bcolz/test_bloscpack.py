@@ -21,7 +21,7 @@ from tests.support.blosc_samples import Sample, sample, samples
 from tests.support.blosc_sources import PLAIN, TABLE, VALUES, all_chunks, numpy_metadata, put, superchunk
 from tests.support.shards_in_memory import ROOT, Files
 
-pytestmark = pytest.mark.usefixtures("large_files")
+pytestmark = [pytest.mark.usefixtures("large_files"), pytest.mark.case(id="P33")]
 
 EVERY = [s for s in samples() if s.is_file]
 SOUND = [s for s in EVERY if not s.is_refused]

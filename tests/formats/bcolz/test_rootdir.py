@@ -22,6 +22,8 @@ from tests.support.blosc_samples import Sample, sample, samples
 from tests.support.blosc_sources import carray_of, table_of
 from tests.support.shards_in_memory import ROOT, Files
 
+pytestmark = pytest.mark.case(id="P33")
+
 ROOTDIRS = [s for s in samples() if not s.is_file]
 SOUND = [s for s in ROOTDIRS if not s.is_refused]
 named = {"ids": lambda s: s.name}
@@ -313,6 +315,7 @@ def test_a_missing_shape_is_an_error() -> None:
         Files(files).open()
 
 
+@pytest.mark.case(id="P26")
 def test_numbers_of_a_header_alone_allocate_nothing() -> None:
     rows = 2**27  # a padded chunk would take a gigabyte
     files = carray_of(np.arange(25), 10, chunklen=rows, shape=[rows + 25], nbytes=(rows + 25) * 8)

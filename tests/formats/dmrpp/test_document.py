@@ -27,6 +27,7 @@ OUTSIDE = '<!DOCTYPE x [<!ENTITY secret SYSTEM "file:///etc/passwd">]>'
 
 
 @pytest.mark.parametrize("declared", [BOMB, OUTSIDE, "<!DOCTYPE x>", '<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd">'])
+@pytest.mark.case(id="P26")
 def test_document_types_and_entities_are_refused(declared: str) -> None:
     data = document("<Attribute name='x' type='String'><Value>&b;&secret;</Value></Attribute>")
     start, _, rest = data.partition(b"?>")

@@ -13,6 +13,8 @@ from tests.support.files_of_arrays import check_commands, check_damage, rounds_t
 from tests.support.fits_files import SKY, compressed, images, write
 from tests.support.shards_in_memory import ROOT, Files
 
+pytestmark = pytest.mark.case(id="P33")
+
 xr = pytest.importorskip("xarray")
 fits = pytest.importorskip("astropy.io.fits")
 

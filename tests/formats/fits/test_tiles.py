@@ -71,6 +71,7 @@ def test_tiles_that_lie_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
         files.read(files.open(), "TILES/0.0")
 
 
+@pytest.mark.case(id="P26")
 def test_tile_that_inflates_beyond_its_pixels_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("GZIP_1", "i2", (90, 70)))
     files = Files({ROOT: path.read_bytes()})

@@ -16,6 +16,8 @@ from refshard_fs.tools.info import summarise
 from tests.support.hdf5_messages import file_of
 from tests.support.memory import taking
 
+pytestmark = pytest.mark.case(id="P32")
+
 
 def test_chunks_never_written_are_not_listed_by_the_million(tmp_path: Path) -> None:
     """zarr's metadata cannot express their fill value, so a listing of unwritten chunks would make each of them."""

@@ -56,6 +56,7 @@ def test_pages_are_found_as_they_are() -> None:
         assert kinds == [DICTIONARY] * options["use_dictionary"] + [DATA_V2 * (options["data_page_version"] == "2.0")]
 
 
+@pytest.mark.case(id="P27")
 def test_a_page_that_promises_what_it_does_not_hold_is_refused() -> None:
     seen = 0
     for what, data in forgeries():
@@ -65,6 +66,7 @@ def test_a_page_that_promises_what_it_does_not_hold_is_refused() -> None:
     assert seen > 200
 
 
+@pytest.mark.case(id="P27")
 def test_no_memory_is_taken_for_what_a_page_promises() -> None:
     """The decoding runs in a process of its own, because Arrow and Python report the peak of a whole process."""
     code = "from tests.formats.kerchunk_parquet import test_page_guard as t; t.most_taken()"
@@ -94,6 +96,7 @@ def written(rows: int, **columns: Any) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.case(id="P27")
 def test_data_that_many_rows_have_is_made_once() -> None:
     data = written(2000, raw=pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array([bytes(MIB)])))
     assert len(data) < 50_000
@@ -109,6 +112,7 @@ def test_data_that_many_rows_have_is_made_once() -> None:
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.case(id="P27")
 def test_unbounded_texts_for_pyarrow_are_refused_with_the_reason(encoding: str, compression: str) -> None:
     """In these encodings one byte may repeat all of the previous value: a page of kilobytes makes gigabytes."""
     out = io.BytesIO()

@@ -402,6 +402,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
         RefShardFileSystem(root).ls("")
 
 
+@pytest.mark.case(id="P31")
 def test_new_filesystem_asks_whether_partition_is_still_same(http_server: RangeServer) -> None:
     """The partition is rewritten with another target, and nothing else changes."""
     http_server.put("/x", b"A" * 10 + b"B" * 10)

@@ -18,6 +18,8 @@ from tests.support.files_of_arrays import check_commands, check_damage, rounds_t
 from tests.support.shard_writers import IS_ZARR_2, array
 from tests.support.shards_in_memory import ROOT, Files
 
+pytestmark = pytest.mark.case(id="P33")
+
 xr = pytest.importorskip("xarray")
 netcdf4 = pytest.importorskip("netCDF4")
 

@@ -76,6 +76,7 @@ def test_gen_may_have_statements(templates: Templates) -> None:
         "{{ range(10 ** 9) }}",
     ],
 )
+@pytest.mark.case(id="P13")
 def test_what_jinja_refuses_is_a_manifest_error(templates: Templates, text: str) -> None:
     with pytest.raises(ManifestError) as caught:
         templates.expand(text)

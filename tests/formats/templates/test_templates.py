@@ -18,6 +18,8 @@ from refshard_fs.formats.templates.templates import Templates, expand_gen
 from tests.support.memory import taking
 from tests.support.template_texts import DEFINITIONS, _hole, generated
 
+pytestmark = pytest.mark.case(id="P17")
+
 SHARED = Path(os.environ.get("REFSHARD_SHARED", Path(__file__).parents[4] / "shared"))
 
 

@@ -27,7 +27,7 @@ from tests.servers.http import RangeServer
 from tests.support.memory import taking
 from tests.support.zip_archives import URL, contents, opened, some_members, zipped
 
-pytestmark = pytest.mark.usefixtures("large_files")
+pytestmark = [pytest.mark.usefixtures("large_files"), pytest.mark.case(id="P33")]
 
 DATA = Path(__file__).parents[2] / "data" / "zips"
 
@@ -147,6 +147,7 @@ def test_an_empty_archive_is_an_empty_directory() -> None:
     ("name", "key"),
     [("../evil", "evil"), ("a/../../b", "b"), ("/abs", "abs"), ("a\\b", "a/b"), ("a//b", "a/b"), ("./a", "./a")],
 )
+@pytest.mark.case(id="P21")
 def test_a_name_that_is_no_path_below_the_root_is_never_served(name: str, key: str) -> None:
     plain = "x" * len(name)
     data = zipped({plain: b"data", "fine": b"1"}).replace(plain.encode(), name.encode())
