@@ -22,9 +22,8 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.manifest import convert_documents
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sinks.sink import Sink
 from refshard_fs.source.collect import INLINED

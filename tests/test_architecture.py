@@ -164,10 +164,8 @@ KNOW_FORMATS = {
     "source/recognition.py": "puts the view of chunk manifests over a source",
     "source/in_memory_source.py": "parses a dict",
     "sets/alike.py": "parses JSON sets by a template",
-    "sets/changed_set.py": "makes metadata of zarr 2 those of zarr 3",
     "sinks/": "each writes a format",
     "targets/zip.py": "reads members of archives",
-    "virtualizarr.py": "shows metadata of zarr 2 as those of zarr 3",
 }
 
 

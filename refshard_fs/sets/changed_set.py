@@ -21,9 +21,9 @@ from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.cubes.moving import Move, move_numbers, shift_by
 from refshard_fs.cubes.recutting import contiguous, is_plain
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.chunk_manifest.manifest import convert_documents
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.stream import convert_documents
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
 
 # Moves by axis, and the byte range of each chunk that is moved so (None: all of it).

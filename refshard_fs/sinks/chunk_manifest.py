@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join
-from refshard_fs.formats.chunk_manifest.manifest import MANIFEST, convert_documents, declare_manifest, encode_members
-from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.formats.chunk_manifest.manifest import MANIFEST, declare_manifest, encode_members
+from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 

@@ -29,9 +29,8 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
-from refshard_fs.formats.chunk_manifest.manifest import convert_documents
 from refshard_fs.formats.icechunk.objects import ORIGINS
-from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.sinks.sink import Destination, Sink

@@ -7,25 +7,23 @@ them, whatever the array's own key encoding. Keys outside the array's grid are i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Ranges, Texts, UInt64s
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, parent
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join
 from refshard_fs.core.model import Pin
-from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, ValueLocation, decode_data, parse_entries
 from refshard_fs.references.chunk_keys import Keys, chunk_numbers
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.values import check_name, encode, is_utf8, object_in
+from refshard_fs.references.values import encode, is_utf8
 from refshard_fs.security.origins import MEMBER, Origins
 
 _SEPARATORS = (".", "/")
@@ -173,52 +171,6 @@ def parse_prefixes(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tu
 
 
 MANIFEST = "manifest.json"
-
-
-def convert_documents(
-    documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGrid]
-) -> dict[str, dict[str, Any]]:
-    """Convert documents of either version to version 3 metadata of every group and array, by path.
-
-    Raises ManifestError, with the key, for a key that is not metadata, and for metadata that version 3 cannot express.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    old: dict[str, dict[str, Any]] = {}
-    for key, value in documents:
-        path, name = parent(key)
-        if name == ".zmetadata":
-            continue
-        if not zarrmeta.is_metadata(key):
-            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
-        if isinstance(value, list):
-            raise ManifestError(f"{key!r} is a reference: metadata must be inline to be converted to version 3")
-        check_name(key)
-        doc = object_in(value, repr(key))
-        if name == "zarr.json":
-            found[path] = {k: v for k, v in doc.items() if k != "consolidated_metadata"}
-            if doc.get("node_type") not in ("array", "group"):
-                raise ManifestError(f"{key!r} has no valid node_type: expected 'array' or 'group'")
-            if doc.get("storage_transformers"):
-                raise ManifestError(f"{key!r} has storage_transformers, which cannot be converted")
-        else:
-            old.setdefault(path, {})[name] = doc
-    for path, docs in old.items():
-        if path not in found:
-            attributes = docs.get(".zattrs", {})
-            array = docs.get(".zarray")
-            key = join(path, ".zarray")
-            found[path] = group_3(attributes) if array is None else array_3(array, attributes, key)
-    for path, doc in found.items():
-        if doc.get("node_type") == "array" and path not in grids:
-            raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not supported")
-    for inner, doc in list(found.items()):
-        path = inner
-        while path:
-            path = parent(path)[0]
-            outer = found.setdefault(path, group_3({}))
-            if outer.get("node_type") == doc.get("node_type") == "array":
-                raise ManifestError(f"{join(inner, 'zarr.json')!r} must not be within the array {path!r}")
-    return found or {"": group_3({})}
 
 
 def declare_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST) -> dict[str, Any]:
