@@ -71,7 +71,10 @@ def _convert(arguments: Namespace) -> None:
     if arguments.destination.endswith(DOCUMENT) and arguments.format is None:
         cube = refshard_fs.LazySet.of(source)
         if cube is None:
-            raise ValueError(f"expected a source that joins sets, to write {DOCUMENT}: {arguments.source} does not")
+            raise ValueError(
+                f"expected a source that joins sets, to write a {DOCUMENT} document: {arguments.source} joins none. "
+                "Write .parquet, .json or .zarr instead"
+            )
         _save(arguments, cube.select(**words) if words else cube, arguments.destination)
         return
     if words:

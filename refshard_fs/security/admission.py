@@ -379,12 +379,12 @@ def _prefix(prefix: str) -> str:
 INSIDE = "a manifest from elsewhere may not point into private networks"
 
 
-def remedy(url: str, purpose: str = "if you trust it") -> str:
+def remedy(url: str, purpose: str = "If you trust it") -> str:
     """Return the advice that also admits ``url``."""
     if len(links(url)) > 1:
-        return "Pass allow='any' if you trust the manifest"
+        return "If you trust the manifest, pass allow='any'"
     place = repr(_place(url))
-    return f"Add {place} to allow= if you give that list, or else pass options={{{place}: {{}}}}, {purpose}"
+    return f"{purpose}, pass options={{{place}: {{}}}}; if you pass allow=, add {place} to it instead"
 
 
 def _place(url: str) -> str:

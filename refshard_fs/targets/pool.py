@@ -391,7 +391,7 @@ def _check_ambient(protocol: str, url: str) -> None:
     found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
     if found:
         rule = f"it must be read without credentials, but its filesystem always uses those in {found[0]}"
-        raise TargetNotAllowed(url, rule, remedy(url, "to read it with these credentials"))
+        raise TargetNotAllowed(url, rule, remedy(url, "To read it with these credentials"))
 
 
 def _new_instance(

@@ -78,12 +78,12 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     source = writer.source
     if not isinstance(source, str):
         raise ReadOnlyError(
-            "these references are held in memory, where nothing can be committed to: fs.save(url) writes them"
+            "these references are in memory, so there is no place for a commit: fs.save(url) writes them"
         )
     if not takes_objects(source):
         raise ReadOnlyError(
-            f"{source} takes no objects, being over HTTP or in an archive: fs.save(url) writes it, and what "
-            "you have written, as a set of references to another place"
+            f"{source} cannot be written, because it is over HTTP or in an archive: fs.save(url) writes it, with your "
+            "writes, as a set of references at another place"
         )
     _learn_manifests(writer, base, edits)
     format = writer.format_of(base)

@@ -242,7 +242,10 @@ def test_ambient_credentials_are_refused_for_a_remote_set(
 ) -> None:
     monkeypatch.setenv(name, "HUSHHUSH")
     source = manifest(http_server, {"k": [f"{protocol}://container/x", 0, 6]})
-    with pytest.raises(TargetNotAllowed, match=rf"{name}. Add '{protocol}://container/' to allow=") as e:
+    with pytest.raises(
+        TargetNotAllowed,
+        match=rf"{name}. To read it with these credentials, pass options=.'{protocol}://container/'",
+    ) as e:
         RefShardFileSystem(fo=source).cat_file("k")
     assert "HUSHHUSH" not in str(e.value)
 
@@ -591,7 +594,7 @@ def test_nothing_secret_is_logged(url: str, caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.DEBUG), pytest.raises(ReferenceNotReachable) as caught:
         RefShardFileSystem(fo={"k": [url, 0, 1]}, retries=1, skip_instance_cache=True, **options).cat_file("k")
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("refshard")]
-    assert ours
+    assert ours or url.startswith("s3:"), "this bucket is refused before a request"
     assert not [text for text in ours if "HUSH" in text]
     assert "HUSH" not in str(caught.value)
     assert "HUSH" not in repr(caught.value)

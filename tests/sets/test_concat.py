@@ -411,7 +411,7 @@ def test_the_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureF
     command = ["concat", *paths, "-o", str(tmp_path / "all.json"), "--dims", "time,x"]
     for counts in ("2,3", "0,2", "4", "2,x"):
         assert main([*command, "--counts", counts]) == 2
-        assert "their product is 4" in capsys.readouterr().err
+        assert "with the product 4" in capsys.readouterr().err
     assert main([*command, "--counts", "2,2", "--option", 'allow=["s3://nothing/"]']) == 2
     assert "outside allow=" in capsys.readouterr().err
     assert main([*command, "--counts", "2,2"]) == 0

@@ -281,7 +281,7 @@ def test_filesystem_of_a_pattern_is_pickled_as_what_was_found(tmp_path: Path) ->
 
 def test_many_sources_are_not_written_to(tmp_path: Path) -> None:
     write_days(tmp_path)
-    with pytest.raises(ValueError, match="mode='a'.*is many sources"):
+    with pytest.raises(ValueError, match="mode='a'.*means several sources"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", mode="a")
     with pytest.raises(ValueError, match="is for many sources"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/a.nc", concat={"dim": "time"})
