@@ -13,7 +13,7 @@ The keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's conf
 `refshard_fs.source.options` by `docs/options.py`; [the reference](api.md) says more of each.
 """
 GROUPS = {
-    "source": "The source, and what is shown of it",
+    "source": "The source, and the shown part of it",
     "trust": "Where a source may point, and the options for each URL",
     "reading": "How targets are read",
     "caching": "Caches",

@@ -95,7 +95,7 @@ def _convert(arguments: Namespace) -> None:
     "refs.json moved.json --from https://host/ --to s3://bucket/",
     _DESTINATION,
     argument("--from", "old URL prefix", "PREFIX", dest="old", action="append", required=True),
-    argument("--to", "what replaces it", "PREFIX", dest="new", **_MANY),
+    argument("--to", "new URL prefix", "PREFIX", dest="new", **_MANY),
     argument("--missing", "whether a prefix must begin a URL (%(default)s)", choices="raise ignore"),
     _OVERWRITE,
 )
@@ -201,7 +201,7 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
 @command(
     "all.refshard '2024/*.nc' --create",
     argument("--dim", "the dimension; the document of a cube tells it", "NAME"),
-    argument("--create", "make the document of a cube where there is no TARGET"),
+    argument("--create", "make the document of a cube if TARGET does not exist"),
     argument("--same", "a variable of TARGET", "PATH", **_MANY),
     argument(
         "--on-duplicate",
@@ -223,12 +223,12 @@ def _append(arguments: Namespace) -> None:
 @command(
     "s3://bucket/store.zarr refs.json",
     argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),
-    argument("--shards", "what references are to", choices="whole inner"),
+    argument("--shards", "whether to refer to whole shards or to inner chunks (%(default)s)", choices="whole inner"),
     argument("--inline", "metadata kept in it (%(default)s)", "BYTES", type=int, default=65_536),
     _OVERWRITE,
 )
 def _snapshot(arguments: Namespace) -> None:
-    """Write references that are pinned to what a store holds now."""
+    """Write references pinned to the present versions of the objects in a store."""
     options = opening_options(arguments, index_cache=False)
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
     format = "chunk-manifest" if arguments.destination.endswith(".zarr") else "json"

@@ -27,7 +27,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     try:
         shtab: Any = importlib.import_module("shtab")
     except ImportError as e:
-        raise ImportError('completion scripts are made by shtab: pip install "refshard_fs[cli]"') from e
+        raise ImportError('completion needs shtab: pip install "refshard_fs[cli]"') from e
     whole: argparse.ArgumentParser = arguments.parser
     (below,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
     for subparser in below.choices.values():

@@ -44,7 +44,7 @@ def _numbers(text: str) -> list[int | list[int]]:
     argument("--due", "hours after which a run is complete (%(default)s)", "HOURS", type=positive, default=24),
     argument("--steps", "steps in hours, such as 0-120,123-384/3", "NUMBERS", type=_numbers, default=[0]),
     argument("--members", "members of an ensemble, such as 0-30", "NUMBERS", type=_numbers),
-    argument("--names", "what members are called in names of files, such as c00,p01", "NAME,NAME..."),
+    argument("--names", "names of members in names of files, such as c00,p01", "NAME,NAME..."),
     argument("--option", "argument of RefShardFileSystem; VALUE is JSON, or else text", "KEY=VALUE", type=pair,
              action="append", default=[]),
     sources=(),

@@ -17,7 +17,7 @@ CACHED = 64 << 20  # bytes of chunks in memory: several clients often read the s
     "cube.refshard --port 8000",
     argument("--host", "address to listen on (%(default)s)", "ADDRESS", default="127.0.0.1"),
     argument("--port", "port to listen on; 0: any that is free (%(default)s)", "N", type=int, default=8000),
-    argument("--token", "what requests have to bring as a bearer token (Authorization: Bearer TEXT)", "TEXT"),
+    argument("--token", "the bearer token that requests must have (Authorization: Bearer TEXT)", "TEXT"),
     argument("--redirect", "answer a chunk that is a whole object on a public web server with its URL"),
     argument("--max-age", "seconds that clients may keep chunks (%(default)s)", "N", type=int, default=3600),
     argument("--max-requests", "connections open at a time; requests on others get status 503 (%(default)s)", "N",

@@ -1,1 +1,1 @@
-"""Canonical URLs, and the rules for what a manifest may make this machine fetch. No I/O here."""
+"""Canonical URLs, and the rules for the URLs that a manifest may make this machine fetch. No I/O here."""

@@ -81,7 +81,7 @@ class Origins(msgspec.Struct, frozen=True):
             else:
                 found |= {_key(place, origins): origins for place, origins in known.items() if origins}
         for origin in sorted(servers - cls(found).servers):
-            place = _place(origin).rstrip("/")  # as in `Adoption`
+            place = _place(origin).rstrip("/")  # recorded as `Adoption.add_own` does
             found[place] = (*found.get(place, ()), origin)
         return _without_repeats(found)
 

@@ -42,7 +42,7 @@ def update_stored_metadata(
         raise ManifestError(f"{_WHERE} is refused: {e}") from e
     grid = zarrmeta.grid_of(written)
     if found is None or found.layout is None or grid is None or found.layout.grid.counts != grid.counts:
-        raise ManifestError(f"expected a shape that fills its shards of various sizes, got {written['shape']}")
+        raise ManifestError(f"its shards have various sizes, which fix its shape: shape {written['shape']} is refused")
     return merged
 
 

@@ -48,7 +48,7 @@ Directory: TypeAlias = bool | str | os.PathLike[str]
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The source, and what is shown of it."""
+    """The source, and the shown part of it."""
 
     fo: Annotated[
         str | InMemorySource,

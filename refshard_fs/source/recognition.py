@@ -74,7 +74,7 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     found = _format_of(probe, format)
     if options.version != Version() and not found.has_versions:
         raise ManifestError(
-            f"{options.version}: {probe.url} has the format {found.name!r}, which keeps no versions: leave it out"
+            f"{options.version}: {probe.url} has the format {found.name!r}, without versions: leave this argument out"
         )
     keyspace: Any = yield from found.open(probe, options)  # a plug-in may return anything
     if not isinstance(keyspace, KeySpace):

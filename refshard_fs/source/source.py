@@ -680,7 +680,7 @@ class Source(Engines):
             found = shown.source.as_mapping(self.run)
             if found is None:
                 raise NotImplementedError(
-                    "expected a set of references, which has a mapping of them: fs.save(url) writes this source as one"
+                    "only sets of references have this mapping: fs.save(url) writes this source as a set of references"
                 )
             self._references = shown, found
         return self._references[1]

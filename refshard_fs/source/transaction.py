@@ -140,7 +140,7 @@ class CostlyWrites:
         """Count a write of ``chunks`` chunks to a shard, and whether it was ``read`` first."""
         times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
         if times >= OFTEN:
-            remedy = "write what belongs together within one `with fs.transaction:`"
+            remedy = "write all its chunks within one `with fs.transaction:`"
             text = f"shard {shard!r} was written {times} times, once for each commit: {remedy}"
             self._texts.setdefault((array, "often"), text)
         if read:

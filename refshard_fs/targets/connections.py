@@ -96,7 +96,7 @@ class LoopConnections:
         return new
 
     def _make_room(self) -> None:
-        """Close the idle connections if the process has as many as it may have."""
+        """Close the idle connections if the process has reached its limit of connections."""
         if sum(known.fileno() >= 0 for known in list(_sockets)) < most_connections():
             return
         for connector in self._connectors.values():

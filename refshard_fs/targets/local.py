@@ -270,7 +270,7 @@ class MemoryTarget(ImmediateTarget):
 
     def _facts(self, file: Any, size: int) -> Facts:
         number = self._numbers.get(file)
-        if number is None:  # the first thread's number counts; without a lock, which a fork may leave locked
+        if number is None:  # `setdefault` keeps the first thread's number: a fork could leave a lock locked
             number = self._numbers.setdefault(file, next(self._next))
         modified = str(file.modified.timestamp())
         return Facts(size, f"{OWN}{number}-{modified}-{size}", modified)

@@ -298,7 +298,7 @@ class Pool:
 
         from refshard_fs.targets.s3 import has_own_hooks
 
-        client = getattr(fs, "_s3", fs)  # unknown hooks, if a later s3fs keeps its client elsewhere
+        client = getattr(fs, "_s3", fs)  # if a later s3fs keeps its client elsewhere, its hooks are unknown
         fast = self._options.fast_s3 and is_s3fs(fs) and (client is None or not has_own_hooks(client))
         if type(fs) is not HTTPFileSystem and not fast:
             if not fs.asynchronous:
@@ -387,7 +387,7 @@ def _protocol_in_chain(link: str) -> str:
 
 
 def _check_ambient(protocol: str, url: str) -> None:
-    """Raise TargetNotAllowed if the filesystem would use credentials of the environment whatever its options say."""
+    """Raise TargetNotAllowed if the filesystem would use credentials of the environment in spite of its options."""
     found = [name for name in _AMBIENT.get(protocol, ()) if name in os.environ]
     if found:
         rule = f"it must be read without credentials, but its filesystem always uses those in {found[0]}"

@@ -99,7 +99,7 @@ def test_the_callers_mapping_is_neither_changed_nor_watched() -> None:
 @pytest.mark.parametrize(
     ("document", "says"),
     [
-        ("not json", "is no source"),
+        ("not json", "fits no known format"),
         ('{"version": 1, "refs": {"a": "b"', "not JSON"),
         ('{"version": 2, "refs": {}}', "version 2"),
         ('{"version": true, "refs": {}}', "version True"),

@@ -48,7 +48,7 @@ def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
     doc["scales"].append({**doc["scales"][0], **large, "sharding": sharding})
     volume = volume_of(doc)
     assert list(volume.scales) == [KEY]
-    assert "more than 64 bits" in volume.reports["large"]
+    assert "at most 64 bits" in volume.reports["large"]
 
 
 def test_an_error_about_very_many_scales_is_short() -> None:

@@ -65,7 +65,7 @@ def test_morton_codes_leave_out_bits_that_no_cell_needs() -> None:
     codes = [code.encode(cell) for cell in cells]
     assert len(set(codes)) == len(cells)
     assert code.decode(np.array(codes, np.uint64), 3).tolist() == [list(cell) for cell in cells]
-    with pytest.raises(ValueError, match="more than 64 bits"):
+    with pytest.raises(ValueError, match="at most 64 bits"):
         MortonCode((2**22, 2**22, 2**22))
 
 
