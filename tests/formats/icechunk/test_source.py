@@ -175,7 +175,7 @@ def test_deleted_tag_is_an_error(mixed: tuple[Any, str]) -> None:
 
 def test_versions_of_other_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": "b"}')
-    with pytest.raises(ManifestError, match="branch='x'.*keeps no versions"):
+    with pytest.raises(ManifestError, match="branch='x'.*without versions"):
         RefShardFileSystem(str(tmp_path / "a.json"), branch="x").ls("")
     for wrong in ({"branch": "x", "tag": "y"}, {"snapshot": "x", "as_of": "2020-01-01"}, {"as_of": "yesterday"}):
         with pytest.raises(ValueError, match="expected"):
