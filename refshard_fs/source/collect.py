@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING, PACKING_TYPE
-from refshard_fs.core.chunks import Chunks, ChunksBuilder, Contents, column_of
+from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, column_of
 from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edits, strip_edits
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.keys import join, nearest, parent
+from refshard_fs.core.keys import ChunkGrid, join, nearest, parent
 from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import (
     Entry,
@@ -26,15 +26,18 @@ from refshard_fs.core.model import (
     Pin,
     Raw,
     Span,
+    Stat,
     Steps,
     batches,
     together,
 )
-from refshard_fs.errors import ManifestError
+from refshard_fs.cubes.selection import all_documents
+from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet, with_edits
 from refshard_fs.references.stream import Respell
+from refshard_fs.references.values import METADATA
 from refshard_fs.references.versions import pin_targets
 from refshard_fs.security.origins import Origins
 from refshard_fs.source.recognition import open_references
@@ -46,6 +49,7 @@ Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 INLINED = 64 << 20  # the most bytes of computed chunks that a set may hold
 LARGE = 1 << 20  # the most bytes of computed chunks of one array that are read to be compared
 COPIED = 16 << 20  # bytes of computed chunks in memory at a time
+REQUESTED = 64  # chunks of an array that are requested one by one if they cannot be listed
 TOGETHER = 1 << 14  # keys in one look-up
 ROWS = 1 << 17  # references of a set in one batch
 
@@ -56,6 +60,21 @@ class Unread(NamedTuple):
     dims: frozenset[str]
     same: frozenset[str] = frozenset()
 
+    def choose(self, documents: Mapping[str, Value], paths: Iterable[str]) -> set[str]:
+        """Return those of the arrays at ``paths`` that are not read, by their ``documents``."""
+        stated = {path: _attributes(documents, path) for path in paths}
+        known = self.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
+        named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
+        chosen: set[str] = set()
+        for path, own in stated.items():
+            if own.dims == [parent(path)[1]]:  # a coordinate
+                continue
+            is_data = len(own.dims) > 0 and path not in named
+            is_joined = known.issubset(own.dims) if known else is_data  # where a set has none of them, data get them
+            if is_joined or (is_data and path in self.same):
+                chosen.add(path)
+        return chosen
+
 
 def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -> Steps[tuple[ReferenceSet, Checks]]:
     """Return references to all keys of ``keyspace`` below ``prefix``.
@@ -64,7 +83,11 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
     `INLINED` bytes. With ``unread``, a computed chunk becomes a reference to the first range that it is computed from,
     unless the join compares it: a document that joins sets has to know only which chunks exist.
     """
-    collection = yield from collect_keys(keyspace, prefix)
+    if unread is not None and keyspace.url_of is not None:  # listing the chunks takes a request for each thousand
+        collection = Collection(keyspace, (yield from _contents_to_compare(keyspace, unread)))
+        yield from together([collection.add_array(path) for path in collection.paths])
+    else:
+        collection = yield from collect_keys(keyspace, prefix)
     if unread is not None:
         collection.leave(unread)
     if (key := collection.first_beyond_limit()) is not None:
@@ -78,6 +101,39 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
         for packed, data in zip(batch, read, strict=True):
             collection.keep(packed, data)
     return collection.finish()
+
+
+def _contents_to_compare(keyspace: KeySpace, unread: Unread) -> Steps[Contents]:
+    """Return the metadata of a hierarchy and the chunks of arrays that are compared; of others, the first chunk.
+
+    Directories with chunks of others are not listed.
+    """
+    documents = yield from all_documents(keyspace)
+    members = {key: zarrmeta.dumps(document) for key, document in documents.items()}
+    grids: dict[str, ChunkGrid] = {}
+    for key, document in documents.items():
+        if parent(key)[1] in METADATA and (meta := zarrmeta.array_meta(document, repr(key))) and meta.grid is not None:
+            grids[parent(key)[0]] = meta.grid
+    left = unread.choose(members, grids)
+    compared = [path for path in grids if path not in left]
+    listed = yield from together([_find_chunks(keyspace, path, grids[path]) for path in compared])
+    first = {path: ArrayChunks(grids[path], [range(min(grids[path].size, 1))]) for path in left}
+    return Contents(members, first | dict(zip(compared, listed, strict=True)))
+
+
+def _find_chunks(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Steps[ArrayChunks]:
+    """List the chunks of an array; request each if they cannot be listed and are few."""
+    try:
+        found = (yield from keyspace.contents(path)).arrays
+        return found.get(path, ArrayChunks(grid))
+    except NotListable:
+        if grid.size > REQUESTED:
+            raise
+    entries = yield from keyspace.entries([join(path, grid.tail(number)) for number in range(grid.size)])
+    spans = {number: entry for number, entry in enumerate(entries) if isinstance(entry, Span)}
+    facts = (yield tuple(Stat(span.url, origin=span.origin) for span in spans.values())) if spans else ()
+    there = [number for number, known in zip(spans, facts, strict=True) if known is not None]
+    return ArrayChunks(grid, np.array(there, np.uint64))
 
 
 class PackedKey(NamedTuple):
@@ -132,6 +188,11 @@ class Collection:
         }
         self._parts: dict[str, list[Part]] = {path: [] for path in contents.arrays}
         self._checks: dict[str, dict[int, Mapping[str, str]]] = {}
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The paths of all arrays."""
+        return list(self._arrays)
 
     def add_array(self, path: str) -> Steps[None]:
         """Add the chunks of the array ``path``."""
@@ -218,17 +279,9 @@ class Collection:
         sizes: dict[str | None, int] = {}
         for packed in self.packed:
             sizes[packed.array] = sizes.get(packed.array, 0) + packed.size
-        stated = {path: _attributes(self._side, path) for path in self._arrays}
-        known = unread.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
-        named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
-        left: set[str] = set()
-        for path, own in stated.items():
-            if own.dims == [parent(path)[1]]:  # a coordinate
-                continue
-            is_data = len(own.dims) > 0 and path not in named
-            is_joined = known.issubset(own.dims) if known else is_data  # a set without the dims gets them for its data
-            if is_joined or sizes.get(path, 0) > LARGE or (is_data and path in unread.same):
-                left.add(path)
+        left = unread.choose(self._side, self._arrays)
+        stated = {path: _attributes(self._side, path) for path in self._arrays if sizes.get(path, 0) > LARGE}
+        left |= {path for path, own in stated.items() if own.dims != [parent(path)[1]]}
         every, self.packed = self.packed, []
         rows: dict[str, list[tuple[int, Row]]] = {}
         for packed in every:

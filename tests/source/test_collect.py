@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from fsspec.callbacks import Callback
 
+import refshard_fs
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, concat
 from refshard_fs.cli.program import main
 from refshard_fs.source import collect
+from tests.servers.http import RangeServer
 from tests.support.memory import taking
 from tests.support.shard_writers import IS_ZARR_2, array
 
@@ -127,6 +129,7 @@ import os, sys
 from fsspec.callbacks import Callback
 from refshard_fs import RefShardFileSystem  # noqa: E402
 from refshard_fs.source import collect
+from tests.servers.http import RangeServer
 collect.INLINED = 4000
 class Kill(Callback):
     def relative_update(self, inc=1):
@@ -166,3 +169,19 @@ def test_progress_counts_what_is_copied_and_what_is_written(file: Path) -> None:
     assert (10, 10) in told
     assert (5, 10) in told
     assert told[-1] == (10, 10)
+
+
+def test_stores_are_joined_where_chunks_cannot_be_listed(http_server: RangeServer, tmp_path: Path) -> None:
+    """The directories of joined arrays were listed, too, down to the last chunk."""
+    xr = pytest.importorskip("xarray")
+    urls = []
+    for day in range(2):
+        ds = xr.Dataset({"t": (("time", "x"), np.full((1, 3), day))}, {"time": [day], "x": [1, 2, 3], "height": 2.0})
+        ds.to_zarr(tmp_path / f"{day}.zarr", consolidated=True, zarr_format=2)
+        for path in (tmp_path / f"{day}.zarr").rglob("*"):
+            if path.is_file():
+                http_server.put(str(path.relative_to(tmp_path)), path.read_bytes())
+        urls.append(f"{http_server.url}/{day}.zarr")
+    with xr.open_dataset(refshard_fs.open(urls), engine="refshard") as found:
+        assert found["t"].values.tolist() == [[0, 0, 0], [1, 1, 1]]
+        assert (found["x"].values.tolist(), float(found["height"])) == ([1, 2, 3], 2.0)
