@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import bars, report
@@ -41,17 +41,25 @@ def main() -> int:
         parser.error(f"no job matches {' '.join(options.only)}: expected a pattern of {', '.join(JOBS)}")
     links = options.links or (["20"] if options.size == "quick" else USUAL)
     repeats = options.repeats or (1 if options.size == "quick" else 3)
+    found, failed = run(jobs, links, options.size, repeats)
+    if options.picture is not None:
+        options.picture.write_text(bars.draw(found, report.versions()), encoding="utf-8")
+    return failed
+
+
+def run(jobs: Sequence[Job], links: list[str], size: str, repeats: int) -> tuple[list[Case], int]:
+    """Measure ``jobs``, and print a line each; return what was measured, and 1 if one failed."""
     print("job | today | refshard | ratio | goal | | requests | MB | CPU s")
     found: list[Case] = []
     failed = 0
     with (
         tempfile.TemporaryDirectory() as folder,
         Runner.started(
-            Path(folder), options.size, with_s3=any(job.store == "s3" and not job.missing() for job in jobs)
+            Path(folder), size, with_s3=any(job.store == "s3" and not job.missing() for job in jobs)
         ) as runner,
     ):
         for job, link in planned(jobs, links):
-            title = f"{titled(job, options.size)}, {link} ms"
+            title = f"{titled(job, size)}, {link} ms"
             try:
                 theirs, ours = runner.measure(job, link, repeats)
             except Failed as e:
@@ -63,12 +71,10 @@ def main() -> int:
             keep(case)
             found.append(case)
             print(line(title, job, theirs, ours), flush=True)
-    if options.picture is not None:
-        options.picture.write_text(bars.draw(found, report.versions()), encoding="utf-8")
-    return failed
+    return found, failed
 
 
-def planned(jobs: list[Job], links: list[str]) -> Iterator[tuple[Job, str]]:
+def planned(jobs: Sequence[Job], links: list[str]) -> Iterator[tuple[Job, str]]:
     """Return each job with each link that it is measured at; say which are left out."""
     for job in jobs:
         if missing := job.missing():
