@@ -30,7 +30,7 @@ from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.errors import LONGEST, ManifestError, ReadOnlyError, is_secret, redact, sanitize
+from refshard_fs.errors import LONGEST, ManifestError, ReadOnlyError, is_secret, printable, redact, sanitize
 from refshard_fs.reading.plan import Request
 from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
@@ -774,6 +774,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if problem is not None:
             counters.note = f"zarr reads chunk by chunk: {problem}"
         return counters
+
+    def tree(self, *args: Any, **kwargs: Any) -> str:
+        """Return the tree of keys that fsspec draws, its control characters escaped."""
+        return "\n".join(map(printable, super().tree(*args, **kwargs).split("\n")))
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
         """Draw where the bytes of ``array`` lie; without ``array``, the files of all arrays.

@@ -346,10 +346,10 @@ class Admission(msgspec.Struct, frozen=True):
 
     def _admit_by_default(self, url: str, redirected_by: str | None) -> Access:
         protocol = protocol_of(url)
-        if protocol == "data":
-            return Access.NONE
         if len(links(url)) > 1:
             raise TargetNotAllowed(url, f"{self._stranger} may not chain filesystems", remedy(url))
+        if protocol == "data":
+            return Access.NONE
         if protocol is None or protocol in LOCAL or protocol == "memory":
             rule = f"{self._stranger} may not point to this machine's files and memory"
             raise TargetNotAllowed(url, rule, remedy(url))

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
 
-import msgspec
 import numpy as np
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 
@@ -32,7 +31,6 @@ from refshard_fs.errors import (
     RefShardError,
     TargetChanged,
     TargetNotAllowed,
-    printable,
     sanitize,
 )
 from refshard_fs.reading.failures import explain
@@ -52,7 +50,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import fold, paragraph, progress, table, view
+from refshard_fs.tools.views import Shown, fold, paragraph, progress, table, view
 
 # ----------------------------------------------------------------------------------------------------
 # What a check finds, as values: each finding, the number of each kind, and the counts of checked items.
@@ -64,7 +62,7 @@ Severity = Literal["error", "warning"]
 SHOWN: Final = 10  # findings of one kind that are reported one by one
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(Shown, frozen=True):
     """One thing that is wrong (``error``) or looks wrong (``warning``); ``key`` and ``url`` say where."""
 
     severity: Severity
@@ -73,11 +71,8 @@ class Finding(msgspec.Struct, frozen=True):
     url: str
     text: str
 
-    def __repr__(self) -> str:
-        return printable(super().__repr__())  # a key may have characters that control a terminal, or are invisible
 
-
-class Report(msgspec.Struct, frozen=True):
+class Report(Shown, frozen=True):
     """What a check found. ``counts`` has all findings by kind, ``findings`` the first of each kind.
 
     ``missing`` chunks are not errors: readers see the fill value. ``notes`` say what could not be checked, and why.

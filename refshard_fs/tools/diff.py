@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from fsspec.callbacks import Callback
@@ -23,21 +22,21 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.collect import with_packing_type
 from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, contents, survey
-from refshard_fs.tools.views import progress
+from refshard_fs.tools.views import Shown, progress
 
 NAMED: Final = 10  # keys of each kind that are named
 BLOCK: Final = 1 << 16  # chunks of the grid that are compared at a time: some 8 MB for both sources
 Keys = tuple[str, ...]
 
 
-class DocumentChange(msgspec.Struct, frozen=True):
+class DocumentChange(Shown, frozen=True):
     """A metadata document that both have, and the fields of it that differ."""
 
     key: str
     fields: tuple[str, ...]
 
 
-class Changes(msgspec.Struct, frozen=True):
+class Changes(Shown, frozen=True):
     """How many keys differ below ``path`` (of an array; None: keys that are not chunks), and the first of each kind."""
 
     path: str | None
@@ -49,7 +48,7 @@ class Changes(msgspec.Struct, frozen=True):
     some_changed: Keys = ()
 
 
-class Difference(msgspec.Struct, frozen=True):
+class Difference(Shown, frozen=True):
     """What the second source has and the first has not (``added``), the other way round, and what changed.
 
     ``not_compared`` are arrays that both have and whose chunks one of them cannot list.

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
@@ -19,11 +18,12 @@ from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, decoding_proble
 from refshard_fs.errors import redact
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
+from refshard_fs.tools.views import Shown
 
 TOP: Final = 10  # targets that are named
 
 
-class ArraySummary(msgspec.Struct, frozen=True):
+class ArraySummary(Shown, frozen=True):
     """One array: ``chunks`` is the shape of a chunk, ``shards`` the shape of a shard, where chunks lie in shards.
 
     ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
@@ -47,7 +47,7 @@ class ArraySummary(msgspec.Struct, frozen=True):
     dimensions: tuple[str, ...] = ()
 
 
-class Target(msgspec.Struct, frozen=True):
+class Target(Shown, frozen=True):
     """One object that chunks lie in; its URL without what gives access."""
 
     url: str
@@ -55,7 +55,7 @@ class Target(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Targets(msgspec.Struct, frozen=True):
+class Targets(Shown, frozen=True):
     """The objects that chunks lie in; ``top`` are those with the most bytes of them."""
 
     count: int
@@ -65,7 +65,7 @@ class Targets(msgspec.Struct, frozen=True):
     top: tuple[Target, ...]
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(Shown, frozen=True):
     """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows.
 
     ``version`` is the version of a reference set's document. ``inline_keys`` hold their ``inline_bytes`` in the source
@@ -192,7 +192,7 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
 # The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
 
 
-class Node(msgspec.Struct, frozen=True, omit_defaults=True):
+class Node(Shown, frozen=True, omit_defaults=True):
     """A group, an array, or a directory of them that says of itself neither; ``cut``: what lies below is not shown."""
 
     path: str

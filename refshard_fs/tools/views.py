@@ -15,6 +15,7 @@ from html import escape
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback, TqdmCallback
 
 from refshard_fs.core import zarrmeta
@@ -23,7 +24,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
-from refshard_fs.errors import ManifestError, sanitize
+from refshard_fs.errors import ManifestError, printable, sanitize
 from refshard_fs.reading.plan import Planned
 from refshard_fs.source.source import Source
 
@@ -116,6 +117,13 @@ def table(
     body = "".join(line(row, "td") for row in shown)
     more = paragraph(f"and {total - len(shown):,} more") if total > len(shown) else ""
     return f'<div class="rs-wide"><table><thead>{line(heading, "th")}</thead><tbody>{body}</tbody></table></div>{more}'
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A value with texts of a source: its repr escapes characters that control a terminal, or are invisible."""
+
+    def __repr__(self) -> str:
+        return printable(super().__repr__())
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def test_own_bucket_alone_gets_the_users_credentials() -> None:
         "/etc/passwd", "file:///etc/passwd", "FILE:///etc/passwd", "local:///etc/passwd", "etc/passwd", "~/.ssh/id",
         "memory://x", "MEMORY://x", "ssh://h/x", "sftp://h/x", "ftp://h/x", "smb://h/x", "github://o:r@/x",
         "reference://x", "refshard::https://other/x.json", "zip://a::file:///etc/x.zip", "simplecache::s3://b/k",
+        "data::file:///etc/x", "data:x::s3://b/k",
         "filecache::https://h/x", "dir::file:///etc",
         "http://127.0.0.1/x", "http://localhost/x", "http://LOCALHOST./x", "http://127.1/x", "http://2130706433/x",
         "http://0x7f000001/x", "http://0177.0.0.1/x", "http://0/x", "http://[::1]/x", "http://[::ffff:127.0.0.1]/x",

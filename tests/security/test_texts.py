@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed, check
 from refshard_fs.cli import main
 from refshard_fs.errors import LONGEST, gives_access, redact, sanitize, sanitize_cause
+from refshard_fs.tools.diff import compare
+from refshard_fs.tools.info import summarise, tree
 from tests.servers.http import RangeServer
 
 pytestmark = pytest.mark.case(id="P22")
@@ -62,6 +64,14 @@ def test_errors_hold_no_control_characters(control: str) -> None:
     assert not steers(str(ManifestError(f"{control} is wrong")))
 
 
+@pytest.mark.parametrize("control", CONTROLS)
+def test_values_that_are_shown_hold_no_control_characters(control: str) -> None:
+    meta = json.dumps({"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None})
+    fs = RefShardFileSystem({f"a{control}/.zarray": meta, f"a{control}/9": "x", f"b{control}": [f"/x{control}", 0, 1]})
+    values = [check(fs), compare(fs, RefShardFileSystem({})), summarise(fs), tree(fs)]
+    assert not steers("".join(map(str, [*values, fs.tree()])))
+
+
 def _texts(value: Any) -> list[str]:
     match value:
         case dict():
@@ -99,6 +109,7 @@ NAMES = [
     "pwd",
     "sessionid",
     "sid",
+    "code",
 ]
 
 
@@ -111,7 +122,9 @@ def test_what_gives_access_is_left_out(name: str) -> None:
     assert gives_access(url.encode())
 
 
-@pytest.mark.parametrize("name", ["keys", "width", "assigned", "author", "authors", "x", "monkey"])
+@pytest.mark.parametrize(
+    "name", ["keys", "width", "codes", "country_code", "zipcode", "assigned", "author", "authors", "x", "monkey"]
+)
 def test_what_gives_none_is_shown(name: str) -> None:
     url = f"https://host/x?{name}=5"
     assert redact(url) == url
