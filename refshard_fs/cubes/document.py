@@ -1,6 +1,6 @@
-"""The small document that joins sets lazily: its parts, how long each is, and along which axes. No I/O here.
+"""The small document that joins sets lazily: its pieces, how long each is, and along which axes. No I/O here.
 
-``FORMATS.md`` is the specification. A part is one line, so that a longer archive is a document with a line more.
+``FORMATS.md`` is the specification. A piece is one line, so that a longer archive is a document with a line more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEEPEST: Final = 8  # documents within documents
 
 
 # Ten thousand are read at once: without ``gc=False``, collecting garbage then can take more time than reading them.
-class Part(msgspec.Struct, frozen=True, gc=False):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
     In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
@@ -55,14 +55,14 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     @property
     def name(self) -> str:
         """What it is called in errors."""
-        return self.url if self.document is None else f"{self.document.parts[0].name} and others"
+        return self.url if self.document is None else f"{self.document.pieces[0].name} and others"
 
     @property
     def total(self) -> int:
         """The length of the whole set along the dimension."""
         return self.length if self.take is None else self.take[1]
 
-    def cut(self, start: int, stop: int) -> Part:
+    def cut(self, start: int, stop: int) -> Piece:
         """Return elements ``[start, stop)`` of those that are joined."""
         size = len(self.values or b"") // self.length
         values = None if self.values is None else self.values[start * size : stop * size]
@@ -75,7 +75,7 @@ _Axis = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The members of a document but for its parts: see `ConcatDocument`."""
+    """The members of a document but for its pieces: see `ConcatDocument`."""
 
     dim: str
     axes: dict[str, _Axis]
@@ -101,7 +101,7 @@ class _Json(_Head, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """A part as it is written: its URL or document (None: a gap), and as much of the rest as it needs."""
+    """A piece as it is written: its URL or document (None: a gap), and as much of the rest as it needs."""
 
     of: str | dict[str, Any] | None
     length: int | None = None
@@ -114,51 +114,53 @@ class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 class ConcatDocument(_Head, frozen=True, kw_only=True):
     """Sets in a row along ``dim``: arrays in ``axes`` (path → axis) are joined, all else is the first set's.
 
-    ``coordinate`` is the path of the array whose values the parts hold, little-endian. Arrays in ``chunks`` are recut:
-    shown in chunks of that shape, whatever the chunks of the parts are. With ``join="outer"`` chunks of an array that a
-    part lacks do not exist. ``metadata`` are documents (by key) that are shown in place of the first part's. Arrays in
-    ``bounds`` have the units of another one, by path, in each part. ``stacked`` arrays lack the dimension in the parts,
-    each of which is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays that have
-    them, by path, and as which axis) a part may have only some elements. The coordinates of such dimensions are
-    ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which each
-    part that is a URL is shown, one after the other: all else here describes what they show. Arrays of the documents
-    ``beside`` it are shown with its own. ``view`` are the selections by which all of it is shown. ``lost`` says by URL
-    why sets could not be read when they were joined. ``preprocess`` names the function that chose what parts `select`:
-    it tells people, and nothing calls it.
+    ``coordinate`` is the path of the array whose values the pieces hold, little-endian. Arrays in ``chunks`` are recut:
+    shown in chunks of that shape, whatever the chunks of the pieces are. With ``join="outer"`` chunks of an array that
+    a piece lacks do not exist. ``metadata`` are documents (by key) that are shown in place of the first piece's. Arrays
+    in ``bounds`` have the units of another one, by path, in each piece. ``stacked`` arrays lack the dimension in the
+    pieces, each of which is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays
+    that have them, by path, and as which axis) a piece may have only some elements. The coordinates of such dimensions
+    are ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which
+    each piece that is a URL is shown, one after the other: all else here describes what they show. Arrays of the
+    documents ``beside`` it are shown with its own. ``view`` are the selections by which all of it is shown. ``lost``
+    says by URL why sets could not be read when they were joined. ``preprocess`` names the function that chose what
+    pieces `select`: it tells people, and nothing calls it.
     """
 
-    parts: tuple[Part, ...]
+    pieces: tuple[Piece, ...]
     held: dict[str, bytes] = {}
     beside: tuple[ConcatDocument, ...] = ()
 
     @property
     def first(self) -> int:
-        """The number of the part that gives everything that is not joined: the first that is not a gap."""
-        return next(number for number, part in enumerate(self.parts) if not part.is_gap)
+        """The number of the piece that gives everything that is not joined: the first that is not a gap."""
+        return next(number for number, piece in enumerate(self.pieces) if not piece.is_gap)
 
     @property
     def zarr_format(self) -> int | None:
         """The version of zarr's metadata that it was made of; None if nothing in it tells."""
         names = {parent(key)[1] for key in self.metadata}
-        within = {part.document.zarr_format for part in self.parts if part.document is not None}
+        within = {piece.document.zarr_format for piece in self.pieces if piece.document is not None}
         return 3 if "zarr.json" in names or 3 in within else 2 if names or 2 in within else None
 
     @property
     def count(self) -> int:
         """Number of sets, those that documents within and beside it join among them."""
-        own = sum(not part.is_gap if part.document is None else part.document.count for part in self.parts)
+        own = sum(not piece.is_gap if piece.document is None else piece.document.count for piece in self.pieces)
         return own + sum(document.count for document in self.beside)
 
     @property
     def urls(self) -> list[str]:
         """The URLs of all sets, as written, those of documents within and beside it among them."""
-        own = [[part.url] if part.document is None else part.document.urls for part in self.parts if not part.is_gap]
+        own = [
+            [piece.url] if piece.document is None else piece.document.urls for piece in self.pieces if not piece.is_gap
+        ]
         return [url for some in (*own, *(document.urls for document in self.beside)) for url in some]
 
     @property
     def starts(self) -> list[int]:
-        """Where each part begins along the dimension, and where the last one ends."""
-        return list(accumulate((part.length for part in self.parts), initial=0))
+        """Where each piece begins along the dimension, and where the last one ends."""
+        return list(accumulate((piece.length for piece in self.pieces), initial=0))
 
     @classmethod
     def read(cls, data: bytes, where: str) -> ConcatDocument:
@@ -174,8 +176,8 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         if depth > DEEPEST:
             raise ValueError(f"documents lie in documents, more than {DEEPEST} deep")
         given = msgspec.convert(decoded, _Json)
-        parts = tuple(_part(entry, given, where, depth) for entry in given.sets)
-        if all(part.is_gap for part in parts):
+        pieces = tuple(_piece(entry, given, where, depth) for entry in given.sets)
+        if all(piece.is_gap for piece in pieces):
             raise ManifestError(f'{where}: expected "refshard": "{NAME}" with one set or more')
         if given.coordinate is not None and given.axes.get(given.coordinate) != 0:
             raise ManifestError(f"{where}: the coordinate {given.coordinate!r} is not in axes, with axis 0")
@@ -184,24 +186,24 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         for key in given.metadata:
             if not zarrmeta.is_metadata(key) or key.endswith(zarrmeta.CONSOLIDATED):
                 raise ManifestError(f"{where}: expected documents of arrays and groups as metadata, got {key!r}")
-        if any(given.axes.get(path) != 0 or any(part.length != 1 for part in parts) for path in given.stacked):
+        if any(given.axes.get(path) != 0 or any(piece.length != 1 for piece in pieces) for path in given.stacked):
             raise ManifestError(f"{where}: expected stacked arrays in axes, with axis 0, and sets of length 1")
-        strange = {dim for part in parts for dim in part.places} - (given.unions.keys() - {given.dim})
+        strange = {dim for piece in pieces for dim in piece.places} - (given.unions.keys() - {given.dim})
         if strange:
             raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
         head = {name: getattr(given, name) for name in _Head.__struct_fields__}
         beside = tuple(cls.of(each, where, depth + 1) for each in given.beside)
         held = {path: from_base64(data) for path, data in given.held.items()}
-        return cls(**head, parts=parts, held=held, beside=beside)
+        return cls(**head, pieces=pieces, held=held, beside=beside)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
-        """Return the document as JSON, a line for each part, URLs ``respell``-ed."""
+        """Return the document as JSON, a line for each piece, URLs ``respell``-ed."""
         head = self._head(respell)
-        lines = [zarrmeta.dumps(self._line(part, respell)) for part in self.parts]
+        lines = [zarrmeta.dumps(self._line(piece, respell)) for piece in self.pieces]
         return zarrmeta.dumps(head)[:-1] + b',"sets":[\n' + b",\n".join(lines) + b"\n]}\n"
 
     def _to_json(self, respell: Callable[[str], str]) -> dict[str, Any]:
-        return {**self._head(respell), "sets": [self._line(part, respell) for part in self.parts]}
+        return {**self._head(respell), "sets": [self._line(piece, respell) for piece in self.pieces]}
 
     def _head(self, respell: Callable[[str], str]) -> dict[str, Any]:
         members = {name: getattr(self, name) for name in _Head.__struct_fields__}
@@ -215,26 +217,26 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
         return always | {name: value for name, value in members.items() if value}
 
     def with_values(self, values: bytes | None) -> ConcatDocument:
-        """Return the document with other values of the coordinate, of all parts."""
+        """Return the document with other values of the coordinate, of all pieces."""
         if values is None:
             return self
         size = len(values) // self.starts[-1]
-        pieces = [values[start * size : stop * size] for start, stop in pairwise(self.starts)]
-        parts = [msgspec.structs.replace(part, values=data) for part, data in zip(self.parts, pieces, strict=True)]
-        return msgspec.structs.replace(self, parts=tuple(parts))
+        split = [values[start * size : stop * size] for start, stop in pairwise(self.starts)]
+        pieces = [msgspec.structs.replace(piece, values=data) for piece, data in zip(self.pieces, split, strict=True)]
+        return msgspec.structs.replace(self, pieces=tuple(pieces))
 
-    def _line(self, part: Part, respell: Callable[[str], str]) -> list[Any]:
-        line: list[Any] = [respell(part.url) if part.url else None, part.length]
-        if part.document is not None:
-            line[0] = part.document._to_json(respell)
-        if self.coordinate is not None and part.values is not None:
-            line.append(_base64(part.values))
-        if part.places or part.take is not None or part.select:
-            line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in part.places.items()}]
-        if part.take is not None or part.select:
-            line.append(part.take)
-        if part.select:
-            line.append([choice.to_json() for choice in part.select])
+    def _line(self, piece: Piece, respell: Callable[[str], str]) -> list[Any]:
+        line: list[Any] = [respell(piece.url) if piece.url else None, piece.length]
+        if piece.document is not None:
+            line[0] = piece.document._to_json(respell)
+        if self.coordinate is not None and piece.values is not None:
+            line.append(_base64(piece.values))
+        if piece.places or piece.take is not None or piece.select:
+            line += [*([None] if len(line) == 2 else []), {dim: places.runs for dim, places in piece.places.items()}]
+        if piece.take is not None or piece.select:
+            line.append(piece.take)
+        if piece.select:
+            line.append([choice.to_json() for choice in piece.select])
         return line
 
 
@@ -247,7 +249,7 @@ def dump_with_marker(document: Mapping[str, Any]) -> bytes:
     return zarrmeta.dumps({"refshard": document["refshard"], **document})
 
 
-def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
+def _piece(entry: Any, given: _Json, where: str, depth: int) -> Piece:
     try:
         line = msgspec.convert(entry if isinstance(entry, list) else [entry], _Line)
     except msgspec.ValidationError as e:
@@ -270,20 +272,20 @@ def _part(entry: Any, given: _Json, where: str, depth: int) -> Part:
     except ValueError as e:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
     places = {dim: Placement(runs) for dim, runs in line.places.items()}
-    return Part(url, length, values, document, places, line.take, line.select)
+    return Piece(url, length, values, document, places, line.take, line.select)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Parts from elsewhere in a document of the user's: what they ask for has their origin, by which it is judged.
+# Pieces from elsewhere in a document of the user's: what they ask for has their origin, by which it is judged.
 #
-# What a part within a part asks for has the origins of both, and both must be allowed to reach it.
+# What a piece within a piece asks for has the origins of both, and both must be allowed to reach it.
 
 
 T = TypeVar("T")
 
 
-class PartView(View):
-    """The set at ``origin``, a part of another one."""
+class PieceView(View):
+    """The set at ``origin``, a piece of another one."""
 
     def __init__(self, base: KeySpace, origin: str) -> None:
         super().__init__(base)
@@ -294,28 +296,28 @@ class PartView(View):
         return self.base.strangers.union(self._origin)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
-        return (yield from of_part(self.base.lookup(key), self._origin))
+        return (yield from of_piece(self.base.lookup(key), self._origin))
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         return [LookUp(places, self._entries(steps)) for places, steps in self.base.lookups(keys)]
 
     def _entries(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
-        return [of_origin(entry, self._origin) for entry in (yield from of_part(steps, self._origin))]
+        return [of_origin(entry, self._origin) for entry in (yield from of_piece(steps, self._origin))]
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        return (yield from of_part(self.base.children(prefix), self._origin))
+        return (yield from of_piece(self.base.children(prefix), self._origin))
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
-        return (yield from of_part(self.base.contents(prefix, errors), self._origin))
+        return (yield from of_piece(self.base.contents(prefix, errors), self._origin))
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        return (yield from of_part(self.base.chunks(array, numbers, grid), self._origin)).of_origin(self._origin)
+        return (yield from of_piece(self.base.chunks(array, numbers, grid), self._origin)).of_origin(self._origin)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
-        return (yield from of_part(self.base.is_directory(prefix), self._origin))
+        return (yield from of_piece(self.base.is_directory(prefix), self._origin))
 
 
-def of_part(steps: Steps[T], origin: Origin) -> Steps[T]:
+def of_piece(steps: Steps[T], origin: Origin) -> Steps[T]:
     """Return what ``steps`` return; it and all that they need get the ``origin``."""
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
@@ -325,7 +327,7 @@ def of_part(steps: Steps[T], origin: Origin) -> Steps[T]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Gaps, and parts that are shown with other metadata.
+# Gaps, and pieces that are shown with other metadata.
 
 
 class Nothing(KeySpace):
@@ -345,7 +347,7 @@ class Nothing(KeySpace):
 
 
 class Overlaid(View):
-    """The keys of a part, ``metadata`` (by key) in place of its own, and arrays ``held`` (by path) with their bytes."""
+    """The keys of a piece, ``metadata`` (by key) in place of its own; arrays ``held`` (by path) have these bytes."""
 
     def __init__(self, base: KeySpace, metadata: Mapping[str, Any], held: Mapping[str, bytes], where: str) -> None:
         super().__init__(base)
@@ -374,7 +376,7 @@ class Overlaid(View):
         return None if self._is_hidden(key) else (yield from self.base.lookup(key))
 
     def _is_hidden(self, key: str) -> bool:
-        """Whether a key of the part is a chunk of an array that is held, or a directory of such."""
+        """Whether a key of the piece is a chunk of an array that is held, or a directory of such."""
         return any(key.startswith(path + "/") for path in self._held) and not zarrmeta.is_metadata(key)
 
     def _consolidated_document(self, key: str) -> Steps[Entry | None]:

@@ -1,4 +1,4 @@
-"""How an array of one set becomes part of the array that is shown: as it is, recoded, or recut. No I/O here.
+"""How an array of one set becomes piece of the array that is shown: as it is, recoded, or recut. No I/O here.
 
 `fit` decides it, when sets are joined and when they are read.
 """
@@ -13,7 +13,7 @@ from refshard_fs.core.keys import ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
 from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
-from refshard_fs.cubes.recutting import PartArray, Placement, Recut, check_recut
+from refshard_fs.cubes.recutting import PieceArray, Placement, Recut, check_recut
 from refshard_fs.errors import ManifestError
 
 # Attributes that say what the values mean. All others may differ.
@@ -33,49 +33,49 @@ class ArrayFacts(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How chunks of a part's array become those that are shown: as they are, unless a member says otherwise."""
+    """How chunks of a piece's array become those that are shown: as they are, unless a member says otherwise."""
 
     recoding: Recoding | None = None
     # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
     places: Mapping[int, Placement] = {}
-    source: PartArray | None = None  # of an array that is recut
-    encoding: ChunkKeyEncoding | None = None  # of the part's keys, where it spells them otherwise
-    is_absent: bool = False  # the part lacks the array
+    source: PieceArray | None = None  # of an array that is recut
+    encoding: ChunkKeyEncoding | None = None  # of the piece's keys, where it spells them otherwise
+    is_absent: bool = False  # the piece lacks the array
 
     def stored_chunk(self, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates of a chunk, or the first ones of several, in a part; None if it has none there."""
+        """Return the coordinates of a chunk, or the first ones of several, in a piece; None if it has none there."""
         return _if_complete([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
 
     def shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
-        """Return the coordinates at which a part's chunk is shown; None if the part has no such chunk."""
+        """Return the coordinates at which a piece's chunk is shown; None if the piece has no such chunk."""
         return _if_complete([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
 
     @property
     def is_same(self) -> bool:
-        """Whether references to the part's chunks are references to those that are shown."""
+        """Whether references to the piece's chunks are references to those that are shown."""
         return self.recoding is None and self.source is None
 
 
 def fit(
     path: str,
     shown: ArrayFacts,
-    part: ArrayFacts,
+    piece: ArrayFacts,
     recut: Recut | None = None,
     places: Mapping[int, Placement] = {},
 ) -> Fit:
-    """Return how the array ``path`` of a ``part`` becomes the one that is ``shown``; ``recut`` if it is cut anew.
+    """Return how the array ``path`` of a ``piece`` becomes the one that is ``shown``; ``recut`` if it is cut anew.
 
-    ``places`` are those of the part's elements, as `Fit` has them. ManifestError, which names the field, where the
+    ``places`` are those of the piece's elements, as `Fit` has them. ManifestError, which names the field, where the
     arrays differ in more than their encoding.
     """
     if recut is not None:
-        check_recut(path, part.meta, part.name)
-        recoded = recoding_of(path, shown._replace(meta=recut.meta), part, is_recut=True)
-        return Fit(recoded, places, PartArray.of(part.meta, recut, recoded, f"{path!r} of {part.name}"))
-    grid = part.meta.grid
+        check_recut(path, piece.meta, piece.name)
+        recoded = recoding_of(path, shown._replace(meta=recut.meta), piece, is_recut=True)
+        return Fit(recoded, places, PieceArray.of(piece.meta, recut, recoded, f"{path!r} of {piece.name}"))
+    grid = piece.meta.grid
     spells_alike = grid is None or shown.meta.grid is None or grid.encoding == shown.meta.grid.encoding
     encoding = None if grid is None or spells_alike else grid.encoding
-    return Fit(recoding_of(path, shown, part), places, encoding=encoding)
+    return Fit(recoding_of(path, shown, piece), places, encoding=encoding)
 
 
 def check_metadata(path: str, one: ArrayFacts, other: ArrayFacts, ignored: Container[str] = ()) -> None:

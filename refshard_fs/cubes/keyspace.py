@@ -1,8 +1,8 @@
 """The key space of a cube: show sets, joined along a dimension, as one set. No I/O here.
 
-A look-up translates the key to a key of a part, which is opened when it is first needed. Arrays along the dimension
-have the chunks of all parts, and the first part's metadata with the whole length. Everything else comes from the first
-part. If arrays of a part do not fit the first part's, or the document, reading them is an error.
+A look-up translates the key to a key of a piece, which is opened when it is first needed. Arrays along the dimension
+have the chunks of all pieces, and the first piece's metadata with the whole length. Everything else comes from the
+first piece. If arrays of a piece do not fit the first piece's, or the document, reading them is an error.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from refshard_fs.cubes.document import (
     ConcatDocument,
     Nothing,
     Overlaid,
-    PartView,
-    of_part,
+    PieceView,
+    of_piece,
     stack_metadata,
 )
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
 from refshard_fs.cubes.merging import merge, selected
 from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
 from refshard_fs.cubes.recutting import (
-    PIECES,
+    SECTIONS,
     Placement,
     Recut,
-    check_pieces,
-    cut_pieces,
-    join_pieces,
+    check_sections,
+    cut_sections,
+    join_sections,
 )
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.references.values import METADATA, resolver
@@ -59,15 +59,15 @@ from refshard_fs.security.policy import directory_of, server_of
 
 LISTED: Final = 10_000_000  # most names in a directory: a few lines of nested documents can claim any number
 COUNTED: Final = 100_000_000  # most chunks of an array that are listed as columns
-TOGETHER: Final = 64  # parts that are opened at a time when all parts are listed
+TOGETHER: Final = 64  # pieces that are opened at a time when all pieces are listed
 
 
 class ConcatArray(msgspec.Struct, frozen=True):
     """An array as it is shown.
 
-    ``meta`` is the metadata of the first part; None if the array is not along the dimension, so that it lies wholly in
-    the first part. ``starts`` are the chunk coordinates along ``axis`` at which the parts begin, and at last the end.
-    ``recut``: chunks of the array are joined from chunks of the parts. ``is_stacked``: in the parts, chunks lack the
+    ``meta`` is the metadata of the first piece; None if the array is not along the dimension, so that it lies wholly in
+    the first piece. ``starts`` are the chunk coordinates along ``axis`` at which the pieces begin, and at last the end.
+    ``recut``: chunks of the array are joined from chunks of the pieces. ``is_stacked``: in the pieces, chunks lack the
     first dimension.
     """
 
@@ -79,23 +79,23 @@ class ConcatArray(msgspec.Struct, frozen=True):
     is_stacked: bool = False
 
     def stored_coords(self, coords: Sequence[int]) -> Sequence[int]:
-        """Drop the dimension that the parts lack from ``coords``."""
+        """Drop the dimension that the pieces lack from ``coords``."""
         return coords[1:] if self.is_stacked else coords
 
     @property
     def stored_grid(self) -> ChunkGrid:
-        """The grid of a part, except for the number of chunks."""
+        """The grid of a piece, except for the number of chunks."""
         assert self.grid is not None, "an array that is joined has a grid"
         return msgspec.structs.replace(self.grid, counts=tuple(self.stored_coords(self.grid.counts)))
 
-    def grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of part ``number``, which has only the chunks at ``places`` along these axes."""
+    def grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
+        """Return the grid of piece ``number``, which has only the chunks at ``places`` along these axes."""
         assert self.grid is not None, "an array that is joined has a grid"
-        shown = self.shown_grid_of_part(number, places)
+        shown = self.shown_grid_of_piece(number, places)
         return msgspec.structs.replace(shown, counts=tuple(self.stored_coords(shown.counts)))
 
-    def shown_grid_of_part(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of `grid_of_part` with all dimensions; chunks have the same numbers in both."""
+    def shown_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
+        """Return the grid of `grid_of_piece` with all dimensions; chunks have the same numbers in both."""
         assert self.grid is not None, "an array that is joined has a grid"
         counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
         if self.axis not in places:
@@ -103,7 +103,7 @@ class ConcatArray(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self.grid, counts=tuple(counts))
 
     def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the number of the part that holds the chunk at ``coords``, and the chunk's coordinates in it.
+        """Return the number of the piece that holds the chunk at ``coords``, and the chunk's coordinates in it.
 
         ``coords`` may be the leading coordinates of several chunks.
         """
@@ -115,7 +115,7 @@ class ConcatArray(msgspec.Struct, frozen=True):
 
 
 class FullLength:
-    """Rewrite metadata: give arrays in the document's ``axes`` the length of all parts."""
+    """Rewrite metadata: give arrays in the document's ``axes`` the length of all pieces."""
 
     def __init__(self, document: ConcatDocument, where: str) -> None:
         self.document, self.where = document, where
@@ -148,34 +148,34 @@ class FullLength:
             recut = Recut.of(meta, full, self.document.chunks[path], f"{path!r} of {self.where}")
             return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, (), recut, is_stacked)
         size = meta.chunks[axis]
-        for part, (start, _) in zip(self.document.parts, pairwise(self.starts), strict=True):
+        for piece, (start, _) in zip(self.document.pieces, pairwise(self.starts), strict=True):
             if start % size:
                 raise ManifestError(
                     f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, but the set "
-                    f"{part.name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
+                    f"{piece.name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
                 )
         shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
-        counts = accumulate((-(-part.length // size) for part in self.document.parts), initial=0)
+        counts = accumulate((-(-piece.length // size) for piece in self.document.pieces), initial=0)
         return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts), None, is_stacked)
 
 
-class _OpenPart:
-    """A part that is open, and how its arrays fit the first part's: by path, filled as arrays are read."""
+class _OpenPiece:
+    """A piece that is open, and how its arrays fit the first piece's: by path, filled as arrays are read."""
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
         self.fits: dict[str, Fit] = {}
 
 
-def _unread_blocks(part: _OpenPart, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield, for each block of the part's index that has not been read, the coordinates of one chunk in it."""
-    fit = part.fits.get(path)
+def _unread_blocks(piece: _OpenPiece, path: str, array: ConcatArray, coords: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield, for each block of the piece's index that has not been read, the coordinates of one chunk in it."""
+    fit = piece.fits.get(path)
     stored = None if fit is None else fit.stored_chunk(coords)
     if fit is None or stored is None or array.grid is None:
         return
     encoding = fit.encoding or array.grid.encoding
-    for key in part.space.keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
-        grid = part.space.grids[path]
+    for key in piece.space.keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
+        grid = piece.space.grids[path]
         found = grid.encoding.decode(relative(key, path), len(grid.counts))
         placed = None if found is None else fit.shown_chunk((0, *found) if array.is_stacked else found)
         if placed is not None:
@@ -191,16 +191,16 @@ def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed
 
 
 class ConcatKeySpace(KeySpace):
-    """Show the parts of ``document`` as one set; ``open_part`` opens a part by its number."""
+    """Show the pieces of ``document`` as one set; ``open_piece`` opens a piece by its number."""
 
-    resolves_manifests = True  # in each part
+    resolves_manifests = True  # in each piece
 
     def __init__(
         self,
         document: ConcatDocument,
         where: str,
         first: KeySpace,
-        open_part: Callable[[int], Steps[KeySpace]],
+        open_piece: Callable[[int], Steps[KeySpace]],
         resolve: Callable[[str | None], str],
         keep: int,
     ) -> None:
@@ -216,14 +216,14 @@ class ConcatKeySpace(KeySpace):
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._inline_grids: Mapping[str, ChunkGrid] = {}
         self._starts = document.starts
-        self._values = b"".join(part.values or b"" for part in document.parts)  # of the coordinate
-        self._open_part = open_part
+        self._values = b"".join(piece.values or b"" for piece in document.pieces)  # of the coordinate
+        self._open_piece = open_piece
         self._keep = max(keep, 1)
         self._first = document.first
-        self._first_part = _OpenPart(first)
-        self._parts: LRU[int, _OpenPart] = LRU(self._keep)  # the parts read last, without the first part
-        self._sharing = Sharing()  # opens a part once, and compares an array once, for all look-ups that wait for it
-        # By array: length, metadata and units of the last part that needed no recoding, and its fit. Parts with equal
+        self._first_piece = _OpenPiece(first)
+        self._pieces: LRU[int, _OpenPiece] = LRU(self._keep)  # the pieces read last, without the first piece
+        self._sharing = Sharing()  # opens a piece once, and compares an array once, for all look-ups that wait for it
+        # By array: length, metadata and units of the last piece that needed no recoding, and its fit. Pieces with equal
         # values have the same fit.
         self._plain: dict[str, tuple[tuple[Any, ...], Fit]] = {}
 
@@ -233,7 +233,7 @@ class ConcatKeySpace(KeySpace):
 
     @property
     def strangers(self) -> frozenset[str]:
-        return self.first.strangers  # the metadata shown are the first part's
+        return self.first.strangers  # the metadata shown are the first piece's
 
     @property
     def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property here
@@ -243,7 +243,7 @@ class ConcatKeySpace(KeySpace):
         return self._resolve(url)
 
     def register_arrays(self) -> Steps[None]:
-        """Read the metadata of the document's arrays; ManifestError if the first part lacks one of them."""
+        """Read the metadata of the document's arrays; ManifestError if the first piece lacks one of them."""
         for path in self.document.axes:
             for name in METADATA:
                 if path not in self._documents.arrays:
@@ -257,9 +257,9 @@ class ConcatKeySpace(KeySpace):
         self._inline_grids = inline | {path: grid for path, grid in along.items() if grid is not None}
 
     def documents_of_first(self) -> Steps[dict[str, dict[str, Any]]]:
-        """Return the documents of joined arrays and of their groups, as the first part has them, by key.
+        """Return the documents of joined arrays and of their groups, as the first piece has them, by key.
 
-        Where a document shows these, another part may come first.
+        Where a document shows these, another piece may come first.
         """
         found: dict[str, dict[str, Any]] = {}
         paths = {above for path in self.document.axes for above, _ in splits(path)} | self.document.axes.keys()
@@ -274,7 +274,7 @@ class ConcatKeySpace(KeySpace):
 
     @property
     def zarr_format(self) -> int:
-        """The version of zarr's metadata, which is the same in all parts."""
+        """The version of zarr's metadata, which is the same in all pieces."""
         return next((array.meta.zarr_format for array in self._documents.arrays.values() if array.meta is not None), 2)
 
     @property
@@ -291,7 +291,7 @@ class ConcatKeySpace(KeySpace):
         coords = None if grid is None else grid.encoding.decode(relative(key, path), len(grid.counts))
         if array is None or grid is None or coords is None:
             if array is not None and array.is_stacked and array.stored_grid.decode(relative(key, path)) is not None:
-                return None  # a chunk's key in the part, which has another key here
+                return None  # a chunk's key in the piece, which has another key here
             return (yield from self.first.lookup(key))
         if grid.number_of(coords) is None:
             return None
@@ -304,7 +304,7 @@ class ConcatKeySpace(KeySpace):
         return entry
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        """Return look-ups for all ``keys``: one for all chunks of an array that lie in the same part."""
+        """Return look-ups for all ``keys``: one for all chunks of an array that lie in the same piece."""
         found: list[LookUp] = []
         by_part: dict[tuple[str, int], tuple[list[int], list[Sequence[int]]]] = {}
         for number, key in enumerate(keys):
@@ -313,12 +313,12 @@ class ConcatKeySpace(KeySpace):
             if at is None or array is None or not array.starts or array.grid is None:
                 found.append(self.single_lookup(number, key))
                 continue
-            part, placed = array.locate(array.grid.coords(at.number))
-            numbers, chunks = by_part.setdefault((at.array, part), ([], []))
+            piece, placed = array.locate(array.grid.coords(at.number))
+            numbers, chunks = by_part.setdefault((at.array, piece), ([], []))
             numbers.append(number)
             chunks.append(placed)
-        for (path, part), (numbers, chunks) in by_part.items():
-            found.append(LookUp(numbers, self._entries(part, path, self._documents.arrays[path], chunks)))
+        for (path, piece), (numbers, chunks) in by_part.items():
+            found.append(LookUp(numbers, self._entries(piece, path, self._documents.arrays[path], chunks)))
         return found
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
@@ -331,22 +331,22 @@ class ConcatKeySpace(KeySpace):
         count = len(array.starts) - 1
         both = (number for step in range(1, count) for number in (here + step, here - step) if 0 <= number < count)
         for number in (here, *islice(both, self._keep // 2)):
-            part = self._first_part if number == self._first else self._parts.peek(number)
+            piece = self._first_piece if number == self._first else self._pieces.peek(number)
             first = local if number == here else [*coords[: array.axis], 0, *coords[array.axis + 1 :]]
-            unread = [first] if part is None else _unread_blocks(part, at.array, array, first)
+            unread = [first] if piece is None else _unread_blocks(piece, at.array, array, first)
             for placed in unread:
                 yield join(at.array, array.grid.encoding.encode(array.move(placed, array.starts[number])))
 
     def _entries(
         self, number: int, path: str, array: ConcatArray, chunks: Sequence[Sequence[int]]
     ) -> Steps[list[Entry | None]]:
-        """Return the entries of chunks of a part; ``chunks`` are coordinates relative to the part's start."""
+        """Return the entries of chunks of a piece; ``chunks`` are coordinates relative to the piece's start."""
         assert array.grid is not None, "an array that is joined has a grid"
-        part, fit = yield from self._part(number, path, array)
+        piece, fit = yield from self._piece(number, path, array)
         stored = [fit.stored_chunk(placed) for placed in chunks]
         encode = (fit.encoding or array.grid.encoding).encode
         keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
-        look_ups = part.lookups(keys)
+        look_ups = piece.lookups(keys)
         in_part: list[Entry | None] = [None] * len(keys)
         for look_up, some in zip(look_ups, (yield from together([each.steps for each in look_ups])), strict=True):
             for at, entry in zip(look_up.places, some, strict=True):
@@ -357,28 +357,28 @@ class ConcatKeySpace(KeySpace):
         return [None if coords is None else next(entries) for coords in stored]
 
     def _join_chunk(self, path: str, array: ConcatArray, recut: Recut, coords: Sequence[int]) -> Steps[Entry]:
-        """Return the entry of a chunk of a recut array, joined from entries of parts."""
+        """Return the entry of a chunk of a recut array, joined from entries of pieces."""
         starts, size = self._starts, recut.chunks[array.axis]
         begin = coords[array.axis] * size
         first = bisect_right(starts, begin) - 1
         stop = min(bisect_left(starts, begin + size), len(starts) - 1)
-        numbers = range(first, stop)[: PIECES + 1]  # `check_pieces` refuses more than PIECES
-        parts = yield from together([self._part(number, path, array) for number in numbers])
+        numbers = range(first, stop)[: SECTIONS + 1]  # `check_sections` refuses more than SECTIONS
+        pieces = yield from together([self._piece(number, path, array) for number in numbers])
         flat = []
         try:
-            for number, (part, fit) in zip(numbers, parts, strict=True):
-                if fit.source is not None:  # None: the part lacks the array
+            for number, (piece, fit) in zip(numbers, pieces, strict=True):
+                if fit.source is not None:  # None: the piece lacks the array
                     last, meta = number == len(starts) - 2, fit.source.meta
-                    pieces = cut_pieces(recut, coords, starts[number], array.axis, meta, fit.places, is_last=last)
-                    flat += [(part, fit.source, w) for w in pieces]
-            check_pieces([source.meta for _, source, _ in flat])
+                    sections = cut_sections(recut, coords, starts[number], array.axis, meta, fit.places, is_last=last)
+                    flat += [(piece, fit.source, w) for w in sections]
+            check_sections([source.meta for _, source, _ in flat])
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
         keys = [join(path, source.tail(array.stored_coords(w.coords))) for _, source, w in flat]
-        found = yield from together([part.lookup(key) for (part, _, _), key in zip(flat, keys, strict=True)])
-        return join_pieces(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
+        found = yield from together([piece.lookup(key) for (piece, _, _), key in zip(flat, keys, strict=True)])
+        return join_sections(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
-    # ------------------------------------------------------------------ parts
+    # ------------------------------------------------------------------ pieces
 
     def _array_of(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
         """Return path, array and grid of the joined array that ``key`` lies below; "", None, None if there is none."""
@@ -388,48 +388,48 @@ class ConcatKeySpace(KeySpace):
             return "", None, None
         return path, array, array.grid
 
-    def _part(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, Fit]]:
-        """Return a part, and how its array ``path`` fits the first part's; ManifestError if it does not fit.
+    def _piece(self, number: int, path: str, array: ConcatArray) -> Steps[tuple[KeySpace, Fit]]:
+        """Return a piece, and how its array ``path`` fits the first piece's; ManifestError if it does not fit.
 
-        Concurrent calls share the work: a part is opened once, and each of its arrays is compared once.
+        Concurrent calls share the work: a piece is opened once, and each of its arrays is compared once.
         """
-        part = self._find_open_part(number)
-        if part is None:
-            part = yield from self._sharing.once(
-                number, partial(self._find_open_part, number), partial(self._open_and_keep, number)
+        piece = self._find_open_piece(number)
+        if piece is None:
+            piece = yield from self._sharing.once(
+                number, partial(self._find_open_piece, number), partial(self._open_and_keep, number)
             )
-        fit = part.fits.get(path)
+        fit = piece.fits.get(path)
         if fit is None:
-            compare = partial(self._fit_of, number, part, path, array)
-            fit = yield from self._sharing.once((part, path), partial(part.fits.get, path), compare)
-        return part.space, fit
+            compare = partial(self._fit_of, number, piece, path, array)
+            fit = yield from self._sharing.once((piece, path), partial(piece.fits.get, path), compare)
+        return piece.space, fit
 
-    def _find_open_part(self, number: int) -> _OpenPart | None:
-        """Return a part if it is open, and mark it as the part read last."""
-        return self._first_part if number == self._first else self._parts.get(number)
+    def _find_open_piece(self, number: int) -> _OpenPiece | None:
+        """Return a piece if it is open, and mark it as the piece read last."""
+        return self._first_piece if number == self._first else self._pieces.get(number)
 
-    def _open_and_keep(self, number: int) -> Steps[_OpenPart]:
-        part = _OpenPart((yield from self._open_part(number)))
-        self._parts.put(number, part)
-        return part
+    def _open_and_keep(self, number: int) -> Steps[_OpenPiece]:
+        piece = _OpenPiece((yield from self._open_piece(number)))
+        self._pieces.put(number, piece)
+        return piece
 
-    def _fit_of(self, number: int, part: _OpenPart, path: str, array: ConcatArray) -> Steps[Fit]:
-        fit = part.fits[path] = yield from self._compare(number, part.space, path, array)
+    def _fit_of(self, number: int, piece: _OpenPiece, path: str, array: ConcatArray) -> Steps[Fit]:
+        fit = piece.fits[path] = yield from self._compare(number, piece.space, path, array)
         return fit
 
-    def _compare(self, number: int, part: KeySpace, path: str, array: ConcatArray) -> Steps[Fit]:
-        """Compare the array of an open part with the first part's."""
-        line = self.document.parts[number]
+    def _compare(self, number: int, piece: KeySpace, path: str, array: ConcatArray) -> Steps[Fit]:
+        """Compare the array of an open piece with the first piece's."""
+        line = self.document.pieces[number]
         where = f"the set {line.name!r} of {self.where}"
         first, recut = array.meta, array.recut
-        assert first is not None, "an array that is not along the dimension has no parts"
+        assert first is not None, "an array that is not along the dimension has no pieces"
         elements = self._placements(number, path, first, where)
         places = elements if recut is not None else _chunk_places(elements, path, first, where)
         name = "zarr.json" if first.zarr_format == 3 else ".zarray"
-        data = yield from part.read(join(path, name))
-        attributes = (yield from part.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
+        data = yield from piece.read(join(path, name))
+        attributes = (yield from piece.read(join(path, ".zattrs"))) if first.zarr_format == 2 else None
         coordinate = self.document.bounds.get(path)  # bounds have the units of their coordinate
-        units = {} if coordinate is None else (yield from self._units(part, coordinate, first.zarr_format, where))
+        units = {} if coordinate is None else (yield from self._units(piece, coordinate, first.zarr_format, where))
         compared = line.length, data, attributes, units, line.places, line.take
         plain = self._plain.get(path)
         if data is not None and plain is not None and plain[0] == compared:
@@ -439,7 +439,7 @@ class ConcatKeySpace(KeySpace):
             doc = _add_dimension(doc, self.document.dim, f"{path!r} of {where}")
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
         other = next(each for each in METADATA if each != name)
-        if doc is None and (yield from part.read(join(path, other))) is not None:
+        if doc is None and (yield from piece.read(join(path, other))) is not None:
             raise ManifestError(
                 f"{path!r} of {where}: expected metadata of zarr format {first.zarr_format}, as in the first set, "
                 f"found {other!r}"
@@ -459,16 +459,16 @@ class ConcatKeySpace(KeySpace):
         if coordinate is not None:
             shown = yield from self._units(self.first, coordinate, first.zarr_format, "the first set")
         theirs = _array_facts(attributes, units, path, meta, where)
-        mine = _array_facts(own, shown, path, first, f"the first set, {self.document.parts[self._first].name!r}")
+        mine = _array_facts(own, shown, path, first, f"the first set, {self.document.pieces[self._first].name!r}")
         found = fit(path, mine, theirs, recut, places)
         if found.is_same:
             self._plain[path] = compared, found
         return found
 
     def _placements(self, number: int, path: str, first: ArrayMeta, where: str) -> dict[int, Placement]:
-        """Return, by axis, the places of a part's elements along dimensions where it has only some elements."""
+        """Return, by axis, the places of a piece's elements along dimensions where it has only some elements."""
         found: dict[int, Placement] = {}
-        for dim, placement in self.document.parts[number].places.items():
+        for dim, placement in self.document.pieces[number].places.items():
             axis = self.document.unions[dim].get(path)
             if axis is None:
                 continue
@@ -479,31 +479,31 @@ class ConcatKeySpace(KeySpace):
             except ValueError as e:
                 raise ManifestError(f"{path!r} of {where}: {e}") from e
             found[axis] = placement
-        line, axis = self.document.parts[number], self.document.axes[path]
+        line, axis = self.document.pieces[number], self.document.axes[path]
         if line.take is not None:
             found[axis] = Placement.of_slice(line.take[0], line.length, line.take[1])
         return found
 
-    def _units(self, part: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
+    def _units(self, piece: KeySpace, path: str, zarr_format: int, where: str) -> Steps[dict[str, Any]]:
         """Return the attributes of a coordinate that give its units and those of its bounds."""
         key = join(path, "zarr.json" if zarr_format == 3 else ".zattrs")
-        doc = _parse((yield from part.read(key)), key, where) or {}
+        doc = _parse((yield from piece.read(key)), key, where) or {}
         found = doc.get("attributes") if zarr_format == 3 else doc
         return {name: found[name] for name in UNITS if name in found} if isinstance(found, dict) else {}
 
     def _check_coordinate(self, path: str) -> None:
-        """Raise ManifestError unless the document has a value of the coordinate for each element of each part."""
+        """Raise ManifestError unless the document has a value of the coordinate for each element of each piece."""
         meta = self._documents.arrays[path].meta
         size_of_one = None if meta is None else itemsize_of(meta)
         if meta is None or size_of_one is None or len(meta.shape) != 1:
             raise ManifestError(
                 f"{self.where}: expected {path!r} to be an array of numbers or fixed-length text with one dimension"
             )
-        for part in self.document.parts:
-            size = len(part.values or b"")
-            if size != part.length * size_of_one:
+        for piece in self.document.pieces:
+            size = len(piece.values or b"")
+            if size != piece.length * size_of_one:
                 raise ManifestError(
-                    f"{self.where}: the set {part.name!r} has {size} bytes of {path!r} for {part.length} elements of "
+                    f"{self.where}: the set {piece.name!r} has {size} bytes of {path!r} for {piece.length} elements of "
                     f"{size_of_one} bytes"
                 )
 
@@ -523,7 +523,7 @@ class ConcatKeySpace(KeySpace):
         if size is not None:
             return self._all_chunks(path, grid, size, relative(prefix, path)) or None
         if len(leading) <= array.axis:
-            return (yield from self._in_all_parts(path, array, grid, leading)) or None
+            return (yield from self._in_all_pieces(path, array, grid, leading)) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
             return None
         number, _ = array.locate(leading)
@@ -535,7 +535,7 @@ class ConcatKeySpace(KeySpace):
         return (yield from self.children(prefix)) is not None
 
     def _array_directory(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
-        """List the directory of an array: its documents, and the chunks of all parts."""
+        """List the directory of an array: its documents, and the chunks of all pieces."""
         names = yield from self.first.children(path)
         shown = yield from self._documents.with_sizes(path, names or ())
         grids = {grid, array.stored_grid}
@@ -545,11 +545,11 @@ class ConcatKeySpace(KeySpace):
         if size is not None:
             chunks = self._all_chunks(path, grid, size, "")
         elif not chunks:
-            chunks = yield from self._in_all_parts(path, array, grid, None)
+            chunks = yield from self._in_all_pieces(path, array, grid, None)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
     def _chunk_size(self, path: str, array: ConcatArray) -> int | None:
-        """Return the size in bytes of chunks that are made while reading; None if the parts have the chunks."""
+        """Return the size in bytes of chunks that are made while reading; None if the pieces have the chunks."""
         if path == self.document.coordinate:
             return len(self._values)
         return None if array.recut is None else array.recut.nbytes
@@ -561,15 +561,15 @@ class ConcatKeySpace(KeySpace):
             raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
         return sorted(_children(found, size), key=by_name)
 
-    def _in_all_parts(
+    def _in_all_pieces(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """List the chunks of all parts, and their directories, whose coordinates begin with ``leading``.
+        """List the chunks of all pieces, and their directories, whose coordinates begin with ``leading``.
 
         None lists the array's own directory.
         """
         found: dict[str, Listed] = {}
-        for some in batches(range(len(self.document.parts)), TOGETHER):
+        for some in batches(range(len(self.document.pieces)), TOGETHER):
             listings = yield from together([self._listing(number, path, array, grid, leading) for number in some])
             found |= {listed.name: listed for listing in listings for listed in listing}
             if len(found) > LISTED:
@@ -580,26 +580,26 @@ class ConcatKeySpace(KeySpace):
     def _listing(
         self, number: int, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
     ) -> Steps[list[Listed]]:
-        """List a part's directory of chunks whose coordinates begin with ``leading``, by the names shown."""
-        part, fit = yield from self._part(number, path, array)
+        """List a piece's directory of chunks whose coordinates begin with ``leading``, by the names shown."""
+        piece, fit = yield from self._piece(number, path, array)
         start, stored = array.starts[number], array.stored_grid
         if fit.encoding is not None and not (fit.recoding is not None and fit.recoding.shows_absent):
             own = msgspec.structs.replace(stored, encoding=fit.encoding)
             directory = "" if leading is None else grid.directory_of(leading)
-            return (yield from _list_respelled(part, path, own, array, fit, grid.encoding, start, directory))
-        if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # each part is a directory
-            return [] if self.document.parts[number].is_gap else [Listed(str(start), None, True)]
+            return (yield from _list_respelled(piece, path, own, array, fit, grid.encoding, start, directory))
+        if array.is_stacked and not leading and len(grid.counts) > 1 and grid.is_nested:  # each piece is a directory
+            return [] if self.document.pieces[number].is_gap else [Listed(str(start), None, True)]
         directory = path
         if leading is not None:
             local = fit.stored_chunk(array.move(leading, -start) if len(leading) > array.axis else leading)
             if local is None:
                 return []
             directory = join(path, stored.directory_of(array.stored_coords(local)))
-        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks exist here, too
-            own = array.grid_of_part(number, fit.places)
+        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
+            own = array.grid_of_piece(number, fit.places)
             names: Sequence[Listed] = _children(own.directory(relative(directory, path)), None)
         else:
-            names = (yield from part.children(directory)) or ()
+            names = (yield from piece.children(directory)) or ()
         named = []
         for listed in names:
             tail = relative(join(directory, listed.name), path)
@@ -637,7 +637,7 @@ class ConcatKeySpace(KeySpace):
     def _chunks_of(
         self, path: str, array: ConcatArray, first: ArrayChunks, errors: dict[str, Exception] | None
     ) -> Steps[ArrayChunks]:
-        """Return the chunks that a joined array may have; ``first`` are the chunks of the first part."""
+        """Return the chunks that a joined array may have; ``first`` are the chunks of the first piece."""
         assert array.grid is not None, "an array that is joined has a grid"
         columns, sizes, count = [np.zeros(0, np.uint64)], list[UInt64s | None](), 0
         try:
@@ -646,7 +646,7 @@ class ConcatKeySpace(KeySpace):
                 count = array.grid.size
                 self._check_count(path, count)
                 return ArrayChunks(array.grid, np.arange(count, dtype=np.uint64), np.full(count, size, np.uint64))
-            for some in batches(range(len(self.document.parts)), TOGETHER):
+            for some in batches(range(len(self.document.pieces)), TOGETHER):
                 found = yield from together([self._numbers_in(number, path, array, first) for number in some])
                 for numbers, own in found:
                     count += len(numbers)
@@ -667,19 +667,19 @@ class ConcatKeySpace(KeySpace):
     def _numbers_in(
         self, number: int, path: str, array: ConcatArray, first: ArrayChunks
     ) -> Steps[tuple[UInt64s, UInt64s | None]]:
-        """Return the numbers that chunks of a part have in the joined array; and sizes, if the part lists chunks."""
+        """Return the numbers that chunks of a piece have in the joined array; and sizes, if the piece lists chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
-        part, fit = yield from self._part(number, path, array)
-        own = array.shown_grid_of_part(number, fit.places)
+        piece, fit = yield from self._piece(number, path, array)
+        own = array.shown_grid_of_piece(number, fit.places)
         chunks = ArrayChunks(own, (), np.zeros(0, np.uint64))
-        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the part lacks exist here, too
+        if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
             self._check_count(path, own.size)
             chunks = ArrayChunks(own, [range(own.size)], np.full(own.size, WHOLE, np.uint64))
         elif not fit.is_absent and number == self._first:
             chunks = first
         elif not fit.is_absent:
-            known = (yield from part.contents(path)).arrays.get(path)
-            chunks = (yield from KeySpace.contents(part, path)).arrays[path] if known is None else known
+            known = (yield from piece.contents(path)).arrays.get(path)
+            chunks = (yield from KeySpace.contents(piece, path)).arrays[path] if known is None else known
         self._check_count(path, chunks.count)
         along: dict[int, Move] = {axis: placement.places for axis, placement in fit.places.items()}
         along[array.axis] = move_to_cube(array.starts[number], fit.places.get(array.axis))
@@ -709,28 +709,28 @@ class ConcatKeySpace(KeySpace):
     def _chunks_in(
         self, number: int, path: str, array: ConcatArray, numbers: UInt64s
     ) -> Steps[tuple[npt.NDArray[np.int64], Callable[[str | None], str], Chunks]]:
-        """Return where the chunks of a part lie: positions in ``numbers``, the part's ``resolve``, and the chunks."""
+        """Return where the chunks of a piece lie: positions in ``numbers``, the piece's ``resolve``, and the chunks."""
         assert array.grid is not None, "an array that is joined has a grid"
-        part, fit = yield from self._part(number, path, array)
+        piece, fit = yield from self._piece(number, path, array)
         if fit.is_absent:
-            return np.zeros(0, np.int64), part.resolve, ChunksBuilder(0).finish()
+            return np.zeros(0, np.int64), piece.resolve, ChunksBuilder(0).finish()
         along: dict[int, Move] = {axis: placement.elements for axis, placement in fit.places.items()}
-        along[array.axis] = move_to_part(array.starts[number], fit.places.get(array.axis))
-        own = array.shown_grid_of_part(number, fit.places)
+        along[array.axis] = move_to_piece(array.starts[number], fit.places.get(array.axis))
+        own = array.shown_grid_of_piece(number, fit.places)
         stored, is_inside = move_numbers(numbers, array.grid, own, along)
         stored, places = stored[is_inside], np.flatnonzero(is_inside)
-        own = array.grid_of_part(number, fit.places)
+        own = array.grid_of_piece(number, fit.places)
         own = own if fit.encoding is None else msgspec.structs.replace(own, encoding=fit.encoding)
         if fit.recoding is None:
-            return places, part.resolve, (yield from part.chunks(path, consecutive(stored), own))
+            return places, piece.resolve, (yield from piece.chunks(path, consecutive(stored), own))
         builder = ChunksBuilder(len(stored))
-        for row, entry in enumerate((yield from part.entries([join(path, tail) for tail in tails(own, stored)]))):
+        for row, entry in enumerate((yield from piece.entries([join(path, tail) for tail in tails(own, stored)]))):
             builder.put_entry(row, fit.recoding.entry(entry))
-        return places, part.resolve, builder.finish()
+        return places, piece.resolve, builder.finish()
 
 
 def move_to_cube(start: int, placement: Placement | None) -> Move:
-    """Return the move from chunk coordinates of a part, which begins at ``start``, to those of the joined array.
+    """Return the move from chunk coordinates of a piece, which begins at ``start``, to those of the joined array.
 
     The result is -1 for chunks that are not shown.
     """
@@ -745,8 +745,8 @@ def move_to_cube(start: int, placement: Placement | None) -> Move:
     return move
 
 
-def move_to_part(start: int, placement: Placement | None) -> Move:
-    """Return the move from chunk coordinates of the joined array to those of a part, which begins at ``start``."""
+def move_to_piece(start: int, placement: Placement | None) -> Move:
+    """Return the move from chunk coordinates of the joined array to those of a piece, which begins at ``start``."""
     elements = None if placement is None else placement.elements
     return shift_by(-start) if elements is None else lambda coords: elements(coords - start)
 
@@ -758,7 +758,7 @@ def _note(errors: dict[str, Exception] | None, key: str, error: Exception) -> No
 
 
 def _list_respelled(
-    part: KeySpace,
+    piece: KeySpace,
     path: str,
     stored: ChunkGrid,
     array: ConcatArray,
@@ -767,12 +767,12 @@ def _list_respelled(
     start: int,
     directory: str,
 ) -> Steps[list[Listed]]:
-    """List a ``directory`` of the array in a part that encodes chunk keys in another way, by the names shown."""
+    """List a ``directory`` of the array in a piece that encodes chunk keys in another way, by the names shown."""
     found: dict[str, Listed] = {}
     folders = [""]
     while folders:
         folder = folders.pop()
-        for listed in (yield from part.children(join(path, folder))) or ():
+        for listed in (yield from piece.children(join(path, folder))) or ():
             tail = join(folder, listed.name)
             if listed.is_directory:
                 folders += [tail] if stored.is_nested and (tail == "c" or stored.leading(tail) is not None) else []
@@ -803,7 +803,7 @@ def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta
 
 
 def _add_dimension(doc: Mapping[str, Any], dim: str, where: str) -> dict[str, Any]:
-    """Add the dimension that a part lacks to the metadata of its array."""
+    """Add the dimension that a piece lacks to the metadata of its array."""
     meta = zarrmeta.array_meta(doc, where)
     if meta is None:
         return dict(doc)
@@ -828,7 +828,7 @@ def _parse(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a document and its first part."""
+    """Open a document and its first piece."""
     document: ConcatDocument = yield Load(
         probe.document(options.max_manifest_bytes), Parsed(ConcatDocument.read, (probe.url,))
     )
@@ -839,7 +839,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 def _open_document(
     document: ConcatDocument, where: str, options: OpenOptions, resolve: Callable[[str | None], str]
 ) -> Steps[KeySpace]:
-    """Return the key space of a document; this opens its first part."""
+    """Return the key space of a document; this opens its first piece."""
     version = document.zarr_format or options.zarr_format
     theirs = msgspec.structs.replace(
         options, shards="whole", base_url=None, depth=options.depth + 1, zarr_format=version
@@ -850,26 +850,26 @@ def _open_document(
     if open_other is None:
         raise ManifestError(f"{where} joins other sets: expected `open_other` in the options, which opens them")
 
-    def open_part(number: int) -> Steps[KeySpace]:
-        part = document.parts[number]
-        if part.document is not None:
-            return (yield from _open_document(part.document, where, theirs, resolve))
-        if part.is_gap:
+    def open_piece(number: int) -> Steps[KeySpace]:
+        piece = document.pieces[number]
+        if piece.document is not None:
+            return (yield from _open_document(piece.document, where, theirs, resolve))
+        if piece.is_gap:
             return Nothing()
-        url = resolve(part.url)
-        choices = (*document.select, *part.select)
+        url = resolve(piece.url)
+        choices = (*document.select, *piece.select)
         if is_trusted(url):
             return (yield from open_selection(url, choices))
         origin = server_of(url)
-        return PartView((yield from of_part(open_selection(url, choices), (origin,))), origin)
+        return PieceView((yield from of_piece(open_selection(url, choices), (origin,))), origin)
 
     def open_selection(url: str, choices: Sequence[Choice]) -> Steps[KeySpace]:
         return (yield from selected((yield from open_other(url, theirs)), choices))
 
-    first = yield from open_part(document.first)
-    space = ConcatKeySpace(document, where, first, open_part, resolve, options.cache_size)
+    first = yield from open_piece(document.first)
+    space = ConcatKeySpace(document, where, first, open_piece, resolve, options.cache_size)
     yield from space.register_arrays()
-    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all other parts have the first one's
+    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all other pieces have the first one's
     whole: KeySpace = space
     if document.beside:
         beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])

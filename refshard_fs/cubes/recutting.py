@@ -1,7 +1,7 @@
-"""Chunks that are joined from pieces of the parts' chunks, where these have other lengths. No I/O here.
+"""Chunks that are joined from sections of the pieces' chunks, where these have other lengths. No I/O here.
 
-Months have 28 to 31 days, and leap years one more: where the parts' chunks do not meet the cube's, a chunk of the cube
-takes pieces of several. It is shown without a codec, so that nothing is decoded twice. A piece of a chunk without a
+Months have 28 to 31 days, and leap years one more: where the pieces' chunks do not meet the cube's, a chunk of the cube
+takes sections of several. It is shown without a codec, so that nothing is decoded twice. A section of a chunk without a
 codec that lies in one range is read as that range.
 """
 
@@ -30,8 +30,8 @@ from refshard_fs.errors import ManifestError
 
 Box = tuple[tuple[int, int], ...]  # elements [start, stop) along each dimension
 
-PIECES: Final = 4096  # of which a chunk is joined; each may be a request
-READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes pieces of
+SECTIONS: Final = 4096  # of which a chunk is joined; each may be a request
+READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes sections of
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes piec
 def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[int, ...]:
     """Return the shape of chunks that cuts the least: along each dimension, the chunk length that most elements have.
 
-    ``chunks`` are those of the parts, each with its length along ``axis``. A chunk counts as no longer than its part
+    ``chunks`` are those of the pieces, each with its length along ``axis``. A chunk counts as no longer than its piece
     there (a file of one day may have chunks for 512).
     """
     counters = [Counter[int]() for _ in chunks[0][0]]
@@ -52,7 +52,7 @@ def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[i
 
 
 def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
-    """Raise ManifestError, which names the set, unless chunks of its array ``path`` can be taken in pieces."""
+    """Raise ManifestError, which names the set, unless chunks of its array ``path`` can be taken in sections."""
     dtype = dtype_of(meta)
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
@@ -75,7 +75,7 @@ class Recut(NamedTuple):
 
     @classmethod
     def of(cls, first: ArrayMeta, shape: Sequence[int], chunks: tuple[int, ...], where: str) -> Recut:
-        """Return how the array is shown that is ``first`` in the first part; ManifestError where it cannot be."""
+        """Return how the array is shown that is ``first`` in the first piece; ManifestError where it cannot be."""
         dtype = dtype_of(first)
         if dtype is None or len(chunks) != len(shape):
             raise ManifestError(f"{where} cannot be shown in chunks of {list(chunks)}")
@@ -94,12 +94,12 @@ class Recut(NamedTuple):
 
     @property
     def fill(self) -> npt.NDArray[Any]:
-        """The value of elements that no part has."""
+        """The value of elements that no piece has."""
         return np.asarray(fill_of(self.meta, self.dtype), self.dtype)
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """The places of a part's elements along a dimension of which it has only some: runs, in the part's order.
+    """The places of a piece's elements along a dimension of which it has only some: runs, in the piece's order.
 
     A run is the place of its first element, and its length. Elements outside of the first ``shown`` places, if that is
     given, are not shown.
@@ -110,7 +110,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of_slice(cls, start: int, length: int, total: int) -> Placement:
-        """Return the places of a part's elements, ``total`` in all, of which ``[start, start + length)`` are shown."""
+        """Return the places of a piece's elements, ``total`` in all, of which ``[start, start + length)`` are shown."""
         return cls(((-start, total),), length)
 
     @classmethod
@@ -147,23 +147,23 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
                 yield low, start + low - at, high - low
 
     def element(self, place: int) -> int | None:
-        """Return the number of the element at a place; None if the part has none there."""
+        """Return the number of the element at a place; None if the piece has none there."""
         return next((start for _, start, _ in self.within(place, place + 1)), None)
 
     def place(self, element: int) -> int | None:
-        """Return the place of an element; None if the part has not so many, or does not show it."""
+        """Return the place of an element; None if the piece has not so many, or does not show it."""
         run = bisect_right(self.starts, element) - 1
         at = self.runs[run][0] + element - self.starts[run] if element < self.length else -1
         return at if at >= 0 and (self.shown is None or at < self.shown) else None
 
     def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the places of elements, all of which the part has; -1 where it does not show them."""
+        """Return the places of elements, all of which the piece has; -1 where it does not show them."""
         run = np.searchsorted(self.starts, elements, side="right") - 1
         at = np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
         return at if self.shown is None else np.where(at < self.shown, np.maximum(at, -1), -1)
 
     def elements(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the elements at ``places``; -1 where the part has none."""
+        """Return the numbers of the elements at ``places``; -1 where the piece has none."""
         if not self.runs:
             return np.full(len(places), -1)
         at, first, length = np.array(self._ascending, np.int64).T
@@ -172,7 +172,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     def in_chunks(self, size: int, total: int) -> Placement | None:
         """Return the places of chunks of ``size`` in an array of length ``total``; None where a chunk is divided."""
-        if self.shown is not None:  # only the last part may end within a chunk, which readers cut
+        if self.shown is not None:  # only the last piece may end within a chunk, which readers cut
             ((at, length),) = self.runs
             is_divided = size < 1 or at % size
             return None if is_divided else Placement(((at // size, -(-length // size)),), -(-self.shown // size))
@@ -193,33 +193,33 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
             raise ValueError(f"expected places below {total:,} as runs, got {list(self.runs)!r:.100}")
 
 
-class ChunkPiece(NamedTuple):
-    """A piece of a part's chunk: the chunk's coordinates, the elements that are taken, and where they go."""
+class Section(NamedTuple):
+    """A section of a piece's chunk: the chunk's coordinates, the elements that are taken, and where they go."""
 
     coords: tuple[int, ...]
     box: Box
     place: Box
 
 
-def cut_pieces(
+def cut_sections(
     recut: Recut,
     coords: Sequence[int],
     start: int,
     axis: int,
-    part: ArrayMeta,
+    piece: ArrayMeta,
     placements: Mapping[int, Placement] = {},
     *,
     is_last: bool,
-) -> list[ChunkPiece]:
-    """Return the pieces of a part, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
+) -> list[Section]:
+    """Return the sections of a piece, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
 
-    ``placements`` are, by axis, the places of a part's elements where it has only some. Where the array ends with the
-    part, what is beyond the end in the part's chunks is taken as well. ValueError where there are too many pieces.
+    ``placements`` are, by axis, the places of a piece's elements where it has only some. Where the array ends with the
+    piece, what is beyond the end in the piece's chunks is taken as well. ValueError where there are too many sections.
     """
-    # For each dimension the length of the part's chunks, and the runs that are taken: place, first element, end.
+    # For each dimension the length of the piece's chunks, and the runs that are taken: place, first element, end.
     bounds: list[tuple[int, list[tuple[int, int, int]]]] = []
-    sizes = part.chunks or ()
-    for k, (coord, size, theirs, extent) in enumerate(zip(coords, recut.chunks, sizes, part.shape, strict=True)):
+    sizes = piece.chunks or ()
+    for k, (coord, size, theirs, extent) in enumerate(zip(coords, recut.chunks, sizes, piece.shape, strict=True)):
         first = coord * size - (start if k == axis else 0)
         if k in placements:
             runs = [(at - first, low, low + n) for at, low, n in placements[k].within(first, first + size)]
@@ -229,8 +229,10 @@ def cut_pieces(
             runs = [(low - first, low, high)] if low < high else []
         bounds.append((theirs, runs))
     count = math.prod(sum(-(-high // theirs) - low // theirs for _, low, high in runs) for theirs, runs in bounds)
-    if count > PIECES:
-        raise ValueError(f"a chunk takes pieces of {count:,} others, and at most of {PIECES:,}: choose smaller chunks")
+    if count > SECTIONS:
+        raise ValueError(
+            f"a chunk takes pieces of {count:,} others, and at most of {SECTIONS:,}: choose smaller chunks"
+        )
     along = []
     for theirs, runs in bounds:
         found = []
@@ -240,15 +242,15 @@ def cut_pieces(
                 shift = place - low
                 found.append((number, (begin - number * theirs, stop - number * theirs), (begin + shift, stop + shift)))
         along.append(found)
-    return [ChunkPiece(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
+    return [Section(*map(tuple, zip(*section, strict=True))) for section in itertools.product(*along)]
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pieces, and the chunks that are joined from them.
+# Sections, and the chunks that are joined from them.
 
 
-class PartArray(msgspec.Struct, frozen=True):
-    """A part's array: its metadata as JSON, and how its values become those of the array that is shown."""
+class PieceArray(msgspec.Struct, frozen=True):
+    """A piece's array: its metadata as JSON, and how its values become those of the array that is shown."""
 
     document: bytes
     dtype: str  # of the array that is shown
@@ -256,7 +258,7 @@ class PartArray(msgspec.Struct, frozen=True):
     recoding: Recoding | None = None
 
     @classmethod
-    def of(cls, meta: ArrayMeta, recut: Recut, recoding: Recoding | None, where: str) -> PartArray:
+    def of(cls, meta: ArrayMeta, recut: Recut, recoding: Recoding | None, where: str) -> PieceArray:
         return cls(zarrmeta.dumps({**meta.raw, "attributes": {}}), recut.dtype.str, where, recoding)
 
     @property
@@ -276,7 +278,7 @@ class PartArray(msgspec.Struct, frozen=True):
         fill = np.full(1, fill_of(self.meta, dtype), dtype)
         return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)
 
-    def piece(self, found: Entry, box: Box) -> Entry:
+    def section(self, found: Entry, box: Box) -> Entry:
         """Return the entry of the elements ``box`` of the chunk at ``found``."""
         cut = Cut(self, box)
         place = self._range(box)
@@ -336,7 +338,7 @@ def contiguous(chunks: Sequence[int], box: Box, itemsize: int) -> tuple[int, int
 class Cut(msgspec.Struct, frozen=True):
     """Makes the elements ``box`` of a chunk."""
 
-    source: PartArray
+    source: PieceArray
     box: Box
 
     @property
@@ -367,8 +369,8 @@ class Taken(Cut, frozen=True):
         return raw
 
 
-class PieceJoiner(msgspec.Struct, frozen=True):
-    """Makes a chunk from its pieces, one for each of ``places``, and ``fill`` elsewhere."""
+class SectionJoiner(msgspec.Struct, frozen=True):
+    """Makes a chunk from its sections, one for each of ``places``, and ``fill`` elsewhere."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -381,44 +383,44 @@ class PieceJoiner(msgspec.Struct, frozen=True):
         for place in self.places:
             shape = [stop - start for start, stop in place]
             size = math.prod(shape) * out.itemsize
-            piece = np.frombuffer(raw[at : at + size], self.dtype).reshape(shape)
-            out[tuple(slice(start, stop) for start, stop in place)] = piece
+            section = np.frombuffer(raw[at : at + size], self.dtype).reshape(shape)
+            out[tuple(slice(start, stop) for start, stop in place)] = section
             at += size
         return out.tobytes()
 
 
-def join_pieces(recut: Recut, pieces: Sequence[tuple[PartArray, ChunkPiece, Entry | None]]) -> Entry:
-    """Return the entry of a chunk, given its pieces and the entries of their chunks (None: no such chunk)."""
+def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, Entry | None]]) -> Entry:
+    """Return the entry of a chunk, given its sections and the entries of their chunks (None: no such chunk)."""
     fill = recut.fill
     whole = tuple((0, size) for size in recut.chunks)
     parts: list[Entry] = []
     places: list[Box] = []
-    for source, piece, found in pieces:
+    for source, section, found in sections:
         if found is None:
             absent = source.absent()
             if absent.tobytes() == fill.tobytes():
                 continue
-            part: Entry = Inline(Cut(source, piece.box).absent())
+            part: Entry = Inline(Cut(source, section.box).absent())
         else:
-            part = source.piece(found, piece.box)
-        if piece.place == whole:
+            part = source.section(found, section.box)
+        if section.place == whole:
             return part
         parts.append(part)
-        places.append(piece.place)
-    recipe: Recipe = PieceJoiner(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
+        places.append(section.place)
+    recipe: Recipe = SectionJoiner(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
     spans = [span for part in parts for span in part.spans]
     if not spans:
         return Inline(recipe.make(b"".join(part.data for part in parts if isinstance(part, Inline))))
     return Packed(spans[0], recipe, recut.nbytes, parts=tuple(parts))
 
 
-def check_pieces(pieces: Sequence[ArrayMeta]) -> None:
-    """Raise ValueError where a chunk takes too many pieces, or of too large chunks; an array for each piece."""
-    size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in pieces)
-    if len(pieces) > PIECES or size > READ:
+def check_sections(sections: Sequence[ArrayMeta]) -> None:
+    """Raise ValueError where a chunk takes too many sections, or of too large chunks; an array for each section."""
+    size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in sections)
+    if len(sections) > SECTIONS or size > READ:
         raise ValueError(
-            f"one chunk is joined from {len(pieces):,} others of {size:,} bytes in all: expected at most {PIECES:,} "
-            f"of {READ:,} bytes; choose smaller chunks"
+            f"one chunk is joined from {len(sections):,} others of {size:,} bytes in all: expected at most "
+            f"{SECTIONS:,} of {READ:,} bytes; choose smaller chunks"
         )
 
 

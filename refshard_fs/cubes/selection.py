@@ -17,7 +17,7 @@ from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_o
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS, ArrayMeta
 from refshard_fs.cubes.choice import Choice, Node, choose, documents_of, nodes_of
-from refshard_fs.cubes.recutting import ChunkPiece, PartArray, Recut, check_pieces, check_recut, join_pieces
+from refshard_fs.cubes.recutting import PieceArray, Recut, Section, check_recut, check_sections, join_sections
 from refshard_fs.errors import ManifestError, NotListable
 
 LISTED = 10_000_000  # names in a directory of chunks that are made on reading
@@ -27,7 +27,7 @@ DEEPEST = 32  # groups within groups that are looked through
 class _Array(msgspec.Struct, frozen=True):
     """An array that is shown: its source, its path and grid there, its grid here, and how many chunks lie before it.
 
-    Chunks of an array that is ``recut`` are joined of pieces; its elements begin at ``starts``. The source's axes in
+    Chunks of an array that is ``recut`` are joined of sections; its elements begin at ``starts``. The source's axes in
     ``dropped``, along which there is one chunk, are not shown; `full` adds them to coordinates.
     """
 
@@ -182,14 +182,18 @@ class Selection(View):
         return (yield from self._join_chunk(array, there))
 
     def _join_chunk(self, array: _Array, coords: Sequence[int]) -> Steps[Entry]:
-        """Return the entry of a chunk that is joined of pieces of the source's chunks."""
+        """Return the entry of a chunk that is joined of sections of the source's chunks."""
         assert array.recut is not None, "the array is recut"
         assert array.meta is not None, "the array is recut"
-        pieces = _cut_pieces(array, coords)
-        check_pieces([array.meta] * len(pieces))
-        source = PartArray.of(array.meta, array.recut, None, repr(array.source))
-        found = yield from array.space.entries([join(array.source, source.tail(piece.coords)) for piece in pieces])
-        return join_pieces(array.recut, [(source, piece, entry) for piece, entry in zip(pieces, found, strict=True)])
+        sections = _cut_sections(array, coords)
+        check_sections([array.meta] * len(sections))
+        source = PieceArray.of(array.meta, array.recut, None, repr(array.source))
+        found = yield from array.space.entries(
+            [join(array.source, source.tail(section.coords)) for section in sections]
+        )
+        return join_sections(
+            array.recut, [(source, section, entry) for section, entry in zip(sections, found, strict=True)]
+        )
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         found, others = self._by_source(keys)
@@ -450,8 +454,8 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
     return recut
 
 
-def _cut_pieces(array: _Array, coords: Sequence[int]) -> list[ChunkPiece]:
-    """Return the pieces of the source's chunks that the chunk at ``coords`` takes."""
+def _cut_sections(array: _Array, coords: Sequence[int]) -> list[Section]:
+    """Return the sections of the source's chunks that the chunk at ``coords`` takes."""
     recut, meta = array.recut, array.meta
     assert recut is not None, "the array is recut"
     assert meta is not None, "the array is recut"
@@ -462,13 +466,13 @@ def _cut_pieces(array: _Array, coords: Sequence[int]) -> list[ChunkPiece]:
     ):
         first = start + coord * size
         stop = min(first + size, start + extent)
-        pieces = []
+        sections = []
         for number in range(first // theirs, -(-stop // theirs)):
             corner = number * theirs
             begin, end = max(first, corner), min(stop, corner + theirs)
-            pieces.append((number, (begin - corner, end - corner), (begin - first, end - first)))
-        along.append(pieces)
-    return [ChunkPiece(*map(tuple, zip(*piece, strict=True))) for piece in itertools.product(*along)]
+            sections.append((number, (begin - corner, end - corner), (begin - first, end - first)))
+        along.append(sections)
+    return [Section(*map(tuple, zip(*section, strict=True))) for section in itertools.product(*along)]
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.edits import REMOVED, Edit
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.cubes.document import ConcatDocument, Part
+from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ConflictError, ManifestError, NoSuchSource, sanitize
 from refshard_fs.fs import RefShardFileSystem
@@ -366,7 +366,7 @@ def _append_lines(
     if document.select:
         options = {**options, "select": [choice.to_json() for choice in document.select]}
     urls = [url_of_set(fo, options, base.url) for fo in sets]
-    leads = list(dict.fromkeys(each.parts[each.first].url for each in before))
+    leads = list(dict.fromkeys(each.pieces[each.first].url for each in before))
     unread = Unread(frozenset([rules.dim]), rules.same)
     read = read_sets([*map(joined.resolve, leads), *urls], options, _ignore, unread=unread)
     lines = [relative_urls(base.url)(url) for url in urls]  # as the document has them
@@ -393,7 +393,7 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     if document.dim != dim:
         raise ManifestError(f"{name} joins its sets along {document.dim!r}, not {dim!r}")
     is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
-    has_documents = any(part.document is not None for part in document.parts)
+    has_documents = any(part.document is not None for part in document.pieces)
     kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
     if document.unions:
         kinds = f"with several values of {', '.join(map(repr, document.unions))},"
@@ -449,7 +449,7 @@ def _check_together(
 
 def _extent(document: ConcatDocument) -> tuple[int, bytes]:
     """Return the length of a document, and the values of its coordinate."""
-    return document.starts[-1], b"".join(part.values or b"" for part in document.parts)
+    return document.starts[-1], b"".join(part.values or b"" for part in document.pieces)
 
 
 class _Longer(NamedTuple):
@@ -465,7 +465,7 @@ def _add_line(
 ) -> _Longer | None:
     """Append the set at ``url`` to the document at ``name``; None if nothing is new. The sets are given ``by_url``."""
     dim, length = rules.dim, document.starts[-1]
-    lead = document.parts[document.first]
+    lead = document.pieces[document.first]
     first, new = (stack_along(by_url[each], dim, document.stacked) for each in (lead.url, url))
     shown = with_metadata(first, document.metadata)
     if first.length(dim) != lead.total:
@@ -529,11 +529,11 @@ def _add_line(
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
     replaced = length - document.starts[-1]
-    line = msgspec.structs.replace(found.parts[-1], url=url)
-    document = document.with_values(found.parts[0].values)
+    line = msgspec.structs.replace(found.pieces[-1], url=url)
+    document = document.with_values(found.pieces[0].values)
     document = msgspec.structs.replace(
         document,
-        parts=(*document.parts, line),
+        pieces=(*document.pieces, line),
         chunks={**found.chunks, **document.chunks},
         metadata=found.metadata,
         bounds=found.bounds,
@@ -550,19 +550,19 @@ def _without_part(
     first = np.flatnonzero(np.isin(values, coming[:1]))
     number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
     start, stop = document.starts[number : number + 2]
-    part = document.parts[number]
+    part = document.pieces[number]
     is_first = number == document.first  # whose metadata stand for all
     if len(first) != 1 or is_first or part.is_gap or not np.array_equal(values[start:stop], coming):
         return document, 0
-    gap_there = Part("", part.length, part.values)
-    parts = [*document.parts[:number], gap_there, *document.parts[number + 1 :]]
-    return msgspec.structs.replace(document, parts=tuple(parts)), part.length
+    gap_there = Piece("", part.length, part.values)
+    parts = [*document.pieces[:number], gap_there, *document.pieces[number + 1 :]]
+    return msgspec.structs.replace(document, pieces=tuple(parts)), part.length
 
 
 def _missing(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return those of the coordinate's ``values`` that lie in gaps."""
     pieces = np.split(values, document.starts[1:-1])
-    return np.concatenate([values[:0], *(v for v, part in zip(pieces, document.parts, strict=True) if part.is_gap)])
+    return np.concatenate([values[:0], *(v for v, part in zip(pieces, document.pieces, strict=True) if part.is_gap)])
 
 
 def _gap_for(document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any]) -> tuple[int, int] | None:
@@ -573,7 +573,7 @@ def _gap_for(document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDA
     start, stop = int(first[0]), int(first[0]) + len(coming)
     number = bisect_right(document.starts, start) - 1
     begin, end = document.starts[number], document.starts[number + 1]
-    is_in_gap = document.parts[number].is_gap and stop <= end and np.array_equal(values[start:stop], coming)
+    is_in_gap = document.pieces[number].is_gap and stop <= end and np.array_equal(values[start:stop], coming)
     return (number, start - begin) if is_in_gap else None
 
 
@@ -593,32 +593,32 @@ def _check_chunks(document: ConcatDocument, new: NamedSet, start: int, name: str
 def _fill_gap(document: ConcatDocument, place: tuple[int, int]) -> ConcatDocument:
     """Return a document with its last part moved into a gap, by the number of that and an offset in it."""
     number, start = place
-    *parts, new = document.parts
+    *parts, new = document.pieces
     old = parts[number]
     split = [old.cut(0, start), new, old.cut(start + new.length, old.length)]
     parts[number : number + 1] = [part for part in split if part.length]
-    return msgspec.structs.replace(document, parts=tuple(parts))
+    return msgspec.structs.replace(document, pieces=tuple(parts))
 
 
 def _cut_off(document: ConcatDocument, stop: int) -> ConcatDocument:
     """Return a document that ends before the element ``stop``."""
     parts = [
         part.cut(0, min(part.length, stop - start))
-        for part, start in zip(document.parts, document.starts, strict=False)
+        for part, start in zip(document.pieces, document.starts, strict=False)
         if start < stop
     ]
-    return msgspec.structs.replace(document, parts=tuple(parts))
+    return msgspec.structs.replace(document, pieces=tuple(parts))
 
 
 def _values_of(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:
     """Return the values of the coordinate that a document holds, of all its parts."""
-    if document.coordinate is None or any(part.values is None for part in document.parts):
+    if document.coordinate is None or any(part.values is None for part in document.pieces):
         return None
     meta = first.variables[document.coordinate].meta
     dtype = dtype_of(meta)
     if dtype is None:
         return None
-    values = b"".join(part.values or b"" for part in document.parts)
+    values = b"".join(part.values or b"" for part in document.pieces)
     return np.frombuffer(values, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))
 
 

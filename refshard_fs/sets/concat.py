@@ -26,7 +26,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.choice import Choice
-from refshard_fs.cubes.document import ConcatDocument, Part
+from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.cubes.fit import fit
 from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.fs import RefShardFileSystem
@@ -46,7 +46,7 @@ from refshard_fs.sets.concatenation import (
 )
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.lazy_set import LazySet, describe
-from refshard_fs.sets.outer import Aligned, Piece, complete, fills_of, with_fills, with_gaps, with_gaps_of
+from refshard_fs.sets.outer import Aligned, PlannedPiece, complete, fills_of, with_fills, with_gaps, with_gaps_of
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, sets_of_grid, some_of
 from refshard_fs.sets.preprocess import Preprocess, name_of, preprocessed
 from refshard_fs.sets.rebase import MadeSet, made
@@ -155,7 +155,7 @@ class SetRow(msgspec.Struct, frozen=True):
         for source, part, length, data, own_places in zip(self.sources, parts, lengths, values, places, strict=True):
             url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)
             chosen = self.rules.own.get(url, ())
-            lines.append(Part(url, length, data, within, own_places, part.take if source else None, chosen))
+            lines.append(Piece(url, length, data, within, own_places, part.take if source else None, chosen))
         held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
         metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
         document = ConcatDocument(
@@ -168,7 +168,7 @@ class SetRow(msgspec.Struct, frozen=True):
             bounds=dict(self.bounds),
             stacked=() if self.stacking is None else self.stacking.paths,
             unions={d: {path: axis for path, axis in lead.along(d).items() if path in axes} for d in unions},
-            parts=tuple(lines),
+            pieces=tuple(lines),
             held=held,
             select=self.rules.select if any(line.url for line in lines) else (),
         )
@@ -700,13 +700,13 @@ class _Cube(msgspec.Struct, frozen=True):
         """Return sources and sets with gaps between them, where values of the coordinate are missing."""
         rules = self.rules
         regular, union = rules.regular.get(dim), rules.union.get(dim)
-        pieces = [Piece(number, part) for number, part in enumerate(parts)]
+        pieces = [PlannedPiece(number, part) for number, part in enumerate(parts)]
         if regular is not None:
             pieces = with_gaps(parts, dim, regular, lazy=rules.lazy)
         if union is not None:
             numbers = [piece.number for piece in pieces]
             divided = with_gaps_of([piece.part for piece in pieces], dim, union, lazy=rules.lazy)
-            pieces = [Piece(None if p.number is None else numbers[p.number], p.part) for p in divided]
+            pieces = [PlannedPiece(None if p.number is None else numbers[p.number], p.part) for p in divided]
         return ["" if p.number is None else sources[p.number] for p in pieces], [piece.part for piece in pieces]
 
 

@@ -80,7 +80,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def __repr__(self) -> str:  # with the digest, by which fsspec tells instances apart
         document = self.document
-        gaps = sum(part.is_gap for part in document.parts)
+        gaps = sum(part.is_gap for part in document.pieces)
         lacks = f", {count_text(gaps, 'gap')}" if gaps else ""
         lacks += f", {count_text(len(document.lost), 'set')} not read" if document.lost else ""
         return f"<{self.joined}, {document.dim} {document.starts[-1]:,}{lacks}: {self.digest[:32]}>"
@@ -89,9 +89,9 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def _repr_html_(self) -> str:
         document = self.document
-        dim, total = document.dim, len(document.parts)
+        dim, total = document.dim, len(document.pieces)
         starts = document.starts
-        parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.parts))
+        parts = ((part.name, f"{starts[i]:,}", f"{part.length:,}") for i, part in enumerate(document.pieces))
         arrays = ((path or "/", str(axis)) for path, axis in sorted(document.axes.items()))
         return view(
             self.joined,
@@ -160,7 +160,7 @@ def describe(document: ConcatDocument) -> str:
 
 def _dims(document: ConcatDocument) -> Iterator[str]:
     yield document.dim
-    for part in document.parts:
+    for part in document.pieces:
         if part.document is not None:
             yield from _dims(part.document)
             return
@@ -173,7 +173,7 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
         return document, choice
     start, stop, _ = slice(*choice.isel[dim]).indices(starts[-1])
     first, last = bisect_right(starts, start) - 1, bisect_left(starts, stop)
-    if stop <= start or all(part.is_gap for part in document.parts[first:last]):
+    if stop <= start or all(part.is_gap for part in document.pieces[first:last]):
         return document, choice
     metadata = document.metadata
     if document.first not in range(first, last):
@@ -183,7 +183,7 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
     isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}
     if (start, stop) != (starts[first], starts[last]):
         isel[dim] = (start - starts[first], stop - starts[first])
-    shorter = msgspec.structs.replace(document, parts=document.parts[first:last], metadata=metadata)
+    shorter = msgspec.structs.replace(document, pieces=document.pieces[first:last], metadata=metadata)
     return shorter, msgspec.structs.replace(choice, isel=isel)
 
 

@@ -308,14 +308,14 @@ _MONTH: Final = 146_097 * 86400 // 4800  # seconds of a Gregorian month, on aver
 _MONTHS: Final = {"MS": 1, "QS": 3, "YS": 12, "AS": 12}
 
 
-class Piece(NamedTuple):
-    """A set or a part of it, by the ``number`` of the set; without a number a gap, whose coordinate is known."""
+class PlannedPiece(NamedTuple):
+    """A planned piece: a set or a part of it, by the set's ``number``; without a number a gap of known values."""
 
     number: int | None
     part: NamedSet
 
 
-def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: bool = False) -> list[Piece]:
+def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: bool = False) -> list[PlannedPiece]:
     """Return ``parts`` with gaps where values of the coordinate ``dim`` are missing, one every ``freq``.
 
     ManifestError if a value is not on the grid of steps that starts at the first one.
@@ -328,7 +328,7 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
         )
     first, every = parts[0].coordinate(dim), np.concatenate(values)
     if first is None or not len(every):
-        return [Piece(number, part) for number, part in enumerate(parts)]
+        return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     steps = _Steps.of(freq, first, every[0], parts[0].name)
     places = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
     ends = [int(own.max(initial=0)) + 1 for own in places]
@@ -338,12 +338,14 @@ def with_gaps(parts: Sequence[NamedSet], dim: str, freq: str | float, *, lazy: b
     return _put_gaps(parts, dim, places, max(ends), steps.values, lazy=lazy)
 
 
-def with_gaps_of(parts: Sequence[NamedSet], dim: str, union: npt.NDArray[Any], *, lazy: bool = False) -> list[Piece]:
+def with_gaps_of(
+    parts: Sequence[NamedSet], dim: str, union: npt.NDArray[Any], *, lazy: bool = False
+) -> list[PlannedPiece]:
     """Return ``parts`` with gaps where they lack values of ``union``, the sorted values of a coordinate."""
     values = coordinate_values(parts, dim)
     every = np.concatenate(values or [union[:0]])
     if not len(every) or values is None:
-        return [Piece(number, part) for number, part in enumerate(parts)]
+        return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     if every[0] > every[-1]:
         union = union[::-1]
     order = np.argsort(union)
@@ -359,24 +361,24 @@ def _put_gaps(
     values_at: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
     *,
     lazy: bool,
-) -> list[Piece]:
+) -> list[PlannedPiece]:
     """Return ``parts``, whose elements lie at ``places`` along ``dim``, with gaps at all other places before ``stop``.
 
     ``values_at`` returns the values of the coordinate at some places. A part with gaps within it becomes several
     pieces. ManifestError where places do not ascend.
     """
     if (np.diff(np.concatenate(places), prepend=-1, append=stop) == 1).all():
-        return [Piece(number, part) for number, part in enumerate(parts)]
+        return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     check_one_coordinate(parts, dim)
     first = parts[0].coordinate(dim)
     assert first is not None, "its values are known"
-    pieces: list[Piece] = []
+    pieces: list[PlannedPiece] = []
     expected = 0
 
     def put_gap(place: int, where: str) -> None:
         if place > expected:
             missing = values_at(np.arange(expected, place))
-            pieces.append(Piece(None, coordinate_set(first, missing, parts[0], f"the gap {where}")))
+            pieces.append(PlannedPiece(None, coordinate_set(first, missing, parts[0], f"the gap {where}")))
 
     for number, (part, own) in enumerate(zip(parts, places, strict=True)):
         start = 0
@@ -385,7 +387,7 @@ def _put_gaps(
                 value = shown_value(values_at(run[:1])[0], parts[0], dim)
                 raise ManifestError(f"{part.name} has {dim} = {value} behind a later one: sort=True puts sets in order")
             put_gap(int(run[0]), f"before {part.name}")
-            pieces.append(Piece(number, trim(part, dim, start, start + len(run), lazy=lazy)))
+            pieces.append(PlannedPiece(number, trim(part, dim, start, start + len(run), lazy=lazy)))
             start, expected = start + len(run), int(run[-1]) + 1
     put_gap(stop, "at the end")
     return pieces

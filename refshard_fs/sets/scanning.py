@@ -27,7 +27,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
-from refshard_fs.cubes.document import of_part
+from refshard_fs.cubes.document import of_piece
 from refshard_fs.cubes.merging import selected
 from refshard_fs.errors import ManifestError, RefShardError, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
@@ -178,7 +178,7 @@ class _Scanner(Engines):
     def _scan_source(self, url: str) -> Steps[Scanned | Unchanged | None]:
         origin = None if is_trusted(url) else server_of(url)
         steps = self._read(url)
-        found = yield from steps if origin is None else of_part(steps, (origin,))
+        found = yield from steps if origin is None else of_piece(steps, (origin,))
         if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
             return found
         return found._replace(refs=adopt(found.refs, self.options.open.rule_of(origin)))

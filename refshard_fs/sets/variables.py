@@ -87,7 +87,7 @@ class NamedSet(msgspec.Struct, frozen=True, dict=True):
     # What reads its chunks: `RefShardFileSystem(fo, **options)`, or ``fo`` itself if it is a filesystem.
     fo: Any = None
     options: Mapping[str, Any] = {}
-    # Of a part of a set in a document: its first element along the dimension, and how many the set has; see `Part`.
+    # Of a part of a set in a document: its first element along the dimension, and how many the set has; see `Piece`.
     take: tuple[int, int] | None = None
 
     def along(self, dim: str | None) -> dict[str, int]:

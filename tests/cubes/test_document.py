@@ -100,7 +100,7 @@ def test_what_is_new_of_a_set_is_appended(tmp_path: Path, chunk: int) -> None:
 def test_a_line_says_which_elements_are_taken(tmp_path: Path) -> None:
     names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
     document = refshard_fs.concat(names, "time", lazy=True, overlap="last").document
-    assert [part.take for part in document.parts] == [(0, 3), None]
+    assert [part.take for part in document.pieces] == [(0, 3), None]
     assert ConcatDocument.read(document.dumps(), "it") == document
 
 
