@@ -31,6 +31,8 @@ _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a failed condition
 class S3Store(Store):
     """The objects of s3fs. botocore repeats failed requests, each with its condition."""
 
+    logs_requests = True  # by `S3Session`
+
     def _pause(self, failure: OSError, tried: int) -> float | None:
         """Give up unless an answer ended early, after botocore returned it."""
         return self._retry.pause(failure, tried) if isinstance(failure, Incomplete) else None

@@ -24,6 +24,7 @@ from refshard_fs.errors import ConflictError, RefShardError
 from refshard_fs.targets.failures import Retry, as_failure, os_errors
 from refshard_fs.targets.generic import FsspecTarget, has_coroutines, protocols_of, take_turn, version_in
 from refshard_fs.targets.local import draft_of
+from refshard_fs.targets.logs import log_request
 
 T = TypeVar("T")
 Buffer = bytes | memoryview
@@ -86,6 +87,7 @@ class Store:
     """A filesystem that any thread may call; ``loop`` runs its coroutines."""
 
     is_local = False  # whether objects are local files
+    logs_requests = False  # whether the filesystem logs its requests
 
     def __init__(self, fs: AbstractFileSystem, loop: AbstractEventLoop | None, retry: Retry) -> None:
         self.fs: Any = fs
@@ -102,9 +104,13 @@ class Store:
     def call_once(self, method: str, *given: Any, **named: Any) -> Any:
         """Call a method of the filesystem once."""
         fs = self.fs
+        path = given[1 if method == "put_file" else 0]
+        what = path if isinstance(path, str) else f"{len(path)} objects"
+        log = contextlib.nullcontext() if self.logs_requests else log_request(method, what)
         if has_coroutines(fs):
-            return sync(self._loop if fs.asynchronous else fs.loop, getattr(fs, "_" + method), *given, **named)
-        with take_turn(fs, str(given[0])):
+            with log:
+                return sync(self._loop if fs.asynchronous else fs.loop, getattr(fs, "_" + method), *given, **named)
+        with take_turn(fs, str(given[0])), log:
             return getattr(fs, method)(*given, **named)
 
     def persist(self, call: Callable[[], T], replace_again: Callable[[], T] | None = None) -> T:

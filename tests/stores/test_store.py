@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -120,3 +121,12 @@ def test_commit_has_the_retries_of_its_filesystem(retries: int) -> None:
         with pytest.raises(ConnectionResetError):
             written.commit()
         written.discard()
+
+
+def test_each_request_that_writes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    objects = Objects("memory://logged", {})
+    with caplog.at_level(logging.DEBUG, "refshard_fs"):
+        objects.put("x", (b"abc",))
+        objects.remove("x")
+    found = [(record.method, record.url) for record in caplog.records if record.name == "refshard_fs.targets"]  # type: ignore[attr-defined]
+    assert found == [("pipe_file", "/logged/x"), ("rm_file", "/logged/x")]
