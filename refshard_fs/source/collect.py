@@ -70,7 +70,9 @@ class Unread(NamedTuple):
             if own.dims == [parent(path)[1]]:  # a coordinate
                 continue
             is_data = len(own.dims) > 0 and path not in named
-            is_joined = known.issubset(own.dims) if known else is_data  # where a set has none of them, data get them
+            is_joined = (
+                known.issubset(own.dims) if known else is_data
+            )  # if a set has none of the dims, its data get them
             if is_joined or (is_data and path in self.same):
                 chosen.add(path)
         return chosen

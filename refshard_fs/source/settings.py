@@ -137,7 +137,7 @@ def route(given: Options, data_url: str | None) -> Routes:
     fs, options = _with_stores(given.trust.fs, given.trust.options or {})
     remote_protocol, remote_options = given.source.remote_protocol, given.trust.remote_options
     by_protocol = _by_protocol(fs, remote_protocol, remote_options)
-    by_prefix, only_sizes = _versions_apart(options)
+    by_prefix, only_sizes = _split_versions(options)
     if data_url is not None:
         protocol = protocol_of(data_url)
         known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
@@ -184,8 +184,8 @@ def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
     return fs, {prefix: StoreFileSystem.of(one) if is_store(one) else one for prefix, one in options.items()}
 
 
-def _versions_apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Split ``versions`` off the options by prefix; return the other options, and prefixes with ``"ignore"``."""
+def _split_versions(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Split ``versions`` off the options by prefix; return the others, and the prefixes with ``versions="ignore"``."""
     by_prefix: dict[str, Any] = {}
     only_sizes: list[str] = []
     for prefix, given in options.items():

@@ -709,8 +709,8 @@ class Source(Engines):
         if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "
-                "code: they are refused. Name the set's URL in allow= if you trust it; allow='any' if it was made of "
-                "such a set"
+                "code: they are refused. If you trust the set, add its URL to allow=; if it was made of other sets, "
+                "pass allow='any'"
             )
         guard = GUARD.get()
         if guard is not None and isinstance(data, bytes) and request.is_whole:
