@@ -146,7 +146,7 @@ class Cmip6(_NetCDF):
 class Oisst(_NetCDF):
     """Days of four packed variables at one level, with an unlimited time."""
 
-    title = "{count} OISST days: the mean"
+    title = "{count} OISST days: a variable"
     variable = "sst"
 
     def write(self, folder: Path) -> None:
@@ -165,7 +165,7 @@ class Oisst(_NetCDF):
             ds.to_netcdf(path, engine="h5netcdf", encoding=encoding, unlimited_dims=["time"])
 
     def read(self, ds: xr.Dataset) -> Any:
-        return ds["sst"].mean("time", dtype="f8").values
+        return ds["sst"].values
 
 
 class Goes(_NetCDF):
@@ -318,7 +318,7 @@ class Hrrr(Layout):
         )  # fmt: skip
 
     def read(self, ds: xr.Dataset) -> Any:
-        return ds["t"].sel(isobaricInhPa=500).values
+        return ds["t"].sel(isobaricInhPa=500).transpose("time", "step", ...).values
 
 
 class _Tiffs(Layout):

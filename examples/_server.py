@@ -85,16 +85,17 @@ class _Handler(BaseHTTPRequestHandler):
         if not file.is_relative_to(self.owner.folder) or not file.is_file():
             return self._send(name, HTTPStatus.NOT_FOUND, b"", {}, with_body)
         data = file.read_bytes()
+        version = {"ETag": f'"{file.stat().st_mtime_ns:x}-{len(data):x}"'}
         wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
         if wanted is None:
-            return self._send(name, HTTPStatus.OK, data, {}, with_body)
+            return self._send(name, HTTPStatus.OK, data, version, with_body)
         first, last = wanted[1], wanted[2]
         start = int(first) if first else max(0, len(data) - int(last or 0))
         stop = min(int(last) + 1, len(data)) if first and last else len(data)
         if start >= stop:
             unmet = {"Content-Range": f"bytes */{len(data)}"}
             return self._send(name, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, b"", unmet, with_body)
-        where = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+        where = {**version, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
         return self._send(name, HTTPStatus.PARTIAL_CONTENT, data[start:stop], where, with_body)
 
     def _send(self, name: str, status: HTTPStatus, body: bytes, headers: dict[str, str], with_body: bool) -> None:

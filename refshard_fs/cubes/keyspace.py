@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -120,6 +120,7 @@ class FullLength:
     def __init__(self, document: ConcatDocument, where: str) -> None:
         self.document, self.where = document, where
         self.starts = document.starts
+        self._by_size: dict[int, tuple[int, ...]] = {}  # arrays with chunks of one size have the same starts
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ConcatArray]]:
         return self._rewrite
@@ -147,16 +148,24 @@ class FullLength:
             full = [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]
             recut = Recut.of(meta, full, self.document.chunks[path], f"{path!r} of {self.where}")
             return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, (), recut, is_stacked)
-        size = meta.chunks[axis]
-        for piece, (start, _) in zip(self.document.pieces, pairwise(self.starts), strict=True):
-            if start % size:
-                raise ManifestError(
-                    f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, but the set "
-                    f"{piece.name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
-                )
         shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
-        counts = accumulate((-(-piece.length // size) for piece in self.document.pieces), initial=0)
-        return shown, ConcatArray(grid_of(shown), meta, axis, tuple(counts), None, is_stacked)
+        return shown, ConcatArray(
+            grid_of(shown), meta, axis, self._chunk_starts(meta.chunks[axis], path), None, is_stacked
+        )
+
+    def _chunk_starts(self, size: int, path: str) -> tuple[int, ...]:
+        """Return where the pieces begin, and the last one ends, in chunks of ``size`` elements."""
+        known = self._by_size.get(size)
+        if known is None:
+            for number, start in enumerate(self.starts[:-1]):
+                if start % size:
+                    name = self.document.pieces[number].name
+                    raise ManifestError(
+                        f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, but the set "
+                        f"{name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
+                    )
+            known = self._by_size[size] = tuple(-(-start // size) for start in self.starts)
+        return known
 
 
 class _OpenPiece:
@@ -212,10 +221,11 @@ class ConcatKeySpace(KeySpace):
         self.document_url = where
         self.where = where
         self._resolve = resolve
-        self._documents = Documents(self.first, FullLength(document, where))
+        full_length = FullLength(document, where)
+        self._documents = Documents(self.first, full_length)
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._inline_grids: Mapping[str, ChunkGrid] = {}
-        self._starts = document.starts
+        self._starts = full_length.starts
         self._values = b"".join(piece.values or b"" for piece in document.pieces)  # of the coordinate
         self._open_piece = open_piece
         self._keep = max(keep, 1)
