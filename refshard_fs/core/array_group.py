@@ -60,7 +60,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
     dimensions: Sequence[str]
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, Any] = {}
     codecs: Sequence[Mapping[str, Any]] = ()
     fill_value: Any = None
     order: Literal["C", "F"] = "C"
@@ -410,7 +410,7 @@ class ArrayGroupBuilder:
         """Add an array."""
         self.arrays[path], self.chunks[path] = array, chunks
 
-    def keyspace(self, zarr_format: int, attributes: Mapping[str, Any]) -> ArrayGroup:
+    def keyspace(self, zarr_format: int, attributes: Mapping[str, Any] = {}) -> ArrayGroup:
         """Return the key space; ManifestError with the reasons if no array can be shown."""
         if not self.arrays:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.reports.items())[:3])

@@ -17,8 +17,18 @@ this is enough:
         file = FileBytes(probe.url, source, size, probe.head)
         [header] = yield from file.load([(8, 100)])  # (start, size) of each range; no request if the head has them
         group = ArrayGroupBuilder(probe.url)  # of core.array_group
-        group.add("air", ArrayDescription(...), AirChunks(file, header))  # a subclass of core.array_group.Chunks
-        return group.keyspace(options.zarr_format, attributes={})
+        shape, chunks = (24, 73), (1, 73)
+        air = ArrayDescription(f"'air' of {probe.url}", shape, chunks, np.dtype("<f4"), ["time", "lat"])
+        group.add("air", air, AirChunks(source))
+        return group.keyspace(options.zarr_format)
+
+    class AirChunks(Chunks):  # of core.array_group
+        def __init__(self, source):
+            self._source = source
+
+        def entry(self, number):  # of a chunk; None if the file lacks it
+            yield from ()  # or needs, if the place has to be read first
+            return self._source.part(108 + number * 292, 292)  # offset and size
 
 Formats of shards have another contract: `sharding.layout.ShardFormat`.
 """
