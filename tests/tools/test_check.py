@@ -420,3 +420,19 @@ def test_report_shows_no_invisible_characters() -> None:
     report = check(RefShardFileSystem({f"{name}/.zarray": document, f"{name}/7": "x"}))
     assert f"{name}/7" in [found.key for found in report.findings]
     assert "\\u034f\\u3164/7" in str(report)
+
+
+@pytest.mark.parametrize("wrong", [{"order": "Q"}, {"chunks": [1, 1]}, {"chunks": [0]}, {"shape": [-1]}])
+def test_metadata_that_cannot_be_parsed_is_a_finding(wrong: dict[str, Any], tmp_path: Path) -> None:
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+    refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps({**meta, **wrong}), "b/.zarray": json.dumps(meta)}
+    for key, text in refs.items():
+        file = tmp_path / "folder.zarr" / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    (found,) = check(RefShardFileSystem(str(tmp_path / "folder.zarr"))).findings[:1]
+    assert (found.kind, found.key) == ("metadata", "a/.zarray")
+    (found,) = check(RefShardFileSystem(str(tmp_path / "refs.json"))).findings
+    assert found.kind == "source"
+    assert "a/.zarray" in found.text
