@@ -54,6 +54,7 @@ class Hierarchy(KeySpace):
         self.consolidates = any(map(_has_members, self.root_documents.items()))
         self._is_bare = bool(documents) and not self.consolidates  # without consolidated metadata
         self._named_arrays: set[str] = set()
+        self._is_v3 = self.root_documents.get(ROOT) is not None  # so are all nodes below
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 
@@ -140,7 +141,7 @@ class Hierarchy(KeySpace):
         """
         if prefix in self._named_arrays:
             return KnownNodes(frozenset(), frozenset([prefix]))
-        own = yield from self._read_nodes([prefix], (*NODE_DOCUMENTS, ".zattrs"))
+        own = yield from self._read_nodes([prefix], (ROOT,) if self._is_v3 else (*NODE_DOCUMENTS, ".zattrs"))
         if any(node.is_array for node in own.values()):
             return KnownNodes(frozenset(own), frozenset([prefix]))
         paths = [join(prefix, name) for node in own.values() for name in node.members]

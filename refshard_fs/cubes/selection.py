@@ -516,8 +516,10 @@ def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
     found: dict[str, dict[str, Any]] = {}
     level = [""]
+    is_v3 = (yield from base.read("zarr.json")) is not None
+    names = ("zarr.json",) if is_v3 else (*NODE_DOCUMENTS, ".zattrs")  # nodes in a group have its version
     for _ in range(DEEPEST):
-        nodes = yield from together([_read(base, path, (*NODE_DOCUMENTS, ".zattrs")) for path in level])
+        nodes = yield from together([_read(base, path, names) for path in level])
         groups = []
         for path, documents in zip(level, nodes, strict=True):
             found |= {join(path, name): document for name, document in documents.items()}
