@@ -542,6 +542,9 @@ class ConcatKeySpace(KeySpace):
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self.first.is_directory(prefix)):
             return True
+        _, array, grid = yield from self._array_of(join(prefix, "x"))
+        if array is None or grid is None:
+            return False
         return (yield from self.children(prefix)) is not None
 
     def _array_directory(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
