@@ -216,7 +216,7 @@ def test_set_elsewhere_that_names_files_here_says_whose_they_are(http_server: Ra
     refs = Path("refs.json").read_bytes()
     url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(here / "air.nc")).encode()))
     text = refusal(lambda: opened(url)["air"].load())
-    assert lacking(text, f"'{here}/'", "allow=", "if you trust it") == [], text
+    assert lacking(text, f"'{here}/'", "allow=", "If you trust it") == [], text
 
 
 # ------------------------------------------------------------------ a microscopist, with an image on public S3

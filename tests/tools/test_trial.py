@@ -17,11 +17,11 @@ from tests.servers.http import RangeServer
 
 pytest.importorskip("zarr")
 
+pytestmark = pytest.mark.case(id="P27")
+
 CODEC = """
 import os
 from numcodecs.abc import Codec  # noqa: E402
-
-pytestmark = pytest.mark.case(id="P27")
 
 class Odd(Codec):
     codec_id = "odd"

@@ -42,7 +42,7 @@ def one_input(data: bytes) -> None:
     except ManifestError:
         return
     starts = document.starts
-    assert len(starts) == len(document.parts) + 1
+    assert len(starts) == len(document.pieces) + 1
     assert all(start < stop for start, stop in pairwise(starts))
     assert all(axis >= 0 for axis in document.axes.values())
     spelled = document.dumps()
