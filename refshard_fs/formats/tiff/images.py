@@ -23,6 +23,7 @@ from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 LARGEST: Final = 1 << 31  # bytes of a decoded strip or tile: zarr holds it in memory as an array
 SPARSE: Final = 1 << 26  # bytes of one in a small file, or
 RATIO: Final = 1 << 12  # this many for each byte of the file: Deflate expands a byte to a thousand at most
+LZMA_MEMORY: Final = 1 << 28  # bytes: the dictionary of the strongest preset takes 65 MiB
 PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16 to 32 KiB of each table
 
 # Tags by their numbers in the specification.
@@ -97,6 +98,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
                 given, made = None if b"JFIF" in raw[:32] else "RGB", "RGB"
             options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
         raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
+        if self.compression in JPEG_2000:
+            _check_jpeg_2000(raw, (self.rows, *self.shape[1:]))
         found = decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
         if self.compression != LERC:
             return out.astype(self.dtype).tobytes()
@@ -124,19 +127,47 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return data
 
 
+def _check_jpeg_2000(raw: bytes, shape: tuple[int, int, int]) -> None:
+    """Raise ValueError if an image has another shape: its decoder allocates all of it before it looks at ``out``."""
+    at = 0
+    while 0 <= at < len(raw) and not raw.startswith(b"\xff\x4f\xff\x51", at):  # boxes of JP2 before the code stream
+        size = int.from_bytes(raw[at : at + 4])
+        at += 8 if raw[at + 4 : at + 8] == b"jp2c" else size if size >= 8 else len(raw)
+    right, bottom, left, top = (int.from_bytes(raw[at + first : at + first + 4]) for first in (8, 12, 16, 20))
+    found = (bottom - top, right - left, int.from_bytes(raw[at + 40 : at + 42]))
+    if found != shape:
+        raise ValueError(f"its JPEG 2000 image has rows, columns and samples {found}: expected {shape}")
+
+
+def _decompress_lzma(raw: bytes, most: int) -> bytes:
+    import lzma  # few files need it
+
+    return decompress(lzma.LZMADecompressor(memlimit=LZMA_MEMORY), raw, most)
+
+
 # Decoders of samples by the value of Compression; they take the largest size of the result.
 CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     1: lambda raw, most: raw,
     5: lambda raw, most: bytes(decode_by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
     8: lambda raw, most: bytes(fast_zlib(raw, most) or decompress(zlib.decompressobj(), raw, most)),
     32773: lambda raw, most: bytes(decode_by_imagecodecs("packbits_decode", raw, "tiff", out=most)),
+    34925: _decompress_lzma,
     50000: lambda raw, most: decompress(zstd().ZstdDecompressor(), raw, most),
 }
 # Decoders of images, by their names in imagecodecs; they undo their own prediction.
 JPEG, LERC = 7, 34887
 LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # value of Compression by the second of the LercParameters
 LERC_HEADER: Final = 1 << 12  # bytes of a LERC block in addition to samples and mask, at most twice the samples
-IMAGES: Final[Mapping[int, str]] = {JPEG: "jpeg_decode", LERC: "lerc_decode", 50001: "webp_decode"}
+JPEG_2000: Final = (34712, 33005)  # 33005: by Aperio, of RGB
+IMAGES: Final[Mapping[int, str]] = {
+    JPEG: "jpeg_decode",
+    **dict.fromkeys(JPEG_2000, "jpeg2k_decode"),
+    LERC: "lerc_decode",
+    34933: "png_decode",
+    50001: "webp_decode",
+    50002: "jpegxl_decode",
+    52546: "jpegxl_decode",  # as GDAL and libtiff write it
+}
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -260,6 +291,8 @@ def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
         raise ValueError(f"its LERC blocks are compressed again by the unknown method {lerc}")
     if compression == LERC and ifd.integer(PREDICTOR, 1) != 1:  # tifffile applies it, GDAL does not
         raise ValueError(f"its Predictor is {ifd.integer(PREDICTOR, 1)} with LERC, which readers interpret differently")
+    if photometric == 6 and compression in JPEG_2000:  # readers differ on who converts the colours
+        raise ValueError("its samples are YCbCr in JPEG 2000, which is not supported: expected RGB or grey")
     if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
         raise ValueError("its YCbCr samples are subsampled but not compressed as JPEG, which is not supported")
     return compression, photometric, LERC_WITHIN[lerc]

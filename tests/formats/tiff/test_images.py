@@ -80,6 +80,42 @@ def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
         Files.of(path).open()
 
 
+@pytest.mark.parametrize(
+    ("compression", "values", "options"),
+    [
+        ("jpeg2000", RGB, {"photometric": "rgb"}),
+        ("jpeg2000", RGB[..., 0].astype("u2") * 99, {"tile": (16, 32)}),
+        ("aperio_jp2000_rgb", RGB, {"photometric": "rgb"}),
+        ("jpegxl", RGB, {"photometric": "rgb", "compressionargs": {"lossless": True}}),
+        ("jpegxl", RGB[..., 0].astype("f4") / 255, {"compressionargs": {"lossless": True}}),
+        ("png", RGB, {"photometric": "rgb", "tile": (16, 16)}),
+        ("png", RGB[..., 0].astype("u2") * 201, {}),
+        ("lzma", RGB, {"photometric": "rgb"}),
+        ("lzma", RGB[..., 0].astype("f4") / 7, {"predictor": 3}),
+        ("lzma", RGB[..., 0].astype(">i4"), {"predictor": 2, "byteorder": ">"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_images_and_lzma_are_as_tifffile_reads_them(
+    tmp_path: Path, compression: str, values: Any, options: dict[str, Any]
+) -> None:
+    path = tmp_path / "x.tif"
+    strips = {} if "tile" in options else {"rowsperstrip": len(values) // 2 + 1}
+    tifffile.imwrite(path, values, compression=compression, **strips, **options)
+    np.testing.assert_array_equal(array(path, "0")[...], tifffile.imread(path))
+
+
+def test_jpeg_2000_of_another_shape_is_refused(tmp_path: Path) -> None:
+    """Its decoder would allocate the whole image."""
+    path = tmp_path / "x.tif"
+    tifffile.imwrite(path, RGB[..., 0], compression="jpeg2000")
+    data = path.read_bytes()
+    size = data.index(b"\xff\x4f\xff\x51") + 8
+    files = Files({ROOT: data[:size] + (1 << 24).to_bytes(4) + data[size + 4 :]})
+    with pytest.raises(ValueError, match=f"columns and samples .{len(RGB)}, {1 << 24}, 1"):
+        files.read(files.open(), "0/0.0")
+
+
 def test_strip_of_a_whole_image_and_small_ones_become_pieces(tmp_path: Path) -> None:
     values = RNG.integers(0, 255, (2100, 4000), "u1")
     for rows in (1, 2100):
