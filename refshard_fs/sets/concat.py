@@ -261,69 +261,7 @@ def concat(
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> MadeSet | LazySet:
-    """Return one set of references: arrays along ``dim`` joined in the order of ``sets``, all others merged.
-
-    ``sets`` are what `RefShardFileSystem` takes (``options`` are its further arguments, or what the filesystem of the
-    sets takes, as ``storage_options=`` too), or such filesystems: sets of references, files, hierarchies.
-    A pattern (``"s3://bucket/2024/*.nc"``) stands for all that it matches, in natural
-    order (``day2`` before ``day10``). One with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``)
-    says where a file lies along the dimensions of these names, which sets need not have themselves. With
-    ``dims=("time", "x")`` they are nested lists, a list for each place along ``time`` of those along ``x``; a dimension
-    of None merges. A dimension that sets lack, and of which each has one value, a scalar coordinate of its name (GRIB2
-    files of one time each), is made, as xarray does. An array is along the dimensions that it names
-    (``_ARRAY_DIMENSIONS``, ``dimension_names``). Types, codecs, chunks and the other lengths must be the same, and
-    lengths multiples of the chunks, but in the last set. Variables without the dimension must be equal, or named in
-    ``same``: then they are the first set's. Coordinates (arrays of their dimension's name) are read, compared by value
-    and kept inline. Of a variable that is not along all dimensions, and for which sets refer to different places, up to
-    1 MiB are read to be compared; no other chunk is. But chunks that no reference can stand for (of TIFFs with a
-    predictor, of GRIB2, of compressed tiles of FITS) are read and held in the set, unless it is ``lazy``.
-    Attributes are the first set's; those that say what values mean (``units``, ``scale_factor``, ...) must be equal,
-    but for CF times of one calendar: these, and the bounds of such a coordinate, become numbers of the first set's
-    units, or of finer ones where these do not hold all; no instant changes.
-
-    With ``keep``, ``drop``, ``rename`` and ``attrs``, as `RefShardFileSystem.select` takes them, that part of each set
-    is joined. The rest need not fit.
-
-    With ``sort`` sets are joined in the order of their values along ``dim``; one that has values between those of
-    another divides it. A value that two sets have is an
-    error, unless ``overlap`` says whose is taken: that of the ``"first"`` or of the ``"last"`` of them, in that order.
-    With ``join="outer"`` a set need not have all variables along the dimension, nor all values of the coordinates of
-    other dimensions: chunks that it lacks are missing. ``freq`` (``"1D"``, ``"6h"``, ``"MS"``, or a number where the
-    coordinate is none of times) puts values between those that are further apart, with missing chunks; of ``dims``,
-    along the first that is of times. Arrays need a fill value then that means so.
-    ``on_error="skip"`` leaves out sets that cannot be opened, with a warning that names each; ``"hole"`` shows them as
-    missing, where ``freq``, a pattern with fields or a table tells where they lie. A document keeps why, and `check`
-    reports it. ``tolerance``: values of other coordinates that differ by no more from the first set's, by rounding, are
-    taken for these.
-
-    ``preprocess`` is a named function that gets the filesystem of each set and returns a part of it, such as
-    ``source.select(assign={"time": ...})``. A document keeps what it selected, and its name for information: opening a
-    document never calls or imports it. ``coords`` are values of dimensions that sets lack, for nested lists:
-    ``{"member": ["r1", "r2"]}``.
-
-    Files and documents are looked at together, and each takes few requests. ``executor`` (any of `concurrent.futures`,
-    or ``client.get_executor()`` of dask) spreads that over its workers, which have to reach the sets. ``resume`` is a
-    file in which is kept what was found of each: a run that failed, or one with more sets, looks only at those that are
-    new, or of which size, ETag or time are others now.
-
-    With ``lazy`` the result is a small document that names its parts, which are URLs then, with their lengths and the
-    values of the coordinate ``dim``: parts are opened when chunks of theirs are read. All are looked at once, now.
-    With ``dims`` a line of it joins the parts of the next dimension; such a cube does not grow.
-    Arrays along ``dim`` may be encoded otherwise there (codecs, byte order, type, scale_factor, add_offset, fill
-    value): their chunks are recoded when they are read, exactly, or reading one is an error that says why. Where
-    scale_factor or add_offset differ, the numbers that are meant are shown, as 64-bit floating-point ones.
-    Where chunks do not meet (months of 28 to 31 days, or parts of other chunks) the array is shown in chunks of the
-    length that most have, or that ``chunks`` (by dimension) says: these are joined from pieces of others.
-    With ``subchunks`` (by dimension: ``{"time": 1}``) chunks without a codec are shown in smaller pieces, which are
-    ranges of them; of others, and where a piece is no range, this is an error.
-
-    With ``grid="rectilinear"`` chunks of arrays of version 3 may have another length along the dimension in each set
-    (months): references stay as they are. Readers must know such grids: zarr 3.4 does, with its option
-    ``array.rectilinear_chunks``.
-
-    Raises TargetNotAllowed where a set from elsewhere points to where it may not (what is made of it is your own, and
-    may point anywhere), and ManifestError, which names the sets, the variable and the field, where they do not fit.
-    ``callback`` counts the sets that are opened.
+    """Join sources along a dimension, and merge everything else.
 
     >>> import json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -333,6 +271,103 @@ def concat(
     >>> both = refshard_fs.concat([day("memory://one"), day("memory://two")], dim="time")
     >>> both.references["a/1"]
     ['memory://two', 0, 2]
+    >>> refshard_fs.concat("s3://bucket/2024/*.nc", lazy=True).save("2024.refshard")  # doctest: +SKIP
+    >>> refshard_fs.concat("s3://hub/{member}/tas_{time:%Y%m}.nc", lazy=True)  # doctest: +SKIP
+
+    By default the result is a set of references, which other readers can use. Then the arrays of all sources must have
+    the same types, codecs and chunks, and the length of each source along ``dim``, except the last, must be a multiple
+    of the chunk's length.
+
+    With ``lazy=True`` the result is a cube: a small document with the URLs of the sources, their lengths along ``dim``,
+    and the values of this coordinate. A source is opened when one of its chunks is read. Its arrays may have other
+    codecs, byte orders, types, fill values, ``scale_factor`` and ``add_offset`` than those of the first source: their
+    chunks are recoded when they are read, exactly, or reading one is an error that says why. Where ``scale_factor`` or
+    ``add_offset`` differ, the array is shown as 64-bit floating-point numbers. Where chunks do not meet (months of 28
+    to 31 days), the array is shown in chunks of the length that most sources have.
+
+    An array is joined if it has the dimension, by ``_ARRAY_DIMENSIONS`` or ``dimension_names``. If no source has the
+    dimension, but each has a scalar coordinate of this name (GRIB2 files of one time each), the dimension is made from
+    it, as in xarray. All other variables must be equal, or be named in ``same``. Attributes are those of the first
+    source; attributes that tell what values mean (``units``, ``scale_factor``) must be equal. CF times of one calendar,
+    and their bounds, are converted to the units of the first source, or to finer units if these cannot hold all times:
+    no instant changes.
+
+    Coordinates are read, compared by value, and kept in the result. Variables without the dimension are compared too,
+    up to 1 MiB of each. No other chunks are read, with one exception: chunks that no reference can describe (of TIFF
+    with a predictor, of GRIB2, of compressed tiles of FITS) are copied into a set of references. A cube copies none of
+    these.
+
+    Parameters
+    ----------
+    sets:
+        Sources as `RefShardFileSystem` takes them (files, sets of references, hierarchies), or such filesystems. A
+        pattern (``"s3://bucket/2024/*.nc"``) stands for all sources that match, in natural order (``day2`` before
+        ``day10``). A pattern with fields (``"{member}/{time:%Y%m%d}.nc"``; numbers: ``{member:d}``) tells where each
+        source lies along the dimensions of these names; the sources need not have them.
+    dim:
+        The dimension. A cube finds it if neither ``dim`` nor ``dims`` is given.
+    dims:
+        Dimensions of nested lists, the outermost first: with ``("time", "x")``, ``sets`` is a list along ``time`` of
+        lists along ``x``. None merges. `append` cannot extend such a cube.
+    same:
+        Variables without the dimension that are taken from the first source and not compared.
+    keep, drop, rename, attrs:
+        Select a part of each source before it is joined, as `RefShardFileSystem.select` does. The rest need not fit.
+    lazy:
+        Return a cube instead of a set of references.
+    sort:
+        Join sources in the order of their values along ``dim``. A source with values between those of another divides
+        it.
+    overlap:
+        What happens to a value that two sources have: ``"error"``, or it is taken from the ``"first"`` or the
+        ``"last"`` of them, in the order of joining.
+    join:
+        ``"outer"``: a source may lack variables, or values of the coordinates of other dimensions. Its chunks are
+        missing there.
+    freq:
+        The step of the coordinate: ``"1D"``, ``"6h"``, ``"MS"``, or a number if the coordinate does not hold times.
+        Steps that no source has become missing chunks; the arrays need a fill value that means missing. With ``dims``,
+        it applies to the first dimension of times.
+    grid:
+        ``"rectilinear"``: in arrays of zarr version 3, the chunks of each source may have another length along the
+        dimension. References stay as they are, but readers need support for such grids (zarr 3.4 with its option
+        ``array.rectilinear_chunks``).
+    chunks:
+        Lengths of the chunks in which a cube is shown, by dimension.
+    subchunks:
+        Lengths (``{"time": 1}``) of smaller chunks in which chunks without a codec are shown. Each must be a range of a
+        stored chunk; for compressed chunks it is an error.
+    on_error:
+        What happens to a source that cannot be opened: ``"raise"`` an error, ``"skip"`` it with a warning, or show a
+        ``"hole"`` of missing chunks, where ``freq``, a pattern with fields or a table tells its place. A document keeps
+        the reason, and `check` reports it.
+    tolerance:
+        The largest difference by rounding at which values of other coordinates count as those of the first source.
+    coords:
+        Values of dimensions that the sources lack, for nested lists: ``{"member": ["r1", "r2"]}``.
+    preprocess:
+        A named function that is called with the filesystem of each source, and returns a part of it, such as
+        ``source.select(assign={"time": ...})``. A document keeps what the function selected, and its name for
+        information: opening a document neither imports nor calls it.
+    assets:
+        The assets that are taken of STAC items; all by default.
+    executor:
+        Any executor of `concurrent.futures`, or ``client.get_executor()`` of dask: its workers open the sources, and
+        must be able to reach them.
+    resume:
+        A file that keeps what was learnt of each source. A later run opens only sources that are new, or whose size,
+        ETag or modification time differs.
+    callback:
+        Counts the sources that are opened.
+    **options:
+        Further arguments of `RefShardFileSystem` for the sources, or ``storage_options=`` for their filesystems.
+
+    Raises
+    ------
+    ManifestError
+        Sources do not fit together. It names the sources, the variable and what differs.
+    TargetNotAllowed
+        A source from elsewhere refers to what it may not reach.
     """
     options = for_sources(options, _urls_in(sets), concat)
     choice = Choice.of(drop, keep, rename, attrs).to_json()
