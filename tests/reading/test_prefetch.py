@@ -301,6 +301,7 @@ def test_chunks_fetched_ahead_are_looked_up_once(
         some = keys[first : first + 8]
         read = fs.source.read_chunks(some, lambda coroutine: sync(get_loop(), lambda: coroutine))
         assert list(read) == [step.tobytes() for step in values[first : first + 8]]
+        sync(get_loop(), asyncio.sleep, 0.01)  # until the next chunks are looked up
     assert fs.stats()["ahead_hits"] >= 32
     assert len(looked_up) < 160
 
