@@ -297,11 +297,15 @@ def test_chunks_fetched_ahead_are_looked_up_once(
     url = http_server.put("/x.nc", (tmp_path / "x.nc").read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     keys = [f"v/{step}.0.0" for step in range(128)]
+
+    async def finish_lookups() -> None:
+        await asyncio.gather(*fs.source.engine()._tasks)
+
     for first in range(0, 128, 8):
         some = keys[first : first + 8]
         read = fs.source.read_chunks(some, lambda coroutine: sync(get_loop(), lambda: coroutine))
         assert list(read) == [step.tobytes() for step in values[first : first + 8]]
-        sync(get_loop(), asyncio.sleep, 0.01)  # until the next chunks are looked up
+        sync(get_loop(), finish_lookups)
     assert fs.stats()["ahead_hits"] >= 32
     assert len(looked_up) < 160
 
