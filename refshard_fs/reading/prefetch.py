@@ -33,6 +33,7 @@ UNREAD_SECONDS = 60.0  # after this time without arrivals, announcements and rea
 BANDWIDTH = 250e6
 LATENCY = 0.02  # seconds of a round trip, until one has been measured
 REQUEST = 16 * KIB  # bytes that take as long as a request: smaller chunks count as this many
+OBJECT = 64 * KIB  # the same for chunks that are whole objects, each of which is a request
 
 
 class Asked(NamedTuple):
@@ -203,7 +204,8 @@ class Ahead:
     def _follow(self, array: _Array, numbers: list[int], *, late: bool) -> None:
         latency = self._fetcher.requests.latency(array.url)
         window = max(MIB, int((LATENCY if latency is None else latency) * BANDWIDTH))
-        advice = array.policy.observe(numbers, max(array.chunk, REQUEST), window, self._most, late=late)
+        chunk = max(array.chunk, OBJECT if array.objects else REQUEST)
+        advice = array.policy.observe(numbers, chunk, window, self._most, late=late)
         if advice.drop:
             wrong = [array.issued.pop(number, None) or () for number in advice.drop]
             self._fetcher.drop(span for spans in wrong for span in spans)
