@@ -45,7 +45,7 @@ _EXPLAINED: Final = (RefShardError, OSError, TypeError, ValueError, ImportError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv`` (default: that of the process), and return the exit status."""
+    """Run the command line ``argv`` (by default the arguments of the process), and return the exit status."""
     began = time.monotonic()
     arguments = parser().parse_args(argv)
     arguments.began = began

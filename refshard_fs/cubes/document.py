@@ -35,9 +35,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """One set: its URL as written, its length along the dimension, and the coordinate's bytes, if they are given.
 
     In place of a URL it may have a ``document``, which joins sets along another dimension. Without either it is a gap.
-    ``places`` are those of its elements along other dimensions of which it has only some. ``take``: the elements that
-    are joined begin at this one of the set, which has so many in all; None if all are. ``select`` are the selections by
-    which it is shown, after those of the document.
+    ``places`` are the places of its elements along other dimensions, where it has only some elements. ``take`` is the
+    first element that is joined, and the number of elements of the set; None if all are joined. ``select`` are the
+    selections by which it is shown, after those of the document.
     """
 
     url: str
@@ -118,7 +118,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     shown in chunks of that shape, whatever the chunks of the pieces are. With ``join="outer"`` chunks of an array that
     a piece lacks do not exist. ``metadata`` are documents (by key) that are shown in place of the first piece's. Arrays
     in ``bounds`` have the units of another one, by path, in each piece. ``stacked`` arrays lack the dimension in the
-    pieces, each of which is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays
+    pieces, and each piece is one place along it; here it is their first. Of dimensions in ``unions`` (with the arrays
     that have them, by path, and as which axis) a piece may have only some elements. The coordinates of such dimensions
     are ``held``: the document has the bytes of their one chunk, without codecs. ``select`` are the selections by which
     each piece that is a URL is shown, one after the other: all else here describes what they show. Arrays of the

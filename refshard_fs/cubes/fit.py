@@ -36,7 +36,7 @@ class Fit(NamedTuple):
     """How chunks of a piece's array become those that are shown: as they are, unless a member says otherwise."""
 
     recoding: Recoding | None = None
-    # By axis, the places of its chunks along dimensions of which it has only some elements; if recut, of its elements.
+    # By axis, the places of its chunks where it has only some elements along a dimension; if recut, of elements.
     places: Mapping[int, Placement] = {}
     source: PieceArray | None = None  # of an array that is recut
     encoding: ChunkKeyEncoding | None = None  # of the piece's keys, where it spells them otherwise

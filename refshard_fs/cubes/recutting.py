@@ -30,7 +30,7 @@ from refshard_fs.errors import ManifestError
 
 Box = tuple[tuple[int, int], ...]  # elements [start, stop) along each dimension
 
-SECTIONS: Final = 4096  # of which a chunk is joined; each may be a request
+SECTIONS: Final = 4096  # the most sections that a chunk is joined from; each may be a request
 READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes sections of
 
 
@@ -99,10 +99,10 @@ class Recut(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True, dict=True):
-    """The places of a piece's elements along a dimension of which it has only some: runs, in the piece's order.
+    """The places of a piece's elements along a dimension, if the piece has only some: runs, in the piece's order.
 
-    A run is the place of its first element, and its length. Elements outside of the first ``shown`` places, if that is
-    given, are not shown.
+    A run is the place of its first element, and its length. If ``shown`` is given, only elements at the first ``shown``
+    places are shown.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -157,7 +157,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         return at if at >= 0 and (self.shown is None or at < self.shown) else None
 
     def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the places of elements, all of which the piece has; -1 where it does not show them."""
+        """Return the places of elements that the piece has; -1 for elements that it does not show."""
         run = np.searchsorted(self.starts, elements, side="right") - 1
         at = np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
         return at if self.shown is None else np.where(at < self.shown, np.maximum(at, -1), -1)
@@ -214,7 +214,7 @@ def cut_sections(
     """Return the sections of a piece, which begins at ``start`` along ``axis``, that the chunk at ``coords`` takes.
 
     ``placements`` are, by axis, the places of a piece's elements where it has only some. Where the array ends with the
-    piece, what is beyond the end in the piece's chunks is taken as well. ValueError where there are too many sections.
+    piece, elements beyond the end in the piece's chunks are taken as well. ValueError if there are too many sections.
     """
     # For each dimension the length of the piece's chunks, and the runs that are taken: place, first element, end.
     bounds: list[tuple[int, list[tuple[int, int, int]]]] = []
