@@ -15,28 +15,22 @@ from xml.etree.ElementTree import Element
 from xml.sax.saxutils import unescape
 
 import msgspec
-import numpy as np
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, EvenlySpaced, SingleChunk, fill_of
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, fill_of
 from refshard_fs.core.format import OpenOptions, Probe, parse_xml
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.tiff.georeference import Georeference, locate_image
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.images import (
     DESCRIBING,
     DESCRIPTION,
-    DOUBLES,
     GDAL_METADATA,
-    KEYS,
-    MATRIX,
     NATIVE,
     NODATA,
-    SCALE,
     SUB_IFDS,
-    TEXTS,
-    TIEPOINT,
     Page,
     TileChunks,
     find_contiguous,
@@ -47,10 +41,7 @@ from refshard_fs.formats.tiff.images import (
 
 SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with chunks
 LONG: Final = 1 << 26  # most bytes of a descriptive tag, such as OME-XML
-SPATIAL_REF: Final = "spatial_ref"  # the variable with the CRS and the transform as attributes
 
-_RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # numbers of geo keys
-_IS_POINT, _USER_DEFINED = 2, 32767  # values of geo keys
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
 _QUOTES: Final = {"&quot;": '"', "&apos;": "'"}
@@ -141,7 +132,7 @@ class _Group(ArrayGroupBuilder):
                 is_apart = aperio is not None and not page.is_tiled and number > 0
                 is_level = page.is_tiled if aperio is not None else page.is_reduced
                 if full is None or not (is_level or is_apart or page.is_mask):
-                    full, of_full, place = page, ifd, locate_image(ifd, page)
+                    full, of_full, place = page, ifd, locate_image(ifd, page.height, page.width)
                     pyramids.append([])
                     shown = {}
                 is_apart |= not (page.is_mask or page.is_like(full))
@@ -193,16 +184,6 @@ class _Group(ArrayGroupBuilder):
         if image.channels:
             self.groups[group]["omero"] = {"channels": [{"label": label} for label in image.channels]}
 
-    def add_coordinate(
-        self, path: str, shape: tuple[int, ...], dtype: str, chunks: Chunks, attributes: Mapping[str, Any]
-    ) -> None:
-        """Add a coordinate, scalar or along its own dimension, unless the path exists."""
-        if path in self.arrays:
-            return
-        cut = (chunks.chunk,) if isinstance(chunks, EvenlySpaced) else shape
-        names = [parent(path)[1] for _ in shape]
-        self.add(path, ArrayDescription(path, shape, cut, np.dtype(dtype), names, attributes), chunks)
-
     def add_pyramids(
         self,
         group: str,
@@ -249,7 +230,7 @@ class _Group(ArrayGroupBuilder):
         for ifd in reversed(ifds):
             attributes |= parse_gdal_metadata(ifd, page.samples)
         if place is not None:
-            attributes |= place.add(self, group, page, names)
+            attributes |= place.add(self, group, (page.height, page.width, page.samples), names)
         nodata = next(filter(None, (ifd.text(NODATA).strip() for ifd in ifds)), "")
         fill = fill_of(_parse_number(nodata), page.dtype)
         found = None if image.axes else find_contiguous(self._tiff, page, where)
@@ -263,63 +244,7 @@ class _Group(ArrayGroupBuilder):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Georeferencing, and descriptions of bands, by GeoTIFF and GDAL.
-
-
-class Georeference(NamedTuple):
-    """The place of the image ``full`` and its overviews: GDAL's transform, and attributes of the CRS."""
-
-    full: Page
-    transform: tuple[float, ...]
-    crs: dict[str, Any]
-
-    def add(self, to: _Group, group: str, page: Page, names: Mapping[str, str]) -> dict[str, Any]:
-        """Add the coordinates of ``page``, the image or an overview. Return the attributes that refer to them.
-
-        If the image is rotated, it has no y for a row and no x for a column, so none are added.
-        """
-        x, a, b, y, d, e = self.transform
-        across, down = self.full.width / page.width, self.full.height / page.height
-        a, b, d, e = a * across, b * down, d * across, e * down
-        own = SPATIAL_REF + names["x"].removeprefix("x")
-        spatial = {**self.crs, "GeoTransform": " ".join(map(str, (x, a, b, y, d, e)))}
-        to.add_coordinate(join(group, own), (), "<i8", SingleChunk(bytes(8)), spatial)
-        if "band" in names:
-            numbers = SingleChunk(np.arange(1, page.samples + 1, dtype="<i8").tobytes())
-            to.add_coordinate(join(group, names["band"]), (page.samples,), "<i8", numbers, {})
-        if b == d == 0:
-            for axis, first, step, extent in (("x", x, a, page.width), ("y", y, e, page.height)):
-                middles = EvenlySpaced(first + step / 2, step, extent)
-                to.add_coordinate(join(group, names[axis]), (extent,), "<f8", middles, {"axis": axis.upper()})
-        return {"grid_mapping": own, "coordinates": own}
-
-
-def locate_image(ifd: Ifd, full: Page) -> Georeference | None:
-    """Return the place of an image; None if its tags do not have it."""
-    keys, matrix, scale, tie = _parse_geo_keys(ifd), ifd.numbers(MATRIX), ifd.numbers(SCALE), ifd.numbers(TIEPOINT)
-    if len(matrix) == 16:
-        a, b, _, x, d, e, _, y = matrix[:8]
-    elif len(scale) >= 2 and len(tie) >= 6:
-        a, b, d, e = scale[0], 0.0, 0.0, -scale[1]
-        x, y = tie[3] - tie[0] * a, tie[4] - tie[1] * e
-    else:
-        return None
-    if keys.get(_RASTER) == _IS_POINT:  # the tie point is the centre of a pixel
-        x, y = x - (a + b) / 2, y - (d + e) / 2
-    code = keys.get(_PROJECTED, keys.get(_GEOGRAPHIC, 0))
-    if 0 < code < _USER_DEFINED:
-        crs: dict[str, Any] = {"crs_wkt": f"EPSG:{code}", SPATIAL_REF: f"EPSG:{code}"}
-    else:  # show the tags under their own names
-        crs = {"GeoKeyDirectory": ifd.numbers(KEYS), "GeoDoubleParams": ifd.numbers(DOUBLES)}
-        crs = {name: value for name, value in {**crs, "GeoAsciiParams": ifd.text(TEXTS)}.items() if value}
-    return Georeference(full, (x, a, b, y, d, e), crs) if all(map(math.isfinite, (x, a, b, y, d, e))) else None
-
-
-def _parse_geo_keys(ifd: Ifd) -> dict[int, int]:
-    """Return an image's geo keys with integer values, by number; each has four numbers, after a header."""
-    directory = list(map(int, ifd.numbers(KEYS)))
-    entries = zip(*[iter(directory[4:])] * 4, strict=False)
-    return {key: value for key, where, _, value in entries if not where}
+# Descriptions of bands, by GDAL.
 
 
 def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.support.files_of_arrays import check_commands, rounds_to_open
 from tests.support.plain_tiff import plain_tiff
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
-from tests.support.tiff_files import RGB, RNG, ZARR_FORMATS, check_pages
+from tests.support.tiff_files import COLOURS, RGB, RNG, SMOOTH, ZARR_FORMATS, check_pages, write
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -27,9 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
 ]
-
-SMOOTH = (np.add.outer(np.arange(150), np.arange(200)) // 2).astype("u1")
-COLOURS = np.stack([SMOOTH, SMOOTH // 2, 255 - SMOOTH])
 
 
 def names_of(path: Path, **options: Any) -> set[str]:
@@ -168,27 +164,6 @@ def test_ome_tiff_of_many_pages_opens_in_few_rounds(tmp_path: Path, edge: int) -
 # ------------------------------------------------------------------------------ GeoTIFF, COG: GDAL is the oracle
 
 
-def write(path: Path, values: Any, **options: Any) -> Path:
-    rasterio = pytest.importorskip("rasterio")
-    from rasterio.transform import from_origin
-
-    planes = values if values.ndim == 3 else values[None]
-    where = {"crs": "EPSG:32633", "transform": from_origin(500000, 4600000, 10, 20)}
-    size = dict(zip(("count", "height", "width"), planes.shape, strict=True))
-    overviews, tags = options.pop("overviews", ()), options.pop("tags", {})
-    scales = options.pop("scales", None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with rasterio.open(path, "w", **{"driver": "GTiff", "dtype": planes.dtype, **where, **size, **options}) as ds:
-            ds.write(planes)
-            ds.update_tags(**tags)
-            if scales is not None:
-                ds.scales, ds.offsets = scales
-            if overviews:
-                ds.build_overviews(list(overviews))
-    return path
-
-
 def shown(path: Path, name: str = "0", **options: Any) -> Any:
     """Return an image in GDAL's order, the bands first."""
     found = array(path, name, **options)[...]
@@ -285,22 +260,6 @@ def test_integer_scales_leave_room_for_missing_values(tmp_path: Path) -> None:
     got = xr.open_dataset(path, engine="refshard")["0"]
     np.testing.assert_array_equal(got.values, np.where(SMOOTH == 7, np.nan, SMOOTH * 2.0))
     assert got.attrs["long_name"] == "a < b & 'c'"
-
-
-def test_pixels_that_are_points_lie_half_a_pixel_further(tmp_path: Path) -> None:
-    rasterio = pytest.importorskip("rasterio")
-    path = write(tmp_path / "a.tif", SMOOTH, tags={"AREA_OR_POINT": "Point"})
-    with rasterio.open(path) as ds:
-        first = ds.xy(0, 0)
-    assert (array(path, "x")[0], array(path, "y")[0]) == first
-
-
-def test_grid_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> None:
-    rasterio = pytest.importorskip("rasterio")
-    turned = rasterio.Affine(9.0, 1.0, 500.0, 2.0, -8.0, 700.0)
-    path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
-    assert "x" not in names_of(path)
-    assert tuple(map(float, metadata(path, "spatial_ref")[1]["GeoTransform"].split())) == turned.to_gdal()
 
 
 # ------------------------------------------------------------------------------ requests
