@@ -16,11 +16,12 @@ from xml.sax.saxutils import unescape
 
 import msgspec
 
-from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, fill_of
+from refshard_fs.core.array_group import ArrayDescription, fill_of
 from refshard_fs.core.format import OpenOptions, Probe, parse_xml
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps
+from refshard_fs.core.rasters import RasterGroupBuilder
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.tiff.georeference import Georeference, locate_image
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
@@ -50,7 +51,6 @@ _UNITS: Final = {
     "Å": "angstrom", "s": "second", "ms": "millisecond", "µs": "microsecond", "ns": "nanosecond", "min": "minute",
     "h": "hour", "d": "day",
 }  # fmt: skip
-_KINDS: Final = {"t": "time", "c": "channel", "band": "channel"}  # types of axes in OME-NGFF; others are "space"
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -102,14 +102,13 @@ def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
             yield tag
 
 
-class _Group(ArrayGroupBuilder):
+class _Group(RasterGroupBuilder):
     """Builds the arrays of a TIFF."""
 
     def __init__(self, tiff: Tiff, zarr_format: int) -> None:
         super().__init__(tiff.url)
         self._tiff = tiff
         self._zarr_format = zarr_format
-        self._extents: dict[str, int] = {}  # of dimensions, by group and name
 
     def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show each page, followed by its overviews, as arrays of the root."""
@@ -184,33 +183,6 @@ class _Group(ArrayGroupBuilder):
         if image.channels:
             self.groups[group]["omero"] = {"channels": [{"label": label} for label in image.channels]}
 
-    def add_pyramids(
-        self,
-        group: str,
-        pyramids: Sequence[tuple[str, Sequence[str]]],
-        sizes: Mapping[str, tuple[float, str]],
-    ) -> None:
-        """Describe pyramids in ``group`` as OME-NGFF 0.4 does.
-
-        Each pyramid has a title and the names of its arrays, full resolution first. ``sizes`` are physical sizes of a
-        step along an axis, with units.
-        """
-        found = []
-        for title, names in pyramids:
-            full, datasets = self.arrays[join(group, names[0])], []
-            bare = [axis.partition("_")[0] for axis in full.dimensions]
-            for name in names:
-                shape = self.arrays[join(group, name)].shape
-                steps = [sizes.get(axis, (1.0, ""))[0] for axis in bare]
-                scale = [step * most / extent for step, most, extent in zip(steps, full.shape, shape, strict=True)]
-                datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
-            axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
-            for axis in axes:
-                if axis["name"] in sizes:
-                    axis["unit"] = sizes[axis["name"]][1]
-            found.append({"version": "0.4", "name": title, "axes": axes, "datasets": datasets})
-        self.groups[group] = {"multiscales": found} if found else {}
-
     def _add_image(
         self, path: str, pages: Sequence[Page | None], ifds: Sequence[Ifd], image: OmeImage, place: Georeference | None
     ) -> None:
@@ -219,13 +191,10 @@ class _Group(ArrayGroupBuilder):
         If the first of the ``ifds`` lacks metadata about values, the next one counts: GDAL does not describe overviews.
         """
         page = next(page for page in pages if page is not None)
-        group, name = parent(path)
+        group, _ = parent(path)
         where = f"{self._tiff.url}: image {path}"
         axes, shape = (*image.axes, *page.order_axes("y", "x", "band")), (*image.extents, *page.shape)
-        names = {}
-        for axis, extent in zip(axes, shape, strict=True):  # rename an axis of another length than the first
-            is_shared = self._extents.setdefault(join(group, axis), extent) == extent
-            names[axis] = axis if is_shared else f"{axis}_{name}"
+        names = self.name_dimensions(path, axes, shape)
         attributes: dict[str, Any] = {}
         for ifd in reversed(ifds):
             attributes |= parse_gdal_metadata(ifd, page.samples)
