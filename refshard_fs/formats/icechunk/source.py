@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 import numpy as np
@@ -40,6 +40,7 @@ _INFO: Final = 1 << 20  # bytes of ``repo`` in the first request
 _MEMO: Final = 4096  # URLs in the cache
 _COMPARED: Final = 1 << 20  # pairs of a chunk and a manifest that are compared at once
 _PROTOCOLS: Final = {"gcs": "gs", "azure": "az"}  # Icechunk's names, and fsspec's
+_QUOTING: Final = ("gs", "gcs", "az", "abfs", *LOCAL)  # where Icechunk quotes the names of objects
 _LOCAL_ETAG: Final = re.compile(r"[0-9a-f]{1,16}-([0-9a-f]{1,14})-([0-9a-f]{1,14})")  # inode, microseconds, size
 
 
@@ -400,7 +401,9 @@ def _choose_snapshot(repository: Repository, version: Version, url: str) -> str:
 def _read_reference(below: Callable[[str], str], version: Version, most: int) -> Steps[str]:
     """Return the name of the snapshot of a branch or a tag in a repository of version 1."""
     kind, name = version.reference
-    where = f"refs/{kind}.{name}/ref.json"
+    is_quoted = protocol_of(below("")) in (None, *_QUOTING)
+    spelled = quote(name, safe=" !$&'()+,:;=@").replace("~", "%7E") if is_quoted else name
+    where = f"refs/{kind}.{spelled}/ref.json"
     if "/" in name:
         raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: a name cannot have a slash")
     data = yield from _read_whole(below(where), most)

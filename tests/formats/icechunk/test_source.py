@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import shutil
@@ -171,6 +172,22 @@ def test_deleted_tag_is_an_error(mixed: tuple[Any, str]) -> None:
     repository.delete_tag("first")
     with pytest.raises(SourceNotReachable, match="'first'"):
         RefShardFileSystem(url, tag="first").ls("")
+
+
+def test_names_of_branches_and_tags_may_need_quoting(tmp_path: Path) -> None:
+    """In version 1 they are names of objects, which Icechunk quotes on disks."""
+    repository = created(tmp_path / "repository", version=1)
+    names = ("a b!$&'()+,:;=@", 'ü€#%?*<>[]{}|^~"`\\', "%C3%BC", "ü", "..")
+    for name in names:
+        session = repository.writable_session("main")
+        zarr.open_group(session.store, mode="w", attributes={"name": name})
+        snapshot = session.commit("made")
+        repository.create_tag(name, snapshot)
+        repository.create_branch(name, snapshot)
+    for name in names:
+        for kind in ("tag", "branch"):
+            document = RefShardFileSystem(str(tmp_path / "repository"), **{kind: name}).cat_file("zarr.json")
+            assert json.loads(document)["attributes"] == {"name": name}
 
 
 def test_versions_of_other_formats_are_refused(tmp_path: Path) -> None:
