@@ -359,12 +359,26 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
     return _recast(datatype, elements) if datatype.is_recast else elements
 
 
-def make_member(found: Datatype, field: Field) -> Datatype:
-    """Make the datatype of an array that shows one ``field`` of a compound; its elements are the compound's."""
+def split_members(found: Datatype) -> list[Datatype]:
+    """Return the datatype of an array for each member of a compound that zarr cannot hold; none for other datatypes.
+
+    The elements of these arrays are those of the outermost compound.
+    """
+    match found:
+        case Datatype(kind="compound", shown=None, fields=fields):
+            offset = 0
+        case Datatype(kind="member", fields=(Field(_, offset, Datatype(kind="compound", shown=None, fields=fields)),)):
+            pass
+        case _:
+            return []
+    return [
+        _make_member(found.size, Field(name, offset + at, of)) for name, at, of in map(msgspec.structs.astuple, fields)
+    ]
+
+
+def _make_member(size: int, field: Field) -> Datatype:
     of = field.datatype
-    refusal = "its datatype is a compound within a compound" if of.kind == "compound" and of.shown is None else None
-    how = (of.dtype, of.shown, of.refusal or refusal, of.shape)
-    return Datatype(found.size, "member", *how, fields=(field,), is_recast=True)
+    return Datatype(size, "member", of.dtype, of.shown, of.refusal, of.shape, fields=(field,), is_recast=True)
 
 
 def _cut_member(field: Field, size: int, raw: bytes) -> bytes:

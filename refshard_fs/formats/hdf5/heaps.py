@@ -14,7 +14,7 @@ import msgspec
 
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block
+from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block, verify_checksum
 
 MOST_ROWS: Final = 1 << 10  # of a doubling table: the size of blocks doubles with every row
 NodePointer = tuple[int, int]  # address of a node, and its number of records
@@ -114,6 +114,9 @@ def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
 # Fractal heaps: an object is found by an id that encodes its place.
 
 
+Block = tuple[int, int, int]  # start in the heap's address space, size in bytes, address in the file
+
+
 class FractalHeap(msgspec.Struct, frozen=True):
     """The header of a fractal heap. Its blocks form a doubling table: their size doubles with every row."""
 
@@ -128,6 +131,7 @@ class FractalHeap(msgspec.Struct, frozen=True):
     bits: int
     root: int | None
     rows: int
+    blocks: tuple[Block, ...] = ()  # the direct blocks, if they were read with the header
 
     @property
     def offset_size(self) -> int:
@@ -165,10 +169,16 @@ def read_fractal_heap(file: MetadataFile, address: int) -> Steps[FractalHeap]:
 # For links and attributes: size of the largest number in the info message, size of a record in the B-tree, and the
 # position of the heap id in a record.
 _DENSE: Final = {"links": (8, 11, slice(4, None)), "attributes": (2, 17, slice(8))}
+_SHARED_RECORD: Final = 2  # flag in the record of an attribute that lies in the file's heap of shared attributes
 
 
-def read_dense_objects(file: MetadataFile, info: bytes, what: str) -> Steps[list[tuple[bytes, bytes]]]:
-    """Read the "links" or "attributes" of an info message, each with its record; none without a heap."""
+def read_dense_objects(
+    file: MetadataFile, info: bytes, what: str, shared: FractalHeap | None = None
+) -> Steps[list[tuple[bytes, bytes]]]:
+    """Read the "links" or "attributes" of an info message, each with its record; none without a heap.
+
+    ``shared`` is the file's heap of shared attributes, if it has one.
+    """
     skipped, record_size, ids = _DENSE[what]
     fields = file.fields(info)
     version, flags = fields.unpack("BB")
@@ -181,15 +191,44 @@ def read_dense_objects(file: MetadataFile, info: bytes, what: str) -> Steps[list
     header, records = yield from together(many)
     if any(len(record) != record_size for record in records):
         raise ValueError(f"the records in the B-tree of {what} have the wrong size: expected {record_size} bytes")
-    objects = yield from read_heap_objects(file, header, [record[ids] for record in records])
-    return list(zip(records, objects, strict=True))
+    elsewhere = [what == "attributes" and bool(record[8] & _SHARED_RECORD) for record in records]
+    if shared is None and any(elsewhere):
+        raise ValueError("the heap of shared attributes does not exist")
+    found: list[tuple[bytes, bytes]] = []
+    for where, is_shared in ((header, False), (shared, True)):
+        some = [record for record, other in zip(records, elsewhere, strict=True) if other is is_shared]
+        if where is not None and some:
+            data = yield from read_heap_objects(file, where, [record[ids] for record in some])
+            found += zip(some, data, strict=True)
+    return found
+
+
+def read_shared_heaps(file: MetadataFile, address: int, count: int) -> Steps[dict[int, FractalHeap]]:
+    """Read the table of shared messages with this ``count`` of indexes. Return a heap for each type of messages."""
+    data = yield from file.read(address, file.sizes.block(f"{count * 14}s{2 * count}P") - 1, "the table of messages")
+    fields = file.fields(verify_checksum(data, "the table of shared messages"))
+    fields.expect(b"SMTB")
+    found: dict[int, FractalHeap] = {}
+    for _ in range(count):
+        types, heap = fields.unpack("2xH10xPP")[::2]
+        header = None if heap is None else (yield from read_fractal_heap(file, heap))
+        if header is not None:
+            blocks = (yield from _read_direct_blocks(file, header)) if header.root is not None else []
+            found |= {
+                number: msgspec.structs.replace(header, blocks=tuple(blocks))
+                for number in range(16)
+                if types >> number & 1
+            }
+    return found
 
 
 def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes]) -> Steps[list[bytes]]:
     """Read the objects with these ids, all in the same rounds."""
     kinds = {raw[0] >> 4 & 3 for raw in ids if raw}
     names_address = heap.id_size - 1 >= file.sizes.address + file.sizes.length
-    blocks = (yield from _read_direct_blocks(file, heap)) if _MANAGED in kinds else []
+    blocks = heap.blocks
+    if _MANAGED in kinds and not blocks:
+        blocks = tuple((yield from _read_direct_blocks(file, heap)))
     huge: dict[int, tuple[int, int]] = {}
     if _HUGE in kinds and not names_address:
         if heap.huge is None:
@@ -222,10 +261,9 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
 
 
 _MANAGED, _HUGE = 0, 1  # types of objects
-_Block = tuple[int, int, int]  # start in the heap's address space, size in bytes, address in the file
 
 
-def _locate_managed(blocks: Sequence[_Block], offset: int, length: int) -> tuple[int, int]:
+def _locate_managed(blocks: Sequence[Block], offset: int, length: int) -> tuple[int, int]:
     """Return (address, length) of the object at ``offset`` of the heap's address space; ``blocks`` are ascending."""
     place = bisect_right(blocks, offset, key=lambda block: block[0]) - 1
     begin, size, address = blocks[place] if place >= 0 else (0, 0, 0)
@@ -234,11 +272,11 @@ def _locate_managed(blocks: Sequence[_Block], offset: int, length: int) -> tuple
     return address + offset - begin, length
 
 
-def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[_Block]]:
+def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[Block]]:
     """Read the indirect blocks of a heap, and return all direct blocks, ascending."""
     if heap.root is None:
         raise ValueError("a fractal heap has objects but no blocks")
-    found: list[_Block] = [] if heap.rows else [(0, heap.start_size, heap.root)]
+    found: list[Block] = [] if heap.rows else [(0, heap.start_size, heap.root)]
     level = [(0, heap.rows, heap.root)] if heap.rows else []
     total = 0
     while level:

@@ -18,7 +18,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, make_member, recast, references, values
+from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, recast, references, split_members, values
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
 # Attributes that describe the structure of the file: hidden, as in h5netcdf.
@@ -31,6 +31,9 @@ FILL: Final = "_FillValue"
 DECIDING: Final = HIDDEN | {
     "", FILL, "missing_value", "scale_factor", "add_offset", "_Unsigned", "units", "calendar", "dtype"
 }  # fmt: skip
+
+# AnnData describes a dataset of compounds by these, and refuses a group that has them; without them, it reads a dict.
+_OF_ANNDATA: Final = ("encoding-type", "encoding-version")
 
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
 _NO_COORDINATE: Final = "_nc4_non_coord_"  # prefix in HDF5 of a variable that has the name of an unrelated dimension
@@ -66,25 +69,32 @@ class Description(NamedTuple):
 
 
 def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
-    """Replace each dataset of compounds that zarr cannot hold by a group with an array for each member."""
+    """Replace each dataset of compounds that zarr cannot hold by a group with an array for each member.
+
+    Compounds within these compounds are groups, too.
+    """
     shown = dict(objects)
-    for path, found in objects.items():
-        datatype = found.datatype
-        if datatype is None or datatype.kind != "compound" or datatype.shown is not None or found.is_type:
+    pending = list(objects.values())
+    while pending:
+        found = pending.pop()
+        path, members = found.path, [] if found.datatype is None or found.is_type else split_members(found.datatype)
+        if not members:
             continue
-        shown[path] = HDF5Object(path, found.address, True, found.attributes, unread=found.unread)
+        attributes = {name: value for name, value in found.attributes.items() if name not in _OF_ANNDATA}
+        shown[path] = HDF5Object(path, found.address, True, attributes, unread=found.unread, order=found.order)
         dimensions = {name: value for name, value in found.attributes.items() if name == "DIMENSION_LIST"}
-        for number, field in enumerate(datatype.fields):
-            member = make_member(datatype, field)
-            shown[join(path, field.name)] = msgspec.structs.replace(
+        for number, member in enumerate(members):
+            name = member.fields[0].name
+            shown[join(path, name)] = part = msgspec.structs.replace(
                 found,
-                path=join(path, field.name),
+                path=join(path, name),
                 address=-1,
-                order=(*found.order, (number, field.name)),
+                order=(*found.order, (number, name)),
                 attributes=dimensions,
                 datatype=member,
                 refusal=found.refusal or member.refusal,
             )
+            pending.append(part)
     return shown
 
 

@@ -20,7 +20,14 @@ from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
 from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
-from refshard_fs.formats.hdf5.heaps import read_collections, read_dense_objects, read_local_heap
+from refshard_fs.formats.hdf5.heaps import (
+    FractalHeap,
+    read_collections,
+    read_dense_objects,
+    read_heap_objects,
+    read_local_heap,
+    read_shared_heaps,
+)
 from refshard_fs.formats.hdf5.structure import (
     SMALL,
     Attribute,
@@ -49,7 +56,6 @@ DEEPEST: Final = 256  # levels of nested groups: each takes rounds of requests
 MOST_LOOKS: Final = 1 << 22  # names that are looked up for soft links: some seconds
 MOST_HOPS: Final = 32  # soft links in a chain
 _OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # messages that only groups have
-_TABLE: Final = "its objects share messages in a table, which is not read; h5repack writes each where it belongs"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -184,7 +190,8 @@ Tree = tuple[dict[str, HDF5Object], dict[str, str]]  # objects by path (the root
 def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
     """Read all objects below the root group, and the superblock's extension."""
     superblock = yield from read_extension(file, superblock)
-    reader = _Reader(file, superblock)
+    table = superblock.shared_messages
+    reader = _Reader(file, superblock, {} if table is None else (yield from read_shared_heaps(file, *table)))
     yield from reader.read_all()
     return superblock, reader.build_tree()
 
@@ -202,9 +209,10 @@ def _catch_damage(steps: Steps[T]) -> Steps[T | ValueError]:
 class _Reader:
     """Reads the objects of one file, each once."""
 
-    def __init__(self, file: MetadataFile, superblock: Superblock) -> None:
+    def __init__(self, file: MetadataFile, superblock: Superblock, shared: Mapping[int, FractalHeap]) -> None:
         self._file = file
         self._superblock = superblock
+        self._shared = shared  # heaps of shared messages, by type
         self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by (collection, index)
         self._collections: set[int] = set()  # addresses of the collections in `_heap`
         self._reading: list[Steps[None]] = []  # one for each object
@@ -386,9 +394,7 @@ class _Reader:
     # ------------------------------------------------------------------ attributes
 
     def _read_dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
-        dense = yield from read_dense_objects(self._file, info, "attributes")
-        if any(record[8] & 2 for record, _ in dense):
-            raise ManifestError(_TABLE)
+        dense = yield from read_dense_objects(self._file, info, "attributes", self._shared.get(structure.ATTRIBUTE))
         return [(int.from_bytes(record[9:13], "little"), data) for record, data in dense]
 
     def _attributes(self, messages: Sequence[tuple[int, bytes]], unread: dict[str, str]) -> Steps[dict[str, Attribute]]:
@@ -465,7 +471,11 @@ class _Reader:
         fields = self._file.fields(message.data)
         version, kind = fields.unpack("BB")
         if version == 3 and kind == 1:
-            raise ManifestError(_TABLE)
+            heap = self._shared.get(message.type)
+            if heap is None:
+                raise ValueError(f"the heap of shared messages of type {message.type:#06x} does not exist")
+            (data,) = yield from read_heap_objects(self._file, heap, [fields.take(heap.id_size)])
+            return data
         if version == 1:  # it contains a symbol table entry, which begins with the offset of a name
             fields.unpack("6xN")
         elif version not in (2, 3):

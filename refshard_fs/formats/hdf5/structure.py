@@ -38,6 +38,7 @@ EXTERNAL_FILES: Final = 0x07
 LAYOUT: Final = 0x08
 FILTERS: Final = 0x0B
 ATTRIBUTE: Final = 0x0C
+SHARED_MESSAGES: Final = 0x0F
 CONTINUATION: Final = 0x10
 SYMBOL_TABLE: Final = 0x11
 B_TREE_K: Final = 0x13
@@ -56,13 +57,17 @@ _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("
 
 
 class Superblock(msgspec.Struct, frozen=True):
-    """The facts about a file as a whole; ``chunk_k`` is half of the entries of a node in a chunk B-tree."""
+    """The facts about a file as a whole; ``chunk_k`` is half of the entries of a node in a chunk B-tree.
+
+    ``shared_messages`` are the address of the table of shared messages, and its number of indexes.
+    """
 
     root: int
     group_leaf_k: int = 4
     group_k: int = 16
     chunk_k: int = 32
     extension: int | None = None
+    shared_messages: tuple[int, int] | None = None
 
 
 def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
@@ -100,7 +105,7 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
     end += at - base
     if end > file.size:
         raise ManifestError(f"it is cut short: {file.size} bytes of {end} are there. Was it written to the end?")
-    return Superblock(root, extension=extension, **ks)
+    return msgspec.structs.replace(Superblock(root, extension=extension), **ks)
 
 
 def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
@@ -110,6 +115,9 @@ def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
         if message.type == B_TREE_K:
             chunk_k, group_k, leaf_k = file.fields(message.data).unpack("xHHH")
             found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
+        elif message.type == SHARED_MESSAGES:
+            address, count = file.fields(message.data).unpack("xPB")
+            found = msgspec.structs.replace(found, shared_messages=None if address is None else (address, count))
         elif message.type == DRIVER:
             raise ManifestError("it has driver information: a file in several parts is not supported")
     return found
