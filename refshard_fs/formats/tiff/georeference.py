@@ -10,13 +10,11 @@ import numpy as np
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks, EvenlySpaced, SingleChunk
 from refshard_fs.core.keys import join, parent
+from refshard_fs.formats.tiff.crs import IS_POINT, RASTER_TYPE, describe_crs, parse_geo_keys
 from refshard_fs.formats.tiff.ifds import Ifd
 from refshard_fs.formats.tiff.images import DOUBLES, KEYS, MATRIX, SCALE, TEXTS, TIEPOINT
 
 SPATIAL_REF: Final = "spatial_ref"  # the variable with the CRS and the transform as attributes
-
-_RASTER, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072  # numbers of geo keys
-_IS_POINT, _USER_DEFINED = 2, 32767  # values of geo keys
 
 
 class Georeference(NamedTuple):
@@ -65,7 +63,7 @@ def _add_coordinate(
 
 def locate_image(ifd: Ifd, height: int, width: int) -> Georeference | None:
     """Return the place of an image of ``height`` and ``width``; None if the tags of its IFD do not have it."""
-    keys, matrix, scale, tie = _parse_geo_keys(ifd), ifd.numbers(MATRIX), ifd.numbers(SCALE), ifd.numbers(TIEPOINT)
+    keys, matrix, scale, tie = parse_geo_keys(ifd), ifd.numbers(MATRIX), ifd.numbers(SCALE), ifd.numbers(TIEPOINT)
     if len(matrix) == 16:
         a, b, _, x, d, e, _, y = matrix[:8]
     elif len(scale) >= 2 and len(tie) >= 6:
@@ -73,20 +71,12 @@ def locate_image(ifd: Ifd, height: int, width: int) -> Georeference | None:
         x, y = tie[3] - tie[0] * a, tie[4] - tie[1] * e
     else:
         return None
-    if keys.get(_RASTER) == _IS_POINT:  # the tie point is the centre of a pixel
+    if keys.get(RASTER_TYPE) == IS_POINT:  # the tie point is the centre of a pixel
         x, y = x - (a + b) / 2, y - (d + e) / 2
-    code = keys.get(_PROJECTED, keys.get(_GEOGRAPHIC, 0))
-    if 0 < code < _USER_DEFINED:
-        crs: dict[str, Any] = {"crs_wkt": f"EPSG:{code}", SPATIAL_REF: f"EPSG:{code}"}
-    else:  # show the tags under their own names
-        crs = {"GeoKeyDirectory": ifd.numbers(KEYS), "GeoDoubleParams": ifd.numbers(DOUBLES)}
-        crs = {name: value for name, value in {**crs, "GeoAsciiParams": ifd.text(TEXTS)}.items() if value}
+    crs = describe_crs(keys)
+    if not crs:  # show the tags under their own names
+        tags = {"GeoKeyDirectory": ifd.numbers(KEYS), "GeoDoubleParams": ifd.numbers(DOUBLES)}
+        crs = {name: value for name, value in {**tags, "GeoAsciiParams": ifd.text(TEXTS)}.items() if value}
     if not all(map(math.isfinite, (x, a, b, y, d, e))):
         return None
     return Georeference(height, width, (x, a, b, y, d, e), crs)
-
-
-def _parse_geo_keys(ifd: Ifd) -> dict[int, int]:
-    """Return an image's geo keys with integer values, by number; each has four numbers, after a header."""
-    directory = [int(number) for number in ifd.numbers(KEYS)[4:] if math.isfinite(number)]
-    return {key: value for key, where, _, value in zip(*[iter(directory)] * 4, strict=False) if not where}

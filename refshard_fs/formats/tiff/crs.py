@@ -1,0 +1,310 @@
+"""The coordinate reference system (CRS) of GeoTIFF's keys, as WKT and as attributes of a CF grid mapping. No I/O here.
+
+A CRS with an EPSG code is that code. One that is given by parameters becomes the WKT that GDAL writes (version 1): the
+method, its parameters, and the ellipsoid. Names and numbers are those of the GeoTIFF standard, version 1.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from refshard_fs.formats.tiff.ifds import Ifd
+from refshard_fs.formats.tiff.images import DOUBLES, KEYS, TEXTS
+
+RASTER_TYPE, IS_POINT = 1025, 2  # a key, and its value if coordinates are of the centres of pixels
+
+_MODEL, _GEOCENTRIC = 1024, 3
+_CITATION, _PROJECTED, _PROJECTED_CITATION, _PROJECTION, _METHOD = 1026, 3072, 3073, 3074, 3075
+_GEOGRAPHIC, _GEOGRAPHIC_CITATION, _DATUM, _MERIDIAN, _MERIDIAN_LONGITUDE = 2048, 2049, 2050, 2051, 2061
+_ANGULAR, _ANGULAR_SIZE, _LINEAR, _LINEAR_SIZE = 2054, 2055, 3076, 3077
+_ELLIPSOID, _MAJOR, _MINOR, _FLATTENING, _TO_WGS84 = 2056, 2057, 2058, 2059, 2062
+_USER_DEFINED: Final = 32767
+_ESRI: Final = "ESRI PE String = "  # begins a citation that is WKT
+
+# Keys that hold the parameters of WKT; writers use the first or one of the others.
+_LATITUDE, _LONGITUDE = (3081, 3085, 3089), (3080, 3084, 3088)
+_PARAMETERS: Final[Mapping[str, tuple[int, ...]]] = {
+    "latitude_of_origin": _LATITUDE,
+    "central_meridian": (3095, *_LONGITUDE),
+    "latitude_of_center": _LATITUDE,
+    "longitude_of_center": _LONGITUDE,
+    "standard_parallel_1": (3078,),
+    "standard_parallel_2": (3079,),
+    "azimuth": (3094,),
+    "rectified_grid_angle": (3096,),
+    "scale_factor": (3092, 3093),
+    "false_easting": (3082, 3086, 3090),
+    "false_northing": (3083, 3087, 3091),
+}
+_DEFAULTS: Final = {"scale_factor": 1.0, "rectified_grid_angle": 90.0}  # of others: 0
+_ORIGIN, _CENTER = ("latitude_of_origin", "central_meridian"), ("latitude_of_center", "longitude_of_center")
+_PARALLELS: Final = ("standard_parallel_1", "standard_parallel_2")
+_OBLIQUE: Final = (*_CENTER, "azimuth", "rectified_grid_angle", "scale_factor")
+# By the number of a method: its name and parameters in WKT, besides false easting and northing; its name in CF.
+_METHODS: Final[Mapping[int, tuple[str, tuple[str, ...], str]]] = {
+    1: ("Transverse_Mercator", (*_ORIGIN, "scale_factor"), "transverse_mercator"),
+    3: ("Hotine_Oblique_Mercator", _OBLIQUE, ""),
+    7: ("Mercator_1SP", ("central_meridian", "scale_factor"), "mercator"),
+    8: ("Lambert_Conformal_Conic_2SP", (*_ORIGIN, *_PARALLELS), "lambert_conformal_conic"),
+    9: ("Lambert_Conformal_Conic_1SP", (*_ORIGIN, "scale_factor"), ""),
+    10: ("Lambert_Azimuthal_Equal_Area", _CENTER, "lambert_azimuthal_equal_area"),
+    11: ("Albers_Conic_Equal_Area", (*_CENTER, *_PARALLELS), "albers_conical_equal_area"),
+    12: ("Azimuthal_Equidistant", _CENTER, "azimuthal_equidistant"),
+    13: ("Equidistant_Conic", (*_CENTER, *_PARALLELS), ""),
+    14: ("Stereographic", (*_ORIGIN, "scale_factor"), "stereographic"),
+    15: ("Polar_Stereographic", (*_ORIGIN, "scale_factor"), "polar_stereographic"),
+    16: ("Oblique_Stereographic", (*_ORIGIN, "scale_factor"), ""),
+    17: ("Equirectangular", ("standard_parallel_1", *_ORIGIN), ""),
+    18: ("Cassini_Soldner", _ORIGIN, ""),
+    19: ("Gnomonic", _ORIGIN, ""),
+    20: ("Miller_Cylindrical", ("longitude_of_center",), ""),
+    21: ("Orthographic", _ORIGIN, "orthographic"),
+    22: ("Polyconic", _ORIGIN, ""),
+    23: ("Robinson", ("longitude_of_center",), ""),
+    24: ("Sinusoidal", ("longitude_of_center",), "sinusoidal"),
+    25: ("VanDerGrinten", ("central_meridian",), ""),
+    26: ("New_Zealand_Map_Grid", _ORIGIN, ""),
+    27: ("Transverse_Mercator_South_Orientated", (*_ORIGIN, "scale_factor"), ""),
+    28: ("Cylindrical_Equal_Area", ("standard_parallel_1", "central_meridian"), "lambert_cylindrical_equal_area"),
+    9815: ("Hotine_Oblique_Mercator_Azimuth_Center", _OBLIQUE, ""),
+}
+_MERCATOR_2SP: Final = ("Mercator_2SP", ("standard_parallel_1", "central_meridian"), "mercator")
+_MERCATOR, _POLAR, _SOUTH_ORIENTATED = 7, 15, 27
+_AZIMUTHAL: Final = 10
+
+# Units by EPSG code: name and size in metres or radians.
+_LINEAR_UNITS: Final = {
+    9001: ("metre", 1.0),
+    9002: ("foot", 0.3048),
+    9003: ("US survey foot", 0.304800609601219),
+    9036: ("kilometre", 1000.0),
+}
+_ANGULAR_UNITS: Final = {
+    9101: ("radian", 1.0),
+    9102: ("degree", 0.0174532925199433),
+    9105: ("grad", 0.015707963267949),
+    9122: ("degree", 0.0174532925199433),
+}
+_ELLIPSOIDS: Final = {  # by EPSG code: semi-major axis, inverse flattening
+    7001: (6377563.396, 299.3249646),
+    7003: (6378160.0, 298.25),
+    7004: (6377397.155, 299.1528128),
+    7008: (6378206.4, 294.978698213898),
+    7011: (6378249.2, 293.466021293627),
+    7012: (6378249.145, 293.465),
+    7019: (6378137.0, 298.257222101),
+    7022: (6378388.0, 297.0),
+    7024: (6378245.0, 298.3),
+    7030: (6378137.0, 298.257223563),
+    7043: (6378135.0, 298.26),
+    7048: (6371007.0, 0.0),
+    7052: (6370997.0, 0.0),
+}
+_DATUMS: Final = {  # by the last digits of the EPSG codes of a datum (6...) and its geographic CRS (4...)
+    167: ("New_Zealand_Geodetic_Datum_2000", 7019),
+    171: ("Reseau_Geodesique_Francais_1993", 7019),
+    202: ("Australian_Geodetic_Datum_1966", 7003),
+    203: ("Australian_Geodetic_Datum_1984", 7003),
+    214: ("Beijing_1954", 7024),
+    230: ("European_Datum_1950", 7022),
+    258: ("European_Terrestrial_Reference_System_1989", 7019),
+    267: ("North_American_Datum_1927", 7008),
+    269: ("North_American_Datum_1983", 7019),
+    275: ("Nouvelle_Triangulation_Francaise", 7011),
+    277: ("OSGB_1936", 7001),
+    283: ("Geocentric_Datum_of_Australia_1994", 7019),
+    284: ("Pulkovo_1942", 7024),
+    289: ("Amersfoort", 7004),
+    301: ("Tokyo", 7004),
+    312: ("Militar_Geographische_Institute", 7004),
+    314: ("Deutsches_Hauptdreiecksnetz", 7004),
+    322: ("World_Geodetic_System_1972", 7043),
+    326: ("WGS_1984", 7030),
+    612: ("Japanese_Geodetic_Datum_2000", 7019),
+    617: ("NAD83_Canadian_Spatial_Reference_System", 7019),
+    618: ("South_American_Datum_1969", 7003),
+    674: ("Sistema_de_Referencia_Geocentrico_para_las_AmericaS_2000", 7019),
+}
+
+
+class _Geographic(NamedTuple):
+    """A geographic CRS as WKT. ``cf`` are attributes of its ellipsoid, None if CF needs other units or a meridian."""
+
+    wkt: str
+    cf: dict[str, Any] | None
+
+
+def parse_geo_keys(ifd: Ifd) -> dict[int, Any]:
+    """Return the geo keys of an image by number; each has four numbers in the directory, after a header of four."""
+    directory = [int(number) for number in ifd.numbers(KEYS)[4:] if math.isfinite(number)]
+    doubles, texts = ifd.numbers(DOUBLES), ifd.text(TEXTS)
+    found: dict[int, Any] = {}
+    for key, where, count, value in zip(*[iter(directory)] * 4, strict=False):
+        if not where:
+            found[key] = value
+        elif where == DOUBLES and 0 < count <= len(doubles) - value:
+            found[key] = doubles[value] if count == 1 else doubles[value : value + count]
+        elif where == TEXTS:
+            found[key] = texts[value : value + count].strip("|").strip()
+    return found
+
+
+def describe_crs(keys: Mapping[int, Any]) -> dict[str, Any]:
+    """Return ``crs_wkt`` and attributes of CF's grid mapping for geo keys; an empty dict for an unsupported CRS.
+
+    >>> describe_crs({3072: 32633})
+    {'crs_wkt': 'EPSG:32633', 'spatial_ref': 'EPSG:32633'}
+    """
+    is_projected = _PROJECTED in keys or _PROJECTION in keys or _METHOD in keys
+    code = _code(keys, _PROJECTED if is_projected else _GEOGRAPHIC)
+    if 0 < code < _USER_DEFINED:
+        return {"crs_wkt": f"EPSG:{code}", "spatial_ref": f"EPSG:{code}"}
+    if _code(keys, _MODEL) == _GEOCENTRIC:
+        return {}
+    esri = next((keys[key] for key in (_PROJECTED_CITATION, _CITATION) if str(keys.get(key)).startswith(_ESRI)), None)
+    if esri is not None:
+        wkt, attributes = esri.removeprefix(_ESRI), {}
+    else:
+        geographic = _describe_geographic(keys)
+        if geographic is None:
+            return {}
+        wkt, attributes = geographic.wkt, {"grid_mapping_name": "latitude_longitude", **(geographic.cf or {})}
+        if is_projected:
+            projected = _describe_projected(keys, geographic)
+            if projected is None:
+                return {}
+            wkt, attributes = projected
+        elif geographic.cf is None:
+            attributes = {}
+    return {"crs_wkt": wkt, "spatial_ref": wkt, **attributes}
+
+
+def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
+    code, datum = _code(keys, _GEOGRAPHIC), _code(keys, _DATUM)
+    is_known = 4000 < code < 5000
+    name, ellipsoid = _DATUMS.get(code - 4000 if is_known else datum - 6000, ("", _code(keys, _ELLIPSOID)))
+    major, flattening = _ELLIPSOIDS.get(ellipsoid, (0.0, 0.0))
+    major = _number(keys, _MAJOR, default=major)
+    minor = _number(keys, _MINOR, default=0.0)
+    if 0 < minor < major:
+        flattening = major / (major - minor)
+    elif minor > 0:
+        flattening = 0.0
+    flattening = _number(keys, _FLATTENING, default=flattening)
+    unit = _unit(keys, _ANGULAR, _ANGULAR_SIZE, _ANGULAR_UNITS, 9102)
+    meridian = _number(keys, _MERIDIAN_LONGITUDE, default=0.0 if _code(keys, _MERIDIAN, 8901) == 8901 else math.nan)
+    if major <= 0 or flattening < 0 or unit is None or math.isnan(meridian):
+        return None
+    cited = dict(part.split(" = ", 1) for part in str(keys.get(_GEOGRAPHIC_CITATION)).split("|") if " = " in part)
+    title = cited.get("GCS Name") or (keys.get(_GEOGRAPHIC_CITATION) if not cited else None) or "unknown"
+    shift = keys.get(_TO_WGS84)
+    parts = [
+        f"SPHEROID[{_quote(cited.get('Ellipsoid', 'unknown'))},{major!r},{flattening!r}]",
+        *([f"TOWGS84[{','.join(map(repr, shift))}]"] if isinstance(shift, list) and len(shift) in (3, 7) else []),
+    ]
+    datum_wkt = f"DATUM[{_quote(name or cited.get('Datum', 'unknown'))},{','.join(parts)}]"
+    prime = f"PRIMEM[{_quote(cited.get('Primem', 'Greenwich' if not meridian else 'unknown'))},{meridian!r}]"
+    authority = f',AUTHORITY["EPSG","{code}"]' if is_known else ""
+    axes = 'AXIS["Latitude",NORTH],AXIS["Longitude",EAST]'
+    wkt = f"GEOGCS[{_quote(str(title))},{datum_wkt},{prime},{_write_unit(unit)},{axes}{authority}]"
+    if unit[0] != "degree" or meridian:
+        return _Geographic(wkt, None)
+    minor = major if not flattening else major - major / flattening
+    return _Geographic(
+        wkt,
+        {
+            "semi_major_axis": major,
+            "semi_minor_axis": minor,
+            "inverse_flattening": flattening,
+            "longitude_of_prime_meridian": 0.0,
+        },
+    )
+
+
+def _describe_projected(keys: Mapping[int, Any], geographic: _Geographic) -> tuple[str, dict[str, Any]] | None:
+    zone = _code(keys, _PROJECTION)
+    if 16001 <= zone <= 16060 or 16101 <= zone <= 16160:  # UTM, north and south
+        south, number = divmod(zone - 16000, 100)
+        keys = {**keys, _METHOD: 1, 3080: number * 6.0 - 183, 3081: 0, 3082: 5e5, 3083: 1e7 * south, 3092: 0.9996}
+    number = _code(keys, _METHOD)
+    unit = _unit(keys, _LINEAR, _LINEAR_SIZE, _LINEAR_UNITS, 9001)
+    if number not in _METHODS or unit is None:
+        return None
+    method, names, cf = _MERCATOR_2SP if number == _MERCATOR and 3078 in keys else _METHODS[number]
+    values = {
+        name: _number(keys, *_PARAMETERS[name], default=_DEFAULTS.get(name, 0.0))
+        for name in (*names, "false_easting", "false_northing")
+    }
+    parameters = ",".join(f'PARAMETER["{name}",{value!r}]' for name, value in values.items())
+    title = _quote(str(keys.get(_PROJECTED_CITATION) or keys.get(_CITATION) or "unknown"))
+    latitude = values.get("latitude_of_origin", values.get("latitude_of_center", 0.0))
+    x, y = ("WEST", "SOUTH") if number == _SOUTH_ORIENTATED else ("EAST", "NORTH")
+    if number == _POLAR or (number == _AZIMUTHAL and abs(latitude) == 90):  # at a pole all directions are the same
+        x = y = "SOUTH" if latitude > 0 else "NORTH"
+    axes = f'AXIS["Easting",{x}],AXIS["Northing",{y}]'
+    wkt = f'PROJCS[{title},{geographic.wkt},PROJECTION["{method}"],{parameters},{_write_unit(unit)},{axes}]'
+    if geographic.cf is None or unit[1] != 1 or not cf:
+        return wkt, {}
+    return wkt, {"grid_mapping_name": cf, **_describe_method(number, cf, values), **geographic.cf}
+
+
+def _describe_method(number: int, cf: str, values: Mapping[str, float]) -> dict[str, Any]:
+    """Return a method's parameters as CF names them."""
+    found: dict[str, Any] = {}
+    meridian = "longitude_of_projection_origin"
+    if cf in ("transverse_mercator", "lambert_conformal_conic", "albers_conical_equal_area", _METHODS[28][2]):
+        meridian = "longitude_of_central_meridian"
+    scale = "scale_factor_at_projection_origin"
+    if cf == "transverse_mercator":
+        scale = "scale_factor_at_central_meridian"
+    for name, value in values.items():
+        if name.startswith("latitude"):
+            found["latitude_of_projection_origin"] = value
+        elif name in ("central_meridian", "longitude_of_center"):
+            found[meridian] = value
+        elif name == "scale_factor":
+            found[scale] = value
+        elif not name.startswith("standard"):
+            found[name] = value
+    parallels = [values[name] for name in _PARALLELS if name in values]
+    if parallels:
+        found["standard_parallel"] = parallels if len(parallels) == 2 else parallels[0]
+    if number == _POLAR:
+        latitude = found["latitude_of_projection_origin"]
+        found["straight_vertical_longitude_from_pole"] = found.pop(meridian)
+        if abs(latitude) != 90:  # the latitude of true scale
+            del found[scale]
+            found |= {"standard_parallel": latitude, "latitude_of_projection_origin": math.copysign(90.0, latitude)}
+    return found
+
+
+def _code(keys: Mapping[int, Any], number: int, default: int = _USER_DEFINED) -> int:
+    """Return the integer of a key."""
+    value = keys.get(number)
+    return value if type(value) is int else default
+
+
+def _number(keys: Mapping[int, Any], *numbers: int, default: float) -> float:
+    """Return the finite number of the first of the keys that has one."""
+    values = (keys.get(number) for number in numbers)
+    return next((float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)), default)
+
+
+def _unit(
+    keys: Mapping[int, Any], code: int, size: int, known: Mapping[int, tuple[str, float]], default: int
+) -> tuple[str, float] | None:
+    if keys.get(code) == _USER_DEFINED:
+        factor = _number(keys, size, default=0.0)
+        return ("unknown", factor) if factor > 0 else None
+    return known.get(_code(keys, code, default))
+
+
+def _write_unit(unit: tuple[str, float]) -> str:
+    return f"UNIT[{_quote(unit[0])},{unit[1]!r}]"
+
+
+def _quote(text: str) -> str:
+    doubled = text.replace('"', '""')
+    return f'"{doubled}"'
