@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents
+from refshard_fs.errors import ManifestError
 
 
 def zstd() -> Any:
@@ -86,10 +87,11 @@ class DamagedStream(ValueError):
 class Inflate:
     """Decompress a document, which begins with ``head``, as its bytes arrive; DamagedStream if they are damaged.
 
-    A document that is not compressed is passed through.
+    A document that is not compressed is passed through. ``checks_ratio=False``: the caller limits the size.
     """
 
-    def __init__(self, head: bytes) -> None:
+    def __init__(self, head: bytes, *, checks_ratio: bool = True) -> None:
+        self._checks_ratio = checks_ratio
         self._make = next((make for magic, make in _STREAMS.items() if head.startswith(magic)), None)
         self._stream: Any = None if self._make is None else self._make()
         self._taken = self._made = 0  # bytes in, bytes out
@@ -105,7 +107,7 @@ class Inflate:
             self._taken += len(part)
             for out in self._inflate(part, self._make):
                 self._made += len(out)
-                if self._made > max(GRACE, RATIO * self._taken):
+                if self._checks_ratio and self._made > max(GRACE, RATIO * self._taken):
                     raise DamagedStream(
                         f"{self._taken} compressed bytes make {self._made} or more: expected a ratio of at most {RATIO}"
                     )
@@ -130,6 +132,35 @@ class Inflate:
                 yield out
             if not self._stream.eof and not left and len(out) < PIECE:
                 return
+
+
+MOST_DECOMPRESSED: Final = 256 << 20  # bytes of a decompressed file, which is held in memory
+
+_TO_CHUNKS: Final = (
+    "Decompress it (gunzip, bunzip2, unxz, unzstd). To keep it compressed, compress its chunks (HDF5: h5repack -f "
+    "GZIP=4; FITS: fpack; TIFF: gdal_translate -of COG)"
+)
+
+
+def decompress_file(data: bytes, where: str) -> bytes:
+    """Decompress a file that is compressed as a whole; ManifestError if it is damaged or too large."""
+    out = bytearray()
+    try:
+        for piece in Inflate(data, checks_ratio=False).feed(data, is_last=True):
+            out += piece
+            if len(out) > MOST_DECOMPRESSED:
+                raise too_large_to_decompress(where)
+    except DamagedStream as e:
+        raise ManifestError(f"{where} is compressed as a whole, and is damaged: {e}. Fetch it again") from e
+    return bytes(out)
+
+
+def too_large_to_decompress(where: str) -> ManifestError:
+    """Return the error for a file that is compressed as a whole and too large."""
+    return ManifestError(
+        f"{where} is compressed as a whole: no part of it can be read alone, and it has more than "
+        f"{MOST_DECOMPRESSED >> 20} MiB, the most that is decompressed in memory. {_TO_CHUNKS}"
+    )
 
 
 def is_compressed(head: bytes) -> bool:

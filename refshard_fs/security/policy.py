@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 T = TypeVar("T")
 
 LOCAL = ("file", "local")
+DECOMPRESS = "decompress::"  # before the URL of a file that is compressed as a whole
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
 
 _DECODED = 4  # times that a chain of servers may decode a path

@@ -40,6 +40,7 @@ from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA
 from refshard_fs.references.versions import pin_targets
 from refshard_fs.security.origins import Origins
+from refshard_fs.security.policy import DECOMPRESS
 from refshard_fs.source.recognition import open_references
 
 # Facts of chunks that only a chunk manifest can hold (checksums, ETags), by array and number.
@@ -152,13 +153,16 @@ class PackedKey(NamedTuple):
         return self.entry.size if self.entry.size is not None else sum(span.size or 0 for span in self.entry.spans)
 
 
-def collect_keys(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool = False) -> Steps[Collection]:
+def collect_keys(
+    keyspace: KeySpace, prefix: str = "", *, with_lengths: bool = False, for_others: bool = False
+) -> Steps[Collection]:
     """Collect the references of all keys of ``keyspace`` below ``prefix``; computed keys are in `Collection.packed`.
 
-    With ``with_lengths``, chunks that are whole objects get their sizes from listings.
+    With ``with_lengths``, chunks that are whole objects get their sizes from listings. With ``for_others``, for other
+    readers, chunks in files that are compressed as a whole count as computed.
     """
     contents = yield from keyspace.contents(prefix)
-    collection = Collection(keyspace, contents, with_lengths=with_lengths)
+    collection = Collection(keyspace, contents, with_lengths=with_lengths, for_others=for_others)
     yield from together([collection.add_array(path) for path in contents.arrays])
     others = list(contents.others.keys() - contents.indexes)
     others += [key for key, value in contents.members.items() if isinstance(value, list)]
@@ -174,8 +178,11 @@ def collect_keys(keyspace: KeySpace, prefix: str = "", *, with_lengths: bool = F
 class Collection:
     """Builds a set of references from the keys of a key space."""
 
-    def __init__(self, keyspace: KeySpace, contents: Contents, *, with_lengths: bool = False) -> None:
+    def __init__(
+        self, keyspace: KeySpace, contents: Contents, *, with_lengths: bool = False, for_others: bool = False
+    ) -> None:
         self._with_lengths = with_lengths
+        self._for_others = for_others
         self.urls: dict[str | None, int] = {}
         self.packed: list[PackedKey] = []
         self._keyspace = keyspace
@@ -208,7 +215,10 @@ class Collection:
 
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
         array = self._arrays[path]
-        rows = np.flatnonzero(chunks.ranges.targets != NO_TARGET)
+        computed = {**chunks.packed, **(_decompressed(chunks) if self._for_others else {})}
+        there = chunks.ranges.targets != NO_TARGET
+        there[list(computed)] = False
+        rows = np.flatnonzero(there)
         ranges = chunks.ranges.take(rows)
         pins = chunks.pins or [None] * len(chunks.urls)
         origins = chunks.origins or [()] * len(chunks.urls)
@@ -226,7 +236,7 @@ class Collection:
                     checks[row] = {**checks.get(row, {}), **pin.version}
         if checks:
             self._checks.setdefault(path, {}).update((int(numbers[row]), own) for row, own in checks.items())
-        for row, entry in chunks.packed.items():
+        for row, entry in computed.items():
             number = int(numbers[row])
             self._add_packed(PackedKey(join(path, array.grid.tail(number)), entry, path, number))
 
@@ -245,7 +255,7 @@ class Collection:
             self._add_packed(PackedKey(key, found.packed[0], None, 0))
 
     def _add_packed(self, packed: PackedKey) -> None:
-        if isinstance(packed.entry, Span):
+        if isinstance(packed.entry, Span) and packed.entry.start < 0:
             raise ManifestError(
                 f"{packed.key!r} is a range counted from the end of its target, which a reference set cannot hold"
             )
@@ -313,6 +323,20 @@ class _Attributes(NamedTuple):
 
     dims: Sequence[str | None] = ()
     coordinates: Sequence[str] = ()
+
+
+def _decompressed(chunks: Chunks) -> dict[int, Entry]:
+    """Return, by row, the ranges of files that are compressed as a whole: only this package reads these."""
+    codes = [code for code, url in enumerate(chunks.urls) if (url or "").startswith(DECOMPRESS)]
+    found: dict[int, Entry] = {}
+    for row in np.flatnonzero(np.isin(chunks.ranges.targets, codes)).tolist():
+        range_ = chunks.ranges.row(row)
+        assert range_ is not None, "the row has a target"
+        stop = None if range_.length is None else range_.offset + range_.length
+        pin = chunks.pins[range_.target] if chunks.pins else None
+        origin = chunks.origins[range_.target] if chunks.origins else ()
+        found[row] = Span(chunks.urls[range_.target] or "", range_.offset, stop, pin=pin, origin=origin)
+    return found
 
 
 def _attributes(side: Mapping[str, Value], path: str) -> _Attributes:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core.columns import Texts
+from refshard_fs.core.compression import decompress_file
 from refshard_fs.core.format import IN_MEMORY, Document, Format, OpenOptions, Probe, Version, check_size
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Stat, Steps
@@ -22,7 +23,7 @@ from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
 from refshard_fs.security.admission import OBJECT_STORES, WEB
-from refshard_fs.security.policy import directory_of, locator, protocol_of
+from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, protocol_of
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, unsupported_kind
@@ -70,7 +71,7 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=open_source)
-    yield from _refuse_unread(probe, options.max_manifest_bytes)
+    probe = yield from _look_inside(probe, options)
     found = _format_of(probe, format)
     if options.version != Version() and not found.has_versions:
         raise ManifestError(
@@ -87,26 +88,36 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     return view
 
 
-def _refuse_unread(probe: Probe, most: int) -> Steps[None]:
-    """Raise UnknownSource for a file of a known but unsupported kind, and for a file that is compressed as a whole."""
-    codec = compressor_of(probe.head)
+def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
+    """Return the probe of the decompressed file if a file of a format is compressed as a whole; else ``probe``.
+
+    Raises UnknownSource for a file of a known but unsupported kind, compressed or not.
+    """
+    codec, most = compressor_of(probe.head), options.max_manifest_bytes
     inner = decompress_probe(probe)
     if codec and not inner.head and probe.facts is not None and (probe.facts.size or 0) > len(probe.head):
         span = Span(probe.url, 0, min(FIRST_BLOCK, most), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
         inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
-    kind = unsupported_kind(inner.head)
-    if codec is None:
-        if kind is not None and not any(f.recognises(probe) for f in all_formats().values()):
-            raise UnknownSource(f"{probe.url} is {kind[0]}, which is not supported: {kind[1]}")
-        return
-    fitting = [f.name for f in all_formats().values() if not f.is_general and f.recognises(inner)]
-    if kind or fitting:
-        what = kind[0] if kind else f"a file of format {fitting[0]!r}"
+    kind, known = unsupported_kind(inner.head), all_formats().values()
+    fits = any(f.recognises(inner) and not f.is_general for f in known)
+    how = "" if codec is None else f", compressed as a whole with {codec}"
+    if fits:
+        return probe if codec is None else (yield from _decompress(probe, options))
+    if kind is not None:
+        raise UnknownSource(f"{probe.url} is {kind[0]}{how}, which is not supported: {kind[1]}")
+    if codec is not None and inner.head and not any(f.recognises(inner) for f in known):
         raise UnknownSource(
-            f"{probe.url} is {what}, compressed as a whole with {codec}: no part of it can be read alone. Decompress it"
-            ". To keep it compressed, compress its chunks (HDF5: h5repack -f GZIP=4; FITS: fpack; TIFF: "
-            "gdal_translate -of COG)"
+            f"{probe.url} is a document that starts with {inner.head[:16]!r}{how}: it fits no known format"
         )
+    return probe
+
+
+def _decompress(probe: Probe, options: OpenOptions) -> Steps[Probe]:
+    """Return the probe of what decompressing the whole file makes."""
+    if not probe.is_in_memory:
+        return (yield from _probe(DECOMPRESS + probe.url, options.max_manifest_bytes, options.head))
+    data = decompress_file(probe.head, probe.url)
+    return Probe(IN_MEMORY, Facts(len(data)), data)
 
 
 def _format_of(probe: Probe, name: str | None) -> Format:

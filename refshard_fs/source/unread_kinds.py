@@ -9,6 +9,8 @@ from refshard_fs.core.format import LEAST_HEAD, Probe
 
 _TO_COG: Final = "convert it (gdal_translate -of COG)"
 _DECOMPRESS: Final = "decompress it"
+_GRIB: Final = "give the GRIB file that it describes"
+_NO_PICKLE: Final = f"pickles can run code, and are never read: {_GRIB}"
 
 # The kind, the offset of its magic bytes, the bytes, and a remedy.
 _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
@@ -36,6 +38,25 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
         "give the directory of a parquet set, in which .zmetadata lies; refshard_fs.open takes a table of URLs",
     ),
     ("an Arrow file", 0, b"ARROW1", "open it with pyarrow"),
+    ("a Feather file", 0, b"FEA1", "open it with pyarrow"),
+    ("an ORC file", 0, b"ORC", "open it with pyarrow"),
+    ("an Avro file", 0, b"Obj\x01", "open it with fastavro"),
+    ("a shapefile", 0, b"\0\0\x27\x0a\0\0\0\0", "open it with geopandas"),
+    ("a FlatGeobuf file", 0, b"fgb\x03fgb", "open it with geopandas"),
+    ("a file of R (.rds)", 0, b"X\n\0\0\0", "write its arrays as NetCDF (ncdf4) or GeoTIFF (terra)"),
+    ("a file of R (.RData)", 0, b"RDX", "write its arrays as NetCDF (ncdf4) or GeoTIFF (terra)"),
+    ("a pickle of Python, such as an index of cfgrib", 0, b"\x80\x04\x95", _NO_PICKLE),
+    ("a pickle of Python, such as an index of cfgrib", 0, b"\x80\x05\x95", _NO_PICKLE),
+    ("an index of a GRIB file", 0, b"1:0:d=", _GRIB),
+    ("a NetCDF file as text (CDL)", 0, b"netcdf ", "make a NetCDF file of it (ncgen -4)"),
+    ("the header of an ENVI image", 0, b"ENVI\n", _TO_COG),
+    ("the header of an ENVI image", 0, b"ENVI\r\n", _TO_COG),
+    ("an image of ERDAS (.img)", 0, b"EHFA_HEADER_TAG", _TO_COG),
+    ("a grid of ESRI as text", 0, b"ncols ", _TO_COG),
+    ("a PDS3 file", 0, b"PDS_VERSION_ID", _TO_COG),
+    ("a JPEG XL image", 0, b"\0\0\0\x0cJXL \r\n\x87\n", _TO_COG),
+    ("a WebP image", 8, b"WEBP", _TO_COG),
+    ("an MRC volume", 208, b"MAP ", "convert it to zarr with mrcfile"),
     ("an SQLite database (GeoPackage, MBTiles)", 0, b"SQLite format 3\0", "open it with the library of its kind"),
     ("a PMTiles archive", 0, b"PMTiles", "open it with pmtiles"),
     ("a LAS file", 0, b"LASF", "open it with laspy"),
@@ -47,13 +68,22 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("a file compressed by compress (.Z)", 0, b"\x1f\x9d", _DECOMPRESS),
     ("a pointer of Git LFS, not the file itself", 0, b"version https://git-lfs.github.com/spec/", "git lfs pull"),
 )
+# Text in an XML document, the kind, and a remedy.
+_XML: Final = (
+    (b"<VRTDataset", "a VRT of GDAL", f"give the files that it names (refshard concat joins them), or {_TO_COG}"),
+    (b"<PAMDataset", "a sidecar of GDAL (.aux.xml)", "give the image beside it"),
+    (b"/ncml-2.2", "an NcML document", "give the files that it names (refshard concat joins them)"),
+    (b"<Error><Code>", "an error of an object store, stored as a file", "download the file again"),
+)
 _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def unsupported_kind(head: bytes) -> tuple[str, str] | None:
     """Return the kind of an unsupported file by its first bytes, and a remedy; None for other files."""
-    if head.lstrip()[:1] == b"<" and b"<VRTDataset" in head:
-        return "a VRT of GDAL", "give the files that it names (refshard concat joins them), or " + _TO_COG
+    if head.lstrip()[:1] == b"<":
+        return next(((kind, remedy) for tag, kind, remedy in _XML if tag in head), None)
+    if head[:1] == b"{" and b'"_offset":' in head.partition(b"\n")[0]:
+        return "an index of a GRIB file", _GRIB
     return next(((kind, remedy) for kind, at, magic, remedy in _KINDS if head.startswith(magic, at)), None)
 
 

@@ -119,6 +119,8 @@ class Pool:
         return place
 
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
+        if url.startswith(policy.DECOMPRESS):  # the rules judge the file itself
+            return self._decompressed(url, origin)
         rules = self._rules(origin)
         return self._object(url, credentials_for(url, self._options, rules, resolve=_resolve_links), rules)
 
@@ -136,6 +138,18 @@ class Pool:
         only_size = policy.longest_prefix(dict.fromkeys(self._options.only_sizes), url) is not None
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
+
+    def _decompressed(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
+        """Return the object that decompressing a whole file makes; None without an event loop."""
+        from refshard_fs.targets.decompressed import DecompressedTarget  # few sources need it
+
+        file = url.removeprefix(policy.DECOMPRESS)
+        place = None if self.loop is None else self.place(file, origin)
+        if place is None:
+            return None
+        target = self._targets.setdefault((url, origin), DecompressedTarget(*place, file))
+        retry = self._options.retry.at_most(target.most_retries)
+        return VersionedObject(target, self.versions.of(url), retry, self._stats), url
 
     def _advise_on_endpoint(self, url: str) -> str:
         """Return advice about the endpoint of ``url``, if another prefix of its protocol has an endpoint."""

@@ -114,7 +114,7 @@ def stream_of(
         refs, spell = collect(keyspace, run, respell), as_written
     else:
         if sink.holds_packed:
-            collection = run("", partial(collect_keys, keyspace, with_lengths=sink.needs_lengths))
+            collection = run("", partial(collect_keys, keyspace, with_lengths=sink.needs_lengths, for_others=True))
             for one in collection.packed:
                 packed.setdefault(one.array or "", {})[one.number] = one.entry
             refs, checks = collection.finish()
@@ -132,7 +132,7 @@ def stream_of(
 
 def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
     """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``."""
-    collection = session.run("", partial(collect_keys, keyspace))
+    collection = session.run("", partial(collect_keys, keyspace, for_others=True))
     is_much = collection.first_beyond_limit() is not None
     if is_much:
         _warn_of_copies(collection, keyspace, copies.url)
