@@ -4,14 +4,16 @@ The policy is for callers that read one chunk, or one box of chunks, after the o
 
 The differences between the numbers of successive chunks (*steps*) are expected to repeat. In a line or a stride all
 steps are equal; in a box the steps of a row repeat after a larger step. Several threads, and dask, which sorts numbers
-as text, read neighbours in other orders: when `RUN` neighbours have been read, the chunks beyond them are expected, and
-a single chunk elsewhere does not change this. The location of bytes does not matter. A window in bytes limits how far
+as text, read neighbours in other orders: when the last `NEAR` chunks are neighbours, or `RUN` neighbours have been
+read, the chunks beyond them are expected, and a single chunk elsewhere does not change this. After such a run, two
+neighbours in its direction begin another. The location of bytes does not matter. A window in bytes limits how far
 ahead chunks are fetched: it begins with the capacity of a round trip of the link, doubles when a reader has to wait for
 a predicted chunk, and halves when chunks were fetched in vain.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, cycle, islice, takewhile
 from typing import NamedTuple
@@ -20,6 +22,7 @@ from refshard_fs.reading.plan import MIB
 
 SURE = 4  # correctly predicted chunks from which on chunks are fetched ahead
 SURE_AT_ONCE = 6  # the same, if all chunks came in one call: these may be all that is read
+NEAR = 4  # neighbours, read one after the other in any order, after which the chunks beyond them are expected
 RUN = 8  # neighbours, read in any order, after which the chunks beyond them are expected
 STEPS = 512  # recent steps that are searched for a repetition
 ALIKE = 32  # recent steps that are compared: few, since the search is made at each unexpected chunk
@@ -51,6 +54,8 @@ class ReadAhead:
     def forget(self) -> None:
         """Forget all expectations."""
         self._calls = 0
+        self._recent: deque[int] = deque(maxlen=NEAR)  # the last chunks that came in calls of their own
+        self._direction = 0  # of the last run: 1 upwards, -1 downwards
         self._last: int | None = None  # the chunk up to which all chunks came in the expected order
         self._steps: list[int] = []  # the steps up to this chunk
         self._coming: dict[int, bool] = {}  # the next expected chunks, in order; True: read before its turn
@@ -78,6 +83,8 @@ class ReadAhead:
                     continue  # the same chunk again
                 self._read.clear()  # a new pass over the array begins
             self._read.add(number)
+            if len(numbers) == 1:
+                self._recent.append(number)
             self._follow(number, drop)
             self._unread.discard(number)
             self._dropped.discard(number)  # it was useful after all, if its bytes were kept
@@ -98,6 +105,8 @@ class ReadAhead:
             self._turn(early, drop)  # the reader continues from the chunk that came before its turn
         if self._take(number):
             self._is_astray = False
+            if not self._is_run and self._run_of_last() and set(self._steps[1 - NEAR :]) not in ({1}, {-1}):
+                self._turn(number, drop)  # steps that repeat by chance: the last chunks are a run in another order
         elif self._is_run and not self._is_astray:
             self._is_astray = True
         else:
@@ -138,7 +147,23 @@ class ReadAhead:
         self._next = next(self._further, None)
 
     def _beyond(self, number: int) -> range | None:
-        """Return the chunks beyond the nearer end of the run of neighbours at ``number``; None if the run is short."""
+        """Return the chunks beyond the run that ``number`` belongs to; None if the run is short."""
+        beyond = self._run_of_last() or self._run_of_all(number)
+        if beyond is None and self._direction and list(self._recent)[-2:] == [number - self._direction, number]:
+            beyond = self._from(number, self._direction)
+        self._direction = 0 if beyond is None else beyond.step
+        return beyond
+
+    def _run_of_last(self) -> range | None:
+        """Return the chunks beyond the last ones in the direction of reading, if these are neighbours."""
+        if len(self._recent) < NEAR or max(self._recent) - min(self._recent) >= NEAR:
+            return None
+        *before, last, latest = self._recent
+        is_up = last + latest > sum(before)
+        return self._from(max(self._recent), 1) if is_up else self._from(min(self._recent), -1)
+
+    def _run_of_all(self, number: int) -> range | None:
+        """Return the chunks beyond the nearer end of the run of all read neighbours at ``number``."""
         low = high = number
         while number - low < RUN and low - 1 in self._read:
             low -= 1
@@ -146,7 +171,11 @@ class ReadAhead:
             high += 1
         if high - low + 1 < RUN:
             return None
-        return range(high + 1, self._size) if high - number <= number - low else range(low - 1, -1, -1)
+        return self._from(high, 1) if high - number <= number - low else self._from(low, -1)
+
+    def _from(self, number: int, step: int) -> range:
+        """Return the chunks after ``number`` in one direction."""
+        return range(number + step, self._size if step > 0 else -1, step)
 
     def _step_to(self, number: int) -> None:
         if self._last is not None:

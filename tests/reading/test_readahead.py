@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
     """Chunks fetched per chunk read."""
 
 
-def simulate(size: int, numbers: Iterable[int], *, together: int = 10, most: int = MOST) -> Outcome:
+def simulate(size: int, numbers: Iterable[int], *, together: int = 10, most: int = MOST, chunk: int = CHUNK) -> Outcome:
     """Read ``numbers`` in order, ``together`` in a tick, with what was advised at hand in the next one."""
     policy = ReadAhead(size)
     wanted = list(numbers)
@@ -33,14 +33,14 @@ def simulate(size: int, numbers: Iterable[int], *, together: int = 10, most: int
     fetched = waits = 0
     for first in range(0, len(wanted), together):
         tick = wanted[first : first + together]
-        advice = policy.observe(tick, CHUNK, WINDOW, most)
+        advice = policy.observe(tick, chunk, WINDOW, most)
         missing = [n for n in tick if n not in have]
         waits += bool(missing)
         have.difference_update(tick, advice.drop)
         assert have.isdisjoint(advice.fetch)
         have.update(advice.fetch)
         fetched += len(missing) + len(advice.fetch)
-        assert len(have) * CHUNK <= most
+        assert len(have) * chunk <= most
     return Outcome(waits, fetched / len(wanted))
 
 
@@ -115,6 +115,21 @@ def test_what_was_read_out_of_order_is_not_fetched_again() -> None:
         assert read.isdisjoint(policy.observe([number], CHUNK, WINDOW, MOST).fetch)
     again = [n for number in range(40) for n in policy.observe([number], CHUNK, WINDOW, MOST).fetch]
     assert again  # another pass is read ahead of like the first
+
+
+# The orders in which two threads of dask read months: a point through all, and the mean of each.
+POINT = [*range(9, 4, -1), *range(46, 38, -1), 4, *range(38, 26, -1), 3, *range(26, 19, -1), 2, *range(19, 9, -1), 1, 0]
+MEANS = [
+    14, 15, 12, 13, 11, 9, 8, 7, 10, *range(6, -1, -1), *range(23, 15, -1), 39, 38, 37, 36, 35, 33, 32, 31, 34,
+    *range(30, 23, -1), 43, 42, 41, 40, 46, 45, 44,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("numbers", "waits"), [(POINT, 11), (MEANS, 19)], ids=["point", "means"])
+def test_boxes_that_two_threads_read_are_read_ahead(numbers: list[int], waits: int) -> None:
+    got = simulate(47, numbers, together=1, chunk=10 * CHUNK)
+    assert got.waits <= waits
+    assert got.overread <= 1.15
 
 
 def test_chunks_that_come_nearly_in_order_are_followed() -> None:
