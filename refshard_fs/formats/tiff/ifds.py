@@ -75,8 +75,8 @@ class Ifd(msgspec.Struct):
         tag = self.tags.get(number)
         if tag is None:
             return list(default)
-        if tag.dtype.kind not in "iu" or not tag.count:
-            raise ValueError(f"its tag {number} has {tag.count} values of {tag.dtype}: expected integers")
+        if tag.dtype.kind not in "iu" or not tag.count or tag.data is None:  # long values are not read
+            raise ValueError(f"its tag {number} has {tag.count} values of {tag.dtype}: expected one or a few integers")
         found: list[int] = tag.values.tolist()
         return found
 

@@ -26,6 +26,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.tiff.georeference import Georeference, locate_image
 from refshard_fs.formats.tiff.ifds import MOST_IFDS, Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.images import (
+    COLOR_MAP,
     DESCRIBING,
     DESCRIPTION,
     GDAL_METADATA,
@@ -45,6 +46,14 @@ LONG: Final = 1 << 26  # most bytes of a descriptive tag, such as OME-XML
 
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
+# Names by which xarray decodes values: GDAL's own tags have them.
+_DECODING: Final = frozenset(
+    ["_FillValue", "missing_value", "fill_value", "nodata", "scale_factor", "add_offset", "scales", "offsets", "dtype",
+     "_Unsigned", "_Encoding", "calendar", "coordinates", "grid_mapping", "_ARRAY_DIMENSIONS"]
+)  # fmt: skip
+_TEXTS: Final = {
+    269: "DOCUMENTNAME", 270: "IMAGEDESCRIPTION", 305: "SOFTWARE", 306: "DATETIME", 315: "ARTIST", 316: "HOSTCOMPUTER"
+}  # fmt: skip
 _QUOTES: Final = {"&quot;": '"', "&apos;": "'"}
 _UNITS: Final = {
     "µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "pm": "picometer",
@@ -197,6 +206,7 @@ class _Group(RasterGroupBuilder):
         names = self.name_dimensions(path, axes, shape)
         attributes: dict[str, Any] = {}
         for ifd in reversed(ifds):
+            attributes |= {} if image.axes else parse_texts(ifd)
             attributes |= parse_gdal_metadata(ifd, page.samples)
         if place is not None:
             attributes |= place.add(self, group, (page.height, page.width, page.samples), names)
@@ -226,13 +236,27 @@ def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:
         return {"GDAL_METADATA": f"not shown: {e}"}
     found: dict[str, Any] = {}
     bands: dict[str, dict[str, Any]] = {}
+    roles: dict[str, dict[str, Any]] = {}
     for item in items:
-        role, text = item.get("role", ""), unescape(item.text or "", _QUOTES)  # GDAL escapes it twice
+        role, name, text = (
+            item.get("role", ""),
+            item.get("name", ""),
+            unescape(item.text or "", _QUOTES),
+        )  # escaped twice
+        value = text if role in ("description", "unittype") else _parse_number(text)
         if role in _ROLES:
-            value = _parse_number(text) if role in _NEUTRAL else text
             # With integers, xarray would decode to integers, which have no missing value.
-            bands.setdefault(role, {})[item.get("sample", "")] = float(value) if type(value) is int else value
-    for role, known in bands.items():
+            roles.setdefault(role, {})[item.get("sample", "")] = float(value) if type(value) is int else value
+        elif name and name not in _DECODING and "domain" not in item.attrib:
+            if "sample" in item.attrib:
+                bands.setdefault(name, {})[item.get("sample", "")] = value
+            else:
+                found[name] = value
+    for name, known in bands.items():
+        values = [known[str(band)] for band in range(samples) if str(band) in known]
+        if len(values) == samples:
+            found[name] = values if len(set(values)) > 1 else values[0]
+    for role, known in roles.items():
         values = [known.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
         if len(set(values)) == 1:
             found[_ROLES[role]] = values[0]
@@ -241,10 +265,22 @@ def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:
     return found
 
 
+def parse_texts(ifd: Ifd) -> dict[str, Any]:
+    """Return the texts of an IFD by GDAL's names, and its colours as ``#rrggbb``, ordered by the value of a pixel."""
+    texts = {f"TIFFTAG_{name}": ifd.text(number) for number, name in _TEXTS.items()}
+    found: dict[str, Any] = {name: text for name, text in texts.items() if 0 < len(text) <= SMALL}
+    tag = ifd.tags.get(COLOR_MAP)
+    if tag is not None and tag.dtype.kind == "u" and 0 < len(tag.values) <= 3 << 8 and not tag.count % 3:
+        divisor = 257 if tag.values.max() > 255 else 1  # some writers store 8 bits
+        colors = (tag.values // divisor).astype("u1").reshape(3, -1).T
+        found["color_map"] = [f"#{color.tobytes().hex()}" for color in colors]
+    return found
+
+
 def _parse_number(text: str) -> Any:
     """Convert a text to a number if it is one; otherwise return the text."""
     try:
-        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+        return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # in 64 bits
     except ValueError:
         return text
 

@@ -34,3 +34,29 @@ def test_grid_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> Non
     path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
     assert not RefShardFileSystem(str(path)).exists("x")
     assert tuple(map(float, place(path)["GeoTransform"].split())) == turned.to_gdal()
+
+
+@pytest.mark.parametrize("kind", ["Area", "Point"])
+def test_ground_control_points_are_those_of_gdal(tmp_path: Path, kind: str) -> None:
+    corners = [(0, 0, 10, 50), (0, 200, 11, 50.1), (150, 0, 10.1, 49), (150, 200, 11.2, 49.2)]
+    points = [rasterio.control.GroundControlPoint(*corner, z=number) for number, corner in enumerate(corners)]
+    path = write(tmp_path / "a.tif", SMOOTH, gcps=points, transform=None, crs="EPSG:4326", tags={"AREA_OR_POINT": kind})
+    with rasterio.open(path) as ds:
+        want, _ = ds.gcps
+    attributes = place(path)
+    found = json.loads(attributes["gcps"])["features"]
+    assert [(f["properties"]["row"], f["properties"]["col"]) for f in found] == [(p.row, p.col) for p in want]
+    assert [tuple(f["geometry"]["coordinates"]) for f in found] == [(p.x, p.y, p.z) for p in want]
+    assert attributes["crs_wkt"] == "EPSG:4326"
+    assert "GeoTransform" not in attributes
+    assert not RefShardFileSystem(str(path)).exists("x")
+
+
+def test_rational_polynomials_are_those_of_gdal(tmp_path: Path) -> None:
+    ones = [number / 7 for number in range(20)]
+    rest = dict.fromkeys(("line_num_coeff", "line_den_coeff", "samp_num_coeff", "samp_den_coeff"), ones)
+    names = [f"{axis}_{what}" for what in ("off", "scale") for axis in ("height", "lat", "line", "long", "samp")]
+    rpcs = rasterio.rpc.RPC(**rest, **{name: 1.5 + number for number, name in enumerate(names)}, err_bias=1, err_rand=2)
+    path = write(tmp_path / "a.tif", SMOOTH, rpcs=rpcs, transform=None, crs=None, overviews=(2,))
+    assert rasterio.rpc.RPC(**json.loads(place(path)["rpcs"])) == rpcs
+    assert "rpcs" not in json.loads(RefShardFileSystem(str(path)).cat_file("spatial_ref_1/.zattrs"))

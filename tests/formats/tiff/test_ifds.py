@@ -56,6 +56,13 @@ def test_damaged_tiles_and_loops_are_named() -> None:
         Files({ROOT: b"II*\0" + bytes(20)}).open()
 
 
+def test_tag_with_too_many_values_leaves_out_its_page() -> None:
+    data = plain_tiff(b"1" * 300_000, 4, 2)
+    entry = struct.pack("<HHII", 259, 4, 1, 1)
+    with pytest.raises(ManifestError, match="its tag 259 has 70000 values of uint32: expected one or a few integers"):
+        Files({ROOT: data.replace(entry, struct.pack("<HHII", 259, 4, 70_000, 8))}).open()
+
+
 @pytest.mark.parametrize("damage", ["count", "tag", "place", "sub"])
 def test_a_damaged_ifd_leaves_out_its_page(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "pages.tif"

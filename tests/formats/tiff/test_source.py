@@ -262,6 +262,27 @@ def test_integer_scales_leave_room_for_missing_values(tmp_path: Path) -> None:
     assert got.attrs["long_name"] == "a < b & 'c'"
 
 
+def test_tags_texts_and_colours_are_attributes_as_in_rioxarray(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    tags = {"place": "Oslo", "count": "5", "scale_factor": "7", "TIFFTAG_SOFTWARE": "ours"}
+    path = write(tmp_path / "a.tif", SMOOTH, photometric="palette", tags=tags)
+    with rasterio.open(path, "r+") as ds:
+        ds.write_colormap(1, {0: (255, 0, 16, 255), 2: (1, 2, 3, 255)})
+        ds.update_tags(1, STATISTICS_MAXIMUM="3.5")
+        ds.update_tags(ns="OTHER", hidden="1")
+    found = metadata(path, "0")[1]
+    assert found.pop("color_map")[:3] == ["#ff0010", "#000000", "#010203"]
+    for name in ("_ARRAY_DIMENSIONS", "coordinates", "grid_mapping"):
+        del found[name]
+    assert found == {"place": "Oslo", "count": 5, "TIFFTAG_SOFTWARE": "ours", "STATISTICS_MAXIMUM": 3.5}
+    path = write(tmp_path / "b.tif", COLOURS)
+    with rasterio.open(path, "r+") as ds:
+        for band in (1, 2, 3):
+            ds.update_tags(band, mean=str(band), unit="K", some="x" if band == 1 else None)
+    found = metadata(path, "0")[1]
+    assert (found["mean"], found["unit"]) == ([1, 2, 3], "K")
+
+
 # ------------------------------------------------------------------------------ requests
 
 
