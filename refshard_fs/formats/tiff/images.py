@@ -34,7 +34,7 @@ PRIVATE: Final = (32997, 50674)  # tags above 32767 that are read:
 DEPTH, LERC_PARAMETERS = PRIVATE
 SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 GDAL_METADATA, NODATA, RATIONAL_POLYNOMIAL = 42112, 42113, 50844
-DESCRIPTION, COLOR_MAP = 270, 320
+DESCRIPTION, T4_OPTIONS, COLOR_MAP = 270, 292, 320
 DESCRIBING: Final = (
     *(DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA, RATIONAL_POLYNOMIAL),
 )
@@ -52,7 +52,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
     ``bits`` is the size of a sample in the file, ``dtype`` the type in the array. The result is decoded, or if
     ``encoded`` compressed again for zarr's codec. ``within`` is the value of Compression for an outer compression of
-    images.
+    images. Of a fax, ``t4_options`` is the tag, and ``is_reversed`` whether the first pixel is the lowest bit.
     """
 
     compression: int
@@ -65,6 +65,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
     tables: bytes
     encoded: bool = False
     within: int = 1
+    t4_options: int = 0
+    is_reversed: bool = False
 
     @property
     def size(self) -> int:
@@ -78,6 +80,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         if self.compression in IMAGES:
             return Padded(self.size).make(self._decode_image(raw))
+        if self.compression in FAX:
+            return Padded(self.size).make(self._decode_fax(raw))
         decoded = CODECS[self.compression](raw, self.size_of(self.shape[0]))
         if len(decoded) < self.size_of(self.rows):
             raise ValueError(f"it decompresses to {len(decoded)} bytes: expected {self.size_of(self.rows)}")
@@ -109,6 +113,14 @@ class TileRecipe(msgspec.Struct, frozen=True):
         if found[1] is not None and values.dtype.kind == "f":
             values[~found[1]] = np.nan  # pixels outside the mask
         return values.tobytes()
+
+    def _decode_fax(self, raw: bytes) -> bytes:
+        """Decode the stored rows of an image of one bit a pixel to a byte a pixel."""
+        options = {"t4options": self.t4_options} if self.compression == FAX_3 else {}
+        raw = raw.translate(_REVERSED) if self.is_reversed else raw
+        size = {"height": self.rows, "width": self.shape[1]}
+        found = decode_by_imagecodecs(FAX[self.compression], raw, "tiff", **size, **options)
+        return np.asarray(found, self.dtype).tobytes()
 
     def _convert_samples(self, data: bytes) -> bytes:
         """Convert the samples of the stored rows to ``dtype``."""
@@ -158,6 +170,9 @@ CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
 }
 # Decoders of images, by their names in imagecodecs; they undo their own prediction.
 JPEG, LERC = 7, 34887
+FAX_3: Final = 3
+FAX: Final[Mapping[int, str]] = {2: "ccittrle_decode", FAX_3: "ccittfax3_decode", 4: "ccittfax4_decode"}
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))  # bytes with their bits in reversed order
 LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # value of Compression by the second of the LercParameters
 LERC_HEADER: Final = 1 << 12  # bytes of a LERC block in addition to samples and mask, at most twice the samples
 JPEG_2000: Final = (34712, 33005)  # 33005: by Aperio, of RGB
@@ -259,13 +274,16 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     if not 0 < math.prod(shape) * dtype.itemsize < most:
         raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: the limit is {most} bytes")
     is_whole = bits == dtype.itemsize * 8
-    predictor = 1 if compression in IMAGES or compression == 1 else ifd.integer(PREDICTOR, 1)
+    predictor = 1 if compression in IMAGES or compression in FAX or compression == 1 else ifd.integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
         raise ValueError(f"its Predictor is not supported: {predictor}, with samples of {bits} bits as {dtype}")
     is_native = compression in NATIVE and predictor == 1 and is_whole
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
     recipe = TileRecipe(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
+    if compression in FAX:
+        is_reversed = ifd.integer(FILL_ORDER, 1) == 2
+        recipe = msgspec.structs.replace(recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed)
     places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
     sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
     if places is None or (sizes is None and compression != 1):
@@ -283,10 +301,15 @@ def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
     """Return Compression, PhotometricInterpretation and LERC's outer compression. Raise ValueError if unsupported."""
     compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
     compression = 8 if compression == 32946 else compression  # the number of Deflate before it was standardised
-    if compression not in CODECS and compression not in IMAGES:
+    if compression not in CODECS and compression not in IMAGES and compression not in FAX:
         raise ValueError(f"its Compression {compression} is not supported")
+    if compression in FAX and (ifd.integers(BITS, 1), ifd.integer(SAMPLES, 1)) != ([1], 1):
+        raise ValueError(f"its Compression is {compression}, of faxes: expected one sample of 1 bit")
     for name, number in (("FillOrder", FILL_ORDER), ("ImageDepth", DEPTH)):
-        if ifd.integer(number, 1) != 1:  # other values: lowest bit first, volumes in one page
+        if ifd.integer(number, 1) != 1 and (number, compression in FAX) != (
+            FILL_ORDER,
+            True,
+        ):  # lowest bit first, volumes
             raise ValueError(f"its {name} is {ifd.integer(number, 1)}, which is not supported: expected 1")
     lerc = [*ifd.integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
     if lerc not in LERC_WITHIN:

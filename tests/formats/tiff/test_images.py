@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from refshard_fs.formats.tiff.images import TileRecipe
 from tests.support.plain_tiff import plain_tiff
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
-from tests.support.tiff_files import RGB, RNG, check_pages
+from tests.support.tiff_files import RGB, RNG, check_pages, write
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -103,6 +104,36 @@ def test_images_and_lzma_are_as_tifffile_reads_them(
     strips = {} if "tile" in options else {"rowsperstrip": len(values) // 2 + 1}
     tifffile.imwrite(path, values, compression=compression, **strips, **options)
     np.testing.assert_array_equal(array(path, "0")[...], tifffile.imread(path))
+
+
+@pytest.mark.parametrize("compression", ["CCITTRLE", "CCITTFAX3", "CCITTFAX4"])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_faxes_are_as_gdal_reads_them(tmp_path: Path, compression: str, is_reversed: bool) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    values = (np.add.outer(np.arange(70), np.arange(50)) // 7 % 2).astype("u1")
+    for number, photometric in enumerate(["MINISWHITE", "MINISBLACK"]):
+        options = {"compress": compression, "photometric": photometric, "nbits": 1, "blockysize": 16}
+        path = write(
+            tmp_path / f"{number}.tif", values, **options, **({"tiled": True, "blockxsize": 32} if number else {})
+        )
+        if is_reversed:
+            data = bytearray(path.read_bytes())
+            with tifffile.TiffFile(path) as tiff:
+                page = tiff.pages[0]
+                for at, size in zip(page.dataoffsets, page.databytecounts, strict=True):
+                    data[at : at + size] = bytes(int(f"{byte:08b}"[::-1], 2) for byte in data[at : at + size])
+                # An unused tag becomes FillOrder 2: PlanarConfiguration.
+                at = page.tags[284].offset
+            data[at : at + 12] = struct.pack("<HHII", 266, 3, 1, 2)
+            path.write_bytes(data)
+        np.testing.assert_array_equal(array(path, "0")[...], values)
+        with rasterio.open(path) as ds:
+            np.testing.assert_array_equal(ds.read(1), values)
+
+
+def test_fax_of_several_samples_is_refused() -> None:
+    with pytest.raises(ManifestError, match="its Compression is 4, of faxes: expected one sample of 1 bit"):
+        Files({ROOT: plain_tiff(b"1234", 4, 2, 8, 4)}).open()
 
 
 def test_jpeg_2000_of_another_shape_is_refused(tmp_path: Path) -> None:
