@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, choose_chunks, encode_chunk
@@ -17,11 +18,21 @@ from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.chunk_index import NO_CHUNKS, ChunkSpace, Index, make_index
 from refshard_fs.formats.hdf5.datatypes import heap_ids, objects
+from refshard_fs.formats.hdf5.external import ExternalPieces
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import make_codecs
 from refshard_fs.formats.hdf5.heaps import read_collections
 from refshard_fs.formats.hdf5.netcdf4 import NetCDFVariable
-from refshard_fs.formats.hdf5.structure import SMALL, Chunked, Compact, Contiguous, HDF5Object, Superblock, Virtual
+from refshard_fs.formats.hdf5.structure import (
+    SMALL,
+    Chunked,
+    Compact,
+    Contiguous,
+    ExternalFiles,
+    HDF5Object,
+    Superblock,
+    Virtual,
+)
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
 
@@ -48,7 +59,7 @@ class Dataset:
                     reason = f"{found.path!r} has chunks of {chunk} elements of {itemsize} bytes"
                     raise ValueError(f"{reason}: expected shape {found.shape}, {found.datatype.size} bytes")
                 self.chunk = chunk
-            case Compact() | Contiguous():
+            case Compact() | Contiguous() | ExternalFiles():
                 self.chunk = choose_chunks(found.shape, found.datatype.size)
                 self.filters = ()
             case Virtual(chunk=chunk):
@@ -200,8 +211,8 @@ class DatasetChunks(FilledChunks):
                 return Inline(recipe.make(data))
             case Span() as source if recipe is not None:
                 return Packed(source, recipe, recipe.made)
-            case Packed(source) if recipe is not None:  # a piece, which this recipe pads too
-                return Packed(source, recipe, recipe.made)
+            case Packed() as piece if recipe is not None:  # this recipe pads it, too
+                return msgspec.structs.replace(piece, recipe=recipe, made=recipe.made)
         return stored.entry
 
     def _is_filtered(self, number: int) -> bool:
@@ -267,6 +278,9 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
     match dataset.layout:
         case Compact(data):
             return _make_pieces(Inline(data), 0, dataset), None
+        case ExternalFiles() as layout:
+            how = dataset.outer_shape, dataset.chunk, dataset.datatype.size, found.path
+            return ExternalPieces(layout, *how), None
         case Contiguous(None) | Virtual():
             return None, None
         case Contiguous(int(address), size):

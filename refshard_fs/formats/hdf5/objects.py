@@ -1,6 +1,6 @@
 """Read all groups and datasets of an HDF5 file; one round reads what a level of the tree needs. No I/O here.
 
-Links are followed within the file only. A link back to a group that contains it is reported and not followed.
+Links to other files are listed. A link back to a group that contains it is reported and not followed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
+from refshard_fs.formats.hdf5.external import ExternalLink
 from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
 from refshard_fs.formats.hdf5.heaps import (
@@ -33,6 +34,8 @@ from refshard_fs.formats.hdf5.structure import (
     Attribute,
     Contiguous,
     Dataspace,
+    ExternalFiles,
+    ExternalPart,
     HDF5Object,
     Message,
     Order,
@@ -66,7 +69,9 @@ _MOST_LEVELS: Final = 64  # of the B-tree of a symbol table
 
 
 class Link(NamedTuple):
-    """A link to the object at ``address`` or to the path ``target``; ``refusal`` says why it cannot be followed.
+    """A link to the object at ``address`` or to the path ``target``, in another ``file`` if it has one.
+
+    ``refusal`` says why the link cannot be followed.
 
     ``order`` is the creation order in its group, if tracked. ``table`` is the address of a group's symbol table, cached
     in the link: it is known before the group's header is read.
@@ -78,6 +83,7 @@ class Link(NamedTuple):
     refusal: str | None = None
     table: bytes | None = None
     order: int = 0
+    file: str | None = None
 
 
 def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, leaf_k: int) -> Steps[list[Link]]:
@@ -111,8 +117,10 @@ def parse_link(file: MetadataFile, data: bytes) -> Link:
             return Link(name, target=fields.take(fields.uint(2)).decode("utf-8", "surrogateescape"), order=order)
         case 64:
             parts = fields.take(fields.uint(2))[1:].split(b"\0")
-            where = " in ".join(part.decode("utf-8", "replace") for part in reversed(parts[:2]))
-            return Link(name, refusal=f"it is an external link, to {where}: other files are never opened")
+            if len(parts) < 2:
+                raise ValueError(f"the external link {name!r} has no path")
+            where, target = (part.decode("utf-8", "surrogateescape") for part in parts[:2])
+            return Link(name, target=target, order=order, file=where)
     return Link(name, refusal=f"it is a link of the unknown type {kind}, defined by the program that wrote it")
 
 
@@ -180,11 +188,27 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
     return (yield from together([file.peek(at, 8, leaf_size, "a node of a symbol table") for at in level]))
 
 
+def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[ExternalPart, ...]]:
+    """Read the parts of a dataset in external files from its message."""
+    fields = file.fields(data)
+    version, count, heap = fields.unpack("B5xHP")
+    if version != 1 or heap is None:
+        raise ValueError(f"a message of external files is of version {version}, or has no heap: expected version 1")
+    slots = [fields.unpack("3N") for _ in range(count)]
+    names = file.fields((yield from read_local_heap(file, heap)))
+    return tuple(ExternalPart(names.text_at(name), offset, size) for name, offset, size in slots)
+
+
 # ----------------------------------------------------------------------------------------------------
 # The tree of objects.
 
 
-Tree = tuple[dict[str, HDF5Object], dict[str, str]]  # objects by path (the root's is empty), and reasons for the others
+class Tree(NamedTuple):
+    """The objects by path (the root's is empty), external links by path, and reasons why other objects are missing."""
+
+    objects: dict[str, HDF5Object]
+    external: dict[str, ExternalLink]
+    reports: dict[str, str]
 
 
 def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
@@ -242,6 +266,7 @@ class _Reader:
         objects: dict[str, HDF5Object] = {}
         aliases: dict[str, HDF5Object] = {}  # the same objects, by paths through soft links
         reports: dict[str, str] = {}
+        external: dict[str, ExternalLink] = {}
         pending: list[tuple[str, tuple[int, ...], bool, Order]] = [("", (self._superblock.root,), False, ())]
         while pending:
             path, way, is_alias, order = pending.pop()  # ``way``: addresses of all objects on the path
@@ -262,6 +287,8 @@ class _Reader:
                     reports[below] = f"a path cannot contain its name {link.name!r}"
                 elif link.refusal is not None:
                     reports[below] = link.refusal
+                elif isinstance(address, ExternalLink):
+                    external[below] = address
                 elif address is None:
                     to = f"a soft link to {link.target!r}, where there is no" if is_soft else "a link to no"
                     reports[below] = f"it is {to} object"
@@ -270,19 +297,23 @@ class _Reader:
                 else:
                     place = *order, (link.order, link.name)
                     pending.append((below, (*way, address), is_alias or is_soft, place))
-        return aliases | objects, reports  # the last path of a scale gives its dimension the name
+        return Tree(aliases | objects, external, reports)  # the last path of a scale gives its dimension the name
 
-    def _resolve_link(self, link: Link, group: int, hops: int) -> int | None:
+    def _resolve_link(self, link: Link, group: int, hops: int) -> int | ExternalLink | None:
         """Return the address of the object at the end of a link in a ``group``; None if there is none."""
+        if link.file is not None:
+            return ExternalLink(link.file, link.target or "")
         if link.target is None or hops > MOST_HOPS:
             return link.address
         parts = link.target.split("/")
         self._looks += len(parts)
         if self._looks > MOST_LOOKS:
             raise UnreadableFile("its soft links lead through too many others")
-        at: int | None = self._superblock.root if link.target.startswith("/") else group
+        at: int | ExternalLink | None = self._superblock.root if link.target.startswith("/") else group
         for name in parts:
-            if at is not None and name not in ("", "."):
+            if isinstance(at, ExternalLink):
+                at = at._replace(path=join(at.path.rstrip("/"), name))
+            elif at is not None and name not in ("", "."):
                 below = self._links[at].get(name)
                 at = None if below is None else self._resolve_link(below, at, hops + 1)
         return at
@@ -349,7 +380,13 @@ class _Reader:
         attributes = yield from self._attributes(raw, unread)
         is_group = any(message.type in _OF_GROUPS for message in messages)
         described = HDF5Object("", address, is_group, attributes, unread=unread)
-        return described if is_group else (yield from self._read_mappings(self._parse_dataset(described, by_type)))
+        if is_group:
+            return described
+        found = yield from self._read_mappings(self._parse_dataset(described, by_type))
+        if structure.EXTERNAL_FILES not in by_type or found.refusal is not None:
+            return found
+        parts = yield from _read_external_files(self._file, by_type[structure.EXTERNAL_FILES])
+        return msgspec.structs.replace(found, layout=ExternalFiles(parts))
 
     def _read_mappings(self, found: HDF5Object) -> Steps[HDF5Object]:
         """Return a dataset; if it is virtual, with its mappings from the global heap."""
@@ -381,9 +418,7 @@ class _Reader:
             if kind in messages:
                 fill = parse_fill(messages[kind], sizes, kind)
         refusal: str | None = datatype.refusal
-        if structure.EXTERNAL_FILES in messages:
-            refusal = "its values lie in external files, which are never opened"
-        elif layout is None and space.shape is not None:
+        if layout is None and space.shape is not None:
             refusal = "it has no data layout message"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
         if space.shape is None:  # a null dataspace: the dataset is shown because of its attributes

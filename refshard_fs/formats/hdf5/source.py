@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -13,22 +13,28 @@ from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
 from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
+from refshard_fs.formats.hdf5.external import (
+    MOST_OBJECTS,
+    DimensionNames,
+    ExternalLink,
+    check_is_beside,
+    list_linked,
+    resolve_files,
+)
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.netcdf4 import describe, split_compounds
-from refshard_fs.formats.hdf5.objects import read_tree
-from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, parse_superblock
-from refshard_fs.formats.hdf5.virtual import (
-    MOST_FILES,
-    OWN,
-    VirtualChunks,
-    check_is_beside,
-    list_source_files,
-    resolve_mappings,
-)
+from refshard_fs.formats.hdf5.objects import Tree, read_tree
+from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superblock
+from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
 
 PREPARED: Final = 256  # most coordinates that are read when a file is opened
-SOURCE: Final = 1000  # depth of the files of virtual datasets' sources: their own sources are not opened
+OTHER: Final = 1000  # depth of a file that this one refers to; it may refer to others,
+DEEPEST: Final = 1  # for this number of levels
+MOST_FILES: Final = (
+    1000  # other files that one file refers to, each of which is opened; a hundredth at each level below
+)
+TOO_MANY: Final = f"the file refers to more than {MOST_FILES} others"
 FEW: Final = 32  # datasets, up to which the first node of each index is read on opening: some 3 KiB each
 
 
@@ -40,9 +46,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     file = MetadataFile(source, size, probe.head)
     try:
         superblock = parse_superblock(file, probe.head)
-        superblock, (objects, reports) = yield from file.run(read_tree(file, superblock))
-        others = yield from _open_other_files(list_source_files(objects), probe, options)
-        keyspace = _make_keyspace(file, superblock, objects, reports, url, options.zarr_format, others)
+        superblock, tree = yield from file.run(read_tree(file, superblock))
+        names = dict.fromkeys([*list_source_files(tree.objects), *(link.file for link in tree.external.values())])
+        others = yield from _open_other_files(list(names), probe, options)
+        keyspace = _make_keyspace(file, superblock, tree, probe, options, others)
     except RefShardError as e:
         if isinstance(e, ManifestError) and url not in str(e):
             raise ManifestError(f"{url}: {e}") from e
@@ -58,6 +65,7 @@ class HDF5KeySpace(ArrayGroup):
     """The keys of a file; all keys of one dataset are looked up together."""
 
     _chunks: Mapping[str, DatasetChunks]
+    arrays: Mapping[str, ArrayDescription] = {}  # by path; empty unless another file refers to this one
 
     def prepare(self) -> Steps[None]:
         """Read what most users need next, in as many rounds as one dataset takes."""
@@ -86,35 +94,41 @@ class HDF5KeySpace(ArrayGroup):
 
 
 def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) -> Steps[dict[str, KeySpace | str]]:
-    """Open the files beside this one that virtual datasets refer to, or return why a file cannot be opened."""
-    if options.depth >= SOURCE or options.open_other is None or probe.is_in_memory:
+    """Open the files beside this one that are referred to, or return why a file cannot be opened."""
+    level = max(options.depth - OTHER + 1, 0)
+    if level > DEEPEST or options.open_other is None or probe.is_in_memory:
         return dict.fromkeys(names, "files beside this one cannot be opened here")
-    some = names[:MOST_FILES]
+    some = names[: MOST_FILES // 100**level]
     found = yield from together([_open_other_file(name, probe.url, options) for name in some])
     return dict(zip(some, found, strict=True))
 
 
 def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpace | str]:
-    theirs = msgspec.structs.replace(options, depth=SOURCE, base_url=None, shards="whole")
+    depth = max(options.depth + 1, OTHER)
+    theirs = msgspec.structs.replace(options, depth=depth, base_url=None, shards="whole")
     assert options.open_other is not None
     try:
         check_is_beside(name)
+    except ManifestError as e:
+        return str(e)
+    try:
         return (yield from options.open_other(relative_to(directory_of(url), name), theirs))
     except (RefShardError, OSError) as e:
-        return f"its source {name!r} cannot be opened: {e}"
+        return f"{name!r} cannot be opened: {e}"
 
 
 def _make_keyspace(
     file: MetadataFile,
     superblock: Superblock,
-    objects: Mapping[str, HDF5Object],
-    reports: dict[str, str],
-    url: str,
-    zarr_format: int,
+    tree: Tree,
+    probe: Probe,
+    options: OpenOptions,
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
     """Make the key space of the ``objects``. Report each object that cannot be shown."""
-    objects = split_compounds(objects)
+    url, reports, objects = probe.url, tree.reports, split_compounds(tree.objects)
+    zarr_format = options.zarr_format
+    directory = None if probe.is_in_memory else directory_of(url)
     paths = {found.address: f"/{path}" for path, found in objects.items()}
     variables, groups, unshown, unlimited, dtypes = describe(objects, zarr_format, paths)
     reports |= unshown
@@ -122,9 +136,9 @@ def _make_keyspace(
     chunks: dict[str, DatasetChunks] = {}
 
     def find_source(name: str, path: str) -> DatasetChunks:
-        space = other_files.get(name, f"its virtual datasets name more than {MOST_FILES} files")
+        space = other_files.get(name, TOO_MANY)
         if isinstance(space, str) and name != OWN:
-            raise ManifestError(space)
+            raise ManifestError(f"it is a virtual dataset, and its source {space}")
         there = chunks if name == OWN else space._chunks if isinstance(space, HDF5KeySpace) else {}
         if path.strip("/") not in there:
             raise ManifestError(f"it is a virtual dataset, and its source {path!r} in {name!r} cannot be shown")
@@ -134,7 +148,7 @@ def _make_keyspace(
         variable, found = variables[path], objects[path]
         try:
             found, parts = resolve_mappings(found, find_source)
-            dataset = Dataset(found, variable)
+            dataset = Dataset(resolve_files(found, directory), variable)
             array = dataset.description()
             list(array.metadata(zarr_format))  # raises if zarr cannot hold such an array in this format
             how = file, superblock, dataset, array.grid(zarr_format), url
@@ -145,7 +159,53 @@ def _make_keyspace(
     in_order = [variables[path].path for path in sorted(variables, key=lambda path: objects[path].order)]
     arrays = {path: arrays[path] for path in in_order if path in arrays}
     others = {path: attributes for path, attributes in groups.items() if path}
+    whole = _Shown(arrays, chunks, others, dict(unlimited), dict(dtypes), reports)
+    dimensions = DimensionNames(arrays)
+    for place, link in tree.external.items():
+        try:
+            whole.add(_find_linked(link, other_files), link, place, dimensions)
+        except ManifestError as e:
+            reports[place] = f"{link}: {e}"
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
-    space.unlimited_dimensions = unlimited
-    space.attribute_dtypes = {path: some for path, some in dtypes.items() if some}
+    space.unlimited_dimensions = whole.unlimited
+    space.attribute_dtypes = {path: some for path, some in whole.dtypes.items() if some}
+    space.arrays = arrays if options.depth >= OTHER else {}
     return space
+
+
+class _Shown(NamedTuple):
+    """All that is shown of a file, by path."""
+
+    arrays: dict[str, ArrayDescription]
+    chunks: dict[str, DatasetChunks]
+    groups: dict[str, Mapping[str, Any]]
+    unlimited: dict[str, Sequence[str]]
+    dtypes: dict[str, Mapping[str, str]]
+    reports: dict[str, str]
+
+    def add(self, there: HDF5KeySpace, link: ExternalLink, place: str, dimensions: DimensionNames) -> None:
+        """Add the objects of another file that a ``link`` at ``place`` shows."""
+        shown = list_linked(link, place, [*there.arrays, *there._groups])
+        if not shown:
+            raise ManifestError(there.reports.get(link.path.strip("/"), "there is no such object"))
+        if len(self.arrays) + len(self.groups) + len(shown) > MOST_OBJECTS:
+            raise ManifestError(f"external links show more than {MOST_OBJECTS} objects")
+        for path, ours in shown.items():
+            if path in there.arrays:
+                self.arrays[ours] = dimensions.move(there.arrays[path], ours)
+                self.chunks[ours] = there._chunks[path]
+            else:
+                self.groups[ours] = there._groups[path]
+                self.unlimited[ours] = there.unlimited_dimensions.get(path, ())
+            self.dtypes[ours] = there.attribute_dtypes.get(path, {})
+        self.reports.update(
+            (ours, there.reports[path]) for path, ours in list_linked(link, place, [*there.reports]).items()
+        )
+
+
+def _find_linked(link: ExternalLink, others: Mapping[str, KeySpace | str]) -> HDF5KeySpace:
+    """Return the file that a link leads to. Raise ManifestError if it cannot be opened."""
+    there = others.get(link.file, TOO_MANY)
+    if not isinstance(there, HDF5KeySpace):
+        raise ManifestError(there if isinstance(there, str) else f"{link.file!r} is not an HDF5 file")
+    return there

@@ -321,6 +321,20 @@ class Chunked(msgspec.Struct, frozen=True):
     whole_edges: bool = True
 
 
+class ExternalPart(NamedTuple):
+    """A part of a dataset's bytes: ``size`` bytes at ``offset`` of a ``file``."""
+
+    file: str
+    offset: int
+    size: int
+
+
+class ExternalFiles(msgspec.Struct, frozen=True):
+    """The elements lie one after the other in parts of other files, which have no structure of HDF5."""
+
+    parts: tuple[ExternalPart, ...]
+
+
 class VirtualMapping(NamedTuple):
     """A mapping: ``selection`` of a dataset appears at ``place``. Both are (start, size) for each axis; None: all."""
 
@@ -342,7 +356,7 @@ class Virtual(msgspec.Struct, frozen=True):
     chunk: tuple[int, ...] = ()
 
 
-Layout = Compact | Contiguous | Chunked | Virtual
+Layout = Compact | Contiguous | Chunked | ExternalFiles | Virtual
 # Chunk indexes by type, with the format of their parameters in the message.
 INDEXES: Final = {
     1: ("single", ""),

@@ -21,11 +21,9 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, StoredChunk
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, VirtualMapping
-from refshard_fs.security.policy import is_absolute, protocol_of
 
 OWN: Final = "."  # the file name in a mapping that stands for the same file
 MOST_SOURCES: Final = 1 << 16  # mappings in one dataset
-MOST_FILES: Final = 1000  # other files that a file's virtual datasets refer to: each is opened
 UNLIMITED: Final = "it is a virtual dataset that grows with its sources: only mappings of a fixed extent are supported"
 
 Box = tuple[tuple[int, int], ...]  # for each dimension: start and number of elements
@@ -49,6 +47,8 @@ def parse_mappings(data: bytes, sizes: Sizes) -> tuple[VirtualMapping, ...]:
     for _ in range(count):
         flags = fields.uint(1) if version else 0
         files.append(OWN if flags & 4 else _parse_name(fields, flags & 1, files))
+        if "%b" in files[-1]:
+            raise ManifestError(UNLIMITED)
         datasets.append(_parse_name(fields, flags & 2, datasets))
         found.append(VirtualMapping(files[-1], datasets[-1], _parse_selection(fields), _parse_selection(fields)))
     return tuple(found)
@@ -104,15 +104,6 @@ def list_source_files(objects: Mapping[str, HDF5Object]) -> list[str]:
     """Return the names of other files in the mappings of virtual datasets."""
     layouts = [found.layout for found in objects.values() if isinstance(found.layout, Virtual)]
     return sorted({source.file for layout in layouts for source in layout.sources} - {OWN})
-
-
-def check_is_beside(name: str) -> None:
-    """Raise ManifestError unless ``name`` lies in the directory of the file that refers to it, or below."""
-    if "%b" in name:
-        raise ManifestError(UNLIMITED)
-    is_elsewhere = protocol_of(name) is not None or is_absolute(name) or {"..", ""} & set(name.split("/"))
-    if is_elsewhere or set(name) & set("\\?#%"):
-        raise ManifestError(f"it is a virtual dataset, and its source {name!r} does not lie beside its file")
 
 
 # ----------------------------------------------------------------------------------------------------

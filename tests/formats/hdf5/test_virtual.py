@@ -113,7 +113,7 @@ def test_parts_of_chunks_or_elsewhere_are_refused_by_name(tmp_path: Path) -> Non
     fs = RefShardFileSystem(str(path))
     reasons = {
         "shifted": "of whole chunks", "strided": "stride of 2", "typed": "datatype", "missing": "'nowhere.h5'",
-        "nameless": "cannot be shown", "above": "beside", "absolute": "beside", "remote": "beside",
+        "nameless": "cannot be shown", "above": "directory", "absolute": "directory", "remote": "directory",
         "circle": "cannot be shown",
     }  # fmt: skip
     for name, reason in reasons.items():

@@ -1,0 +1,134 @@
+"""External links and raw files lead to files beside their file or below it, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.errors import ReferenceNotReachable
+from refshard_fs.formats.hdf5 import external
+from tests.servers.http import RangeServer
+from tests.support.hdf5_comparison import check_file, opened
+
+VALUES = np.arange(30.0).reshape(5, 6)
+
+
+def write_linked(folder: Path, libver: str = "earliest") -> Path:
+    """Write a file with links to two others, one of which links to the other."""
+    (folder / "sub").mkdir()
+    with h5py.File(folder / "sub" / "deep.h5", "w", libver=libver) as file:
+        file["values"] = VALUES
+    for number in range(2):
+        with h5py.File(folder / f"part{number}.h5", "w", libver=libver) as file:
+            file.create_dataset("entry/data", data=VALUES[: number + 2], chunks=(1, 6), compression="gzip")
+            file["entry/names"] = ["a", "b"]
+            file["entry"].attrs["NX_class"] = "NXentry"
+            file["entry/soft"] = h5py.SoftLink("/entry/data")
+            file["entry/deep"] = h5py.ExternalLink("sub/deep.h5", "/values")
+            file["entry/self"] = file["entry/data"].ref
+    with h5py.File(folder / "master.h5", "w", libver=libver) as file:
+        file["own"] = VALUES
+        for number in range(2):
+            file[f"entry/data{number}"] = h5py.ExternalLink(f"part{number}.h5", "/entry/data")
+        file["group"] = h5py.ExternalLink("./part1.h5", "entry")
+        file["root"] = h5py.ExternalLink("part0.h5", "/")
+        file["soft"] = h5py.SoftLink("/group/data")
+    return folder / "master.h5"
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_linked_objects_are_what_h5py_reads(libver: str, tmp_path: Path) -> None:
+    path = write_linked(tmp_path, libver)
+    assert check_file(path) == 14
+    fs = RefShardFileSystem(str(path))
+    assert not fs.left_whole
+    assert b"NXentry" in fs.cat("group/.zattrs")
+    with xr.open_datatree(str(path), engine="refshard") as tree:  # the sizes of dimensions agree
+        assert tree["entry/data1"].values.tolist() == VALUES[:3].tolist()
+        assert tree["root/entry/self"].values == "/entry/data"  # as it is named in its own file
+
+
+def test_linked_files_on_a_server_are_opened_once(http_server: RangeServer, tmp_path: Path) -> None:
+    path = write_linked(tmp_path)
+    for file in tmp_path.rglob("*.h5"):
+        http_server.put(f"/data/{file.relative_to(tmp_path)}", file.read_bytes())
+    fs = RefShardFileSystem(f"{http_server.url}/data/{path.name}")
+    assert np.frombuffer(fs.cat("own/0.0")).tolist() == VALUES.ravel().tolist()
+    asked = [request.path for request in http_server.requests()]
+    assert asked.count("/data/part1.h5") <= 2
+    assert not fs.left_whole
+
+
+def test_links_that_lead_elsewhere_are_never_followed(http_server: RangeServer, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["x"] = 1
+    url = http_server.put("/secret.h5", (tmp_path / "secret.h5").read_bytes())
+    absolute = str(tmp_path / "secret.h5")
+    names = ["../secret.h5", absolute, f"file://{absolute}", url, "in/../../secret.h5", "in::file:///x", "gone.h5"]
+    with h5py.File(tmp_path / "in" / "a.h5", "w") as file:
+        for number, name in enumerate(names):
+            file[f"link{number}"] = h5py.ExternalLink(name, "/x")
+            file.create_dataset(f"raw{number}", (2,), "<i4", external=[(name, 0, 8)])
+        file["nothing"] = h5py.ExternalLink("a.h5", "/nowhere")
+    for source in (str(tmp_path / "in" / "a.h5"), (tmp_path / "in" / "a.h5").read_bytes()):
+        http_server.clear()
+        fs = RefShardFileSystem(source)
+        left = set(fs.left_whole)
+        assert left >= {"nothing", *[f"link{n}" for n in range(len(names))], *[f"raw{n}" for n in range(6)]}
+        assert not http_server.requests()
+    assert "no such object" in RefShardFileSystem(str(tmp_path / "in" / "a.h5")).left_whole["nothing"]
+
+
+def test_objects_that_links_show_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refshard_fs.formats.hdf5.source.MOST_OBJECTS", 5)
+    fs = RefShardFileSystem(str(write_linked(tmp_path)))
+    assert {name for name, why in fs.left_whole.items() if "more than 5 objects" in why} == {"root", "group"}
+
+
+def test_values_in_raw_files_are_what_h5py_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the HDF5 library looks for raw files in the working directory
+    (tmp_path / "sub").mkdir()
+    data = np.random.default_rng(0).bytes(4000)
+    (tmp_path / "a.bin").write_bytes(data[:1000])
+    (tmp_path / "sub" / "b.bin").write_bytes(data[1000:])
+    unlimited = h5py.h5f.UNLIMITED
+    with h5py.File("a.h5", "w") as file:
+        file.create_dataset("one", (10, 25), "<f4", external=[("a.bin", 0, unlimited)])
+        file.create_dataset("offset", (10,), ">i2", external=[("a.bin", 17, 20)])
+        file.create_dataset("two", (3, 100), "<f4", external=[("a.bin", 0, 1000), ("sub/b.bin", 40, unlimited)])
+        file.create_dataset("three", (5,), "S3", external=[("a.bin", 0, 4), ("a.bin", 500, 1), ("sub/b.bin", 0, 10)])
+        file.create_dataset("short", (60, 5), "<f4", external=[("a.bin", 0, 1200)])
+    assert os.path.getsize("a.bin") == 1000
+    fs, shown = opened(tmp_path / "a.h5")
+    assert not fs.left_whole
+    with h5py.File("a.h5") as file:
+        for name in ("one", "offset", "two", "three"):
+            assert shown[name][...].tobytes() == file[name][...].tobytes(), name
+    with pytest.raises(ReferenceNotReachable, match="1000"):
+        fs.cat("short/0.0")
+
+
+def test_pieces_of_raw_files_end_where_files_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = np.arange(3 << 19, dtype="<f8").reshape(3, 1 << 19)  # in pieces of 4 MiB
+    (tmp_path / "a.bin").write_bytes(values.tobytes()[:5_000_000])
+    (tmp_path / "b.bin").write_bytes(values.tobytes()[5_000_000:])
+    with h5py.File("a.h5", "w") as file:
+        file.create_dataset("d", values.shape, "<f8", external=[("a.bin", 0, 5_000_000), ("b.bin", 0, 1 << 30)])
+    _, shown = opened(tmp_path / "a.h5")
+    assert (shown["d"][...] == values).all()
+
+
+def test_names_outside_of_the_directory_are_refused() -> None:
+    for name in ("a.h5", "./a.h5", "sub/a.h5"):
+        external.check_is_beside(name)
+    for name in ("", "/a", "..", "../a", "a//b", "a/../b", "s3://b/a", "C:\\a", "a?b", "a#b", "%2e%2e/a", "zip::a"):
+        with pytest.raises(ValueError, match="does not lie"):
+            external.check_is_beside(name)
