@@ -172,7 +172,7 @@ def is_compressed(head: bytes) -> bool:
 # Packed numbers and images.
 
 
-def decode_by_imagecodecs(function: str, data: bytes, extra: str, **options: Any) -> Any:
+def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, **options: Any) -> Any:
     """Decode ``data`` with a function of imagecodecs, which the extra ``extra`` installs.
 
     Raises ValueError if the data are damaged, or imagecodecs is not installed.
@@ -187,7 +187,7 @@ def decode_by_imagecodecs(function: str, data: bytes, extra: str, **options: Any
         raise ValueError(f"its bytes are damaged: {function} fails: {e}") from e
 
 
-def unpack_bits(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
+def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> npt.NDArray[Any]:
     """Unpack ``count`` unsigned numbers of ``bits`` bits each, at most 32, most significant bit first.
 
     Raises ValueError if ``data`` are too short.
@@ -196,22 +196,24 @@ def unpack_bits(data: bytes, bits: int, count: int) -> npt.NDArray[Any]:
         raise ValueError(f"expected {count} values of {bits} bits, found {len(data)} bytes")
     if bits in (8, 16, 32):
         return np.frombuffer(data, f">u{bits // 8}", count)
-    # Eight numbers take `bits` whole bytes. The k-th number of each eight has the same place in them, so that all k-th
-    # numbers are computed from columns of bytes.
-    eights = -(-count // 8)
-    stored = np.zeros(eights * bits, "u1")
-    packed = np.frombuffer(data, "u1", min(len(data), stored.size))
-    stored[: packed.size] = packed
-    word: Any = np.uint32 if bits <= 24 else np.uint64  # large enough for all bytes that a number touches
-    columns: list[Any] = [column.astype(word) for column in stored.reshape(eights, bits).T]
-    numbers = np.empty((eights, 8), "u4")
-    for k in range(8):
-        first, last = k * bits // 8, ((k + 1) * bits - 1) // 8
-        value = columns[first]
-        for column in columns[first + 1 : last + 1]:
-            value = (value << word(8)) | column
-        numbers[:, k] = (value >> word((last + 1) * 8 - (k + 1) * bits)) & word((1 << bits) - 1)
-    return numbers.reshape(-1)[:count]
+    dtype = "u1" if bits < 8 else "u2" if bits < 16 else "u4"
+    data = memoryview(data)[: -(-bits * count // 8)]
+    try:
+        library = importlib.import_module("imagecodecs")
+    except ImportError:
+        numbers = np.empty(count, dtype)
+        for first in range(0, count, _UNPACKED):  # a multiple of 8, so that each part begins with a whole byte
+            some = numbers[first : first + _UNPACKED]
+            part = np.frombuffer(data, "u1", -(-bits * some.size // 8), first * bits // 8)
+            digits = np.zeros((some.size, 32), "u1")
+            digits[:, 32 - bits :] = np.unpackbits(part, count=bits * some.size).reshape(-1, bits)
+            some[:] = np.packbits(digits).view(">u4")
+        return numbers
+    unpacked: npt.NDArray[Any] = library.packints_decode(data, dtype, bits)[:count]
+    return unpacked
+
+
+_UNPACKED: Final = 1 << 15  # numbers that numpy unpacks at a time: each takes 32 bytes
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import struct
+import sys
 import zlib
 from typing import Any
 
@@ -160,7 +161,11 @@ def test_a_large_result_is_not_held_twice(make: Any) -> None:
 
 
 @pytest.mark.parametrize("bits", range(1, 33))
-def test_numbers_of_any_bits_are_unpacked(bits: int) -> None:
+@pytest.mark.parametrize("by", ["imagecodecs", "numpy"])
+def test_numbers_of_any_bits_are_unpacked(bits: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by == "numpy":
+        monkeypatch.setitem(sys.modules, "imagecodecs", None)
+        monkeypatch.setattr("refshard_fs.core.compression._UNPACKED", 64)
     rng = np.random.default_rng(bits)
     for count in (1, 7, 8, 9, 1000):
         numbers = rng.integers(0, 1 << bits, count, dtype="u8")

@@ -23,12 +23,15 @@ from refshard_fs.formats.grib2.messages import (
     SPECTRAL,
     TEMPLATES,
     TO_AND_FRO,
+    Octets,
     Parameter,
     integer,
     signed,
 )
 
 PIECE: Final = 1 << 16  # values that are scaled at a time, as 64-bit floats
+_GROUPS: Final = 1 << 12  # groups whose numbers are unpacked at a time: their arrays fit into a processor's cache
+_ABSENT: Final = -1 << 63  # a number that stands for a missing value
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
 
 
@@ -59,12 +62,12 @@ class Values(msgspec.Struct, frozen=True):
         return self.count * 4
 
     def make(self, raw: bytes) -> bytes:
-        parts, at = [], 0
+        parts, rest = [], memoryview(raw)
         for size in self.sizes:  # they may have been written anew since the file was opened
-            if integer(raw, at + 1, 4) != size:
+            if integer(rest, 1, 4) != size:
                 raise ValueError(f"a section of {size} bytes has another length now: was the file replaced?")
-            parts.append(raw[at : at + size])
-            at += size
+            parts.append(rest[:size])
+            rest = rest[size:]
         packing, bitmap, data = parts
         template, stored, where = integer(packing, 10, 2), integer(packing, 6, 4), integer(bitmap, 6)
         if where not in (0, 255) or stored > self.count or (where == 255 and stored != self.count):
@@ -86,13 +89,7 @@ class Values(msgspec.Struct, frozen=True):
             factor, decimal = 2.0 ** signed(packing, 16, 2), 10.0 ** -signed(packing, 18, 2)
             logarithm = packing if template == _LOGARITHM else b""
             values = _scaled(numbers.ravel(), _reference(packing), factor, decimal, logarithm)
-        out = np.full(self.count, np.nan, "<f4")
-        places: slice | npt.NDArray[Any] = slice(None)
-        if where == 0:
-            places = _places(bitmap, self.count)
-            if np.count_nonzero(places) != stored:
-                raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {stored} are stored")
-        out[places] = values
+        out = _placed(values, _places(bitmap, self.count) if where == 0 else None, self.count)
         return _in_rows(out, self.across, self.flags).tobytes()
 
 
@@ -118,12 +115,13 @@ class Values1(msgspec.Struct, frozen=True):
         return self.count * 4
 
     def make(self, raw: bytes) -> bytes:
-        bitmap, data = raw[: -self.sizes[-1]], raw[-self.sizes[-1] :]
+        whole = memoryview(raw)
+        bitmap, data = whole[: -self.sizes[-1]], whole[-self.sizes[-1] :]
         for section, size in ((bitmap, len(bitmap)), (data, len(data))):
             if size and integer(section, 1, 3) != size and (section is bitmap or integer(section, 1, 3) >= 120):
                 raise ValueError(f"a section of {size} bytes has another length now: was the file replaced?")
-        places = _places(bitmap, self.count) if bitmap else np.ones(self.count, bool)
-        stored = int(np.count_nonzero(places))
+        places = _places(bitmap, self.count) if bitmap else None
+        stored = self.count if places is None else int(np.count_nonzero(places))
         if integer(data, 4) & 0xC0 == _SECOND_ORDER:
             return self._second_order(data, places, stored)
         if integer(data, 4) & SPECTRAL:
@@ -134,16 +132,15 @@ class Values1(msgspec.Struct, frozen=True):
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are filled up to an even length
         if bits > 32 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"{stored} values of {bits} bits are due, and it has {len(data) - 11} bytes of them")
-        out = np.full(self.count, np.nan, "<f4")
+        values: npt.NDArray[Any] = np.broadcast_to(reference, stored)  # the value, which nothing scales
         with np.errstate(over="ignore"):  # numbers of IBM's may be larger than 32-bit floats
             if bits and stored:
-                numbers = unpack_bits(data[11:], bits, stored).ravel()
-                out[places] = _scaled(numbers, reference, 2.0 ** signed(data, 5, 2), _power_of_ten(-self.decimal))
-            else:
-                out[places] = reference  # the value, which nothing scales
+                numbers = unpack_bits(data[11:], bits, stored)
+                values = _scaled(numbers, reference, 2.0 ** signed(data, 5, 2), _power_of_ten(-self.decimal))
+            out = _placed(values, places, self.count)
         return _in_rows(out, self.across, self.flags).tobytes()
 
-    def _spectral(self, data: bytes) -> npt.NDArray[np.float64]:
+    def _spectral(self, data: Octets) -> npt.NDArray[np.float64]:
         """Return spectral coefficients: packed simply but for the first, or with a subset that is not packed."""
         bits, reference, factor = integer(data, 11), ibm(data, 7), 2.0 ** signed(data, 5, 2)
         decimal = _power_of_ten(-self.decimal)
@@ -155,7 +152,7 @@ class Values1(msgspec.Struct, frozen=True):
         numbers = _simple(data[15:], b"", bits, self.count - 1).astype("f8").ravel()
         return np.concatenate([[ibm(data, 12)], (numbers * factor + reference) * decimal])
 
-    def _second_order(self, data: bytes, places: npt.NDArray[np.bool_], stored: int) -> bytes:
+    def _second_order(self, data: Octets, places: npt.NDArray[np.bool_] | None, stored: int) -> bytes:
         """Return values that are packed in groups, maybe as differences, with rows to and fro."""
         flags, groups, order = integer(data, 14), integer(data, 17, 2) | integer(data, 21) << 16, integer(data, 14) & 3
         if flags & 0x78 != _EXTENDED:
@@ -177,15 +174,15 @@ class Values1(msgspec.Struct, frozen=True):
             parts.append(_simple(data[at:], b"", bits, groups).astype("i8"))
             at += -(-bits * groups // 8)
         widths, lengths, references = parts
-        numbers = np.concatenate([firsts, _grouped(data[at:], (references, widths, lengths), stored - order)[0]])
-        numbers[order:] += bias
-        for done in range(order):  # the first difference of each order begins the sums of that order
-            numbers[done] = np.diff(firsts, done)[0]
-        for done in range(order - 1, -1, -1):
-            np.cumsum(numbers[done:], out=numbers[done:])
-        out = np.full(self.count, np.nan, "<f4")
-        factor = 2.0 ** signed(data, 5, 2)
-        out[places] = _scaled(numbers, ibm(data, 7), factor, _power_of_ten(-self.decimal))
+        references += bias
+        if order:  # a group of no bits keeps the place of the first values
+            references, widths, lengths = (
+                np.concatenate([[first], each]) for first, each in ((0, references), (0, widths), (order, lengths))
+            )
+        numbers = _grouped(data[at:], (references, widths, lengths), None, stored)
+        _add_up(numbers, firsts)
+        values = _scaled(numbers, ibm(data, 7), 2.0 ** signed(data, 5, 2), _power_of_ten(-self.decimal))
+        out = _placed(values, places, self.count)
         if flags & _ROWS_TURN:
             out = _in_rows(out, self.across, TO_AND_FRO).ravel()
         return _in_rows(out, self.across, self.flags).tobytes()
@@ -200,7 +197,7 @@ class _Spectrum(NamedTuple):
     scales_last: bool  # GRIBEX scaled those of the last order of the subset, too
 
     def decode(
-        self, data: bytes, bits: int, count: int, reference: float, factor: float, decimal: float
+        self, data: Octets, bits: int, count: int, reference: float, factor: float, decimal: float
     ) -> npt.NDArray[np.float64]:
         """Return ``count`` numbers: real and imaginary parts by zonal wave number m, and from n = m on for each."""
         truncation = truncation_of(count)
@@ -242,7 +239,7 @@ def _from_ibm(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return values
 
 
-def _spectral_complex(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
+def _spectral_complex(data: Octets, packing: Octets, stored: int) -> npt.NDArray[Any]:
     if integer(packing, 35) != 1 or len({integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
         raise ValueError("its spectral coefficients have a subset of another form than a triangle of 32-bit numbers")
     spectrum = _Spectrum(integer(packing, 25, 2), signed(packing, 21, 4) / 1e6, ">f4", False)
@@ -250,7 +247,7 @@ def _spectral_complex(data: bytes, packing: bytes, stored: int) -> npt.NDArray[A
     return spectrum.decode(data, integer(packing, 20), stored, _reference(packing), factor, decimal)
 
 
-def _places(bitmap: bytes, count: int) -> npt.NDArray[np.bool_]:
+def _places(bitmap: Octets, count: int) -> npt.NDArray[np.bool_]:
     """Return which points have a value: the bits of a section behind its octet 6."""
     if 8 * (len(bitmap) - 6) < count:
         raise ValueError(f"its bitmap has {len(bitmap) - 6} bytes, for {count} points")
@@ -265,6 +262,17 @@ def _power_of_ten(exponent: int) -> float:
     return found
 
 
+def _placed(values: npt.NDArray[Any], places: npt.NDArray[np.bool_] | None, count: int) -> npt.NDArray[Any]:
+    """Return the values of ``count`` points: those at ``places``, or all; NaN elsewhere."""
+    if places is None:
+        return values.astype("<f4", copy=False)
+    if np.count_nonzero(places) != len(values):
+        raise ValueError(f"its bitmap has {np.count_nonzero(places)} values, where {len(values)} are stored")
+    out = np.full(count, np.nan, "<f4")
+    out[places] = values
+    return out
+
+
 def _in_rows(values: npt.NDArray[Any], across: int, flags: int) -> npt.NDArray[Any]:
     """Return scanned values in rows that all run one way."""
     if not flags & (BY_COLUMNS | TO_AND_FRO):
@@ -275,37 +283,41 @@ def _in_rows(values: npt.NDArray[Any], across: int, flags: int) -> npt.NDArray[A
     return lines.T if flags & BY_COLUMNS else lines
 
 
-def _reference(packing: bytes) -> float:
+def _reference(packing: Octets) -> float:
     return float(struct.unpack(">f", packing[11:15])[0])
 
 
 def _scaled(
-    numbers: npt.NDArray[Any], reference: float, factor: float, decimal: float, logarithm: bytes = b""
+    numbers: npt.NDArray[Any], reference: float, factor: float, decimal: float, logarithm: Octets = b""
 ) -> npt.NDArray[np.float32]:
     """Return the values that packed numbers stand for; ``logarithm``: section 5 of fields packed so."""
     values = np.empty(numbers.size, "f4")
     for first in range(0, numbers.size, PIECE):
         piece = slice(first, first + PIECE)
-        scaled = (numbers[piece].astype("f8") * factor + reference) * decimal
+        scaled = numbers[piece].astype("f8")
+        scaled *= factor
+        scaled += reference
+        if decimal != 1:
+            scaled *= decimal
         values[piece] = _without_logarithm(scaled, logarithm) if logarithm else scaled
     return values
 
 
-def _without_logarithm(values: npt.NDArray[Any], packing: bytes) -> npt.NDArray[Any]:
+def _without_logarithm(values: npt.NDArray[Any], packing: Octets) -> npt.NDArray[Any]:
     """Return what was packed after an addition (octet 21) and a logarithm."""
     added: float = struct.unpack(">f", integer(packing, 21, 4).to_bytes(4))[0]
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(values) - added)
 
 
-def _ieee(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
+def _ieee(data: Octets, packing: Octets, stored: int) -> npt.NDArray[Any]:
     size = {1: 4, 2: 8}.get(integer(packing, 12), 0)
     if not size or len(data) != stored * size:
         raise ValueError(f"expected {stored} IEEE numbers of 4 or 8 bytes, found {len(data)} bytes")
     return np.frombuffer(data, f">f{size}")
 
 
-def _run_length(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
+def _run_length(data: Octets, packing: Octets, stored: int) -> npt.NDArray[Any]:
     """Return values of levels, each of which is followed by digits that say how often it comes again."""
     bits, highest, levels = integer(packing, 12), integer(packing, 13, 2), integer(packing, 15, 2)
     base = (1 << bits) - 1 - highest  # of the digits, the least significant of which is first
@@ -325,12 +337,12 @@ def _run_length(data: bytes, packing: bytes, stored: int) -> npt.NDArray[Any]:
     return np.repeat(np.concatenate([[np.nan], table])[numbers[begins]], lengths.astype("i8"))
 
 
-def _simple(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+def _simple(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArray[Any]:
     """Return numbers of ``bits`` bits each, the most significant first."""
     return unpack_bits(data, bits, stored) if bits else np.broadcast_to(np.uint32(0), stored)
 
 
-def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArray[Any]:
     right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
     shape, components = (bottom - top, right - left), integer(data, 41, 2)
     if math.prod(shape) != stored or components != 1:
@@ -340,7 +352,7 @@ def _jpeg_2000(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArr
     return out
 
 
-def _png(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+def _png(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArray[Any]:
     """Return numbers whose bytes are the channels of an image."""
     points, depth = integer(data, 17, 4) * integer(data, 21, 4), integer(data, 25)
     channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(integer(data, 26), 0)
@@ -354,7 +366,7 @@ def _png(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any
     return numbers
 
 
-def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArray[Any]:
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
     flags = (integer(packing, 22) & ~2) | 4  # numbers of whole words, the most significant byte first
     block, interval = integer(packing, 23), integer(packing, 24, 2)
@@ -366,48 +378,69 @@ def _ccsds(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[A
 
 
 def _grouped(
-    data: bytes, groups: Sequence[npt.NDArray[np.int64]], stored: int, bits: int = 0, missing: int = 0
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the numbers of groups that have references, widths and lengths, and which of the numbers are there.
+    data: Octets, groups: Sequence[npt.NDArray[np.int64]], limits: npt.NDArray[np.int64] | None, stored: int
+) -> npt.NDArray[np.int64]:
+    """Unpack the numbers of groups, each with a reference, a width and a length of its own.
 
-    ``missing`` is how many of the highest numbers stand for a missing value; references have so many ``bits``.
+    With ``limits``, numbers that reach the limit of their group, before its reference is added, become `_ABSENT`.
     """
     references, widths, lengths = groups
     is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"have {lengths.sum()} values, where {stored} are due, or too few bits"
         raise ValueError(f"its {len(lengths)} groups {reason}")
-    # The eight bytes from each byte on, as one number: it has all bits of a value that begins in its first byte.
-    windows = np.ndarray(len(data) + 1, ">u8", data + bytes(8), strides=(1,))
-    ends, starts = np.cumsum(lengths), np.cumsum(widths * lengths) - widths * lengths  # values, and bits, of groups
-    numbers, there = np.zeros(stored, "i8"), np.ones(stored, bool)
-    for first in range(0, stored, PIECE):
-        stop = min(first + PIECE, stored)
-        some = slice(np.searchsorted(ends, first, "right"), np.searchsorted(ends, stop, "left") + 1)  # groups
-        begins = ends[some] - lengths[some]
-        counts = np.minimum(ends[some], stop) - np.maximum(begins, first)
-        width, reference = np.repeat(widths[some], counts), np.repeat(references[some], counts)
-        start = np.repeat(starts[some] - begins * widths[some], counts) + np.arange(first, stop) * width
-        found = numbers[first:stop]
-        window = windows[start >> 3].astype("u8")
-        last = 64 - (start & 7) - width
-        np.right_shift(window, last.astype("u8"), out=window, where=width > 0)
-        found[:] = (window & ((1 << width) - 1).astype("u8")).view("i8")
-        if missing:  # the highest numbers stand for it
-            limit = np.where(width > 0, 1 << width, 1 << bits) - missing
-            there[first:stop] = np.where(width > 0, found, reference) < limit
-        found += reference
-    return numbers, there
+    # Groups are cut into parts of as many numbers as a word of 64 bits holds, so that numpy computes the n-th numbers
+    # of all parts together. The last part of a group is filled up; `inside` tells its numbers from the filling.
+    at_once = min(8, 64 // max(int(widths.max()), 1))
+    row = f"V{at_once}"
+    filled = np.tri(at_once, dtype=bool).view(row).ravel()
+    words = np.frombuffer(bytes(data) + bytes(16 - len(data) % 8), ">u8").astype("u8")
+    begins = np.cumsum(widths * lengths) - widths * lengths
+    out, done = np.empty(stored, "i8"), 0
+    used = np.flatnonzero(lengths)
+    for first in range(0, len(used), _GROUPS):
+        some = used[first : first + _GROUPS]
+        parts = -(-lengths[some] // at_once)
+        ends = np.cumsum(parts)
+        skipped = begins[some] - (ends - parts) * at_once * widths[some]
+        width, reference, bit = (
+            np.repeat(each, parts).view("u8") for each in (widths[some], references[some], skipped)
+        )
+        bit += np.arange(len(bit), dtype="u8") * width * at_once
+        place, shift = (bit >> 6).view("i8"), bit & 63
+        word = words[place] << shift | words[place + 1] >> 64 - shift  # a shift by 64 bits leaves 0
+        numbers, inside = np.empty((len(word), at_once), "i8"), np.ones((len(word), at_once), bool)
+        inside.view(row)[ends - 1, 0] = filled[lengths[some] - at_once * (parts - 1) - 1]
+        limit = None if limits is None else np.repeat(limits[some], parts).view("u8")
+        down = 64 - width
+        for column in range(at_once):
+            numbers[:, column] = found = (word >> down) + reference
+            if limit is not None:
+                numbers[found - reference >= limit, column] = _ABSENT
+            word <<= width
+        stop = done + int(lengths[some].sum())
+        out[done:stop] = numbers[inside]
+        done = stop
+    return out
 
 
-def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray[Any]:
+def _add_up(numbers: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64]) -> None:
+    """Turn differences, of the order of the number of ``firsts``, into the numbers that begin with these."""
+    order = min(len(firsts), len(numbers))
+    for done in range(order):  # the first difference of each order begins the sums of that order
+        numbers[done] = np.diff(firsts, done)[0]
+    for done in reversed(range(order)):
+        np.cumsum(numbers[done:], out=numbers[done:])
+
+
+def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArray[Any]:
     """Return numbers that are packed in groups, each of a width and a length of its own; NaN where one is missing."""
     groups, missing = integer(packing, 32, 4), integer(packing, 23)
     order, size = (integer(packing, 48), integer(packing, 49)) if integer(packing, 10, 2) == 3 else (0, 0)
     if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
         raise ValueError(f"{stored} values are packed in {groups} groups, with differences of order {order}: not known")
     at = size * (order + 1) if order else 0
-    firsts = [integer(data, 1 + size * number, size) for number in range(order)]
+    firsts = np.array([integer(data, 1 + size * number, size) for number in range(order)]).astype("i8")
     least = signed(data, 1 + size * order, size) if order else 0
     parts = []
     for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
@@ -417,17 +450,16 @@ def _complex(data: bytes, packing: bytes, bits: int, stored: int) -> npt.NDArray
     widths += integer(packing, 36)
     lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
     lengths[-1] = integer(packing, 43, 4)
-    numbers, there = _grouped(data[at:], (references, widths, lengths), stored, bits, missing)
-    numbers = numbers[there] if missing else numbers
-    numbers[order:] += least
-    numbers[:order] = firsts[: len(numbers)]
-    if order == 2:
-        numbers[1:2] -= numbers[:1]
-        np.cumsum(numbers[1:], out=numbers[1:])
-    if order:
-        np.cumsum(numbers, out=numbers)
+    limits = None
+    if missing:  # the highest numbers stand for missing values; in groups without bits, the highest references
+        limits = np.where(widths > 0, (1 << np.minimum(widths, 32)) - missing, references < (1 << bits) - missing)
+    numbers = _grouped(data[at:], (references + least, widths, lengths), limits, stored)
     if not missing:
+        _add_up(numbers, firsts)
         return numbers
+    there = numbers != _ABSENT
+    numbers = numbers[there]
+    _add_up(numbers, firsts)
     filled = np.full(stored, np.nan)
     filled[there] = numbers
     return filled

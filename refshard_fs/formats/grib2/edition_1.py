@@ -20,6 +20,7 @@ from refshard_fs.formats.grib2.messages import (
     Field,
     Grib,
     Grid,
+    Octets,
     Parameter,
     Surface,
     Unshown,
@@ -56,7 +57,7 @@ _TEMPLATES: Final = {
 _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rotated"}
 
 
-def ibm(data: bytes, octet: int) -> float:
+def ibm(data: Octets, octet: int) -> float:
     """Return the floating-point number of IBM's at an ``octet``: sign, power of 16 above -64, and 24 bits after it."""
     found = integer(data, octet, 4)
     value: float = (found & 0xFFFFFF) * 2.0 ** (4 * ((found >> 24 & 0x7F) - 64) - 24)

@@ -19,6 +19,7 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Load, Parsed, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 
+Octets = bytes | memoryview
 MAGIC: Final = b"GRIB"
 SIGN: Final = 8  # bytes by which a message is told: the magic number, and its edition at the end
 WINDOW: Final = 1 << 10  # bytes that are read of a message: all sections before the data mostly have less than 300
@@ -109,14 +110,14 @@ BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # flags of how a grid is scanned
 UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
 
 
-def integer(data: bytes, octet: int, size: int = 1) -> int:
+def integer(data: Octets, octet: int, size: int = 1) -> int:
     """Return the unsigned number at an ``octet``, which the specification counts from 1."""
     if octet + size - 1 > len(data):
         raise ValueError(f"a section of {len(data)} bytes has no octet {octet + size - 1}")
     return int.from_bytes(data[octet - 1 : octet - 1 + size])
 
 
-def signed(data: bytes, octet: int, size: int) -> int:
+def signed(data: Octets, octet: int, size: int) -> int:
     """Return the number at an ``octet``, of which the first bit says that it is negative."""
     found, sign = integer(data, octet, size), 1 << 8 * size - 1
     return found if found < sign else sign - found

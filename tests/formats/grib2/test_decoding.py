@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.formats.grib2.decoding import Values
-from tests.support.grib_messages import RNG, message, on_level
+from tests.support.grib_messages import RNG, message, on_level, sections
 from tests.support.memory import taking
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
@@ -108,6 +108,48 @@ def test_points_without_a_value_are_nan(packing: str) -> None:
     found = array(data, "t")[...].ravel()
     np.testing.assert_array_equal(np.isnan(found), np.isnan(values))
     np.testing.assert_allclose(found, values, atol=1e-3)
+
+
+def in_groups(order: int, missing: int, widest: int) -> bytes:
+    """Return a message of 496 numbers in groups, some of which have no numbers, or no bits."""
+
+    def packed(numbers: np.ndarray, widths: int | np.ndarray) -> str:
+        pairs = zip(numbers, np.broadcast_to(widths, len(numbers)), strict=True)
+        return "".join(f"{number:0{width}b}" for number, width in pairs if width)
+
+    lengths = np.diff([0, *np.sort(RNG.integers(0, 497, 29)), 496])
+    widths = np.repeat(RNG.integers(0, widest + 1, 6), 5)
+    each = np.repeat(widths, lengths)
+    numbers = np.where(RNG.random(496) < 0.3, (1 << each) - 1 - RNG.integers(0, 2, 496), RNG.integers(0, 1 << each))
+    begin = [*RNG.integers(0, 1000, order).tolist(), 0x80000007] if order else []
+    data = struct.pack(f">{len(begin)}I", *begin)
+    for text in (packed(RNG.integers(0, 1 << 11, 30), 11), packed(widths, 5), packed(lengths, 9)):
+        data += int(text.ljust(-(-len(text) // 8) * 8, "0"), 2).to_bytes(-(-len(text) // 8))
+    text = packed(np.maximum(numbers, 0), each) + "0" * 8
+    data += int(text[: len(text) // 8 * 8], 2).to_bytes(len(text) // 8)
+    head = struct.pack(">IHfHHBBBBff", 496, 3 if order else 2, 1.25, 1, 1, 11, 0, 1, missing, 9999.0, 8888.0)
+    head += struct.pack(">IBBIBIB", 30, 0, 5, 0, 1, lengths[-1], 9) + (bytes([order, 4]) if order else b"")
+    plain = message()
+    parts = [
+        *sections(plain)[:-3],
+        *(struct.pack(">IB", len(one) + 5, n) + one for n, one in ((5, head), (6, b"\xff"), (7, data))),
+    ]
+    return plain[:8] + (20 + sum(map(len, parts))).to_bytes(8) + b"".join(parts) + b"7777"
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_groups_of_any_width_and_length_are_unpacked(order: int, missing: int) -> None:
+    for widest in (3, 8, 20):
+        data = in_groups(order, missing, widest)
+        handle = eccodes.codes_new_from_message(data)
+        eccodes.codes_set(handle, "missingValue", 1e300)
+        want = eccodes.codes_get_values(handle)
+        eccodes.codes_release(handle)
+        found = np.frombuffer(
+            Values(496, tuple(map(len, sections(data)[-3:]))).make(b"".join(sections(data)[-3:])), "f4"
+        )
+        np.testing.assert_array_equal(found, np.where(want == 1e300, np.nan, want).astype("f4"))
 
 
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
