@@ -163,6 +163,19 @@ def too_large_to_decompress(where: str) -> ManifestError:
     )
 
 
+def inflate_head(head: bytes, count: int) -> bytes:
+    """Return up to ``count`` decompressed bytes of a document that begins with ``head``."""
+    made = b""
+    try:
+        for piece in Inflate(head).feed(head):
+            made += bytes(piece[: count - len(made)])
+            if len(made) >= count:
+                break
+    except DamagedStream:
+        pass
+    return made
+
+
 def is_compressed(head: bytes) -> bool:
     """Return whether a document that begins with ``head`` is compressed."""
     return head.startswith(tuple(_STREAMS))

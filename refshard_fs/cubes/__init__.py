@@ -1,10 +1,14 @@
-"""Documents that join sets along a dimension (see FORMATS.md). Told by their first member, ``"refshard": "concat"``."""
+"""Documents that join sets along a dimension (see FORMATS.md), plain or compressed.
+
+Their first member, ``"refshard": "concat"``, identifies them.
+"""
 
 from __future__ import annotations
 
 import re
 
-from refshard_fs.core.format import Format, Probe
+from refshard_fs.core.compression import inflate_head
+from refshard_fs.core.format import LEAST_HEAD, Format, Probe
 
 __all__ = ["FORMAT", "NAME"]
 
@@ -13,7 +17,7 @@ _START = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"refshard"\s*:\s*"' + NAME.encod
 
 
 def _recognises(probe: Probe) -> bool:
-    return _START.match(probe.head) is not None
+    return _START.match(inflate_head(probe.head, LEAST_HEAD)) is not None
 
 
 FORMAT = Format("refshard-concat", _recognises, "refshard_fs.cubes.keyspace")

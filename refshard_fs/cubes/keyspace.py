@@ -842,9 +842,8 @@ def _parse(data: bytes | None, key: str, where: str) -> dict[str, Any] | None:
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document and its first piece."""
-    document: ConcatDocument = yield Load(
-        probe.document(options.max_manifest_bytes), Parsed(ConcatDocument.read, (probe.url,))
-    )
+    most = options.max_manifest_bytes
+    document: ConcatDocument = yield Load(probe.document(most), Parsed(ConcatDocument.read, (probe.url, most)))
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     return (yield from _open_document(document, probe.url, options, resolve))
 

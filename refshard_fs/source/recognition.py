@@ -99,10 +99,11 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
         span = Span(probe.url, 0, min(FIRST_BLOCK, most), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
         inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
     kind, known = unsupported_kind(inner.head), all_formats().values()
-    fits = any(f.recognises(inner) and not f.is_general for f in known)
     how = "" if codec is None else f", compressed as a whole with {codec}"
-    if fits:
-        return probe if codec is None else (yield from _decompress(probe, options))
+    if any(f.recognises(probe) and not f.is_general for f in known):  # cubes are read compressed, too
+        return probe
+    if any(f.recognises(inner) and not f.is_general for f in known):
+        return (yield from _decompress(probe, options))
     if kind is not None:
         raise UnknownSource(f"{probe.url} is {kind[0]}{how}, which is not supported: {kind[1]}")
     if codec is not None and inner.head and not any(f.recognises(inner) for f in known):

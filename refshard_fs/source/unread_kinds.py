@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from refshard_fs.core.compression import DamagedStream, Inflate, is_compressed
+from refshard_fs.core.compression import inflate_head, is_compressed
 from refshard_fs.core.format import LEAST_HEAD, Probe
 
 _TO_COG: Final = "convert it (gdal_translate -of COG)"
@@ -96,12 +96,4 @@ def decompress_probe(probe: Probe) -> Probe:
     """Return a probe with the first decompressed bytes, if the file is compressed; otherwise ``probe``."""
     if not is_compressed(probe.head):
         return probe
-    made = b""
-    try:
-        for piece in Inflate(probe.head).feed(probe.head):
-            made += bytes(piece[: LEAST_HEAD - len(made)])
-            if len(made) >= LEAST_HEAD:
-                break
-    except DamagedStream:
-        pass
-    return Probe(probe.url, probe.facts, made)
+    return Probe(probe.url, probe.facts, inflate_head(probe.head, LEAST_HEAD))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cubes import document
 from refshard_fs.cubes.document import ConcatDocument
 from tests.support.joined_sets import VERSIONS, chunked
 from tests.support.key_spaces import check
@@ -108,7 +110,7 @@ def test_a_line_says_which_elements_are_taken(tmp_path: Path) -> None:
 def test_elements_that_a_set_lacks_are_not_taken(take: list[int]) -> None:
     line = ["a.json", 2, None, {}, take]
     document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [line]}
-    with pytest.raises(ManifestError, match=r"a\.json"):
+    with pytest.raises(ManifestError, match=r"a\.json|sets\[0\]"):
         ConcatDocument.read(json.dumps(document).encode(), "it")
 
 
@@ -140,3 +142,40 @@ def test_overlapping_files_with_bounds_in_other_units(tmp_path: Path, chunk: int
         expected = xr.concat([ds.isel(time=some) for ds, some in zip(each, pieces, strict=True)], "time")
         lazy = refshard_fs.concat(paths, "time", lazy=True, overlap=overlap)  # type: ignore[call-overload]
         xr.testing.assert_equal(xr.open_dataset(lazy, engine="refshard").load(), expected)
+
+
+def large_document(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Return the document of three sets, as one of many is written."""
+    monkeypatch.setattr(document, "PLAIN", 100)
+    names = written(folder, [days([day]) for day in range(3)])
+    refshard_fs.concat(names, "time", lazy=True).save(str(folder / "all.refshard"))
+    return (folder / "all.refshard").read_bytes()
+
+
+def test_large_document_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = large_document(tmp_path, monkeypatch)
+    assert b'"sets":[' in gzip.decompress(data)
+    assert read(str(tmp_path / "all.refshard")) == ([0, 1, 2], [0, 10, 20])
+    *_, new, after = written(tmp_path, [days([day]) for day in range(5)])
+    refshard_fs.append(str(tmp_path / "all.refshard"), new, dim="time")
+    assert (tmp_path / "all.refshard").read_bytes()[:2] == b"\x1f\x8b"
+    longer = refshard_fs.concat([str(tmp_path / "all.refshard"), after], "time", lazy=True)
+    assert bytes(longer.content)[:2] == b"\x1f\x8b"  # type: ignore[arg-type]  # a document is bytes
+    assert read(longer) == ([0, 1, 2, 3, 4], [0, 10, 20, 30, 40])
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda data: data[:-9], "cut short"),
+        (lambda data: data[:40] + b"\0\0\0\0" + data[44:], "Error"),
+        (lambda data: gzip.compress(gzip.decompress(data) + b" " * 200_000), "max_manifest_bytes=100000"),
+    ],
+    ids=["cut", "damaged", "large"],
+)
+def test_damaged_compressed_document_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any, said: str
+) -> None:
+    (tmp_path / "bad.refshard").write_bytes(harm(large_document(tmp_path, monkeypatch)))
+    with pytest.raises(ManifestError, match=said):
+        RefShardFileSystem(str(tmp_path / "bad.refshard"), max_manifest_bytes=100_000).ls("")
