@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import find_chunk
-from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Raw, Span, Steps, drive
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
@@ -295,13 +295,19 @@ class FirstBytes:
         all_of_them = tuple(next(answers) if data is None else data for data in known)
         return all_of_them if isinstance(need, tuple) else all_of_them[0]
 
-    def _find_known(self, need: Need) -> bytes | None:
+    def _find_known(self, need: Need) -> Any:
+        """Load from the first bytes; None if the bytes lie elsewhere, or are damaged: the engine composes the error."""
         match need:
-            case Load(Inline(data), Raw()):
-                return data
-            case Load(Span(url, start, int(stop)), Raw()) if url == self.url and 0 <= start <= stop <= len(self.data):
-                return self.data[start:stop]
-        return None
+            case Load(Inline(data), index):
+                pass
+            case Load(Span(url, start, int(stop)), index) if url == self.url and 0 <= start <= stop <= len(self.data):
+                data = self.data[start:stop]
+            case _:
+                return None
+        try:
+            return index.decode(data)
+        except ValueError:
+            return None
 
 
 class FileTemplate(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import ChunkTable
+from refshard_fs.core.columns import ChunkTable, Texts
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
@@ -66,13 +66,6 @@ class Scanned(NamedTuple):
 
     refs: ReferenceSet
     facts: Facts | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:  # workers send it: in few bytes
-        return _unpickled, (shrink(self.refs), self.facts)
-
-
-def _unpickled(refs: bytes, facts: Facts | None) -> Scanned:
-    return Scanned(swell(refs), facts)
 
 
 class Unchanged:
@@ -273,8 +266,10 @@ def scan_piece(
 # A file of scans, so that a run that failed goes on where it ended.
 #
 # A line that names the format; then records, each the length and the CRC-32 of what follows (little-endian, four bytes
-# each), and that as msgpack: URL, size, ETag and time of the source, the packed references. Records are
-# only added; the last one of a URL counts. The last record of a run that was killed may be cut short.
+# each), and that as msgpack: URL, size, ETag and time of the source, the packed references. Of sources that are alike
+# only the first has these: the others say where its record lies, which object they refer to, and which inline data are
+# their own. Records are only added; the last one of a URL counts. The last record of a run that was killed may be
+# cut short.
 
 
 _MAGIC: Final = b"refshard scans 1\n"
@@ -284,7 +279,10 @@ _HEAD: Final = struct.Struct("<II")
 class _Record(msgspec.Struct, frozen=True, array_like=True):
     url: str
     facts: Facts
-    refs: bytes
+    refs: bytes = b""
+    like: tuple[int, int] = (0, 0)  # offset and length of the record of a source like this one
+    target: str = ""
+    data: dict[str, bytes] = {}
 
 
 class ScansFile:
@@ -299,6 +297,9 @@ class ScansFile:
         self._path = path = os.path.expanduser(path)
         self._selection = f" select={zarrmeta.dumps(list(select)).decode()}" if select else ""
         self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record
+        self._whole: tuple[tuple[int, int], ReferenceSet] | None = (
+            None  # the last record with references: place, references
+        )
         descriptor = os.open(
             path_to_write(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
         )  # URLs may have tokens
@@ -344,26 +345,64 @@ class ScansFile:
         if place is None:
             raise KeyError(url)
         facts, start, length = place
-        self._file.seek(start)
-        record: Any = msgspec.msgpack.decode(self._file.read(length), type=_Record)
-        self._file.seek(0, os.SEEK_END)
         try:
-            return _unpickled(record.refs, facts)
-        except ValueError as e:
+            record = self._record(start, length)
+            if record.refs:
+                return Scanned(swell(record.refs), facts)
+            base = self._references_at(*record.like)
+        except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
+        members = {**base.members, **record.data}
+        return Scanned(msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members), facts)
+
+    def _record(self, start: int, length: int) -> _Record:
+        self._file.seek(start)
+        data = self._file.read(length)
+        self._file.seek(0, os.SEEK_END)
+        return msgspec.msgpack.decode(data, type=_Record)
+
+    def _references_at(self, start: int, length: int) -> ReferenceSet:
+        """Return the references of a record; sources that are like it share its columns."""
+        if self._whole is None or self._whole[0] != (start, length):
+            refs = swell(self._record(start, length).refs)
+            refs = msgspec.structs.replace(refs, chunks=refs.tables, members=dict(refs.side.items()))
+            self._whole = (start, length), refs
+        return self._whole[1]
 
     def keep(self, url: str, scanned: Scanned) -> None:
         """Add the scan of ``url``, if anything tells its version."""
-        facts = scanned.facts
+        facts, refs, url = scanned.facts, scanned.refs, url + self._selection
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
-        data = msgspec.msgpack.encode(_Record(url + self._selection, facts, shrink(scanned.refs)))
-        self._file.write(_HEAD.pack(len(data), zlib.crc32(data)) + data)
+        own = None if self._whole is None else _own_data(self._whole[1], refs)
+        if self._whole is not None and own is not None:
+            self._write(_Record(url, facts, like=self._whole[0], target=str(refs.urls[0]), data=own))
+        else:
+            self._whole = self._write(_Record(url, facts, shrink(refs))), refs
+
+    def _write(self, record: _Record) -> tuple[int, int]:
+        """Add a record; return where it lies."""
+        packed = msgspec.msgpack.encode(record)
+        start = self._file.tell() + _HEAD.size
+        self._file.write(_HEAD.pack(len(packed), zlib.crc32(packed)) + packed)
         self._file.flush()
+        return start, len(packed)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _own_data(base: ReferenceSet, refs: ReferenceSet) -> dict[str, bytes] | None:
+    """Return the inline data of ``refs`` that ``base`` lacks; None if they differ in more than these and one URL."""
+    if refs.chunks != base.chunks or list(refs.members) != list(base.members) or len(refs.urls) != 1:
+        return None
+    if len(base.urls) != 1 or None in (refs.urls[0], base.urls[0]) or refs.pins is not None or base.pins is not None:
+        return None
+    if (refs.version, refs.origins) != (base.version, base.origins):
+        return None
+    own = {key: value for key, value in refs.members.items() if value is not base.members[key]}
+    return own if all(isinstance(value, bytes) for value in own.values()) else None  # type: ignore[return-value]
 
 
 # ----------------------------------------------------------------------------------------------------

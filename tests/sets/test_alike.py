@@ -43,6 +43,22 @@ def test_of_files_that_are_alike_few_are_opened(tmp_path: Path, writer: str, ope
     assert refshard_fs.concat(files[5:], "time").references["t/0.0"][0] == files[5]
 
 
+def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened: list[str]) -> None:
+    for day in range(20):
+        with h5py.File(tmp_path / f"{day}.h5", "w", track_order=True) as file:
+            time = file.create_dataset("time", data=np.array([day], "<i4"), maxshape=(None,), chunks=(1,))
+            time.make_scale("time")
+            values = file.create_dataset("t", data=np.full((1, 4), day), maxshape=(None, 4), chunks=(1, 2))
+            values.dims[0].attach_scale(time)
+    cube = refshard_fs.concat(f"{tmp_path}/*.h5", "time", lazy=True)
+    assert len(opened) <= 5
+    assert days_of(cube) == list(range(20))
+    fs = refshard_fs.RefShardFileSystem(cube)
+    assert [np.frombuffer(fs.cat_file(f"t/{day}.1"), "<i8").tolist() for day in range(20)] == [
+        [day, day] for day in range(20)
+    ]
+
+
 def test_a_file_that_says_something_else_is_opened(tmp_path: Path) -> None:
     for day in range(20):
         data = plain_file(day)

@@ -304,7 +304,7 @@ def test_nested_documents_promise_a_bounded_number_of_names(tmp_path: Path, monk
         ({"axes": {"nothing": 0}}, "no array 'nothing'"),
         ({"axes": {"air": 2}}, "along axis 2, but has 2"),
         ({"colour": 1}, "colour"),
-        ({"sets": [7]}, "expected a URL"),
+        ({"sets": [7]}, "Expected `str | array`, got `int`"),
         ({"sets": [["part0.json", 1], ["part1.json", 2]]}, "chunks of 2 along 'time'.*begins at 1"),
     ],
 )
