@@ -83,7 +83,7 @@ class TimeUnits(NamedTuple):
         try:
             out = np.array(found, np.float64 if rounded or values.dtype.kind == "f" else np.int64)
         except OverflowError as e:
-            raise ValueError("its values in the other units are beyond 64 bits") from e
+            raise ValueError("in the other units, its values do not fit into 64 bits") from e
         return out[where].reshape(values.shape)
 
     def _number(self, value: Any, to: TimeUnits, *, rounded: bool) -> int | float:
@@ -210,7 +210,7 @@ def _instant(text: str, calendar: str) -> int:
     if hour > 23 or minute > 59 or second > 59:
         raise ValueError(f"{text!r} is not a date and time: its hours, minutes or seconds are too many")
     if calendar == "standard" and (1582, 10, 4) < date < CHANGE:
-        raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}, which leaves out ten days there")
+        raise ValueError(f"{text!r} is not a date of the calendar {calendar!r}, which skips ten days there")
     before = (360 if rule == "360_day" else 365) * (year - 1) + _leap_days(year - 1, rule)
     days = before + sum(_days(year, earlier, rule) for earlier in range(1, month)) + day + shift
     return days * 86400 + hour * 3600 + minute * 60 + second

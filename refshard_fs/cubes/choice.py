@@ -86,7 +86,9 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         if dtype.kind not in _KINDS or len(self.dims) != len(self.shape) or min(self.shape, default=0) < 0:
             raise ManifestError(f"{where}: {self.dtype} of shape {list(self.shape)} along {list(self.dims)}")
         if len(self.values()) != math.prod(self.shape) * dtype.itemsize:
-            raise ManifestError(f"{where}: {len(self.values())} bytes are no {list(self.shape)} of {self.dtype}")
+            raise ManifestError(
+                f"{where}: {len(self.values())} bytes do not fill the shape {list(self.shape)} with {self.dtype}"
+            )
         chunks = tuple(max(length, 1) for length in self.shape)
         return ArrayDescription(where, self.shape, chunks, dtype, self.dims, self.attrs)
 
@@ -168,9 +170,11 @@ def _bounds(dim: str, chosen: Any) -> tuple[int | None, int | None]:
         one = int(chosen)
         return one, None if one == -1 else one + 1
     if not isinstance(chosen, slice):
-        raise TypeError(f"isel={{{dim!r}: {chosen!r}}}: expected an integer or a slice, for chunks hold all elements")
+        raise TypeError(
+            f"isel={{{dim!r}: {chosen!r}}}: expected an integer or a slice: chunks hold successive elements"
+        )
     if chosen.step not in (None, 1):
-        raise ValueError(f"isel={{{dim!r}: {chosen!r}}}: expected a slice of step 1, for chunks hold all elements")
+        raise ValueError(f"isel={{{dim!r}: {chosen!r}}}: expected a slice with step 1: chunks hold successive elements")
     start, stop = (None if bound is None else index(bound) for bound in (chosen.start, chosen.stop))
     return start, stop
 

@@ -186,7 +186,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
     def of(cls, decoded: Any, where: str, depth: int = 0) -> ConcatDocument:
         """Return a document that is decoded from JSON, and lies in as many others as ``depth`` says."""
         if depth > DEEPEST:
-            raise ValueError(f"documents lie in documents, more than {DEEPEST} deep")
+            raise ValueError(f"documents are nested more than {DEEPEST} deep")
         given = msgspec.convert(decoded, _Json)
         pieces = tuple(
             _piece(_Line(line) if isinstance(line, str) else line, given, where, depth) for line in given.sets

@@ -270,7 +270,7 @@ class Recoding(msgspec.Struct, frozen=True):
                 return Packed(found, self)
             case Packed(start=None, stop=None):
                 return msgspec.structs.replace(found, recipe=_Chain(found.recipe, self), made=None)
-        raise ManifestError(f"{self.where}: its chunks are parts of others, which cannot be recoded")
+        raise ManifestError(f"{self.where}: its chunks are joined from parts of others, and cannot be recoded")
 
     def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
         missing = theirs.is_missing(values)
@@ -290,14 +290,16 @@ class Recoding(msgspec.Struct, frozen=True):
             elif mine.dtype.kind == "f":
                 out[missing] = np.nan
             else:
-                raise ValueError(f"{self.where}: values are missing, and {mine.dtype} has none that stands for these")
+                raise ValueError(
+                    f"{self.where}: values are missing, and its type {mine.dtype} has no fill value for them"
+                )
         if np.isnan(mine.fills).all():  # no number stands for missing ones
             return out
         is_mistaken = mine.is_missing(out) & ~missing
         if mine.dtype.kind == "f" and is_mistaken.any():
             is_mistaken &= ~np.isnan(out)  # no number, whatever it stands for
         if is_mistaken.any():
-            raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, which stands for missing ones")
+            raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, the fill value")
         return out
 
     def _convert_times(
@@ -374,11 +376,11 @@ def recoding(
     try:
         one, other = _encoding(made.mine), _encoding(made.theirs)
         if one.times != other.times and (one.is_packed or other.is_packed):
-            raise ValueError("times in other units that are packed are not recoded")
+            raise ValueError("packed times cannot be converted to other units")
         if one.times != other.times and one.times is not None and other.times is not None:
             other.times.convert(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
         elif (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
-            raise ValueError("no type that is recoded to holds both: values of the one are not all values of the other")
+            raise ValueError("no data type can hold the values of both")
         chunk_limits(one.meta)  # before chunks of that size are made
         chunk_limits(other.meta)
         encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
@@ -408,7 +410,7 @@ def _encoding(document: bytes) -> _Encoding:
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
     dtype = None if meta is None else dtype_of(meta)
     if meta is None or dtype is None or dtype.kind not in "iuf" or meta.chunks is None:
-        raise ValueError("only arrays of whole and floating-point numbers are recoded")
+        raise ValueError("only integers and floating-point numbers can be recoded")
     attributes = found["attributes"]
     scale, offset = (attributes.get(name) for name in PACKING)
     if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):

@@ -62,7 +62,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
             raise ValueError("they cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
-            f"the chunks of {path!r} of {name} do not meet the other sets' chunks, and cannot be taken in pieces: {e}"
+            f"the chunks of {path!r} of {name} begin inside chunks of other sets, and cannot be cut: {e}"
         ) from e
 
 

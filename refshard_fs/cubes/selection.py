@@ -397,7 +397,7 @@ def _array_of(base: KeySpace, node: Node) -> _Array:
         return _Array(base, node.source, stored, stored)
     if meta is None or meta.chunks is None or stored is None:
         raise ManifestError(
-            f"isel= cuts {node.source!r}, whose chunks are not of one size, or not known: drop it, or cut the dataset "
+            f"isel= cuts {node.source!r}, whose chunks have several or unknown sizes: drop it, or cut the dataset "
             "after opening it"
         )
     sizes = [max(size, 1) for size in meta.chunks]
@@ -446,8 +446,8 @@ def _recut(node: Node, meta: ArrayMeta) -> Recut:
             if start % size
         ]
         raise ManifestError(
-            f"isel= begins within a chunk of {where}: at {'; '.join(inside)}. Begin where a chunk does, for its chunks "
-            f"cannot be taken in pieces: {e.__cause__ or e}"
+            f"isel= begins within a chunk of {where}: at {'; '.join(inside)}. Begin with the first element of a "
+            f"chunk, since its chunks cannot be cut: {e.__cause__ or e}"
         ) from e
     name = "zarr.json" if "zarr.json" in node.documents else ".zarray"
     node.documents[name] = dict(recut.meta.raw)

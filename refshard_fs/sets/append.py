@@ -274,7 +274,7 @@ class _Grown(NamedTuple):
         dim = rules.dim
         before = fs._collect()
         if not len(before):
-            raise NoSuchSource(f"there is no set at {url} that could go on: concat writes one")
+            raise NoSuchSource(f"there is no set at {url} to append to: concat makes one")
         name = f"the set at {url}"
         stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
         old = fs.source.run("", lambda: with_coordinates(stored))
@@ -282,13 +282,15 @@ class _Grown(NamedTuple):
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
         new = stacked_as(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:
-            raise ManifestError(f"{new.name} is pinned, which {url} cannot hold: give the pins up with unpinned()")
+            raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
         old, new = with_common_units([old, new], dim).parts
         kept = _find_kept(old, new, rules)
         if kept is None:
             return None
         if not kept.old:
-            raise ManifestError(f"{new.name} replaces the beginning of {old.name}, which append cannot: make it anew")
+            raise ManifestError(
+                f"{new.name} would replace the beginning of {old.name}: append replaces only the end. Make the set anew"
+            )
         pieces = [trim(old, dim, 0, kept.old), trim(new, dim, kept.start, kept.stop)]
         whole = concatenate(with_digests(pieces, [dim], rules.same), dim, rules.same)
         added = whole.length(dim) - old.length(dim)
@@ -405,7 +407,7 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
         kinds = "that documents beside others select,"
     if kinds:
         raise ManifestError(
-            f"{name} joins sets {kinds} and nothing is appended to such: make it anew (concat(..., resume=) "
+            f"{name} joins sets {kinds} and append cannot extend these: make it anew (concat(..., resume=) "
             "remembers what was found of each file)"
         )
 
@@ -492,14 +494,17 @@ def _add_line(
         else:
             if np.isin(coming[0], _missing(document, known)).any():
                 raise ManifestError(
-                    f"{url} has values in gaps of {name}, and not all of it lies in one of them, in its order: "
+                    f"{url} has values in several gaps of {name}, or in one and outside of it: "
                     "append one set for each gap"
                 )
             kept = _find_kept(extent, new, rules)
             if kept is None:
                 return None
             if not kept.old:
-                raise ManifestError(f"{new.name} replaces the beginning of {name}: make the document anew")
+                raise ManifestError(
+                    f"{new.name} would replace the beginning of {name}: append replaces only its "
+                    "end. Make the document anew"
+                )
             document = _cut_off(document, kept.old)
             new = trim(new, dim, kept.start, kept.stop, lazy=True)
             extent = coordinate_set(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)

@@ -218,8 +218,8 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
             changed.put(variable, document)
         else:
             raise ManifestError(
-                f"of {part.name} elements {start} to {stop} along {dim!r} are taken, and chunks of {path!r} have "
-                f"{size}: a chunk cannot be taken in part. lazy=True takes parts of chunks when they are read"
+                f"{part.name}: elements {start} to {stop} along {dim!r} begin or end inside chunks of {path!r}, which "
+                f"have {size}: references name whole chunks. lazy=True cuts chunks when they are read"
             )
     if not is_changed:
         return part

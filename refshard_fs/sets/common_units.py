@@ -228,7 +228,7 @@ def _convert(
     if lazy:
         dtype = dtype_of(part.variables[path].meta)
         if not (rounded and dtype is not None and dtype.kind == "f") and finest([to, units]) % to.length:
-            raise ValueError("not all numbers are numbers in the other units")
+            raise ValueError("some numbers cannot be converted exactly to the other units")
         return None
     values = part.values(path)
     assert values is not None, "they were read"
@@ -237,10 +237,10 @@ def _convert(
     marks = [] if dtype is None else _marks(like, dtype)
     for mark in marks:
         if np.isin(known, mark).any():
-            raise ValueError(f"the value {mark}, which stands for missing ones, is among its values")
+            raise ValueError(f"the value {mark}, the fill value, is among its values")
     is_float = known.dtype.kind == "f" or (missing.any() and dtype is not None and dtype.kind == "f")
     if missing.any() and not marks and not is_float:
-        raise ValueError(f"values are missing, and {dtype} has none that stands for these")
+        raise ValueError(f"values are missing, and its type {dtype} has no fill value for them")
     numbers = np.full(
         values.shape, marks[0] if marks else np.nan if is_float else 0, np.float64 if is_float else np.int64
     )

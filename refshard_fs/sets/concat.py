@@ -70,11 +70,13 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name, or names a version."""
     for name in ("branch", "tag", "snapshot", "as_of"):
         if options.get(name) is not None:
-            raise TypeError(f"{who} names its parts, and not {name}={options[name]!r} of them: leave lazy=True out")
+            raise TypeError(f"{who} holds URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
     is_path = isinstance(fo, str | os.PathLike)
     url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
-        raise TypeError(f"{who} names its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first")
+        raise TypeError(
+            f"{who} holds the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
+        )
     return url
 
 
@@ -135,7 +137,7 @@ class SetRow(msgspec.Struct, frozen=True):
         whole = msgspec.structs.replace(whole, units=stored.units)
         lengths = [part.length(dim) for part in parts]
         if 0 in lengths:
-            raise ManifestError(f"{parts[lengths.index(0)].name} has no element along {dim!r}: leave it out")
+            raise ManifestError(f"{parts[lengths.index(0)].name} has length 0 along {dim!r}: leave it out")
         coordinate = lead.coordinate(dim)
         given = None if self.stacking is None else self.stacking.values
         values: Sequence[bytes | None] = given or [None] * len(lengths)
@@ -417,7 +419,7 @@ def concat(
     own: dict[str, tuple[Choice, ...]] = {}
     if preprocess is not None:
         if executor is not None or resume is not None:
-            raise ValueError("preprocess= is called here, for each set: leave executor= and resume= out")
+            raise ValueError("preprocess= runs in this process for each set: leave executor= and resume= out")
         urls, given = sources, options.get("select") or ()
         sources = preprocessed(sources, options, preprocess)
         for url, fs in zip(urls, sources, strict=True):
@@ -534,7 +536,7 @@ def _check_order(read: Sequence[NamedSet], dim: str) -> None:
     whole = [np.concatenate(some) for some in (filled, filled[::-1]) if some]
     if whole and len(np.unique(whole[0])) == len(whole[0]) > 1 and not any(map(is_ordered, whole)):
         raise ManifestError(
-            f"the values of {dim!r} in {read[0].name} and others are in no common order: dim={dim!r} joins sets in the "
+            f"the values of {dim!r} in {read[0].name} and others have no common order: dim={dim!r} joins sets in the "
             "order in which they are given"
         )
 
@@ -837,7 +839,7 @@ def _leaves(nested: Any, depth: int, place: tuple[int, ...] = ()) -> Iterator[tu
         return
     if isinstance(nested, (str, bytes, Mapping)) or not isinstance(nested, Sequence):
         raise TypeError(
-            f"sets are a list, for dims= nested as many times as there are dimensions: {reprlib.repr(nested)} is none"
+            f"for dims=, expected lists of sets, nested once for each dimension, got {reprlib.repr(nested)}"
         )
     for number, member in enumerate(nested):
         yield from _leaves(member, depth - 1, (*place, number))

@@ -81,10 +81,10 @@ class _Concatenation:
         if self.dim is not None and self.dim not in dims:
             self._check_scalars(self.dim)
             raise ManifestError(
-                f"no variable is along {self.dim!r} in {self.sets[0].name}, nor in the others: of dimensions there are "
-                f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'none'}. "
-                "It is made where each set has one value of it, a scalar of that name, or where names of files say it, "
-                "by a pattern with fields: '{time:%Y%m%d}.nc', or by coords= with nested lists"
+                f"no variable of {self.sets[0].name} or the other sets has the dimension {self.dim!r}: found "
+                f"{', '.join(sorted(dim for dim in dims if dim is not None)) or 'no dimensions'}. "
+                f"To make {self.dim!r}, its values are needed: a scalar variable of that name in each set, a pattern "
+                "with fields ('{time:%Y%m%d}.nc'), or coords= with nested lists"
             )
         for path in dict.fromkeys(path for part in self.sets for path in part.variables):
             self._add_variable(path)
@@ -104,10 +104,10 @@ class _Concatenation:
         known = [dim in part.variables and part.values(dim) is not None for part in self.sets]
         if any(known) and not all(known):
             other = self.sets[known.index(False)]
-            what = "cannot be read" if dim in other.variables else "is not there"
+            what = "cannot be read" if dim in other.variables else "does not exist"
             raise ManifestError(
-                f"no variable is along {dim!r}: it would be made of the scalar of that name, which {what} in "
-                f"{other.name}, and is one value in {self.sets[known.index(True)].name}"
+                f"no variable has the dimension {dim!r}. The scalar variable {dim!r} would give its values, but it "
+                f"{what} in {other.name}; {self.sets[known.index(True)].name} has it"
             )
 
     def _add_variable(self, path: str) -> None:
@@ -127,8 +127,8 @@ class _Concatenation:
         if len(owners) < len(self.sets):
             lacking = next(part.name for part in self.sets if path not in part.variables)
             raise ManifestError(
-                f"{lacking} has no variable {path!r}, which others have along {self.dim!r} ({first.name}): "
-                "join='outer' takes it for missing there"
+                f"{lacking} has no variable {path!r}, which {first.name} has along {self.dim!r}: "
+                "with join='outer', its values are missing there"
             )
         axis = variable.dims.index(self.dim)
         distinct = _distinct_sets(self.sets, path)
@@ -375,7 +375,7 @@ def arrange(
     if values is None:
         if sort or overlap != "error":
             without = name_without(parts, dim)
-            raise ManifestError(f"there is no coordinate {dim!r} of numbers in {without} to put the sets in order by")
+            raise ManifestError(f"{without} has no coordinate {dim!r} of numbers, by which the sets could be sorted")
         return None
     order = [number for number, own in enumerate(values) if len(own)]
     if not order:
@@ -475,6 +475,6 @@ def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], name: str, dim: st
     if len(old) > 1 and is_ordered(old) and not is_ordered(np.concatenate([old, new])):
         first, last = new[0], old[-1]
         raise ManifestError(
-            f"{name} begins at {dim} = {first}, and the set ends at {last}: it would not be in order any more. "
-            "any_order=True appends it nevertheless"
+            f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
+            "any_order=True appends the new values as they are"
         )

@@ -59,8 +59,7 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
     raise ManifestError(
         f"{parts[0].name} and the others have the same values of all coordinates ({', '.join(coordinates) or 'none'}), "
-        f"so that nothing tells along which dimension ({', '.join(known_dims)}) they follow one another: "
-        f"{ADVICE}"
+        f"so that the dimension along which they are joined is not known (of {', '.join(known_dims) or 'none'}): {ADVICE}"
     )
 
 
@@ -147,8 +146,8 @@ def _by_values(
     if not telling:
         raise ManifestError(
             f"sets differ in {', '.join(map(repr, dims))} ({parts[0].name} and others), and do not form a grid along "
-            f"these: {ADVICE}; join='outer' takes what a set lacks for missing, tolerance= "
-            "values that differ by rounding for equal"
+            f"these: {ADVICE}; with join='outer', values that a set lacks are missing; with tolerance=, "
+            "coordinates that differ by rounding are equal"
         )
     return Arrangement((telling[0],), [(number,) for number in numbers], f"the {kind} {telling[0]!r} differs")
 

@@ -155,11 +155,9 @@ def _values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
 def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
     """Raise ManifestError unless the ``values`` of a coordinate tell where each element of the set belongs."""
     if values is None:
-        raise ManifestError(
-            f"the values of {path!r} are not the same in all sets, and those of {part.name} cannot be read"
-        )
+        raise ManifestError(f"the values of {path!r} differ between sets, and those of {part.name} cannot be read")
     if len(np.unique(values)) < len(values):
-        raise ManifestError(f"{part.name} has a value of {path!r} twice: nothing says which lies where")
+        raise ManifestError(f"{part.name} has a value of {path!r} twice: the place of the second is not known")
     for name in ("units", "calendar"):
         mine, theirs = (each.variables[path].attributes.get(name) for each in (first, part))
         if mine != theirs:
@@ -211,8 +209,8 @@ def _place_elements(
         else:
             names = ", ".join(repr(variable.dims[axis]) for axis in within)
             raise ManifestError(
-                f"{path!r} of {part.name} is not along {dim!r}, and not all sets have the same values of {names}, "
-                "along which it is: nothing says which set's values it has"
+                f"{path!r} of {part.name} has the dimension {names} and not {dim!r}, and the sets have different "
+                f"values of {names}: which set's values it has is not known"
             )
     return changed.result()
 
@@ -226,8 +224,8 @@ def _chunk_move(part: NamedSet, path: str, axis: int, placement: Placement, tota
         start = placement.runs[0][0] if placement.runs else 0
         raise ManifestError(
             f"{path!r} of {part.name} has {placement.length} elements along {variable.dims[axis]!r} in chunks of "
-            f"{size}, and begins at {start} of the {total} of all sets: its chunks do not meet theirs, which "
-            "references alone cannot say. concat(..., lazy=True) joins pieces of them when they are read"
+            f"{size}, and begins at {start} of the {total} of all sets: its chunks begin inside others, which "
+            "references cannot express. concat(..., lazy=True) joins pieces of them when they are read"
         )
     return chunks.places
 
@@ -273,10 +271,10 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
     elif dtype is not None and dtype.kind == "f":
         wanted = next((value for value in named if math.isfinite(value)), "NaN")
     if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
-        what = "and chunks that do not exist already" if wanted is not None else "as missing values need"
+        what = "and has chunks that do not exist" if wanted is not None else "or none of its type"
         raise ManifestError(
-            f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value that stands for missing ones, {what}: its "
-            "gaps would be read as numbers. Give it a _FillValue"
+            f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value for its gaps, {what}: "
+            "they would be read as numbers. Give it a _FillValue"
         )
     return wanted
 
@@ -385,7 +383,7 @@ def _put_gaps(
         for run in np.split(own, np.flatnonzero(np.diff(own) != 1) + 1) if len(own) else ():
             if run[0] < expected:
                 value = shown_value(values_at(run[:1])[0], parts[0], dim)
-                raise ManifestError(f"{part.name} has {dim} = {value} behind a later one: sort=True puts sets in order")
+                raise ManifestError(f"{part.name} has {dim} = {value} after a later value: sort=True sorts the sets")
             put_gap(int(run[0]), f"before {part.name}")
             pieces.append(PlannedPiece(number, trim(part, dim, start, start + len(run), lazy=lazy)))
             start, expected = start + len(run), int(run[-1]) + 1
@@ -409,7 +407,7 @@ class _Steps(msgspec.Struct, frozen=True):
         dtype = np.dtype(first.dtype)
         where = f"freq={freq!r} and the units {variable.attributes.get('units')!r} of {variable.path!r} of {name}"
         if dtype.kind not in "iuf":
-            raise ManifestError(f"{where}: its type is {dtype}, no number")
+            raise ManifestError(f"{where}: expected a numeric type, found {dtype}")
         try:
             if not isinstance(freq, str):
                 steps = cls(first, dtype, Fraction(freq))
@@ -425,7 +423,7 @@ class _Steps(msgspec.Struct, frozen=True):
                 else:
                     calendar = calendar_of(variable.attributes)
                     if calendar not in GREGORIAN:
-                        raise ValueError(f"months are not known in the calendar {calendar!r}")
+                        raise ValueError(f"expected a standard calendar for steps of months, found {calendar!r}")
                     begin = instant(since)
                     if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
                         raise ValueError("the standard calendar changes before 1582-10-15")
@@ -446,8 +444,8 @@ class _Steps(msgspec.Struct, frozen=True):
         apart = np.flatnonzero(~(np.abs(self.values(places).astype(np.float64) - numbers) <= near))
         if len(apart):
             raise ManifestError(
-                f"{part.name} has {dim} = {values[apart[0]]}, which is no whole number of steps (freq=) behind the "
-                f"first value, {self.first}"
+                f"{part.name} has {dim} = {values[apart[0]]}, which is not on the grid of freq= that begins at "
+                f"{self.first}"
             )
         return places
 

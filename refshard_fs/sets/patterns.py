@@ -115,7 +115,7 @@ def _place(dim: str, kind: str, groups: Mapping[str, str]) -> Place:
         return datetime(year, parts.get("m", 1), parts.get("d", 1), hour, minute, second, tzinfo=UTC)
     day = datetime(year, 1, 1, hour, minute, second, tzinfo=UTC) + timedelta(days=parts["j"] - 1)
     if day.year != year:
-        raise ValueError("a year has no such day")
+        raise ValueError("the year has no such day")
     return day
 
 
@@ -164,7 +164,7 @@ class FileGrid(NamedTuple):
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
             shown = some_of(list(map(self.describe, self.holes)), "; ")
-            raise ManifestError(f"there is no file of {shown}: with join='outer', values without a file are missing")
+            raise ManifestError(f"no file has {shown}: with join='outer', values without a file are missing")
 
     def describe(self, at: Sequence[int]) -> str:
         """Return a place, or the first numbers of several places, as an error says it."""

@@ -143,9 +143,9 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     (['file:///data/x.nc', 0, 4], ['s3://older/x.nc', 4, 4])
     """
     if not isinstance(prefixes, Mapping):
-        raise TypeError(f"prefixes={prefixes!r}: it maps what URLs begin with to what they are to begin with")
+        raise TypeError(f"prefixes={prefixes!r}: expected a mapping of old prefixes of URLs to new ones")
     if not all(prefixes):
-        raise ValueError("a prefix that is to be replaced is not empty")
+        raise ValueError("expected old prefixes that are not empty")
     by_place = {_place(prefix): new for prefix, new in prefixes.items()}
 
     def respell(url: str | None) -> str | None:
@@ -237,7 +237,7 @@ def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
             example = f", such as {redact(urls[0])!r}" if urls else ""
             raise ValueError(
                 f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
-                "slash. missing='ignore' passes over prefixes that are not there"
+                "slash. missing='ignore' ignores such prefixes"
             )
 
 

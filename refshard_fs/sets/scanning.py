@@ -293,7 +293,7 @@ class ScansFile:
 
     def __init__(self, path: str, select: Sequence[Mapping[str, Any]] | None = None) -> None:
         if protocol_of(path) not in (None, *LOCAL):
-            raise ValueError(f"resume={path!r}: it is a file of this machine")
+            raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)
         self._selection = f" select={zarrmeta.dumps(list(select)).decode()}" if select else ""
         self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record

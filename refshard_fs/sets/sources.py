@@ -268,7 +268,7 @@ def _directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]], ur
         if not level:
             return found
         found += level
-    raise ManifestError(f"{url!r}: there are directories in directories, more than {DEEPEST} deep")
+    raise ManifestError(f"{url!r}: its directories are nested more than {DEEPEST} deep")
 
 
 def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[None]:
@@ -277,7 +277,7 @@ def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str)
     found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
     if unknown == list(folders) and all(names is None for names in found):
         raise ManifestError(
-            f"{url!r} matches nothing: {folders[0] or '/'} is not there, or cannot be listed. "
-            "Where a server lists nothing, give a list of URLs"
+            f"{url!r} matches nothing: {folders[0] or '/'} does not exist, or cannot be listed. "
+            "If the server lists nothing, give a list of URLs"
         )
     listed.update((folder, names or ()) for folder, names in zip(unknown, found, strict=True))

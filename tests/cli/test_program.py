@@ -227,7 +227,7 @@ def test_prefix_that_begins_nothing_is_passed_over_as_error_says(
     source.write_text(json.dumps({"b": ["s3://old/b", 0, 5]}))
     command = ["rebase", str(source), str(tmp_path / "out.json"), "--from", "gs://x/", "--to", "s3://new/"]
     assert main(command) == 2
-    assert "--missing ignore passes over" in capsys.readouterr().err
+    assert "--missing ignore ignores" in capsys.readouterr().err
     assert main([*command, "--missing", "ignore"]) == 0
 
 

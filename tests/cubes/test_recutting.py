@@ -160,7 +160,7 @@ def test_texts_are_not_recut(tmp_path: Path) -> None:
             days = len(opened["time"])
             names = opened.create_dataset("names", data=["a"] * days, dtype=h5py.string_dtype(), chunks=(days,))
             names.dims[0].attach_scale(opened["time"])
-    with pytest.raises(ManifestError, match=r"'names' of .*0\.nc.* cannot be taken in pieces"):
+    with pytest.raises(ManifestError, match=r"'names' of .*0\.nc.* cannot be cut"):
         refshard_fs.concat(files, "time", lazy=True)
 
 

@@ -339,7 +339,7 @@ def test_attributes_name_renamed_variables() -> None:
         ({"rename": {"a": ".zgroup"}}, "expected the name of a variable"),
         ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),
         ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
-        ({"isel": {"x": slice(0, 8, 2)}}, "a slice of step 1"),
+        ({"isel": {"x": slice(0, 8, 2)}}, "a slice with step 1"),
         ({"isel": {"x": [3]}}, "expected an integer or a slice"),
         ({"isel": {"x": 10}}, "'x' has the length 0"),
         ({"squeeze": "nope"}, "squeeze= names 'nope'.* its dimensions are x"),

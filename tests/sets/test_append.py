@@ -96,7 +96,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, kind: str) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     other = day(4, 4, version, **({"dtype": "<M8[s]"} if version == 2 else {"data_type": "int32"}))
     fo = written(tmp_path, other, 9)
-    with pytest.raises(ManifestError, match="dtype|data_type|only arrays of"):
+    with pytest.raises(ManifestError, match="dtype|data_type|only integers"):
         refshard_fs.append(url, fo, "time")
     with pytest.raises(ManifestError, match="along 'nothing'|not 'nothing'|equal"):
         refshard_fs.append(url, written(tmp_path, day(4, 4, version), 9), "nothing")
@@ -138,7 +138,7 @@ def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, mo
 
 @pytest.mark.parametrize("name", ["nothing.json", "nothing", "nothing.zarr"])
 def test_what_is_not_there_cannot_grow(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SourceNotReachable, match=r"no set at .*nothing.* that could go on"):
+    with pytest.raises(SourceNotReachable, match=r"no set at .*nothing.* to append to"):
         refshard_fs.append(tmp_path / name, day(0, 2), "time")
     assert list(tmp_path.iterdir()) == []
 
@@ -344,7 +344,7 @@ def test_part_that_was_damaged_is_replaced_where_it_lies(tmp_path: Path) -> None
     assert refshard_fs.append(target, write_day(tmp_path / "mended", 1, 7.0), on_duplicate="replace") == 0
     assert refshard_fs.append(target, write_day(tmp_path, 3, 9.0), on_duplicate="replace") == 0
     assert xr.open_dataset(target, engine="refshard")["t"].values.tolist() == [0, 7, 2, 9]
-    with pytest.raises(ManifestError, match="replaces the beginning of"):
+    with pytest.raises(ManifestError, match="would replace the beginning of"):
         refshard_fs.append(target, paths[0], on_duplicate="replace")
 
 

@@ -118,7 +118,7 @@ def test_a_variable_that_one_set_lacks_is_named() -> None:
 
 def test_dimension_that_nothing_is_along_is_told_with_those() -> None:
     with pytest.raises(
-        ManifestError, match=r"no variable is along 'tiem' in set 0.*there are time, x.*a pattern with fields"
+        ManifestError, match=r"no variable of set 0.* has the dimension 'tiem': found time, x.*a pattern with fields"
     ):
         refshard_fs.concat([day(0, 4), day(0, 4)], dim="tiem")
 

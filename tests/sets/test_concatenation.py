@@ -135,7 +135,7 @@ def test_a_set_of_which_nothing_is_new_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_chunk_is_never_taken_in_part() -> None:
-    with pytest.raises(ManifestError, match="a chunk cannot be taken in part"):
+    with pytest.raises(ManifestError, match="references name whole chunks"):
         refshard_fs.concat([days(0, 4, 2), days(3, 3, 3)], "time", overlap="last")
 
 
@@ -272,7 +272,7 @@ def test_the_last_sets_of_a_document_are_replaced_whole(tmp_path: Path) -> None:
     assert [fs.resolve(f"t/{i}")[0] for i in (3, 4, 5)] == ["memory://3", "memory://better", "memory://5"]
     before = Path(url).read_bytes()
     part = written(tmp_path, "part0.json", days(0, 7))
-    with pytest.raises(ManifestError, match="replaces the beginning"):
+    with pytest.raises(ManifestError, match="would replace the beginning"):
         refshard_fs.append(url, part, "time", on_duplicate="replace")
     assert Path(url).read_bytes() == before
 
@@ -291,7 +291,7 @@ def test_a_set_stays_in_order(tmp_path: Path, lazy: bool) -> None:
     names = [written(tmp_path, f"{i}.json", days(i, 2)) for i in (2, 4, 0)]
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
-    with pytest.raises(ManifestError, match="would not be in order any more"):
+    with pytest.raises(ManifestError, match="would no longer be sorted"):
         refshard_fs.append(url, names[2], "time")
     assert refshard_fs.append(url, names[2], "time", any_order=True) == 2
     assert times(url) == [2, 3, 4, 5, 0, 1]

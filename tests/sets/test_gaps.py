@@ -117,7 +117,7 @@ def test_what_does_not_lie_within_one_gap_is_refused(tmp_path: Path, days: list[
     url = tmp_path / "cube.refshard"
     refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
     before = url.read_bytes()
-    with pytest.raises(ManifestError, match=r"new\.nc.* has values in gaps of .*: append one set for each gap"):
+    with pytest.raises(ManifestError, match=r"new\.nc.* has values in several gaps of .*: append one set for each gap"):
         refshard_fs.append(url, written(tmp_path / "new.nc", days), "time", on_duplicate=how)
     assert url.read_bytes() == before
 
@@ -171,14 +171,14 @@ def test_steps_are_counted_in_calendars_of_models_but_not_months(tmp_path: Path)
     files = [written(tmp_path / f"{i}.nc", some, calendar="360_day") for i, some in enumerate(([0], [2]))]
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", freq="1D"))
     assert np.frombuffer(fs.cat_file("time/0"), "<i8").tolist() == [0, 1, 2]
-    with pytest.raises(ManifestError, match="months are not known in the calendar '360_day'"):
+    with pytest.raises(ManifestError, match="found '360_day'"):
         refshard_fs.concat(files, "time", freq="MS")
 
 
 @pytest.mark.parametrize(
     ("freq", "said"),
     [
-        ("2D", r"1\.nc\) has time = 3, which is no whole number of steps"),
+        ("2D", r"1\.nc\) has time = 3, which is not on the grid"),
         ("1h", "which int64 cannot hold"),
         ("fortnight", "expected a number of s, S, min"),
     ],
@@ -198,7 +198,7 @@ def test_a_coordinate_is_not_filled_without_end(tmp_path: Path) -> None:
 @both
 def test_numbers_without_a_fill_value_have_no_gaps(tmp_path: Path, lazy: bool) -> None:
     files = [written(tmp_path / f"{i}.nc", some, fill=None, dtype="i4") for i, some in enumerate(([0], [3]))]
-    with pytest.raises(ManifestError, match=r"'v' of .*0\.nc\) \(<i4\) has no fill value that stands for missing"):
+    with pytest.raises(ManifestError, match=r"'v' of .*0\.nc\) \(<i4\) has no fill value for its gaps"):
         refshard_fs.concat(files, "time", freq="1D", lazy=lazy)  # type: ignore[call-overload]
 
 
@@ -223,7 +223,7 @@ def test_tiles_that_do_not_meet_the_chunks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"'v' of .*1\.nc\) has 4 elements along 'x' in chunks of 2"):
         refshard_fs.concat(files, "time", join="outer")
     files = [written(tmp_path / f"{i}.nc", [i], xs=xs) for i, xs in enumerate(([0, 2, 4, 6], [1, 3]))]
-    with pytest.raises(ManifestError, match="chunks do not meet"):
+    with pytest.raises(ManifestError, match="its chunks begin inside others"):
         refshard_fs.concat(files, "time", join="outer")
 
 

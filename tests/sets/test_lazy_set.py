@@ -322,7 +322,7 @@ def test_what_breaks_the_format_is_refused_when_it_is_opened(
     ("other", "words"),
     [
         (day(2, 4), "shape"),
-        (day(2, 2, dtype="<i4"), r"is <i4, and the first set, '.*part0\.json' has <f4: no type"),
+        (day(2, 2, dtype="<i4"), r"is <i4, and the first set, '.*part0\.json' has <f4: no data type"),
         ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
     ],
 )
@@ -339,7 +339,7 @@ def test_part_that_became_another_one_is_refused_when_it_is_read(
 
 
 def test_what_does_not_fit_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="only arrays of whole and floating-point numbers"):
+    with pytest.raises(ManifestError, match="only integers and floating-point numbers"):
         refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.concat([day(0, 2)], "time", lazy=True)
@@ -556,7 +556,7 @@ def test_sets_of_no_element_leave_no_line_in_a_document(tmp_path: Path, has_coor
 
     for order in ([first, empty, last], [empty, first, last]):
         assert length(refshard_fs.concat(order, "time", lazy=True)) == 4
-    with pytest.raises(ManifestError, match="no element along 'time'"):
+    with pytest.raises(ManifestError, match="has length 0 along 'time'"):
         refshard_fs.concat([empty], "time", lazy=True)
     for how in ("error", "skip", "replace"):
         url = str(tmp_path / f"{how}.json")

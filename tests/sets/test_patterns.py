@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_is_named_or_missing(tmp_path: Path) -> None:
     files = grid(tmp_path)
     (tmp_path / "r2" / "20240102.nc").unlink()
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
-    with pytest.raises(ManifestError, match="no file of time = 2024-01-02T00:00:00, member = r2: with join="):
+    with pytest.raises(ManifestError, match="no file has time = 2024-01-02T00:00:00, member = r2: with join="):
         refshard_fs.concat(pattern, dims=DIMS)
     expected = files.assign_coords(member=list(MEMBERS))
     expected["v"] = expected["v"].where(~((expected["member"] == "r2") & (expected["time"].dt.day == 2)))
@@ -205,7 +205,7 @@ def test_lazy_tiles_and_days_of_other_encodings_are_recoded(tmp_path: Path) -> N
         storage = {"zlib": True} if day == 2 else {"dtype": "f8"}
         rows.append([written(tmp_path, "r1", day, **storage), written(tmp_path, "r2", day, dtype="f8")])
     expected = xr.open_mfdataset(rows, combine="nested", concat_dim=["time", "member"], engine="h5netcdf").load()
-    with pytest.raises(ManifestError, match="no variable is along 'member'"):
+    with pytest.raises(ManifestError, match="has the dimension 'member'"):
         refshard_fs.concat(rows, dims=DIMS, lazy=True)
     found = of_xarray(refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, lazy=True))
     xr.testing.assert_equal(found["v"].drop_vars("member"), expected["v"].transpose(*found["v"].dims))
@@ -317,7 +317,7 @@ def test_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, 
     files = [one_time(tmp_path, day) for day in range(2)]
     with h5py.File(files[1], "r+") as file:
         file["w"] = np.zeros((2, 3))
-    with pytest.raises(ManifestError, match=r"has no variable 'w', which others have along 'time'"):
+    with pytest.raises(ManifestError, match=r"has no variable 'w', which .* has along 'time'"):
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
@@ -326,7 +326,7 @@ def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
     xr.Dataset({"v": (("y", "x"), np.zeros((2, 3), "f4"))}).to_netcdf(other, engine="h5netcdf")
     with pytest.raises(
         ManifestError,
-        match=r"no variable is along 'time'.*is not there in set 1 .*other\.nc.*one value in set 0 .*day1",
+        match=r"no variable has the dimension 'time'.*does not exist in set 1 .*other\.nc.*set 0 .*day1",
     ):
         refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")
 
