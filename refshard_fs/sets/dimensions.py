@@ -59,7 +59,7 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
     raise ManifestError(
         f"{parts[0].name} and the others have the same values of all coordinates ({', '.join(coordinates) or 'none'}), "
-        f"so that the dimension along which they are joined is not known (of {', '.join(known_dims) or 'none'}): {ADVICE}"
+        f"so that the dimension along which they are joined is not known ({', '.join(known_dims) or 'none'}): {ADVICE}"
     )
 
 
