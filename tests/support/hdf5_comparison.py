@@ -122,7 +122,8 @@ def check_values(array: Any, dataset: h5py.Dataset, where: str) -> None:
     if expected.dtype.names is not None:
         expected = expected.astype(recfunctions.repack_fields(expected.dtype, recurse=True))
         assert found.dtype.itemsize == expected.dtype.itemsize, where
-        assert found.tobytes() == expected.tobytes(), where
+        little = expected.astype(expected.dtype.newbyteorder("<"))  # as zarr version 3 has it
+        assert found.tobytes() in (expected.tobytes(), little.tobytes()), where
         return
     assert found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("="), where
     assert found.astype(expected.dtype).tobytes() == expected.tobytes(), (where, found, expected)
@@ -137,7 +138,6 @@ def check_file(path: Path, refused: frozenset[str] = frozenset(), **options: Any
     if options:
         fs = RefShardFileSystem(fo=str(path), **options)
         shown = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
-        refused |= {name for name, why in fs.left_whole.items() if "zarr_format=2" in why}
     with h5py.File(path) as file:
         known = {name: dataset for name, dataset in datasets(file).items() if not is_bare(dataset)}
         shown = {renamed(name, known): array for name, array in shown.items()}

@@ -245,7 +245,7 @@ class _Parser:
             raise ValueError(f"a variable-length datatype has elements of {size} bytes: expected 10, 12 or 16")
         if flags & 15 == 1:
             return Datatype(size, "vlen-string", np.dtype(f"V{size}"), base=base)
-        is_plain = base.shown is not None and base.shown.kind in "iufc" and not base.shape
+        is_plain = base.shown is not None and base.shown.kind in "biufcS" and not base.shape
         refusal = None if is_plain else f"its datatype is a variable-length sequence of {base.kind} elements"
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
@@ -349,14 +349,25 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
     """
     if datatype.kind == "member":
         (field,) = datatype.fields
-        return recast(field.datatype, _cut_member(field, datatype.size, raw))
-    dtype = datatype.dtype
+        elements = recast(field.datatype, _cut_member(field, datatype.size, raw))
+        return elements if datatype.shown is None else elements.astype(datatype.shown, copy=False)
+    dtype, shown = datatype.dtype, datatype.shown
     if dtype is None:
         raise ValueError(datatype.refusal or "its members are shown one by one")
     if len(raw) % datatype.size:
         raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {datatype.size} bytes")
     elements = np.frombuffer(raw, np.dtype((dtype, datatype.shape)) if datatype.shape else dtype)
-    return _recast(datatype, elements) if datatype.is_recast else elements
+    elements = _recast(datatype, elements) if datatype.is_recast else elements
+    return elements if shown is None else elements.astype(shown, copy=False)
+
+
+def to_little_endian(found: Datatype) -> Datatype:
+    """Return a datatype whose elements are shown as little-endian if they are compounds of another byte order.
+
+    zarr version 3 has no big-endian fields.
+    """
+    shown = None if found.shown is None or found.shown.names is None else found.shown.newbyteorder("<")
+    return found if shown in (None, found.shown) else msgspec.structs.replace(found, shown=shown, is_recast=True)
 
 
 def split_members(found: Datatype) -> list[Datatype]:

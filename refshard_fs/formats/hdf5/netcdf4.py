@@ -18,7 +18,15 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf5.datatypes import MOST_TEXT, Datatype, recast, references, split_members, values
+from refshard_fs.formats.hdf5.datatypes import (
+    MOST_TEXT,
+    Datatype,
+    recast,
+    references,
+    split_members,
+    to_little_endian,
+    values,
+)
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
 # Attributes that describe the structure of the file: hidden, as in h5netcdf.
@@ -68,10 +76,10 @@ class Description(NamedTuple):
     attribute_dtypes: Mapping[str, Mapping[str, str]]
 
 
-def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
+def split_compounds(objects: Mapping[str, HDF5Object], zarr_format: int) -> dict[str, HDF5Object]:
     """Replace each dataset of compounds that zarr cannot hold by a group with an array for each member.
 
-    Compounds within these compounds are groups, too.
+    Compounds within these compounds are groups, too. Other compounds are made such that ``zarr_format`` can hold them.
     """
     shown = dict(objects)
     pending = list(objects.values())
@@ -79,6 +87,8 @@ def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
         found = pending.pop()
         path, members = found.path, [] if found.datatype is None or found.is_type else split_members(found.datatype)
         if not members:
+            if zarr_format == 3 and found.datatype is not None:
+                shown[path] = msgspec.structs.replace(found, datatype=to_little_endian(found.datatype))
             continue
         attributes = {name: value for name, value in found.attributes.items() if name not in _OF_ANNDATA}
         shown[path] = HDF5Object(path, found.address, True, attributes, unread=found.unread, order=found.order)

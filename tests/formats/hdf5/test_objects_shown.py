@@ -125,16 +125,38 @@ def test_compounds_within_compounds_are_groups(low: str, tmp_path: Path) -> None
     assert json.loads(fs.cat("d/.zattrs")) == {"note": "n"}  # AnnData refuses a group that it describes as an array
 
 
+@pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 has no version 3")
+def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> None:
+    dtype = np.dtype([("a", ">i2"), ("in", [("b", ">f8"), ("s", "S3")]), ("c", "<f4", (2,))])
+    values = np.array([(1, (2.5, b"ab"), (1, 2)), (-1, (0, b""), (3, 4))], dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("d", data=values, chunks=(1,), compression="gzip")
+        file.create_dataset("fill", (2,), dtype, fillvalue=values[0], chunks=(1,))
+        file.create_dataset("array", data=values.reshape(2, 1), dtype=np.dtype((dtype, ())))
+        file.create_dataset("split", (2,), np.dtype([("t", TEXT), ("in", dtype)]))
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"), zarr_format=3)
+    assert not fs.left_whole
+    group = zarr.open_group(fs.get_mapper(""), mode="r")
+    expected = [(1, (2.5, b"ab"), 1, 2), (-1, (0, b""), 3, 4)]
+    assert group["d"][:].tolist() == group["array"][:, 0].tolist() == expected
+    assert group["fill"][:].tolist() == [expected[0]] * 2
+    assert group["split/in"][:].tolist() == [(0, (0, b""), 0, 0)] * 2
+
+
 def test_sequences_are_ragged_arrays_where_zarr_has_them(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         made = file.create_dataset("ragged", (5,), h5py.vlen_dtype(">i4"), chunks=(2,))
         made[0], made[3] = [1, 2], [3]
+        for name, (dtype, row) in {"bools": ("?", [True, False]), "texts": ("S3", [b"ab", b"c"])}.items():
+            file.create_dataset(name, (2,), h5py.vlen_dtype(np.dtype(dtype)))[1] = np.array(row, dtype)
         file["x"] = np.arange(3)
     fs = RefShardFileSystem(str(tmp_path / "a.h5"))
     group = zarr.open_group(fs.get_mapper(""), mode="r")
     assert list(group["x"][:]) == [0, 1, 2]
     if IS_ZARR_2:
         assert [row.tolist() for row in group["ragged"][:]] == [[1, 2], [], [], [3], []]
+        assert [row.tolist() for row in group["bools"][:]] == [[], [True, False]]
+        assert [row.tolist() for row in group["texts"][:]] == [[], [b"ab", b"c"]]
     else:
         assert "zarr 3 cannot" in fs.left_whole["ragged"]
 
