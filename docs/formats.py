@@ -11,6 +11,7 @@ WHOLE = "FORMATS.md"
 OF = {
     "bcolz": "bcolz-and-bloscpack",
     "bloscpack": "bcolz-and-bloscpack",
+    "cdf": "cdf",
     "chunk-manifest-json": "chunk-manifests",
     "dmrpp": "dmr",
     "fits": "fits",

@@ -8,6 +8,7 @@ from refshard_fs import cubes
 from refshard_fs.core.format import Format, plugins
 from refshard_fs.formats import (
     bcolz,
+    cdf,
     chunk_manifest,
     dmrpp,
     fits,
@@ -39,6 +40,7 @@ BUILT_IN = (
     hdf5.FORMAT,
     hdf4.FORMAT,
     netcdf3.FORMAT,
+    cdf.FORMAT,
     fits.FORMAT,
     tiff.FORMAT,
     dmrpp.FORMAT,

@@ -1,0 +1,16 @@
+"""CDF files of NASA: a group of arrays, read in place. Recognised by their first eight bytes."""
+
+from __future__ import annotations
+
+from refshard_fs.core.format import Format, begins_with
+
+PLAIN = b"\x00\x00\xff\xff"
+COMPRESSED = b"\xcc\xcc\x00\x01"
+# Versions 3, 2.6 and later, and before.
+MAGICS = (b"\xcd\xf3\x00\x01", b"\xcd\xf2\x60\x02", PLAIN)
+
+FORMAT = Format(
+    "cdf",
+    begins_with(*(magic + PLAIN for magic in MAGICS), *(magic + COMPRESSED for magic in MAGICS[:2])),
+    "refshard_fs.formats.cdf.source",
+)

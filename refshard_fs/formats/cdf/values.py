@@ -1,0 +1,162 @@
+"""The values of a CDF file: types, byte orders, compression, and times as CF has them. No I/O here."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.compression import decompress
+from refshard_fs.errors import ManifestError
+from refshard_fs.formats.cdf.records import ADAPTIVE_HUFFMAN, GZIP, HUFFMAN, RLE
+
+_BIG: Final = (1, 2, 5, 7, 9, 11, 12, 18)  # encodings of a file, by their byte order
+_LITTLE: Final = (4, 6, 13, 16, 17, 19)
+_VAX: Final = (3, 14, 15, 20, 21)  # little-endian, with floats of their own
+_TYPES: Final = {
+    1: "i1", 2: "i2", 4: "i4", 8: "i8", 11: "u1", 12: "u2", 14: "u4", 21: "f4", 22: "f8", 41: "i1", 44: "f4", 45: "f8",
+    31: "f8", 32: "c16", 33: "i8", 51: "S", 52: "S",
+}  # fmt: skip
+EPOCH, EPOCH16, TT2000 = 31, 32, 33
+UNITS: Final = {EPOCH: "microseconds", EPOCH16: "nanoseconds", TT2000: "nanoseconds"}  # of the times that are shown
+NOT_A_TIME: Final = np.iinfo(np.int64).min
+
+_YEAR_0: Final = -62_167_219_200  # seconds from 1970 to the origin of EPOCH and EPOCH16
+_YEAR_9999: Final = 315_569_519_999  # seconds of a time that says that there is none
+# The first days on which TAI is ahead of UTC by 11, 12 ... 37 seconds; there was no leap second after 2017.
+_LEAPS: Final = (
+    "1972-07 1973-01 1974-01 1975-01 1976-01 1977-01 1978-01 1979-01 1980-01 1981-07 1982-07 1983-07 1985-07 1988-01 "
+    "1990-01 1991-01 1992-07 1993-07 1994-07 1996-01 1997-07 1999-01 2006-01 2009-01 2012-07 2015-07 2017-01"
+)
+_SECOND: Final = 1_000_000_000
+_J2000: Final = 946_727_967_816_000_000  # nanoseconds of TAI from 1970 to the origin of TT2000
+_TAI_OF_LEAPS: Final = np.array(_LEAPS.split(), "M8[ns]").astype(np.int64) + _SECOND * np.arange(11, 38)
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """The type of stored values: its number in the format, and its name in numpy."""
+
+    number: int
+    name: str
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        return np.dtype(self.name)
+
+    @property
+    def is_text(self) -> bool:
+        return self.name[0] == "S"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether readers see the values as they are stored."""
+        return self.number not in UNITS and self.name != "S1"
+
+    @property
+    def shown(self) -> np.dtype[Any]:
+        """The type that readers see. Times are integers; texts have two characters, as xarray joins texts of one."""
+        return np.dtype("<i8" if self.number in UNITS else "S2" if self.name == "S1" else self.name)
+
+    def show(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Convert stored values to the type that readers see."""
+        if self.number == TT2000:
+            return utc_of_tt2000(values.astype("<i8"))
+        return from_year_0(values) if self.number in UNITS else values.astype(self.shown)
+
+
+def kind_of(number: int, elements: int, encoding: int) -> Kind:
+    """Return the type of a variable or an entry in a file of an ``encoding``; ManifestError if it is not read."""
+    name = _TYPES.get(number)
+    if name is None:
+        raise ManifestError(f"its data type has the number {number}, which the format does not define")
+    if encoding not in _BIG + _LITTLE + _VAX:
+        raise ManifestError(f"its encoding has the number {encoding}, which the format does not define")
+    if name == "S":
+        return Kind(number, f"S{max(elements, 1)}")
+    if encoding in _VAX and name[0] in "fc":
+        raise ManifestError("its values are floats of VAX: convert the file by cdfconvert -encoding ibmpc")
+    return Kind(number, np.dtype((">" if encoding in _BIG else "<") + name).str)
+
+
+def default_pad(kind: Kind) -> bytes:
+    """Return the bytes of a missing value, if the variable does not have its own."""
+    dtype = kind.stored
+    if kind.is_text:
+        return b" " * dtype.itemsize
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.array(limits.max - 1 if dtype.kind == "u" else limits.min + 1).astype(dtype).tobytes()
+    return np.array(0 if kind.number in UNITS else -1e30).astype(dtype).tobytes()
+
+
+def utc_of_tt2000(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Convert nanoseconds of TT from J2000 to nanoseconds of UTC from 1970; a leap second repeats the one after it."""
+    are_times = (times > NOT_A_TIME + 1) & (times < np.iinfo(np.int64).max - _J2000)  # UTC ends in the year 2262
+    tai = np.where(are_times, times, 0) + _J2000
+    leaps = 10 + np.searchsorted(_TAI_OF_LEAPS, tai, side="right")
+    return np.where(are_times, tai - _SECOND * leaps, NOT_A_TIME)
+
+
+def from_year_0(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Convert EPOCH to microseconds from 1970, and EPOCH16 to nanoseconds."""
+    is_long = times.dtype.kind == "c"
+    seconds = times.real if is_long else times / 1000
+    most = (1 << 63) / _SECOND if is_long else _YEAR_9999
+    are_times = (seconds > 0) & (seconds + _YEAR_0 < most) & (seconds < _YEAR_9999) & (seconds + _YEAR_0 > -most)
+    if is_long:
+        whole = np.where(are_times, times.real, 0).astype("<i8") + _YEAR_0
+        found = whole * _SECOND + np.floor(np.where(are_times, times.imag, 0) / 1000).astype("<i8")
+    else:
+        found = np.rint((np.where(are_times, times, 0) + 1000 * _YEAR_0) * 1000).astype("<i8")
+    return np.where(are_times, found, NOT_A_TIME)
+
+
+def check_compression(kind: int) -> None:
+    """Raise ManifestError if values of this compression are not read."""
+    if kind not in (RLE, GZIP):
+        name = {HUFFMAN: "Huffman", ADAPTIVE_HUFFMAN: "adaptive Huffman"}.get(kind, f"a method of number {kind}")
+        raise ManifestError(f"it is compressed by {name}: convert the file by cdfconvert -compression cdf:gzip.6")
+
+
+class Decompressed(msgspec.Struct, frozen=True):
+    """Recipe: decompress ``size`` bytes."""
+
+    compression: int
+    size: int
+
+    def make(self, raw: bytes) -> bytes:
+        if self.compression == GZIP:
+            found = decompress(zlib.decompressobj(wbits=31), raw, self.size)
+        else:  # a zero and a count stand for zeros, one more than the count
+            made = len(raw) + sum(run[1][0] - 1 for run in _RUN.finditer(raw))
+            found = _RUN.sub(lambda run: bytes(run[1][0] + 1), raw) if made <= self.size else b""
+        if len(found) != self.size:
+            raise ValueError(f"its compressed bytes make {len(found)} bytes: expected {self.size}")
+        return found
+
+
+_RUN: Final = re.compile(rb"\0(.)", re.DOTALL)
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """Recipe of a chunk: stored values, padded to the shape ``stored``, become the values that readers see.
+
+    ``axes`` is the order of the stored axes that readers see; they decompress a chunk that ``is_compressed`` by gzip.
+    """
+
+    kind: Kind
+    stored: tuple[int, ...]
+    axes: tuple[int, ...]
+    is_compressed: bool
+
+    def make(self, raw: bytes) -> bytes:
+        values = np.zeros(self.stored, self.kind.stored)
+        if len(raw) > values.nbytes:
+            raise ValueError(f"a chunk has {len(raw)} bytes: expected at most {values.nbytes}")
+        values.reshape(-1).view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
+        shown = self.kind.show(values).transpose(self.axes).tobytes()
+        return zlib.compress(shown, 1, wbits=31) if self.is_compressed else shown

@@ -1,0 +1,94 @@
+"""Chunks of CDF variables: which are ranges of the file, and how others are put together."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs import DamagedIndex, NotListable
+from refshard_fs.core.model import Inline, Packed, Span
+from tests.support.cdf_writer import GZIP, RLE, Variable, Writer
+from tests.support.shards_in_memory import ROOT, Files
+
+
+def opened(variable: Variable, **kwargs: Any) -> tuple[Files, Any]:
+    files = Files({ROOT: Writer(**kwargs).write({"v": variable})})
+    return files, files.open()
+
+
+def numbers(*shape: int) -> Any:
+    return np.arange(math.prod(shape), dtype="i4").reshape(shape)
+
+
+def test_uncompressed_records_are_ranges_of_the_file() -> None:
+    files, keys = opened(Variable(numbers(10, 3)))
+    entry = files.run(keys.lookup("v/0.0"))
+    assert isinstance(entry, Span)
+    assert files.bytes(entry) == numbers(10, 3).astype("<i4").tobytes()
+
+
+def test_compressed_blocks_are_chunks_that_zarr_decodes() -> None:
+    values = numbers(250, 200)  # blocks of 80,000 bytes; the last one is shorter
+    files, keys = opened(Variable(values, compression=GZIP, runs=[(0, 99), (100, 199), (200, 249)]))
+    first, last = files.run(keys.lookup("v/0.0")), files.run(keys.lookup("v/2.0"))
+    assert isinstance(first, Span)
+    assert isinstance(last, Packed)
+
+    assert gzip.decompress(files.bytes(first)) == values[:100].tobytes()
+    assert gzip.decompress(files.bytes(last)) == values[200:].tobytes() + bytes(40_000)
+
+
+@pytest.mark.parametrize("compression", [0, GZIP, RLE])
+@pytest.mark.parametrize("tree", [0, 2])
+def test_small_runs_are_joined_through_any_index(compression: int, tree: int) -> None:
+    runs = [(0, 0), (1, 4), (5, 5), (6, 8), (9, 9)]
+    files, keys = opened(Variable(numbers(10, 3), compression=compression, runs=runs, tree=tree))
+    assert files.read(keys, "v/0.0") == numbers(10, 3).tobytes()
+
+
+@pytest.mark.parametrize(("sparse", "expected"), [(1, [-1, -1, 2, 3, -1, -1, 6, -1]), (2, [-1, -1, 2, 3, 3, 3, 6, 6])])
+def test_missing_records_are_padded_or_repeated(sparse: int, expected: list[int]) -> None:
+    pad = np.array(-1, "<i4").tobytes()
+    variable = Variable(numbers(8), runs=[(2, 3), (6, 6)], sparse=sparse, pad=pad)
+    files, keys = opened(variable)
+    assert np.frombuffer(files.read(keys, "v/0") or b"", "<i4").tolist() == expected
+
+
+def test_records_without_a_run_are_the_fill_value_or_written() -> None:
+    for fill, kind in ((-1, type(None)), (5, Inline)):
+        variable = Variable(numbers(8), {"FILLVAL": np.int32(fill)}, runs=[], pad=np.array(-1, "<i4").tobytes())
+        files, keys = opened(variable)
+        assert isinstance(files.run(keys.lookup("v/0")), kind)
+        listed = [each.name for each in files.run(keys.children("v"))]
+        assert ("0" in listed) == (fill == 5)
+
+
+def test_column_major_records_are_moved_or_in_order_f() -> None:
+    values = numbers(4, 2, 3)
+    files, keys = opened(Variable(values), is_row_major=False)
+    assert files.read(keys, "v/0.0.0") == values.tobytes()
+    files, keys = opened(Variable(values[0], varies=False), is_row_major=False)
+    assert files.read(keys, "v/0.0") == values[0].tobytes(order="F")
+    assert b'"order":"F"' in (files.read(keys, "v/.zarray") or b"")
+
+
+def test_an_index_that_contradicts_itself_is_an_error() -> None:
+    files, keys = opened(Variable(numbers(10), runs=[(0, 5), (4, 9)]))
+    with pytest.raises(DamagedIndex, match="twice"):
+        files.run(keys.lookup("v/0"))
+
+
+def test_listing_millions_of_missing_chunks_is_refused() -> None:
+    variable = Variable(numbers(4, 3), {"FILLVAL": np.int32(5)}, runs=[(0, 0)], sparse=1)
+    data = bytearray(Writer().write({"v": variable}))
+    at = data.index(b"v".ljust(256, b"\0"))  # the name; the number of the last record lies before
+    data[at - 60 : at - 56] = (2**31 - 2).to_bytes(4, "big")
+    data[at + 260 : at + 264] = (1 << 20).to_bytes(4, "big")
+    files = Files({ROOT: bytes(data)})
+    keys = files.open()
+    with pytest.raises(NotListable):
+        files.run(keys.children("v"))
