@@ -27,7 +27,7 @@ class ChunkManifestSink(Sink):
         assert isinstance(objects, Objects), "a hierarchy has several objects"
         nodes = convert_documents(references.documents(), references.grids)
         names = objects.names()
-        if names and not (destination.overwrite and _ROOT in names):
+        if names and not (destination.overwrite and (_ROOT in names or _is_unfinished(objects))):
             raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
         written = {join(array, MANIFEST): manifest_of(references, array) for array in references.grids}
         origins = destination.origins()
@@ -36,6 +36,11 @@ class ChunkManifestSink(Sink):
             made.put_all(written)
             made.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
             made.put_all({_ROOT: zarrmeta.dumps(_root_of(nodes))})  # last: without it, nothing is there
+
+
+def _is_unfinished(objects: Objects) -> bool:
+    """Whether there are only the remains of a save that was killed."""
+    return all(name.rpartition("/")[2] in (MANIFEST, _ROOT) for name in objects.find(""))
 
 
 def _root_of(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

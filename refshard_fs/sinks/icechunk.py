@@ -7,12 +7,11 @@ read by zarr-python, GDAL and others without this package. Specification: https:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import accumulate, groupby
@@ -34,6 +33,7 @@ from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.sinks.sink import Destination, Sink
+from refshard_fs.stores.objects import Objects
 
 ROWS: Final = 100_000  # references that are handed over at a time
 COPIED: Final = 16 << 20  # bytes of native chunks that are read at a time
@@ -42,6 +42,7 @@ S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
 MAIN_BRANCH: Final = "main"
+REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # of a repository whose maker was killed
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
@@ -73,9 +74,9 @@ class IcechunkSink(Sink):
         stores = stores_of(references.targets(ROWS), settings.get("virtual_stores") or {})
         branch = settings.get("branch") or MAIN_BRANCH
         repository, is_new = _open_repository(storage_at(destination.url, destination.options), stores, destination)
-        with writing_to(repository, branch) as session:
-            count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
-            commit(session, settings.get("message"), destination.origins())
+        session = writable_session(repository, branch)
+        count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
+        commit(repository, branch, session, settings.get("message"), destination.origins())
         if not count:
             return None
         what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
@@ -109,7 +110,16 @@ def _open_repository(storage: Any, stores: Mapping[str, Any], destination: Desti
     """Return the repository, whose configuration lists ``stores``, and whether it is new."""
     icechunk = _require_icechunk()
     if not icechunk.Repository.exists(storage):
-        return icechunk.Repository.create(storage, _with_stores(icechunk.RepositoryConfig.default(), stores)), True
+        config = _with_stores(icechunk.RepositoryConfig.default(), stores)
+        try:
+            return icechunk.Repository.create(storage, config), True
+        except icechunk.InvalidInputError as e:
+            assert isinstance(destination.objects, Objects), "a repository has several objects"
+            if not set(destination.objects.names()) <= REMAINS:
+                raise FileExistsError(
+                    f"{destination.url} is not empty, and it is not an Icechunk repository: give another place"
+                ) from e
+        return icechunk.Repository.create(storage, config, check_clean_root=False), True
     repository = open_repository(storage, stores)
     # A save that failed leaves a repository without any commit.
     is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
@@ -137,27 +147,23 @@ def _with_stores(config: Any, stores: Mapping[str, Any]) -> Any:
     return config
 
 
-@contextlib.contextmanager
-def writing_to(repository: Any, branch: str) -> Iterator[Any]:
-    """Yield a session that writes to ``branch``. A branch that is not there is made, unless an error ends this."""
-    is_there = branch in repository.list_branches()
-    if not is_there:
-        repository.create_branch(branch, repository.lookup_branch(MAIN_BRANCH))
-    try:
-        yield repository.writable_session(branch)
-    except BaseException:
-        if not is_there:
-            repository.delete_branch(branch)
-        raise
+def writable_session(repository: Any, branch: str) -> Any:
+    """Return a session at ``branch``, or at the main branch if there is none: then `commit` makes it."""
+    return repository.writable_session(branch if branch in repository.list_branches() else MAIN_BRANCH)
 
 
-def commit(session: Any, message: str | None, origins: Origins) -> None:
-    """Commit what a session wrote. ConflictError if somebody else committed to its branch meanwhile."""
+def commit(repository: Any, branch: str, session: Any, message: str | None, origins: Origins) -> None:
+    """Commit what a session wrote to ``branch``. ConflictError if somebody else committed to it meanwhile."""
+    icechunk = _require_icechunk()
+    message = message or "Written by refshard_fs"
     metadata = {ORIGINS: json.dumps(origins.to_json())} if origins else None
     try:
-        session.commit(message or "Written by refshard_fs", metadata=metadata, allow_empty=True)
-    except _require_icechunk().ConflictError as e:
-        raise ConflictError(f"somebody else committed to the branch {session.branch!r}: nothing was written") from e
+        if session.branch == branch:
+            session.commit(message, metadata=metadata, allow_empty=True)
+        else:  # so a branch is never seen without its commit
+            repository.create_branch(branch, session.flush(message, metadata=metadata))
+    except (icechunk.ConflictError, icechunk.AlreadyExistsError) as e:
+        raise ConflictError(f"somebody else committed to the branch {branch!r}: nothing was written") from e
 
 
 def storage_at(url: str, options: Mapping[str, Any]) -> Any:

@@ -30,7 +30,7 @@ from refshard_fs.sinks.icechunk import (
     rows_of,
     storage_at,
     stores_of,
-    writing_to,
+    writable_session,
 )
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base
@@ -60,15 +60,15 @@ class IcechunkCommit:
         resolve = self._base.keyspace.resolve
         blocks = [(*at, self._resolved(builder.finish(), resolve)) for at, builder in self._blocks.items()]
         repository = open_repository(storage, stores_of((url for *_, chunks in blocks for url in chunks.urls), {}))
-        with writing_to(repository, self._keyspace.branch) as opened:
-            if opened.snapshot_id != self._keyspace.snapshot_name:
-                raise ConflictError(
-                    f"the branch {self._keyspace.branch!r} of {sanitize(self._url)} is at another snapshot than when "
-                    "it was opened: somebody else committed to it. Nothing was committed, your writes are kept: "
-                    "discard() goes on with what is there now, save() writes what you have to another place"
-                )
-            sync(get_loop(), self._write, opened.store, blocks)
-            commit(opened, self._message, self._origins(blocks))
+        session = writable_session(repository, self._keyspace.branch)
+        if session.snapshot_id != self._keyspace.snapshot_name:
+            raise ConflictError(
+                f"the branch {self._keyspace.branch!r} of {sanitize(self._url)} is at another snapshot than when "
+                "it was opened: somebody else committed to it. Nothing was committed, your writes are kept: "
+                "discard() goes on with what is there now, save() writes what you have to another place"
+            )
+        sync(get_loop(), self._write, session.store, blocks)
+        commit(repository, self._keyspace.branch, session, self._message, self._origins(blocks))
 
     def _origins(self, blocks: Sequence[tuple[str, range, Chunks]]) -> Origins:
         """Return which servers named the targets of the repository, those of the edits included."""

@@ -7,7 +7,7 @@ from typing import Final
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
-from refshard_fs.formats.kerchunk_parquet.source import Layout, partition_name
+from refshard_fs.formats.kerchunk_parquet.source import Layout, is_partition, partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import add_origins, encode_partition, make_layout_document
 from refshard_fs.references.stream import ReferenceStream
 from refshard_fs.sinks.sink import Destination, Sink
@@ -63,6 +63,8 @@ def _is_to_replace(objects: Objects, overwrite: bool) -> bool:
     if not overwrite:
         raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a parquet set")
     if PARQUET not in names:
+        if all(is_partition(name) for name in objects.find("")):
+            return True  # the remains of a save that was killed
         raise FileExistsError(f"{objects.url} is not empty, and no parquet set that could be replaced")
     try:
         Layout(objects.read([PARQUET])[PARQUET], f"{objects.url}/{PARQUET}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
@@ -70,8 +72,11 @@ def _status_of_replaced(path: str) -> os.stat_result | None:
 
 def replace_directory(path: str, draft: str) -> None:
     """Replace the directory ``path`` by ``draft``, a directory beside it."""
-    old = draft_of(path)
     _copy_mode(path, draft)
+    if _exchange(path, draft):
+        shutil.rmtree(draft)
+        return
+    old = draft_of(path)
     os.rename(path, old)
     try:
         os.rename(draft, path)
@@ -79,6 +84,17 @@ def replace_directory(path: str, draft: str) -> None:
         os.rename(old, path)
         raise
     shutil.rmtree(old)
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Exchange two directories in one step, so that a killed process leaves both; return False if that cannot be."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    arguments = _HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE
+    return rename is not None and rename(*arguments) == 0
+
+
+_HERE: Final = -100  # AT_FDCWD
+_RENAME_EXCHANGE: Final = 2
 
 
 def sync_file(path: str) -> None:

@@ -237,21 +237,25 @@ class Objects:
     def directory(self, *, replaces: bool) -> Iterator[Objects]:
         """Yield objects that are written as a whole: an error in the block removes all of them.
 
-        A local directory is replaced when the block ends. Object stores cannot replace many objects at once: there
-        ``replaces`` removes the old objects first.
+        A local directory appears, or is replaced, when the block ends; one that is there and empty is written into.
+        Object stores cannot replace many objects at once: there ``replaces`` removes the old objects first.
         """
         path = (
             self.store.resolve_links(self._place_of("")) if self.is_local else ""
         )  # the directory behind a link, not the link
-        draft = Objects(draft_of(path), {}) if replaces and path else self
+        is_apart = path and (replaces or not os.path.lexists(path))
+        draft = Objects(draft_of(path), {}) if is_apart else self
         if draft is not self:
-            os.mkdir(draft.path(""), 0o700)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.mkdir(draft.path(""), 0o700 if replaces else 0o777)
         elif replaces:
             self.remove_tree()
         try:
             yield draft
-            if draft is not self:
+            if draft is not self and replaces:
                 replace_directory(path, draft.path(""))
+            elif draft is not self:
+                os.rename(draft.path(""), path)
         except BaseException:
             draft.remove_tree()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import zipfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
+from refshard_fs.sinks import icechunk as sinks_icechunk
 from tests.servers.http import RangeServer
 from tests.support.icechunk_repositories import opened, read
 
@@ -229,6 +231,38 @@ def test_branch_that_a_failed_save_made_is_gone(tmp_path: Path) -> None:
         RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there, overwrite=True, branch="next")
     own = icechunk.Repository.open(icechunk.local_filesystem_storage(there))
     assert own.list_branches() == {"main"}
+
+
+def test_branch_is_seen_with_its_commit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed before its commit leaves no branch."""
+    there = str(tmp_path / "made.icechunk")
+    RefShardFileSystem(netcdf(tmp_path)).save(there)
+    own = icechunk.Repository.open(icechunk.local_filesystem_storage(there))
+    put_native, seen = sinks_icechunk.put_native, []
+
+    def look(*given: Any) -> Any:
+        seen.append(own.list_branches())
+        return put_native(*given)
+
+    monkeypatch.setattr(sinks_icechunk, "put_native", look)
+    RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there, overwrite=True, branch="next")
+    assert seen == [{"main"}]
+    assert own.list_branches() == {"main", "next"}
+
+
+def test_repository_whose_maker_was_killed_is_made_again(tmp_path: Path) -> None:
+    there = tmp_path / "made.icechunk"
+    RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(there))
+    for path in there.iterdir():
+        if path.name not in ("snapshots", "transactions"):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    (there / "repo#1").write_bytes(b"half")
+    RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(there))
+    assert zarr.open_array(opened(str(there)).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("mine")
+    with pytest.raises(FileExistsError, match="give another place"):
+        RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(tmp_path / "other"), "icechunk")
 
 
 def test_version_of_icechunk_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,8 @@ def test_only_a_parquet_set_is_ever_replaced(tmp_path: Path, target: str) -> Non
     with pytest.raises(FileExistsError, match="no parquet set"):
         fs.save(str(folder), overwrite=True)
     (folder / ".zmetadata").unlink()
+    fs.save(str(folder), overwrite=True)  # partitions alone are the remains of a save that was killed
+    (folder / ".zmetadata").rename(folder / "mine")
     with pytest.raises(FileExistsError, match="no parquet set"):
         fs.save(str(folder), overwrite=True)
     (tmp_path / "file").write_text("x")

@@ -12,7 +12,8 @@ import pytest
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.stores import drafts
-from refshard_fs.stores.drafts import replace_file
+from refshard_fs.stores.drafts import replace_directory, replace_file
+from refshard_fs.stores.objects import Objects
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has rights and links of another kind"),
@@ -97,3 +98,42 @@ def test_a_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -
     out.chmod(0o700)
     fs.save(str(out), format=format, overwrite=True)
     assert mode_of(out) == 0o700
+
+
+def test_a_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed between two steps left nothing at the path."""
+    for name in ("old", "draft", "probe"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not drafts._exchange(str(tmp_path / "probe"), str(tmp_path / "draft")):
+        pytest.skip("this file system cannot exchange directories")
+    monkeypatch.delattr(os, "rename")
+    replace_directory(str(tmp_path / "old"), str(tmp_path / "probe"))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["draft", "draft", "old", "probe"]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
+def test_save_after_a_killed_one_finds_no_obstacle(
+    format: Any, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of the set that a killed process was writing are left out, or ``overwrite`` replaces them."""
+    out = tmp_path / "set"
+    if is_there:
+        out.mkdir()
+    fs = RefShardFileSystem({"x/.zarray": DOCUMENT, "x/0": ["https://h/x", 0, 4]})
+    put, last = Objects.put, ".zmetadata" if format == "parquet" else "zarr.json"
+
+    def stop(self: Objects, name: str, *given: Any, **options: Any) -> Any:
+        if name == last:
+            raise KeyboardInterrupt
+        return put(self, name, *given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "put", stop)
+        patch.setattr(Objects, "remove_tree", lambda self: None)  # a killed process cleans nothing up
+        with pytest.raises(KeyboardInterrupt):
+            fs.save(str(out), format=format)
+    assert any(path.is_file() for path in tmp_path.rglob("*"))
+    fs.save(str(out), format=format, overwrite=is_there)
+    assert RefShardFileSystem(str(out)).exists("x/0")

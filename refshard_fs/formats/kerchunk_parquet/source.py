@@ -55,6 +55,11 @@ def partition_name(array: str, number: int, replaced: int | None = None) -> str:
     return join(array, f"refs.{number}.parq" if replaced is None else f"refs.{number}.{replaced}.parq")
 
 
+def is_partition(path: str) -> bool:
+    """Whether a path relative to a set is the current version of a partition."""
+    return _FILE.fullmatch(path.rpartition("/")[2]) is not None
+
+
 class Layout:
     """The content of ``.zmetadata``: the metadata documents by key, the arrays' grids, and the rows of a partition."""
 
