@@ -22,6 +22,7 @@ TYPES = {
     "f4": "Float32",
     "f8": "Float64",
 }
+MEMBERS = TYPES | {"S1": "Char"}
 HIDDEN = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_NCProperties"}
 
 
@@ -33,10 +34,27 @@ def write_dmrpp(path: Path, href: str = "OPeNDAP_DMRpp_DATA_ACCESS_URL") -> Path
             '<Dataset xmlns="http://xml.opendap.org/ns/DAP/4.0#" xmlns:dmrpp="http://xml.opendap.org/dap/dmrpp/1.0.0#"'
             f' dapVersion="4.0" dmrVersion="1.0" name="{path.name}" dmrpp:href={quoteattr(href)}>\n'
         )
-        text = root + _group(file) + "</Dataset>\n"
+        text = root + _enumerations(file) + _group(file) + "</Dataset>\n"
     document = path.with_name(path.name + ".dmrpp")
     document.write_bytes(text.encode("iso-8859-1", "xmlcharrefreplace"))
     return document
+
+
+def _enumerations(file: Any) -> str:
+    names: dict[str, dict[str, int]] = {}
+    file.visititems(
+        lambda name, item: names.update(
+            {name: h5py.check_enum_dtype(item.dtype)}
+            if isinstance(item, h5py.Dataset) and h5py.check_enum_dtype(item.dtype)
+            else {}
+        )
+    )
+    return "".join(
+        f'<Enumeration name="type of {name.replace("/", " ")}" basetype="{TYPES[file[name].dtype.str[1:]]}">'
+        + "".join(f'<EnumConst name="{key}" value="{value}"/>' for key, value in names[name].items())
+        + "</Enumeration>"
+        for name in names
+    )
 
 
 def _group(group: Any) -> str:
@@ -80,8 +98,15 @@ def _dims(item: Any) -> list[str]:
 
 
 def _variable(name: str, item: Any) -> str:
-    kind = TYPES.get(item.dtype.str[1:], "String")
+    kind, extra = TYPES.get(item.dtype.str[1:], "String"), ""
     inside = [*_dims(item), *_attributes(item.attrs)]
+    if item.dtype.names is not None:
+        kind = "Structure"
+        for name_, (member, *_) in item.dtype.fields.items():
+            dims = "".join(f'<Dim size="{size}"/>' for size in member.shape)
+            inside.append(f'<{MEMBERS[member.base.str[1:]]} name="{name_}">{dims}</{MEMBERS[member.base.str[1:]]}>')
+    elif h5py.check_enum_dtype(item.dtype):
+        kind, extra = "Enum", f' enum="type of {item.name[1:].replace("/", " ")}"'
     if h5py.check_string_dtype(item.dtype) is not None and item.dtype.kind == "O":
         texts = "".join(f"<v>{escape(text.decode())}</v>" for text in np.ravel(item[()]))
         inside.append(f"<dmrpp:vlsa>{texts}</dmrpp:vlsa>")
@@ -89,12 +114,12 @@ def _variable(name: str, item: Any) -> str:
         inside.append(f"<dmrpp:compact>{base64.b64encode(item[()].tobytes()).decode()}</dmrpp:compact>")
     else:
         inside.append(_chunks(item))
-    return f"<{kind} name={quoteattr(name)}>\n" + "\n".join(inside) + f"\n</{kind}>"
+    return f"<{kind} name={quoteattr(name)}{extra}>\n" + "\n".join(inside) + f"\n</{kind}>"
 
 
 def _chunks(item: Any) -> str:
-    order = "BE" if item.dtype.byteorder == ">" else "LE"
-    fill = "" if item.dtype.kind == "S" else f' fillValue="{item.fillvalue}"'
+    order = "BE" if ">" in str(item.dtype.descr) else "LE"
+    fill = "" if item.dtype.kind in "SV" else f' fillValue="{item.fillvalue}"'
     filters = []
     plist = item.id.get_create_plist()
     levels = []
@@ -120,6 +145,9 @@ def _chunks(item: Any) -> str:
                 f'<dmrpp:chunk offset="{found.byte_offset}" nBytes="{found.size}" '
                 f'chunkPositionInArray="[{position}]"{mask}/>'
             )
+    if item.dtype.names is not None:
+        offsets = [at for _, at, *_ in item.dtype.fields.values()][1:]
+        compression += f' structOffset="{" ".join(map(str, [*offsets, item.dtype.itemsize]))}"'
     return f'<dmrpp:chunks{compression}{fill} byteOrder="{order}">' + "\n".join(inside) + "</dmrpp:chunks>"
 
 

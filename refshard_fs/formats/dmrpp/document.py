@@ -10,7 +10,7 @@ import re
 import zlib
 from base64 import b64decode
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import msgspec
@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import decompress
-from refshard_fs.core.keys import is_key, join
+from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
 
 DAP: Final = "DAP/4.0#"
-DMRPP: Final = "dmrpp/1.0.0#"
+DMRPP: Final = "/dmrpp/"  # in all versions of its namespace
 DEEPEST: Final = 100  # levels of nested elements
 REPEATED: Final = 1 << 25  # bytes of compressed texts, and of repeated texts with 8 bytes for each repetition
 LONGEST: Final = 32  # characters of a number with spaces
@@ -44,7 +44,9 @@ NUMBERS: Final = {
     "Float64": "f8",
 }
 TEXTS: Final = ("String", "URL", "Url")
-_OTHERS: Final = ("Structure", "Sequence", "Enum", "Opaque")
+STRUCTURE: Final = "Structure"
+_UNSUPPORTED: Final = ("Sequence", "Opaque")
+_VARIABLES: Final = frozenset([*NUMBERS, *TEXTS, STRUCTURE, "Enum", *_UNSUPPORTED])
 # Attributes with which HDF5 and netCDF store dimensions, and attributes about DMR++ itself.
 _HIDDEN: Final = frozenset(["DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_NCProperties"])
 _HIDDEN_NETCDF: Final = ("_Netcdf4", "_nc3_strict")
@@ -54,7 +56,7 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 class Variable(msgspec.Struct):
     """A variable as declared; ``inline`` are values within the document: (element, text).
 
-    Each of ``dims`` is the path of a shared dimension, or the size of an unnamed dimension.
+    Each of ``dims`` is the path of a shared dimension, or the size of an unnamed one. Structures have ``members``.
     """
 
     path: str
@@ -72,12 +74,23 @@ class Variable(msgspec.Struct):
     padding: str = ""  # of fixed-length texts, as written
     inline: tuple[str, str] | None = None
     texts: list[str] = []
+    members: list[Variable] = []
+    struct_offsets: str = ""  # of the members of a structure but the first, and its size
     problem: str | None = None
     # As written, one for each chunk: `parse_numbers` converts hundreds of thousands of them at once.
     offsets: list[str] = []
     sizes: list[str] = []
     positions: list[str] = []
     hrefs: list[str | None] = []
+    masks: list[str] = []  # of the filters that a chunk skips
+    blocks: list[str] = []  # number of a block within its chunk; empty for a chunk of one piece
+
+
+class Enumeration(NamedTuple):
+    """The type of the numbers of an enumeration, and its names."""
+
+    type: str
+    names: dict[str, int]
 
 
 class Document(msgspec.Struct):
@@ -87,6 +100,7 @@ class Document(msgspec.Struct):
     groups: dict[str, dict[str, Any]] = {}
     dimensions: dict[str, int] = {}
     variables: dict[str, Variable] = {}
+    enumerations: dict[str, Enumeration] = {}
     reports: dict[str, str] = {}
 
 
@@ -104,7 +118,7 @@ class _Builder(TreeBuilder):
         self._depth += 1
         if self._depth > DEEPEST:
             raise ValueError(f"its elements are nested more than {DEEPEST} levels deep")
-        return super().start("dmrpp:" + name if space.endswith(DMRPP) else name, attrs)
+        return super().start("dmrpp:" + name if DMRPP in space else name, attrs)
 
     def end(self, tag: str) -> Element:
         self._depth -= 1
@@ -142,13 +156,15 @@ class _Reader:
         for element in group:
             name = element.get("name", "")
             below = join(path, name)
-            if element.tag not in ("Group", "Dimension", *NUMBERS, *TEXTS, *_OTHERS):
+            if element.tag not in _VARIABLES and element.tag not in ("Group", "Dimension", "Enumeration"):
                 continue
             try:
                 if not is_node_name(name) or not is_key(below):
                     raise ValueError(f"its name {name!r} cannot be part of a key")
                 if element.tag == "Dimension":
                     document.dimensions[below] = _parse_integer(element.get("size"), "its size")
+                elif element.tag == "Enumeration":
+                    document.enumerations[below] = _parse_enumeration(element)
                 elif below in document.reports or below in document.variables:
                     document.variables.pop(below, None)
                     raise ValueError("another variable or group has the same name: neither is shown")
@@ -157,16 +173,27 @@ class _Reader:
                     self._convert_group(element, below)
                 elif below in document.groups:
                     raise ValueError("a group has the same name")
-                elif element.tag in _OTHERS:
-                    raise ValueError(f"its type {element.tag} is not supported")
                 else:
                     document.variables[below] = self._convert_variable(element, below)
             except ValueError as e:
-                document.reports[f"Dimension {below}" if element.tag == "Dimension" else below] = str(e)
+                is_type = element.tag in ("Dimension", "Enumeration")
+                document.reports[f"{element.tag} {below}" if is_type else below] = str(e)
 
     def _convert_variable(self, element: Element, path: str) -> Variable:
+        if element.tag in _UNSUPPORTED:
+            raise ValueError(f"its type {element.tag} is not supported")
         found = Variable(path, element.tag)
         _read_attributes(element, found.attributes, found.attribute_dtypes)
+        if element.tag == "Enum":
+            found.type, names = self._find_enumeration(element.get("enum", ""), path)
+            found.attributes.setdefault("flag_values", list(names.values()))
+            found.attributes.setdefault("flag_meanings", " ".join("_".join(name.split()) for name in names))
+        if element.tag == STRUCTURE:
+            members = [child for child in element if child.tag in _VARIABLES]
+            odd = [c for c in members if c.tag not in NUMBERS or not is_node_name(c.get("name", ""))]
+            if odd:
+                raise ValueError(f"the member {odd[0].get('name')!r} of a structure has no type of numbers or no name")
+            found.members = [self._convert_variable(child, join(path, child.get("name", ""))) for child in members]
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")
             if shared is None and size is None:
@@ -178,14 +205,22 @@ class _Reader:
             self._locate(found, child)
         return found
 
+    def _find_enumeration(self, name: str, path: str) -> Enumeration:
+        """Return the enumeration of a variable: its name begins at the root, or in a group of the variable."""
+        known, group = self.document.enumerations, "" if name.startswith("/") else parent(path)[0]
+        while (found := known.get(join(group, name.strip("/")))) is None:
+            if not group:
+                raise ValueError(f"it refers to the Enumeration {name!r}, which does not exist")
+            group = parent(group)[0]
+        return found
+
     def _locate(self, found: Variable, element: Element) -> None:
         """Add the location of bytes in ``element`` to the variable that contains it."""
         match element.tag:
-            case "dmrpp:chunk":
-                if element.get("fm", "0") != "0":
-                    found.problem = "some of its chunks skip filters (fm), which is not supported"
-                if element.get("LinkedBlockIndex") is not None:
-                    found.problem = "its chunks consist of linked blocks, which are not supported"
+            case "dmrpp:chunk" | "dmrpp:block":
+                is_block = element.tag == "dmrpp:block"
+                found.blocks.append(element.get("LinkedBlockIndex", str(len(found.blocks)) if is_block else ""))
+                found.masks.append(element.get("fm", "0"))
                 found.byte_order = element.get("byteOrder", found.byte_order)
                 found.offsets.append(element.get("offset", ""))
                 found.sizes.append(element.get("nBytes", ""))
@@ -197,12 +232,13 @@ class _Reader:
                 found.levels = element.get("deflateLevel", element.get("deflate_level", ""))
                 found.byte_order = element.get("byteOrder", "")
                 found.fill = element.get("fillValue")
+                found.struct_offsets = element.get("structOffset", "")
             case "dmrpp:chunkDimensionSizes":
                 found.chunk_sizes = element.text or ""
             case "dmrpp:FixedLengthStringArray":
                 found.string_length = _parse_integer(element.get("string_length"), "string_length")
                 found.padding = element.get("pad", "")
-            case "dmrpp:compact" | "dmrpp:missingdata" | "dmrpp:vlsa":
+            case "dmrpp:compact" | "dmrpp:missingdata" | "dmrpp:vlsa" | "dmrpp:specialstructuredata":
                 found.inline = element.tag.removeprefix("dmrpp:"), element.text or ""
             case "v":
                 text, repeats = _decode_text(element), _parse_integer(element.get("c", "1"), "c")
@@ -227,6 +263,15 @@ def _read_attributes(element: Element, attributes: dict[str, Any], dtypes: dict[
         attributes[name] = whole
         if name in PACKING and isinstance(whole, (int, float)):
             dtypes[name] = NUMBERS[kind]
+
+
+def _parse_enumeration(element: Element) -> Enumeration:
+    kind = element.get("basetype", "")
+    if kind not in NUMBERS or NUMBERS[kind][0] not in "iu":
+        raise ValueError(f"its basetype is {kind!r}: expected a type of integers")
+    dtype = np.dtype(NUMBERS[kind])
+    constants = element.findall("EnumConst")
+    return Enumeration(kind, {c.get("name", ""): int(parse_number(c.get("value", ""), dtype)) for c in constants})
 
 
 def _decode_text(element: Element) -> str:

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,7 @@ from refshard_fs.core.array_group import (
     Chunks,
     Contiguous,
     FilledChunks,
+    RecipeChunks,
     SingleChunk,
     choose_chunks,
     encode_chunk,
@@ -41,6 +43,7 @@ from refshard_fs.core.zarrmeta import COUNTABLE
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.dmrpp.document import (
     NUMBERS,
+    STRUCTURE,
     TEXTS,
     Document,
     Variable,
@@ -54,6 +57,7 @@ from refshard_fs.security.policy import directory_of, protocol_of
 
 SUFFIX: Final = ".dmrpp"
 LARGEST: Final = 1 << 31  # bytes of a decoded chunk
+LONGEST: Final = 1 << 20  # bytes of one element
 INLINE: Final = 1 << 26  # bytes of all values within a document, or
 TIMES_INLINE: Final = 100  # this many times its size: compressed values are decompressed when it is opened
 REFERENCE: Final = 16  # bytes of HDF5's reference to a variable-length text
@@ -180,15 +184,20 @@ class _Array:
         self.shape = names.shape(variable)
         self.dimensions = names.dimensions(variable)
         self.is_vlen = variable.inline is not None and variable.inline[0] == "vlsa"
-        self.dtype = np.dtype(object) if self.is_vlen else self._choose_dtype()
-        self.codecs = _parse_codecs(variable, self.dtype)
+        self.stored = np.dtype(object) if self.is_vlen else self._choose_dtype(names)
+        self.dtype = self.stored  # as it is shown: members of structures lie without gaps there
+        if self.stored.names is not None:
+            self.dtype = _pack_members(self.stored)
+        self.is_linked = any(variable.blocks)
+        self.masks = parse_numbers(variable.masks, "fm")
+        self.codecs = _parse_codecs(variable, self.stored)
         self.is_contiguous = not variable.chunk_sizes and not self.codecs
         if variable.chunk_sizes:
             self.chunk = parse_integers(variable.chunk_sizes)
             if len(self.chunk) != len(self.shape) or 0 in self.chunk:
                 raise ValueError(f"its chunks have the sizes {self.chunk}, which do not fit its shape {self.shape}")
-        elif self.is_contiguous and variable.inline is None:
-            self.chunk = choose_chunks(self.shape, self.dtype.itemsize)
+        elif self.is_contiguous and variable.inline is None and not self.is_linked:
+            self.chunk = choose_chunks(self.shape, self.stored.itemsize)
         else:
             self.chunk = tuple(max(extent, 1) for extent in self.shape)
         self.fill_element = self._parse_fill()
@@ -198,15 +207,17 @@ class _Array:
         if self.size > LARGEST:
             raise ValueError(f"its chunks of {self.chunk} have {self.size} bytes: at most {LARGEST} are supported")
 
-    def _choose_dtype(self) -> np.dtype[Any]:
+    def _choose_dtype(self, names: _Names) -> np.dtype[Any]:
         variable = self.variable
+        order = ">" if variable.byte_order == "BE" else "<"
+        if variable.type == STRUCTURE:
+            return _make_structure(variable, names, order)
         if variable.type not in TEXTS:
-            order = ">" if variable.byte_order == "BE" else "<"
             return np.dtype(order + NUMBERS[variable.type])
         length = variable.string_length
         stored = 0 if variable.compression else sum(map(int, parse_numbers(variable.sizes, "nBytes")))
         if variable.inline is not None:
-            stored = len(_decode_values(variable, 1 << 20))
+            stored = len(_decode_values(variable, LONGEST))
         count = math.prod(self.shape)
         if length is None and not variable.chunk_sizes and count and stored % count == 0:
             length = stored // count
@@ -214,17 +225,24 @@ class _Array:
                 raise ValueError(
                     f"its values of {length} bytes may be texts or references to texts: the document does not say which"
                 )
-        if not length or length > 1 << 20:
+        if not length or length > LONGEST:
             raise ValueError("it is text of unknown length")
         return np.dtype(f"S{length}")
 
-    def _make_recipe(self) -> PaddingRecipe | None:
-        """Return the recipe for chunks of texts whose padding numpy does not know; None for other chunks."""
-        padding = PADDINGS.get(self.variable.padding, "null-padded")
-        if self.dtype.kind != "S" or self.is_vlen or padding == "null-padded":
+    def _make_recipe(self) -> ElementsRecipe | None:
+        """Return the recipe for chunks that zarr's codecs cannot decode to ``dtype``; None for other chunks."""
+        padding = PADDINGS.get(self.variable.padding, "null-padded") if self.dtype.kind == "S" else "null-padded"
+        is_plain = (
+            padding == "null-padded" and self.stored == self.dtype and not self.is_linked and not self.masks.any()
+        )
+        if self.is_vlen or is_plain:
             return None
         steps = tuple([json.dumps(codec) for codec in self.codecs])
-        return PaddingRecipe(steps, padding, self.dtype.itemsize, math.prod(self.chunk))
+        fields = tuple(
+            (name, of.base.str, of.shape, at)
+            for name, (of, at, *_) in (self.stored.fields.items() if self.stored.fields else ())
+        )
+        return ElementsRecipe(steps, math.prod(self.chunk), self.stored.itemsize, self.dtype.itemsize, padding, fields)
 
     def description(self, zarr_format: int) -> ArrayDescription:
         """Describe the array to zarr."""
@@ -250,16 +268,34 @@ class _Array:
             return SingleChunk(self._encode_texts())
         if variable.inline is not None:
             return SingleChunk(self._decode_inline(targets))
+        if self.is_linked:
+            return self._link_blocks(targets)
         if self.is_contiguous and len(variable.offsets) == 1:
             offset = int(parse_numbers(variable.offsets, "offset")[0])
             size = int(parse_numbers(variable.sizes, "nBytes")[0])
-            if size != math.prod(self.shape) * self.dtype.itemsize:
-                due = f"expected {math.prod(self.shape)} elements of {self.dtype.itemsize} bytes"
+            if size != math.prod(self.shape) * self.stored.itemsize:
+                due = f"expected {math.prod(self.shape)} elements of {self.stored.itemsize} bytes"
                 raise ValueError(f"it has {size} bytes (nBytes): {due}")
             source = Span(targets.url(variable.hrefs[0]), 0, offset + size)
-            found = Contiguous(source, offset, self.shape, self.chunk, self.dtype.itemsize, self.where)
-            return found if self.recipe is None else TextPieces(found, self.recipe, self.where)
+            found = Contiguous(source, offset, self.shape, self.chunk, self.stored.itemsize, self.where)
+            return found if self.recipe is None else ConvertedPieces(found, self.recipe, self.where)
         return ListedChunks(self, targets)
+
+    def _link_blocks(self, targets: _Targets) -> Chunks:
+        """Return chunks that consist of several blocks each, as in HDF4."""
+        variable, recipe = self.variable, self.recipe
+        assert recipe is not None
+        offsets, sizes = (
+            parse_numbers(*column).tolist() for column in ((variable.offsets, "offset"), (variable.sizes, "nBytes"))
+        )
+        first = [at for at, number in enumerate(variable.blocks) if number in ("", "0")]
+        if first[:1] != [0] or len(set(variable.hrefs)) != 1:
+            raise ValueError("the first of its linked blocks is missing, or they lie in several files")
+        places = _number_chunks([variable.positions[at] for at in first], self).tolist()
+        parts = [list(zip(offsets[a:b], sizes[a:b], strict=True)) for a, b in pairwise([*first, len(offsets)])]
+        source = Span(targets.url(variable.hrefs[0]), 0, max(map(sum, zip(offsets, sizes, strict=True))))
+        chunks = {place: (some, recipe) for place, some in zip(places, parts, strict=True)}
+        return RecipeChunks(source, self.description(2).grid(2), chunks)
 
     def _decode_inline(self, targets: _Targets) -> bytes:
         due = math.prod(self.shape) * self.dtype.itemsize
@@ -269,8 +305,8 @@ class _Array:
         data = _decode_values(self.variable, due, due if due == self.dtype.itemsize else None)
         if len(data) != due:
             raise ValueError(f"its values in the document have {len(data)} bytes: expected {due}")
-        if self.recipe is not None:
-            return self.recipe.remove_padding(data)
+        if self.recipe is not None:  # structures lie in the document as they are shown
+            return data if self.dtype.names is not None else self.recipe.convert(data)
         return encode_chunk(data, self.codecs)
 
     def _encode_texts(self) -> bytes:
@@ -286,6 +322,8 @@ class _Array:
             data = text.encode()
             # Hyrax writes "unsupported-string" for unknown fill values of texts; few files need the value.
             return data.ljust(size, b"\0") if len(data) <= size else None
+        if text is not None and self.dtype.names is not None:
+            return _parse_structure_fill(text.split(), self.dtype)
         if text is None or self.dtype.kind not in "iuf":
             return bytes(size)
         try:
@@ -294,20 +332,31 @@ class _Array:
             raise ValueError(f"its fillValue is {text!r}: expected a number of type {self.dtype}") from None
 
 
-class PaddingRecipe(msgspec.Struct, frozen=True):
-    """Decodes ``count`` texts of ``length`` bytes that ``codecs`` (JSON) encoded, and removes their padding."""
+class ElementsRecipe(msgspec.Struct, frozen=True):
+    """Decodes ``count`` elements of ``stored`` bytes that ``codecs`` (JSON) encoded, and converts them for zarr.
+
+    Texts lose their ``padding``. Members of structures (name, type, shape and offset of each of ``fields``) lose gaps.
+    """
 
     codecs: tuple[str, ...]
-    padding: Padding
-    length: int
     count: int
+    stored: int
+    shown: int
+    padding: Padding = "null-padded"
+    fields: tuple[tuple[str, str, tuple[int, ...], int], ...] = ()
 
     @property
     def size(self) -> int:
-        return self.length * self.count
+        return self.shown * self.count
+
+    def skip(self, mask: int) -> ElementsRecipe:
+        """Return the recipe of a chunk that skips the codecs in ``mask``."""
+        codecs = tuple(codec for number, codec in enumerate(self.codecs) if not mask >> number & 1)
+        return msgspec.structs.replace(self, codecs=codecs)
 
     def make(self, raw: bytes) -> bytes:
-        most = self.size + 4 * len(self.codecs)  # with checksums of four bytes
+        due = self.stored * self.count
+        most = due + 4 * len(self.codecs)  # with checksums of four bytes
         for codec in map(json.loads, reversed(self.codecs)):
             if codec["id"] == "zlib":
                 raw = decompress(zlib.decompressobj(), raw, most)
@@ -318,19 +367,26 @@ class PaddingRecipe(msgspec.Struct, frozen=True):
                     raw = bytes(get_codec(codec).decode(raw))
                 except (RuntimeError, TypeError) as e:
                     raise ValueError(f"{codec['id']} cannot decode it: {e}") from e
-        if len(raw) > self.size or (self.codecs and len(raw) < self.size):
-            raise ValueError(f"it decodes to {len(raw)} bytes: expected {self.size}")
-        return self.remove_padding(raw.ljust(self.size, b"\0"))  # the last piece of a contiguous array may be shorter
+        if len(raw) > due or (self.codecs and len(raw) < due):
+            raise ValueError(f"it decodes to {len(raw)} bytes: expected {due}")
+        return self.convert(raw.ljust(due, b"\0"))  # the last piece of a contiguous array may be shorter
 
-    def remove_padding(self, texts: bytes) -> bytes:
-        """Convert ``texts`` to numpy's padding."""
-        return remove_padding(np.frombuffer(texts, f"S{self.length}"), self.padding).tobytes()
+    def convert(self, data: bytes) -> bytes:
+        """Convert elements from their bytes in the file to the type in zarr's metadata."""
+        if not self.fields:
+            return (
+                data
+                if self.padding == "null-padded"
+                else remove_padding(np.frombuffer(data, f"S{self.stored}"), self.padding).tobytes()
+            )
+        stored = _make_dtype(self.fields, self.stored)
+        return np.frombuffer(data, stored).astype(_pack_members(stored)).tobytes()
 
 
-class TextPieces(Chunks):
-    """The pieces of a contiguous array of texts, without padding."""
+class ConvertedPieces(Chunks):
+    """The pieces of a contiguous array whose elements are converted."""
 
-    def __init__(self, pieces: Contiguous, recipe: PaddingRecipe, where: str) -> None:
+    def __init__(self, pieces: Contiguous, recipe: ElementsRecipe, where: str) -> None:
         self._pieces = pieces
         self._recipe = recipe
         self._where = where
@@ -358,12 +414,14 @@ class ListedChunks(FilledChunks):
             raise ValueError("it has two chunks at one position")
         self._offsets = parse_numbers(variable.offsets, "offset")[order]
         self._sizes = parse_numbers(variable.sizes, "nBytes")[order]
-        most = 2 * found.size + 4096 if found.codecs else found.size
-        least = 0 if found.codecs else found.size
+        due = math.prod(found.chunk) * found.stored.itemsize
+        most = 2 * due + 4096 if found.codecs else due
+        least = 0 if found.codecs else due
         if ((self._sizes > most) | (self._sizes < least)).any():
-            raise ValueError(f"a chunk of {found.size} bytes has the impossible stored size {self._sizes.max()}")
+            raise ValueError(f"a chunk of {due} bytes has the impossible stored size {self._sizes.max()}")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
             raise ValueError("a chunk ends beyond the largest offset, 2**63 - 1")
+        self._masks = found.masks[order]
         self._urls = [targets.url(href) for href in dict.fromkeys(variable.hrefs)]
         codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
         self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
@@ -382,7 +440,9 @@ class ListedChunks(FilledChunks):
             start = int(self._offsets[at])
             span = Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
             recipe = self._array.recipe
-            return span if recipe is None else make_entry(span, recipe, recipe.size, self.where)
+            return (
+                span if recipe is None else make_entry(span, recipe.skip(int(self._masks[at])), recipe.size, self.where)
+            )
         try:
             return self.unwritten_entry()
         except ValueError as e:
@@ -391,6 +451,54 @@ class ListedChunks(FilledChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
         return self.list_written(self._numbers, self._sizes.tolist())
+
+
+def _make_structure(variable: Variable, names: _Names, order: str) -> np.dtype[Any]:
+    """Return the type of a structure in the file: of numbers and arrays of numbers."""
+    members = variable.members
+    fields = [(parent(member.path)[1], order + NUMBERS[member.type], names.shape(member)) for member in members]
+    if not fields or len({name for name, *_ in fields}) != len(fields):
+        raise ValueError("it is a structure without members, or two of them have the same name")
+    packed = np.dtype(fields)
+    if packed.itemsize > LONGEST:
+        raise ValueError(f"its elements have {packed.itemsize} bytes: at most {LONGEST} are supported")
+    if not variable.struct_offsets:
+        return packed
+    *offsets, size = 0, *parse_integers(variable.struct_offsets)
+    ends = [at + packed[name].itemsize for at, (name, *_) in zip(offsets, fields, strict=False)]
+    if (
+        len(offsets) != len(fields)
+        or size > LONGEST
+        or any(end > after for end, after in zip(ends, [*offsets[1:], size], strict=True))
+    ):
+        raise ValueError(
+            f"its structOffset is {variable.struct_offsets!r}: expected {len(fields) - 1} offsets, and the size"
+        )
+    return _make_dtype([(*field, at) for field, at in zip(fields, offsets, strict=True)], size)
+
+
+def _make_dtype(fields: Sequence[tuple[str, str, tuple[int, ...], int]], size: int) -> np.dtype[Any]:
+    """Return the type of a structure of ``size`` bytes, of members with name, type, shape and offset."""
+    names, formats = [name for name, *_ in fields], [(kind, shape) for _, kind, shape, _ in fields]
+    return np.dtype({"names": names, "formats": formats, "offsets": [at for *_, at in fields], "itemsize": size})
+
+
+def _pack_members(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of a structure without gaps, in little-endian byte order, as zarr holds it."""
+    return np.dtype([(name, dtype[name]) for name in dtype.names or ()]).newbyteorder("<")
+
+
+def _parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
+    """Return the element of a structure whose members are full of these values."""
+    found = np.zeros((), dtype)
+    if len(texts) != len(dtype.names or ()):
+        raise ValueError(
+            f"its fillValue has {len(texts)} values: expected one for each of {len(dtype.names or ())} members"
+        )
+    for name, text in zip(dtype.names or (), texts, strict=True):
+        kind = dtype[name].base
+        found[name] = parse_number(text, kind) if kind.kind != "S" else text.encode()
+    return found.tobytes()
 
 
 def _number_chunks(positions: Sequence[str], found: _Array) -> UInt64s:

@@ -189,14 +189,90 @@ def test_values_that_stand_in_the_document_are_read() -> None:
     assert numcodecs.VLenUTF8().decode(files.read(keys, "words/0")).tolist() == ["a", "so", "so", "so"]
 
 
+@pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
+@pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
+def test_structures_and_enumerations_are_those_of_the_file(tmp_path: Path, zarr_format: int) -> None:
+    gaps = {"names": ["a", "b"], "formats": [">i2", (">f8", (2,))], "offsets": [0, 8], "itemsize": 32}
+    kinds = {
+        "plain": np.dtype([("a", "<i4"), ("b", "<f4", (3,)), ("c", "S1")]),
+        "gaps": np.dtype(gaps),
+    }
+    random = np.random.default_rng(0)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, dtype in kinds.items():
+            values = np.zeros(7, dtype)
+            for member in dtype.names or ():
+                values[member] = random.integers(0, 9, values[member].shape).astype(values[member].dtype)
+            file.create_dataset(f"{name} contiguous", data=values)
+            file.create_dataset(f"{name} chunked", (7,), dtype, chunks=(2,), compression="gzip", shuffle=True)[2:6] = (
+                values[2:6]
+            )
+            file.create_dataset(f"{name} scalar", data=values[0])
+        file.create_dataset("group/flag", data=[1, 5], dtype=h5py.enum_dtype({"cloud": 1, "no data": 5}, "<i2"))
+        masked = file.create_dataset("masked", (4, 4), "<i4", chunks=(2, 4), compression="gzip", shuffle=True)
+        masked[:] = np.arange(16).reshape(4, 4)
+        masked.id.write_direct_chunk((0, 0), np.arange(8, dtype="<i4").tobytes(), filter_mask=3)
+    path = write_dmrpp(tmp_path / "a.h5")
+    fs = RefShardFileSystem(str(path), zarr_format=zarr_format)
+    assert not fs.left_whole
+    with h5py.File(tmp_path / "a.h5") as file:
+        for name in (n for n in file if n != "group"):
+            found, due = np.asarray(array(path, name, zarr_format=zarr_format)[...]), np.asarray(file[name][()])
+            little = due.astype(
+                np.dtype([(n, due.dtype[n]) for n in due.dtype.names or ()] or due.dtype).newbyteorder("<")
+            )
+            assert found.tobytes() == little.tobytes(), name
+    flag = array(path, "group/flag", zarr_format=zarr_format)
+    assert flag[:].tolist() == [1, 5]
+    assert {"flag_values": [1, 5], "flag_meanings": "cloud no_data"}.items() <= dict(flag.attrs).items()
+
+
+def test_values_of_structures_in_the_document_and_fills_are_read() -> None:
+    members = '<Int16 name="a"/><Float32 name="b"><Dim size="2"/></Float32><Dim size="2"/>'
+    data = np.array([(1, (2, 3)), (4, (5, 6))], [("a", "<i2"), ("b", "<f4", (2,))]).tobytes()
+    inline = f"<dmrpp:specialstructuredata>{base64.b64encode(data).decode()}</dmrpp:specialstructuredata>"
+    files, keys = opened(
+        f'<Structure name="s">{members}{inline}</Structure>'
+        f'<Structure name="f">{members}<dmrpp:chunks fillValue="7 8" structOffset="4 12">'
+        "<dmrpp:chunkDimensionSizes>2</dmrpp:chunkDimensionSizes></dmrpp:chunks></Structure>"
+        f'<Structure name="odd">{members}<dmrpp:chunks structOffset="1 12"/></Structure>'
+    )
+    assert files.read(keys, "s/0") == data
+    assert files.read(keys, "f/0") == np.array([(7, (8, 8))] * 2, [("a", "<i2"), ("b", "<f4", (2,))]).tobytes()
+    assert "structOffset" in keys.reports["odd"]
+
+
+def test_chunks_of_linked_blocks_are_joined() -> None:
+    values = np.arange(12, dtype=">i2").reshape(4, 3)
+    packed = zlib.compress(values[2:].tobytes())
+    data = b"xx" + packed[5:] + values[:2].tobytes()[:5] + packed[:5] + values[:2].tobytes()[5:]
+    after = 2 + len(packed) - 5
+    blocks = f'<dmrpp:block offset="{after}" nBytes="5"/><dmrpp:block offset="{after + 10}" nBytes="7"/>'
+    chunks = (
+        f'<dmrpp:chunk offset="{after + 5}" nBytes="5" chunkPositionInArray="[2,0]" LinkedBlockIndex="0"/>'
+        f'<dmrpp:chunk offset="2" nBytes="{len(packed) - 5}" chunkPositionInArray="[2,0]" LinkedBlockIndex="1"/>'
+    )
+    size = "<dmrpp:chunkDimensionSizes>2 3</dmrpp:chunkDimensionSizes>"
+    files, keys = opened(
+        f'<Int16 name="a"><Dim size="2"/><Dim size="3"/><dmrpp:chunks byteOrder="BE">{blocks}</dmrpp:chunks></Int16>'
+        '<Int16 name="b"><Dim size="4"/><Dim size="3"/><dmrpp:chunks byteOrder="BE" compressionType="deflate" '
+        f'LBChunk="true">{size}{chunks}</dmrpp:chunks></Int16>',
+        data=data,
+    )
+    assert files.read(keys, "a/0.0") == values[:2].tobytes()
+    assert files.read(keys, "b/1.0") == values[2:].tobytes()
+    assert files.read(keys, "b/0.0") is None
+
+
 def test_what_is_not_shown_is_reported() -> None:
     _, keys = opened(
         '<Int16 name="a"><dmrpp:chunks compressionType="szip"/></Int16>'
         '<Int16 name="g"><dmrpp:chunks fillValue="99999"/></Int16>'
-        '<Int16 name="b"><dmrpp:chunk offset="0" nBytes="2" fm="1"/></Int16>'
-        '<Int16 name="c"/><Structure name="d"><Int16 name="inner"><Dim size="2"/></Int16></Structure>'
+        '<Int16 name="b"><dmrpp:chunk offset="0" nBytes="2" fm="x"/></Int16><Enum name="i" enum="/none"/>'
+        '<Int16 name="c"/><Structure name="d"><String name="inner"/></Structure><Sequence name="j"/>'
         '<String name="e"><Dim size="2"/><dmrpp:chunks compressionType="deflate"/></String>'
-        '<Int16 name="f"><dmrpp:chunks><dmrpp:block offset="0" nBytes="2"/></dmrpp:chunks></Int16>'
+        '<Int16 name="f"><dmrpp:chunks><dmrpp:chunk offset="0" nBytes="2" LinkedBlockIndex="1"/></dmrpp:chunks></Int16>'
         '<Int16 name=".zattrs"><dmrpp:chunk offset="0" nBytes="2"/></Int16>'
         '<Float64 name="h"><Dim size="2"/><dmrpp:chunks compressionType="fletcher32 shuffle"/></Float64>'
     )
@@ -205,9 +281,11 @@ def test_what_is_not_shown_is_reported() -> None:
         "a": "szip",
         "b": "fm",
         "c": "no location",
-        "d": "Structure",
+        "d": "'inner' of a structure",
         "e": "text",
         "f": "block",
+        "i": "'/none', which does not exist",
+        "j": "Sequence",
         "h": "with a checksum of 4 bytes",
         ".zattrs": "name",
     }

@@ -21,6 +21,8 @@ WORDS = tuple(
     <Dataset <Group <Dim <Dimension <dmrpp:chunks <dmrpp:chunk <Attribute <Value> </Value> <!DOCTYPE <!ENTITY &a; &#x20;
     name= size= offset= nBytes= chunkPositionInArray="[0]" compressionType="shuffle" fillValue="NaN" fm="1" c="99"
     byteOrder="BE" <![CDATA[ ]]> <String <Float64 <Int8 9223372036854775807 -1 1e999
+    <Structure structOffset="4 12" <Enum <Enumeration <EnumConst value= enum="/e" basetype="Int8" <dmrpp:block
+    LinkedBlockIndex="0" LinkedBlockIndex="1" <dmrpp:specialstructuredata> LBChunk="true"
     """.split()
 )
 
@@ -49,7 +51,17 @@ def seeds() -> list[bytes]:
         '<Attribute name="HDF5_GLOBAL" type="Container"><Attribute name="t" type="Float32"><Value>1e3</Value>'
         "</Attribute></Attribute>"
     )
-    return [f"{root}{body}</Dataset>".encode() for body in (chunked, inline, chunked + inline)]
+    structures = (
+        '<Enumeration name="e" basetype="Int8"><EnumConst name="no" value="0"/><EnumConst name="b" value="-3"/>'
+        '</Enumeration><Enum name="f" enum="/e"><Dim size="3"/><dmrpp:compact>AP0A</dmrpp:compact></Enum>'
+        '<Structure name="s"><Int16 name="a"/><Float32 name="b"><Dim size="2"/></Float32><Dim size="4"/>'
+        '<dmrpp:chunks byteOrder="BE" structOffset="4 12" fillValue="1 2" compressionType="shuffle deflate">'
+        "<dmrpp:chunkDimensionSizes>2</dmrpp:chunkDimensionSizes>"
+        '<dmrpp:chunk offset="9" nBytes="24" chunkPositionInArray="[0]" fm="3"/></dmrpp:chunks></Structure>'
+        '<Int8 name="l"><Dim size="6"/><dmrpp:chunks><dmrpp:block offset="1" nBytes="4"/>'
+        '<dmrpp:block offset="9" nBytes="2"/></dmrpp:chunks></Int8>'
+    )
+    return [f"{root}{body}</Dataset>".encode() for body in (chunked, inline, chunked + inline, structures)]
 
 
 def one_input(data: bytes) -> None:
