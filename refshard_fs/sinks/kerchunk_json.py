@@ -43,7 +43,7 @@ class JsonSink(Sink):
             if references.pins() is not None:
                 raise ManifestError(
                     f"the URL {e} looks like a template, which JSON with pins cannot hold: save it as chunk manifests, "
-                    "or give the pins up with unpinned()"
+                    "or remove the pins with unpinned()"
                 ) from e
             _write(references, destination, 0)
 

@@ -30,12 +30,12 @@ class ParquetSink(Sink):
         objects, size = destination.objects, destination.record_size
         assert isinstance(objects, Objects), "a set of several files"
         if size < 1:
-            raise ValueError(f"record_size={size}: a partition has at least one row")
+            raise ValueError(f"invalid record_size={size}: expected at least 1")
         require_pyarrow()
         if references.pins() is not None:
             raise ManifestError(
                 "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: "
-                "save them as JSON or as chunk manifests, or give them up with unpinned()"
+                "save them as JSON or as chunk manifests, or remove them with unpinned()"
             )
         document = make_layout_document(references.documents(), size)  # ManifestError before any is written
         if references.in_memory:
@@ -65,9 +65,9 @@ def _is_to_replace(objects: Objects, overwrite: bool) -> bool:
     if PARQUET not in names:
         if all(is_partition(name) for name in objects.find("")):
             return True  # the remains of a save that was killed
-        raise FileExistsError(f"{objects.url} is not empty, and no parquet set that could be replaced")
+        raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set")
     try:
         Layout(objects.read([PARQUET])[PARQUET], f"{objects.url}/{PARQUET}")
     except ManifestError as e:
-        raise FileExistsError(f"{objects.url} is not empty, and no parquet set that could be replaced: {e}") from e
+        raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set: {e}") from e
     return True

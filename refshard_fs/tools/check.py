@@ -177,7 +177,7 @@ def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
         return
     version = 3 if kind == "zarr.json" else 2
     if document.get("zarr_format") != version:
-        raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}, where it is {version}")
+        raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}: expected {version}")
     meta = zarrmeta.array_meta(document, repr(name))
     if meta is not None and kind != ".zgroup":
         problem = decoding_problem(meta, path)
@@ -299,9 +299,9 @@ def check(
     if not hasattr(fs, "source"):
         raise TypeError(f"check takes a filesystem, such as RefShardFileSystem({fs!r}), not {type(fs).__name__}")
     if mode not in get_args(CheckMode):
-        raise ValueError(f"mode={mode!r}: it is 'head', 'read' or 'full'")
+        raise ValueError(f"invalid mode={mode!r}: expected 'head', 'read' or 'full'")
     if sample < 1:
-        raise ValueError(f"sample={sample}: at least one chunk is read")
+        raise ValueError(f"invalid sample={sample}: expected at least 1")
     found, faults = Findings(), list[Fault]()
     try:
         source = survey(fs, faults=faults)

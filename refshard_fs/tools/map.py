@@ -374,7 +374,7 @@ def _lighter(colour: str, rank: float) -> str:
 def _selection_of(fs: Surveyed, extents: Extents, select: Any, text: str) -> Selection:
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
-        raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not tell chunks")
+        raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not name chunks")
     numbers = chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
     keys = extents.keys(rows.tolist())

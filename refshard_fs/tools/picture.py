@@ -287,7 +287,7 @@ class Picture:
             case ".png":
                 return _png(self.scene)
         what = suffix or "a file without a suffix"
-        raise ValueError(f"a picture is not written as {what}: use .svg, .html, .png")
+        raise ValueError(f"unknown kind of picture {what}: expected .svg, .html or .png")
 
     def _repr_svg_(self) -> str:
         return _svg(self.scene)

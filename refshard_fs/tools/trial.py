@@ -50,9 +50,9 @@ class Trial:
         if harm is not None:
             raise ValueError(harm)
         if meta.chunks is None or meta.grid is None:
-            raise ValueError("its chunks are of no one known shape")
+            raise ValueError("its chunks have several or unknown shapes")
         if meta.zarr_format == 2 and "shards" in meta.raw:
-            raise ValueError("no zarr reads the shards of the version 2 prototype")
+            raise ValueError("no version of zarr reads the shards of the version 2 prototype")
         self._meta, self._chunks, self._grid = meta, meta.chunks, meta.grid
         chunk_limits(meta)
         zarr = importlib.import_module("zarr")

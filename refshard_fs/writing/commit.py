@@ -77,9 +77,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     """
     source = writer.source
     if not isinstance(source, str):
-        raise ReadOnlyError(
-            "these references are in memory, so there is no place for a commit: fs.save(url) writes them"
-        )
+        raise ReadOnlyError("these references are in memory, and cannot be committed: fs.save(url) writes them")
     if not takes_objects(source):
         raise ReadOnlyError(
             f"{source} cannot be written, because it is over HTTP or in an archive: fs.save(url) writes it, with your "

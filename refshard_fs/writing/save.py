@@ -68,7 +68,7 @@ def save(
 
     found = strip_edits(keyspace).whole_shards
     if found.root_url is not None and objects.is_at(found.root_url):
-        raise FileExistsError(f"{url} is where these references are read from: give another place, or commit()")
+        raise FileExistsError(f"these references are read from {url}: give another URL, or use commit()")
     folder = data_url_of(absolute(url), None)
     with contextlib.nullcontext() if folder is None else CopiesBeside(folder, options, callback) as copies:
         if found.edits is not None:

@@ -195,7 +195,7 @@ def _unless_written_by(writer: str, key: str, edit: Edit | None, overlay: Transa
 def _refuse_other(key: str, edit: Edit, other: Edit | None, who: str, store: Objects) -> None:
     if other is not None and other is not edit and not _same(other, edit, store):
         raise ConflictError(
-            f"{key!r} was written or removed by {who}, and not the same: nothing was committed. Give each worker keys "
+            f"{key!r} was written or removed by {who} in different ways: nothing was committed. Give each worker keys "
             "of its own (regions that end where chunks do), or discard()"
         )
 

@@ -72,7 +72,7 @@ class Writer:
             if format is None:
                 return READ_AS[format_named(str(self.source))]
             if format not in _NEW:
-                raise ReadOnlyError(f"format={format!r} cannot be made: there are {', '.join(_NEW)}")
+                raise ReadOnlyError(f"unknown format={format!r}: expected one of {', '.join(_NEW)}")
             return _NEW[format]
         return base.keyspace.committed_as
 
