@@ -201,7 +201,8 @@ def test_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytes
     end = Header.end.fget  # type: ignore[attr-defined]
     monkeypatch.setattr(Header, "end", property(lambda header: asked.append(1) or end(header)))
     empty = {"XTENSION": "IMAGE", "BITPIX": 8, "NAXIS": 0, "PCOUNT": 0, "GCOUNT": 1}
-    assert "no image" in refused(PRIMARY + encode_header(empty) * 500)
+    unknown = encode_header({**empty, "XTENSION": "UNKNOWN"})
+    assert "no image" in refused(PRIMARY + encode_header(empty) * 500 + unknown)
     assert len(asked) < 3 * 500
 
 

@@ -1,4 +1,4 @@
-"""FITS files: their images as arrays. Recognised by the first card of the file."""
+"""FITS files: their images and the columns of their tables as arrays. Recognised by the first card of the file."""
 
 from __future__ import annotations
 

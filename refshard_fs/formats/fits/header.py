@@ -20,12 +20,13 @@ CARD: Final = 80  # bytes
 MOST_HEADER: Final = 64 << 20  # bytes of one header
 MOST_AXES: Final = 32  # the limit of older numpy versions
 
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._-]+")  # characters of names that keys do not have
 _TEXT: Final = re.compile(r"'((?:[^']|'')*)'")
 _COMMENTARY: Final = ("COMMENT", "HISTORY", "")
 _BITPIX: Final = (8, 16, 32, 64, -32, -64)
 # Keywords about the layout of headers and data units, which are not shown as attributes.
 _STRUCTURAL: Final = re.compile(
-    r"SIMPLE|XTENSION|BITPIX|NAXIS\d*|EXTEND|PCOUNT|GCOUNT|GROUPS|TFIELDS|T(?:TYPE|FORM|UNIT|DIM|NULL)\d+|THEAP|END|"
+    r"SIMPLE|XTENSION|BITPIX|NAXIS\d*|EXTEND|PCOUNT|GCOUNT|GROUPS|TFIELDS|T(?:TYPE|FORM|UNIT|DIM|NULL|BCOL|SCAL|ZERO)\d+|THEAP|END|"
     r"ZIMAGE|ZSIMPLE|ZTENSION|ZEXTEND|ZPCOUNT|ZGCOUNT|ZBITPIX|ZNAXIS\d*|ZTILE\d+|ZCMPTYPE|ZNAME\d+|ZVAL\d+|ZQUANTIZ|"
     r"ZDITHER0|ZSCALE|ZZERO|ZBLANK|ZHECKSUM|ZDATASUM|CHECKSUM|DATASUM|BSCALE|BZERO|BLANK"
 )
@@ -162,3 +163,9 @@ def _parse_number(text: str) -> int | float | None:
     if not re.fullmatch(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[Ee][-+]?\d+)?", text, re.ASCII):
         return None
     return int(text) if text.lstrip("+-").isdecimal() else float(text)
+
+
+def make_name(value: Any) -> str:
+    """Return the name of an array for the text of a card; "" if it has none."""
+    name = _UNUSUAL.sub("_", value).strip(".") if isinstance(value, str) else ""
+    return "" if name == "zarr.json" else name

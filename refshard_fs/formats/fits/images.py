@@ -77,17 +77,18 @@ def name_axes(images: Mapping[str, Image]) -> dict[str, list[str]]:
     firsts: dict[tuple[str, int], str] = {}
     for name, image in images.items():
         for number, length in enumerate(reversed(image.shape)):
-            lengths.setdefault(_name_axis(number), []).append(length)
-            firsts.setdefault((_name_axis(number), length), name)
+            lengths.setdefault(name_axis(number), []).append(length)
+            firsts.setdefault((name_axis(number), length), name)
     for axis, found in lengths.items():
         firsts[axis, Counter(found).most_common(1)[0][0]] = ""
     return {name: _combine_names(image.shape, firsts) for name, image in images.items()}
 
 
 def _combine_names(shape: tuple[int, ...], firsts: Mapping[tuple[str, int], str]) -> list[str]:
-    axes = map(_name_axis, reversed(range(len(shape))))
+    axes = map(name_axis, reversed(range(len(shape))))
     return [f"{firsts[axis, length]}_{axis}".removeprefix("_") for axis, length in zip(axes, shape, strict=True)]
 
 
-def _name_axis(number: int) -> str:
+def name_axis(number: int) -> str:
+    """Name an axis by its number from the fastest on."""
     return _AXES[number] if number < len(_AXES) else f"axis_{number + 1}"

@@ -1,4 +1,4 @@
-"""FITS files as a group with an array for each image. No I/O here.
+"""FITS files as a group with an array for each image, and a group of columns for each table. No I/O here.
 
 Each header gives the position of the next HDU. Several headers are read at a time, because HDUs often repeat in size.
 Images are cut into pieces of about four MiB.
@@ -6,24 +6,26 @@ Images are cut into pieces of about four MiB.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from refshard_fs.core.array_group import ArrayGroup, Chunks, Contiguous, choose_chunks
+import msgspec
+
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, choose_chunks
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, parse_header
+from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, make_name, parse_header
 from refshard_fs.formats.fits.images import Image, name_axes, parse_image
+from refshard_fs.formats.fits.tables import parse_table
 from refshard_fs.formats.fits.tiles import TileChunks
 
 GUESS: Final = 20 * BLOCK  # bytes that are read first for a header
 MOST_HDUS: Final = 1 << 16  # in a file; more would take minutes to open
 AHEAD: Final = 4  # headers that are read together, at positions predicted from the sizes of earlier HDUs
 
-_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_TABLES: Final = ("BINTABLE", "A3DTABLE", "TABLE")
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -32,13 +34,31 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     headers, reports = yield from _read_headers(probe, size)
     images: dict[str, Image] = {}
     cuts: dict[str, tuple[int, ...]] = {}
+    arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, Chunks] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    dtypes: dict[str, Mapping[str, str]] = {}
     taken = set(reports)
     for number, header in enumerate(headers):
         name = _name(header, number, taken)
         reason = _find_refusal(header)
-        if reason is None:
-            try:
+        try:
+            if reason is not None:
+                reports[name] = reason
+            elif header.cards.get("XTENSION") in _TABLES and header.cards.get("ZIMAGE") is not True:
+                for title, column in parse_table(header, source):
+                    path = f"{name}/{title}"
+                    if isinstance(column, str):
+                        reports[path] = column
+                    else:
+                        arrays[path], chunks[path], dtypes[path] = msgspec.structs.astuple(column)
+                groups[name] = header.attributes
+            elif not header.axes():
+                if number:
+                    groups[name] = header.attributes
+                    taken.add(name)
+                continue
+            else:
                 is_compressed = header.cards.get("ZIMAGE") is True
                 image = parse_image(header, "Z" if is_compressed else "")
                 if is_compressed:
@@ -49,20 +69,18 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                     cuts[name] = choose_chunks(image.shape, itemsize)
                     how = image.shape, cuts[name], itemsize, image.where
                     chunks[name] = Contiguous(source, header.stop, *how)
-                images[name] = image
-            except ManifestError as e:
-                reason = str(e)
-        if reason is not None and (number or header.data_size):
-            reports[name] = reason
-        if name in images or name in reports:
-            taken.add(name)
-    if not images:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it has no data"
-        raise ManifestError(f"{probe.url}: it has no image that can be shown ({why})")
+                images[name], dtypes[name] = image, image.attribute_dtypes
+        except ManifestError as e:
+            reports[name] = str(e)
+        taken.add(name)
+    if not images and not arrays and (reports or not headers):
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it is empty"
+        raise ManifestError(f"{probe.url}: it has no image or table that can be shown ({why})")
     dimensions = name_axes(images)
-    arrays = {name: image.describe(cuts[name], dimensions[name]) for name, image in images.items()}
-    keyspace = ArrayGroup(arrays, chunks, options.zarr_format, headers[0].attributes, reports)
-    keyspace.attribute_dtypes = {name: image.attribute_dtypes for name, image in images.items()}
+    arrays |= {name: image.describe(cuts[name], dimensions[name]) for name, image in images.items()}
+    attributes = headers[0].attributes
+    keyspace = ArrayGroup(arrays, chunks, options.zarr_format, attributes, reports, groups=groups)
+    keyspace.attribute_dtypes = dtypes
     return keyspace
 
 
@@ -117,23 +135,19 @@ def _predict_headers(found: list[Header], size: int) -> Iterator[int]:
 def _name(header: Header, number: int, taken: set[str]) -> str:
     """Name the array of an HDU: EXTNAME, with EXTVER unless it is 1; without EXTNAME, PRIMARY or the HDU's number."""
     given = header.cards.get("EXTNAME")
-    name = _PLAIN.sub("_", given).strip(".") if isinstance(given, str) else ""
+    name = make_name(given)
     if name and header.cards.get("EXTVER", 1) != 1:
         name = f"{name}_{header.cards['EXTVER']}"
-    if not name or name == "zarr.json":
+    if not name:
         name = str(number) if number else "PRIMARY"
     return f"{name}_{number}" if name in taken else name
 
 
 def _find_refusal(header: Header) -> str | None:
-    """Return the reason why an HDU cannot be shown; None if it is an image."""
+    """Return the reason why an HDU cannot be shown; None if it is an image or a table."""
     kind = header.cards.get("XTENSION", "IMAGE")
-    if header.cards.get("ZIMAGE") is True and kind == "BINTABLE":
-        return None
-    if kind not in ("IMAGE", "IUEIMAGE"):
-        return f"it is not an image but {kind}: only images are shown"
+    if kind not in ("IMAGE", "IUEIMAGE", *_TABLES):
+        return f"it is not an image or a table but {kind}"
     if header.cards.get("GROUPS") is True and header.axes()[-1:] == (0,):
-        return "it has random groups, a kind of table: only images are shown"
-    if not header.axes():
-        return "it has no data"
+        return "it has random groups, which are not supported"
     return None

@@ -23,6 +23,7 @@ from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.fits.header import BLOCK, CARD, Header
 from refshard_fs.formats.fits.images import Image
+from refshard_fs.formats.fits.tables import parse_forms
 
 SMALL: Final = 1 << 20  # bytes of pixels in a chunk: it joins as many consecutive tiles
 LARGEST: Final = 1 << 27  # bytes of pixels of one tile
@@ -33,8 +34,7 @@ _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS")
 _TRUSTING: Final = ("HCOMPRESS_1", "PLIO_1")
 _GZIP: Final = b"\x1f\x8b"
 _MOST_BYTES: Final = 8  # in a pixel
-_FORM: Final = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(?:([LXBIJKAEDCM])\(?|$)?")
-_WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16, "P": 8, "Q": 16}
+_WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16}  # X: 1
 # Cards that astropy needs to decode tiles.
 _KEPT: Final = re.compile(
     r"TFIELDS|TTYPE\d+|TFORM\d+|ZIMAGE|ZCMPTYPE|ZBITPIX|ZNAME\d+|ZVAL\d+|ZQUANTIZ|ZBLANK|BLANK|ZSCALE|ZZERO"
@@ -50,19 +50,8 @@ class Column(NamedTuple):
 
 
 def _parse_columns(header: Header, row_size: int) -> tuple[Column, ...]:
-    found = []
-    at = 0
-    for number in range(1, min(header.integer("TFIELDS"), 999) + 1):
-        form = _FORM.match(str(header.cards.get(f"TFORM{number}")))
-        if form is None:
-            raise ManifestError(f"{header.where}: its TFORM{number} is invalid: {header.cards.get(f'TFORM{number}')!r}")
-        repeat, kind = int(form[1] or 1), form[2]
-        if kind in "PQ" and repeat == 1 and form[3]:
-            found.append(Column(at, _WIDTHS[kind], _WIDTHS.get(form[3], 1)))
-        at += -(-repeat // 8) if kind == "X" else repeat * _WIDTHS[kind]
-    if at != row_size:
-        raise ManifestError(f"{header.where}: its columns take {at} bytes: expected {row_size} (NAXIS1)")
-    return tuple(found)
+    forms = parse_forms(header, row_size)
+    return tuple(Column(f.at, f.width, _WIDTHS.get(f.heap, 1)) for f in forms if f.heap and f.repeat == 1)
 
 
 class TileChunks(Chunks):

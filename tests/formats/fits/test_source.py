@@ -16,22 +16,32 @@ from tests.support.shards_in_memory import ROOT, Files
 pytestmark = pytest.mark.case(id="P33")
 
 xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr")
 fits = pytest.importorskip("astropy.io.fits")
 
 
 def test_other_hdus_are_reported(tmp_path: Path) -> None:
-    table = fits.BinTableHDU.from_columns([fits.Column("a", "J", array=[1, 2])], name="CATALOGUE")
+    lists = fits.BinTableHDU.from_columns([fits.Column("a", "PJ()", array=np.array([[1], [2, 3]], "O"))], name="LISTS")
     masks = compressed("PLIO_1", "i2", None)
-    path = write(tmp_path / "a.fits", table, masks, fits.ImageHDU(SKY, name="SCI"))
+    path = write(tmp_path / "a.fits", lists, masks, fits.ImageHDU(SKY, name="SCI"))
     path.write_bytes(path.read_bytes() + b"\0" * 2880)
     files = Files({ROOT: path.read_bytes()})
     keyspace = files.open()
     assert list(keyspace.grids) == ["SCI"]
-    assert "BINTABLE" in keyspace.reports["CATALOGUE"]
+    assert "different lengths (in the heap)" in keyspace.reports["LISTS/a"]
     assert "not safe" in keyspace.reports["TILES"]
     assert "are not an HDU" in keyspace.reports["4"]
-    with pytest.raises(ManifestError, match="no image that can be shown.*CATALOGUE.*BINTABLE"):
-        Files({ROOT: write(tmp_path / "b.fits", table).read_bytes()}).open()
+    with pytest.raises(ManifestError, match="no image or table that can be shown.*LISTS/a.*in the heap"):
+        Files({ROOT: write(tmp_path / "b.fits", lists).read_bytes()}).open()
+
+
+def test_headers_without_data_are_attributes_of_groups(tmp_path: Path) -> None:
+    empty = fits.ImageHDU(name="INFO", header=fits.Header([("OBSERVER", "O'Neil")]))
+    path = write(tmp_path / "a.fits", empty, fits.ImageHDU(SKY, name="SCI"))
+    group = zarr.open_group(f"refshard::{path}", mode="r")
+    assert group["INFO"].attrs["OBSERVER"] == "O'Neil"
+    group = zarr.open_group(f"refshard::{write(tmp_path / 'b.fits', empty)}", mode="r")
+    assert dict(group["INFO"].attrs) == {"EXTNAME": "INFO", "OBSERVER": "O'Neil"}
 
 
 def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
