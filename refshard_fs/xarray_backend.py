@@ -220,13 +220,21 @@ class _TypedStore(ZarrStore):
                 yield from self.get_child_store(name)._walk(path / name)
 
     def get_variables(self) -> Any:
-        variables = super().get_variables()
+        variables = self._in_order(super().get_variables())
         if self.not_loaded is not None:  # xarray would read each in turn: its first value, its last, and then all
             indexes = {name: v for name, v in variables.items() if v.dims == (name,) and name not in self.not_loaded}
             _load_together(indexes.values())
         if self.task_size:
             _enlarge(variables, self.task_size)
         return variables
+
+    def _in_order(self, variables: Mapping[Any, xr.Variable]) -> Mapping[Any, xr.Variable]:
+        """Return ``variables`` in the order of the source; without consolidated metadata zarr lists them by name."""
+        fs = self._filesystem
+        if fs is None:
+            return variables
+        by_path = {join(self.zarr_group.path, name): name for name in variables}
+        return {by_path[path]: variables[by_path[path]] for path in fs.source.open().in_order(by_path)}
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)

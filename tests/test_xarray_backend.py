@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardError, RefShardFileSystem, concat
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
@@ -20,6 +20,7 @@ codecs = pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
 
 
+from refshard_fs.tools.info import summarise, tree  # noqa: E402
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
 VALUES = np.arange(12, dtype="<i2").reshape(4, 3)
@@ -361,3 +362,28 @@ def test_a_strangers_plain_coordinates_open_unhindered(http_server: Any) -> None
     url = http_server.url + "/refs.json"
     assert xr.open_dataset(url, engine="refshard")["t"].values.tolist() == [*range(10)]
     assert xr.open_dataset(bomb("zlib") | {"t/0": refs["t/0"]}, engine="refshard")["t"].size == 10
+
+
+@pytest.mark.parametrize("format", ["NETCDF4", "NETCDF3_CLASSIC"])
+def test_variables_keep_the_order_of_the_file(format: Any, tmp_path: Path) -> None:
+    pytest.importorskip("netCDF4")
+    names = ["zeta", "alpha", "mid", "x", "t"]
+    ds = xr.Dataset({name: (("t", "x"), np.ones((2, 3))) for name in names[:3]}, {"x": [1, 2, 3], "t": [0, 1]})
+    for number in range(2):
+        path = tmp_path / f"{number}.nc"
+        ds.assign_coords(t=ds.t + 2 * number).to_netcdf(path, engine="netcdf4", format=format, unlimited_dims=["t"])
+    file = str(tmp_path / "0.nc")
+    with xr.open_dataset(file, engine="netcdf4") as theirs:
+        names = list(theirs.variables)
+    pattern = str(tmp_path / "*.nc")
+    sources: list[Any] = [file, pattern, concat(pattern, dim="t", lazy=True), concat(pattern, dim="t")]
+    fs = RefShardFileSystem(file)
+    for name in ("a.json", "a.parq"):
+        fs.save(str(tmp_path / name))
+        sources.append(str(tmp_path / name))
+    for source in sources:
+        with xr.open_dataset(source, engine="refshard") as ours:
+            assert list(ours.variables) == names, source
+    listed = [array.name for array in summarise(fs).arrays]
+    assert listed == [node.path for node in tree(fs).children]
+    assert [name for name in listed if name not in ds.coords] == ["zeta", "alpha", "mid"]

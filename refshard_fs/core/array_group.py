@@ -361,8 +361,10 @@ class ArrayGroup(KeySpace):
         members: dict[str, bytes] = {}
         others: dict[str, int | None] = {}
         arrays: dict[str, ArrayChunks] = {}
-        below = [(*parent(key), key) for key in self._documents if is_within(key, prefix)]
-        for path, name, key in sorted(below, key=lambda found: (found[0].split("/") if found[0] else [], found[1])):
+        for key in self._documents:
+            if not is_within(key, prefix):
+                continue
+            path, name = parent(key)
             if not zarrmeta.is_metadata(key):
                 others[key] = len(self._documents[key])
                 continue

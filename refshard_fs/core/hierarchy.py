@@ -7,7 +7,7 @@ error, never an empty list. Reads need no listing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -46,6 +46,10 @@ class Hierarchy(KeySpace):
 
     url_of: Callable[[str], str]
     committed_as = "zarr-hierarchy"
+
+    @property
+    def order(self) -> Iterable[str]:
+        return ()  # that of consolidated metadata, or by name
 
     def __init__(self, url: str, *, listable: bool | None, documents: Mapping[str, bytes | None] | None = None) -> None:
         self.url = self.root_url = url

@@ -10,8 +10,8 @@ from __future__ import annotations
 import bisect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import compress
+from functools import cached_property, partial
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, overload
 
@@ -113,6 +113,21 @@ class KeySpace(ABC):
     cube: Any = None
     # The uncommitted writes, if this key space shows any over ``base``.
     edits: Any = None
+
+    @property
+    def order(self) -> Iterable[str]:
+        """The paths of arrays in the order of the source, as far as it is known without reads."""
+        return self.grids
+
+    def in_order(self, paths: Iterable[str]) -> list[str]:
+        """Sort ``paths`` of arrays and groups by `order`; other paths come last, and keep their order."""
+        ranks = self._ranks
+        return sorted(paths, key=lambda path: ranks.get(path, len(ranks)))
+
+    @cached_property
+    def _ranks(self) -> Mapping[str, int]:
+        nodes = ((*(above for above, _ in splits(path)), path) for path in self.order)
+        return {node: rank for rank, node in enumerate(dict.fromkeys(chain.from_iterable(nodes)))}
 
     @property
     def origins(self) -> Origins:
@@ -466,6 +481,10 @@ class View(KeySpace):
             setattr(self, name, getattr(base, name))
         self.attribute_dtypes = base.attribute_dtypes
         self.unlimited_dimensions = base.unlimited_dimensions
+
+    @property
+    def order(self) -> Iterable[str]:
+        return self.base.order
 
     @property
     def strangers(self) -> frozenset[str]:

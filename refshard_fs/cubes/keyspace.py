@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -240,6 +240,10 @@ class ConcatKeySpace(KeySpace):
     @property
     def cube(self) -> ConcatKeySpace:
         return self
+
+    @property
+    def order(self) -> Iterable[str]:
+        return self.first.order
 
     @property
     def strangers(self) -> frozenset[str]:

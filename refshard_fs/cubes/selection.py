@@ -96,6 +96,10 @@ class Selection(View):
     resolves_manifests = True  # in the sources
     holds_all_metadata = True
 
+    @property
+    def order(self) -> Iterable[str]:
+        return self._arrays
+
     def __init__(self, base: KeySpace, nodes: Mapping[str, Node], spaces: Mapping[str, KeySpace] = {}) -> None:
         super().__init__(base)
         self._spaces = list(dict.fromkeys([base, *spaces.values()]))

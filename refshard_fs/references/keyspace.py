@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.columns import NO_TARGET, Row, distinct_codes
 from refshard_fs.core.dtypes import LONG, check_length
-from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, splits
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, parent, splits
 from refshard_fs.core.keyspace import KeySpace, Listing, Run, chunks_below, find_chunk, has_chunks_below, merge_listings
 from refshard_fs.core.model import Entry, Inline, Listed, Origin, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
@@ -88,6 +88,10 @@ class FlatKeySpace(KeySpace):
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
         return self.find(key)
+
+    @property
+    def order(self) -> Iterable[str]:
+        return (parent(key)[0] for key in self.refs.keys.keys_at(self._documents).names())
 
     @property
     def origins(self) -> Origins:

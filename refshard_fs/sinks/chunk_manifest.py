@@ -48,7 +48,7 @@ def _root_of(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     root = nodes[""]
     if root.get("node_type") != "group":
         return root
-    members = {path: document for path, document in sorted(nodes.items()) if path}
+    members = {path: document for path, document in nodes.items() if path}
     inline = {"kind": "inline", "must_understand": False, "metadata": members, "refshard": {}}
     return {**root, "consolidated_metadata": inline}
 

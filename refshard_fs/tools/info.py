@@ -231,7 +231,8 @@ def _node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) ->
         return Node(path, kind, cut=bool(below))
     texts = _texts(fs, below)
     deeper = None if depth is None else depth - 1
-    return Node(path, kind, children=tuple(_node(fs, child, texts[child], deeper) for child in sorted(below)))
+    in_order = fs.source.open().in_order(sorted(below))
+    return Node(path, kind, children=tuple(_node(fs, child, texts[child], deeper) for child in in_order))
 
 
 def _texts(fs: Surveyed, paths: list[str]) -> dict[str, dict[str, bytes]]:

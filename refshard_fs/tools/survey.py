@@ -473,7 +473,7 @@ class _Surveying:
                 listed=path not in unlisted,
                 dimensions=zarrmeta.dimension_names(metas[path], texts.get(join(path, ".zattrs"))),
             )
-            for path in sorted(metas)
+            for path in self._keyspace.in_order(sorted(metas))
         }
         chunks = PlacedChunks.of_places((number, rest[name]) for number, name in enumerate(sorted(rest)))
         return arrays, Extents("", ArrayMeta(2, (), None, None, "", "C", {}), chunks, names=tuple(sorted(rest)))

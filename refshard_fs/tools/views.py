@@ -260,7 +260,7 @@ def arrays_table(keyspace: KeySpace) -> str:
     except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
         return paragraph(f"its arrays cannot be listed: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
-    rows = (_figures(keyspace, path, grids[path]) for path in sorted(grids)[:ARRAYS])
+    rows = (_figures(keyspace, path, grids[path]) for path in keyspace.in_order(sorted(grids))[:ARRAYS])
     return table(heading, rows, right=["chunks"], total=len(grids))
 
 
