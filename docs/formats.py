@@ -20,6 +20,7 @@ OF = {
     "hdf4": "hdf4-hdf-eos2",
     "hdf5": "netcdf-4-hdf5",
     "icechunk": "icechunk",
+    "jp2": "jpeg-2000",
     "kerchunk-json": "json-sets-of-references",
     "kerchunk-parquet": "parquet-sets-of-references",
     "netcdf3": "netcdf-3",

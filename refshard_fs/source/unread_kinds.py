@@ -14,8 +14,6 @@ _NO_PICKLE: Final = f"pickles can run code, and are never read: {_GRIB}"
 
 # The kind, the offset of its magic bytes, the bytes, and a remedy.
 _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
-    ("a JPEG 2000 image", 0, b"\0\0\0\x0cjP  \r\n\x87\n", _TO_COG),
-    ("a JPEG 2000 codestream", 0, b"\xff\x4f\xff\x51", _TO_COG),
     ("a BUFR file", 0, b"BUFR", "read it with eccodes"),
     ("a PNG image", 0, b"\x89PNG\r\n\x1a\n", _TO_COG),
     ("a JPEG image", 0, b"\xff\xd8\xff", _TO_COG),

@@ -1,0 +1,313 @@
+"""The main header of a JPEG 2000 code stream, and headers for single tiles at lower resolutions. No I/O here.
+
+Numbers and names are those of ISO/IEC 15444-1, annex A. Positions are on its reference grid, (x, y) in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.format import FileBytes
+from refshard_fs.core.model import Steps
+from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.formats.jp2 import CODE_STREAM
+
+WINDOW: Final = 1 << 14  # bytes that are read for a main header at first; then four times as many
+LONGEST: Final = 1 << 25  # bytes of a main header; its tables of tile parts (TLM) have at most 16 MiB
+LARGEST: Final = 1 << 31  # bytes of a decoded tile: zarr holds it in memory as an array
+SPARSE: Final = 1 << 26  # bytes of one in a small file, or
+RATIO: Final = 1 << 12  # this many for each byte of the file
+BLOCK_BYTES: Final = 1 << 8  # bytes that the decoder needs for each code block or precinct
+
+# Markers.
+SOC, SIZ, COD, COC, TLM, PLM, POC, PPM, CRG, COM = (
+    *(0xFF4F, 0xFF51, 0xFF52, 0xFF53, 0xFF55, 0xFF57, 0xFF5F),
+    *(0xFF60, 0xFF63, 0xFF64),
+)
+SOT, SOD, EOC = 0xFF90, 0xFF93, 0xFFD9
+_LEFT_OUT: Final = (TLM, PLM, CRG, COM)  # segments that decoding a tile does not need
+_ORDERS: Final = ("LRCP", "RLCP", "RPCL", "PCRL", "CPRL")
+_SIZ: Final = struct.Struct(">HHHIIIIIIIIH")
+_BY_RESOLUTION: Final = ("RLCP", "RPCL")  # the packets of a resolution level follow those of lower ones
+
+
+class Size(NamedTuple):
+    """The segment SIZ: the image and its tiles lie between these corners of the reference grid."""
+
+    capabilities: int
+    stop: tuple[int, int]
+    start: tuple[int, int]
+    tile: tuple[int, int]
+    first_tile: tuple[int, int]
+    components: bytes  # depth, and distances of samples, of each
+
+    @classmethod
+    def parse(cls, data: bytes) -> Size:
+        """Parse a whole segment; ValueError if its numbers cannot be true."""
+        if len(data) < _SIZ.size:
+            raise ValueError(f"its segment SIZ has {len(data)} bytes: expected at least {_SIZ.size}")
+        _, length, capabilities, *numbers, count = _SIZ.unpack_from(data)
+        stop, start, tile, first = zip(numbers[::2], numbers[1::2], strict=True)
+        size = cls(capabilities, stop, start, tile, first, data[_SIZ.size :])
+        if length != 38 + 3 * count or len(data) != length + 2 or not count:
+            raise ValueError(f"its segment SIZ has {length} bytes for {count} components")
+        for axis in (0, 1):
+            if not (first[axis] <= start[axis] < stop[axis] and start[axis] < first[axis] + tile[axis]):
+                raise ValueError(
+                    f"its image from {start} to {stop} does not begin in the tile at {first} of size {tile}"
+                )
+        if math.prod(size.tiles) > 65535:
+            raise ValueError(f"it has {math.prod(size.tiles)} tiles: expected at most 65535")
+        return size
+
+    def encode(self) -> bytes:
+        """Return the segment."""
+        numbers = (number for pair in (self.stop, self.start, self.tile, self.first_tile) for number in pair)
+        count = len(self.components) // 3
+        return _SIZ.pack(SIZ, 38 + 3 * count, self.capabilities, *numbers, count) + self.components
+
+    @property
+    def bands(self) -> int:
+        """Number of components."""
+        return len(self.components) // 3
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Number of tiles in a row, and in a column."""
+        across, down = (
+            -(-(stop - first) // tile) for stop, first, tile in zip(self.stop, self.first_tile, self.tile, strict=True)
+        )
+        return across, down
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of samples; ValueError if components differ in it, or are sampled at distances."""
+        depth, *steps = self.components[:3]
+        if self.components != self.components[:3] * self.bands:
+            shown = sorted({self.components[at : at + 3].hex() for at in range(0, len(self.components), 3)})
+            raise ValueError(f"its components differ in depth, sign or sampling ({', '.join(shown[:4])}), as in SIZ")
+        if steps != [1, 1]:
+            raise ValueError(f"its components are sampled at every {steps[0]} columns and {steps[1]} rows: expected 1")
+        bits = (depth & 127) + 1
+        if bits > 31:
+            raise ValueError(f"its samples have {bits} bits: expected at most 31")
+        return np.dtype(f"<{'i' if depth & 128 else 'u'}{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+
+    def shape(self, level: int) -> tuple[int, int]:
+        """Return rows and columns at a resolution level; the image itself is level 0."""
+        columns, rows = (_up(b, level) - _up(a, level) for a, b in zip(self.start, self.stop, strict=True))
+        return rows, columns
+
+    def chunks(self, level: int) -> tuple[int, int] | None:
+        """Return rows and columns of tiles at a level; None unless all are equal, but for shorter last ones."""
+        found = []
+        for axis, extent in zip((1, 0), self.shape(level), strict=True):
+            tile = self.tile[axis]
+            if self.tiles[axis] == 1:
+                found.append(extent)
+            elif self.first_tile[axis] != self.start[axis] or tile % (1 << level):
+                return None
+            else:
+                found.append(tile >> level)
+        return found[0], found[1]
+
+    def select_tile(self, number: int, level: int) -> Size:
+        """Return the segment of an image that has only this tile of this one, at a level."""
+        place = number % self.tiles[0], number // self.tiles[0]
+        start, stop = [], []
+        for axis in (0, 1):
+            begin = self.first_tile[axis] + place[axis] * self.tile[axis]
+            start.append(_up(max(begin, self.start[axis]), level))
+            stop.append(_up(min(begin + self.tile[axis], self.stop[axis]), level))
+        first = start[0], start[1]
+        return self._replace(
+            stop=(stop[0], stop[1]), start=first, first_tile=first, tile=(stop[0] - start[0], stop[1] - start[1])
+        )
+
+
+class Coding(NamedTuple):
+    """A segment COD or COC: how components are coded. A COC has no order of packets; its ``layers`` are 0."""
+
+    order: str
+    layers: int
+    levels: int  # how often the resolution is halved
+    block: tuple[int, int]  # logarithms of the sides of a code block
+    precincts: tuple[int, ...]  # for each resolution, the lowest first: logarithms of height and width, four bits each
+    at: int  # position of `levels` in the segment
+
+    @classmethod
+    def parse(cls, marker: int, data: bytes, bands: int) -> Coding:
+        """Parse a whole segment; ValueError if it is damaged."""
+        at = 9 if marker == COD else 6 if bands < 257 else 7
+        if len(data) < at + 5:
+            raise ValueError(f"its segment {marker:X} has {len(data)} bytes: expected at least {at + 5}")
+        order, layers, style = "", 0, data[at - 1]
+        if marker == COD:
+            style, number, layers = struct.unpack_from(">BBH", data, 4)
+            if number >= len(_ORDERS) or not layers:
+                raise ValueError(f"its segment COD has the order {number} of packets in {layers} layers")
+            order = _ORDERS[number]
+        levels, width, height = data[at : at + 3]
+        sizes = tuple(data[at + 5 :]) if style & 1 else ()
+        if levels > 32 or width + height > 8 or (style & 1 and len(sizes) != levels + 1):
+            raise ValueError(
+                f"its segment {marker:X} has {levels} levels, code blocks of 2^{width + 2} by 2^{height + 2}, and "
+                f"{len(sizes)} sizes of precincts"
+            )
+        return cls(order, layers, levels, (width + 2, height + 2), sizes, at)
+
+    def count_blocks(self, size: Size) -> tuple[int, int]:
+        """Count code blocks and precincts in one component of ``size``, and the precincts of a resolution at most."""
+        blocks = most = 0
+        for resolution in range(self.levels + 1):
+            precinct = self.precincts[resolution] if self.precincts else 0xFF
+            is_split = resolution > 0  # into three subbands, each half as wide and high as the resolution
+            precincts, within = 1, 1
+            for axis, log in ((0, precinct & 15), (1, precinct >> 4)):
+                start, stop = (_up(corner[axis], self.levels - resolution) for corner in (size.start, size.stop))
+                precincts *= (_up(stop, log) - (start >> log)) if stop > start else 0
+                band = (stop - start) >> is_split
+                within *= (band >> min(self.block[axis], max(log - is_split, 0))) + 1
+            blocks += precincts + within * (3 if is_split else 1)
+            most = max(most, precincts)
+        return blocks, most
+
+
+class Header(msgspec.Struct, frozen=True):
+    """A main header: ``segments`` are what decoding a tile needs besides SIZ; ``first`` is the position of the tiles.
+
+    ``lengths`` are the segments TLM, whole.
+    """
+
+    size: Size
+    segments: tuple[tuple[int, bytes], ...]
+    lengths: tuple[bytes, ...]
+    first: int
+
+    def codings(self) -> list[Coding]:
+        """Return how components are coded: the common way first."""
+        found = [Coding.parse(m, data, self.size.bands) for m, data in self.segments if m == COD]
+        if len(found) != 1:
+            raise ValueError(f"its main header has {len(found)} segments COD: expected 1")
+        return found + [Coding.parse(m, data, self.size.bands) for m, data in self.segments if m == COC]
+
+    def count_levels(self) -> tuple[int, str]:
+        """Return how many lower resolutions can be shown, and why not all of them can be.
+
+        The decoder gets a header of a smaller image, so the packets of a tile must be in the order of resolutions.
+        """
+        first, *others = self.codings()
+        if any(coding.levels != first.levels for coding in others):
+            return 0, "its components have different numbers of levels"
+        if any(marker == POC for marker, _ in self.segments):
+            return 0, "its order of packets changes (POC)"
+        if first.order not in _BY_RESOLUTION and (first.order, first.layers) != ("LRCP", 1):
+            return 0, f"its packets have the order {first.order} in {first.layers} layers"
+        for level in range(1, first.levels + 1):
+            if self.size.chunks(level) is None:
+                return level - 1, f"its tiles of {self.size.tile} cannot be divided by {1 << level}"
+            if min(self.size.shape(level)) < 1:
+                return level - 1, "it has no rows or columns there"
+        return first.levels, ""
+
+    def encode(self, tile: int, level: int) -> bytes:
+        """Return a main header for an image that has only this tile, at a resolution level."""
+        kept = [lower_resolution(marker, data, self.size.bands, level) for marker, data in self.segments]
+        return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).encode(), *kept])
+
+    def check_cost(self, size: int) -> int:
+        """Return how many bytes a tile of a file of ``size`` bytes may take; ValueError if decoding takes more."""
+        most = min(LARGEST, max(SPARSE, RATIO * size))
+        tile = self.size.select_tile(0, 0)
+        check_cost(tile, self.codings(), most)
+        return most
+
+
+def check_cost(tile: Size, codings: list[Coding], most: int) -> None:
+    """Raise ValueError if decoding a tile may take more than about ``most`` bytes for each of its parts."""
+    samples = math.prod(tile.shape(0)) * tile.bands * tile.dtype.itemsize
+    for coding in codings:
+        blocks, precincts = coding.count_blocks(tile)
+        packets = 2 * (coding.layers + 1) * (coding.levels + 1) * precincts
+        needed = max(samples, BLOCK_BYTES * blocks * tile.bands, packets * tile.bands)
+        if needed > most:
+            raise ValueError(
+                f"decoding a tile takes {needed} bytes (rows and columns {tile.shape(0)}, {blocks} code blocks in "
+                f"{coding.layers} layers): the limit is {most}"
+            )
+
+
+def lower_resolution(marker: int, data: bytes, bands: int, level: int) -> bytes:
+    """Return a segment for an image at a resolution level; those of other kinds than COD and COC stay as they are."""
+    if not level or marker not in (COD, COC):
+        return data
+    coding = Coding.parse(marker, data, bands)
+    if coding.levels < level:
+        raise ValueError(f"a tile has {coding.levels} lower resolutions: expected at least {level}")
+    stop = len(data) - (level if coding.precincts else 0)
+    head = data[:2] + (stop - 2).to_bytes(2) + data[4 : coding.at]
+    return head + bytes([coding.levels - level]) + data[coding.at + 1 : stop]
+
+
+def split_segments(data: bytes, at: int, until: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Return marker and bytes of each segment from ``at`` to the marker ``until``, and the position of that marker.
+
+    Raises EOFError if the data end before, ValueError if there are other bytes than segments.
+    """
+    found: list[tuple[int, bytes]] = []
+    while True:
+        marker, length = (int.from_bytes(data[first : first + 2]) for first in (at, at + 2))
+        if marker == until:
+            return found, at
+        if len(data) < at + 4:
+            raise EOFError
+        if not SOC < marker < SOT or length < 2:
+            raise ValueError(f"expected a marker segment at byte {at} of the code stream, found {data[at : at + 4]!r}")
+        if len(data) < at + 2 + length:
+            raise EOFError
+        found.append((marker, data[at : at + 2 + length]))
+        at += 2 + length
+
+
+def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
+    """Read the main header of the code stream in [start, stop) of a file; ManifestError if it cannot be shown."""
+    window = WINDOW
+    while True:
+        (data,) = yield from file.load([(start, min(window, stop - start))])
+        try:
+            return parse_header(data, start)
+        except EOFError:
+            if window >= min(stop - start, LONGEST):
+                reason = f"its main header does not end within {len(data)} bytes: it is damaged or cut short"
+                raise DamagedIndex("", file.url, reason) from None
+            window *= 4
+        except ValueError as e:
+            raise ManifestError(f"{file.url}: {e}") from e
+
+
+def parse_header(data: bytes, start: int) -> Header:
+    """Parse a main header, which lies at ``start`` of its file; EOFError if it is not whole."""
+    if data[:4] != CODE_STREAM:
+        raise ValueError(f"its code stream begins with {data[:4]!r}: expected the markers SOC and SIZ")
+    (first, *segments), end = split_segments(data, 2, SOT)
+    markers = {marker for marker, _ in segments}
+    if SIZ in markers or PPM in markers:
+        raise ValueError(
+            "its main header has several segments SIZ, or headers of packets (PPM), which is not supported"
+        )
+    return Header(
+        Size.parse(first[1]),
+        tuple(segment for segment in segments if segment[0] not in _LEFT_OUT),
+        tuple(segment for marker, segment in segments if marker == TLM),
+        start + end,
+    )
+
+
+def _up(number: int, level: int) -> int:
+    """Divide by a power of two, and round up."""
+    return -(-number >> level)

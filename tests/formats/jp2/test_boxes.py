@@ -1,0 +1,44 @@
+"""Boxes of JP2 files: lengths of every form, and lengths that cannot be true."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from refshard_fs.errors import DamagedIndex
+from refshard_fs.formats.jp2.boxes import find_texts, iterate_boxes, parse_box
+from tests.support.jp2_files import box, encode, jp2_file, smooth
+from tests.support.shards_in_memory import ROOT, Files
+
+
+def test_a_box_has_a_short_a_long_or_an_open_length() -> None:
+    assert parse_box(struct.pack(">I4s", 20, b"xml "), 5, 99) == (b"xml ", 13, 25)
+    assert parse_box(struct.pack(">I4sQ", 1, b"jp2c", 40), 5, 99) == (b"jp2c", 21, 45)
+    assert parse_box(struct.pack(">I4s", 0, b"jp2c"), 5, 99) == (b"jp2c", 13, 99)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data[:-1], "cut short"),
+        (lambda data: data + b"\0\0\0\7free", "cut short"),
+        (lambda data: data.replace(b"jp2c", b"jp2x"), "no code stream"),
+        (lambda data: data[:32] + box(b"free", b"") * 2000 + data[32:], "more than 1024 boxes"),
+    ],
+)
+def test_boxes_that_do_not_fit_the_file_are_refused(change, reason: str) -> None:  # type: ignore[no-untyped-def]
+    data = jp2_file(encode(smooth(20, 30)))
+    with pytest.raises(DamagedIndex, match=reason):
+        Files({ROOT: change(data)}).open()
+
+
+def test_texts_are_found_in_nested_boxes() -> None:
+    data = box(b"lbl ", b"a") + box(b"asoc", box(b"xml ", b"<a/>\0")) + box(b"xml ", b"<b/>")
+    assert list(find_texts(data)) == ["<a/>", "<b/>"]
+    for _ in range(9):
+        data = box(b"asoc", data)
+    with pytest.raises(ValueError, match="nested"):
+        list(find_texts(data))
+    with pytest.raises(ValueError, match="cut short"):
+        list(iterate_boxes(data[:-1]))

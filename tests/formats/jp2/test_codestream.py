@@ -1,0 +1,73 @@
+"""Main headers of JPEG 2000: tiles at every resolution, and numbers that cannot be true."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.jp2.codestream import Size, parse_header
+from tests.support.jp2_files import code_stream, encode, smooth
+from tests.support.shards_in_memory import ROOT, Files
+
+ONE = b"\x07\x01\x01"
+
+
+def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
+    size = Size(0, (1005, 700), (5, 0), (256, 256), (5, 0), ONE)
+    assert size.tiles == (4, 3)
+    assert [size.shape(level) for level in (0, 1, 3)] == [(700, 1000), (350, 500), (88, 125)]
+    assert [size.chunks(level) for level in (0, 3, 9)] == [(256, 256), (32, 32), None]
+    tile = size.select_tile(7, 3)
+    assert (tile.start, tile.stop, tile.tiles) == ((97, 32), (126, 64), (1, 1))
+    assert size._replace(start=(9, 0)).chunks(0) is None, "the first tile is narrower"
+    assert size._replace(tile=(2000, 2000), start=(9, 1)).chunks(2) == (174, 249)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (struct.pack(">I", 300), struct.pack(">I", 0), "does not begin in the tile"),
+        (struct.pack(">II", 300, 200), struct.pack(">II", 1 << 31, 1 << 31), "tiles: expected at most 65535"),
+        (b"\xff\x52", b"\xff\x60", "headers of packets"),
+        (b"\xff\x52", b"\xff\x5c", "0 segments COD"),
+        (b"\xff\x52\x00\x0c\x00\x00", b"\xff\x52\x00\x0c\x00\x07", "order 7 of packets"),
+        (b"\x00\x01\x0f\x01\x01", b"\x00\x02\x0f\x01\x01", "segment SIZ has 41 bytes for 2 components"),
+        (b"\xff\x52\x00\x0c", b"\xff\x52\x00\x0d", "expected a marker segment"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused(old: bytes, new: bytes, reason: str) -> None:
+    data = code_stream(smooth(200, 300))
+    assert old in data
+    with pytest.raises(RefShardError, match=reason):
+        Files({ROOT: data.replace(old, new, 1)}).open()
+
+
+def test_a_tile_that_takes_too_much_memory_is_refused() -> None:
+    data = encode(np.zeros((64, 64), "u1"))
+    large = struct.pack(">II", 1 << 15, 1 << 15)
+    for old, new in (
+        (struct.pack(">II", 64, 64), large),
+        (b"\xff\x52\x00\x0c\x00\x00\x00\x01", b"\xff\x52\x00\x0e\x01\x00\xff\xff"),
+    ):
+        assert old in data
+        changed = data.replace(old, new)
+        if new[-1:] == b"\xff":  # layers without end, in precincts of a few pixels
+            at = changed.index(new) + len(new)
+            changed = changed[: at + 6] + b"\x00\x11" + changed[at + 6 :]
+        with pytest.raises(RefShardError, match="the limit is"):
+            Files({ROOT: changed}).open()
+
+
+def test_lower_resolutions_need_packets_in_their_order() -> None:
+    data = encode(smooth(64, 64), levels=3)
+    assert parse_header(data, 0).count_levels() == (3, "")
+    at = data.index(b"\xff\x52")
+    for order, layers, levels in ((1, 5, 3), (2, 5, 3), (0, 2, 0), (3, 1, 0), (4, 1, 0)):
+        changed = data[: at + 5] + struct.pack(">BH", order, layers) + data[at + 8 :]
+        assert parse_header(changed, 0).count_levels()[0] == levels
+    keyspace = Files({ROOT: data[: at + 5] + b"\4" + data[at + 6 :]}).open()
+    assert "CPRL" in keyspace.reports["lower resolutions"]
+    assert list(keyspace.grids) == ["0"]

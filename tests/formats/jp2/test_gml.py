@@ -1,0 +1,56 @@
+"""GMLJP2 places an image, whichever of its axes comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from refshard_fs.formats.jp2.gml import locate_by_gml
+from tests.support.jp2_files import gml
+
+
+def place(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPSG::32632"):  # type: ignore[no-untyped-def]
+    data = gml(origin, first, second, srs)
+    return locate_by_gml(data[data.index(b"<gml:Fea") :].decode(), 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("origin", "first", "second"),
+    [
+        ("600005 4999990", "10 0", "0 -20"),
+        ("4999990 600005", "0 10", "-20 0"),
+        ("4999990,600005", "-20,0", "0,10"),
+    ],
+)
+def test_an_image_with_north_up_has_axes_in_any_order(origin: str, first: str, second: str) -> None:
+    assert place(origin, first, second).transform == (600000, 10, 0, 5000000, 0, -20)
+
+
+def test_a_rotated_image_keeps_its_vectors() -> None:
+    assert place("0 0", "10 3", "2 -10").transform == (-6, 10, 2, 3.5, 3, -10)
+
+
+@pytest.mark.parametrize(
+    ("srs", "shown"),
+    [
+        ("urn:ogc:def:crs:EPSG::4326", "EPSG:4326"),
+        ("http://www.opengis.net/def/crs/EPSG/0/3035", "EPSG:3035"),
+        ("epsg:32632", "EPSG:32632"),
+        ("urn:ogc:def:crs:EPSG:6.6:32733", "EPSG:32733"),
+        ("urn:ogc:def:crs:OGC:1.3:CRS84", "urn:ogc:def:crs:OGC:1.3:CRS84"),
+        ("", None),
+    ],
+)
+def test_a_reference_system_is_named_by_its_code(srs: str, shown: str | None) -> None:
+    assert place("0 0", "1 0", "0 -1", srs).crs.get("crs_wkt") == shown
+
+
+@pytest.mark.parametrize("bad", ["", "1", "a b", "nan 0", "inf 1"])
+def test_numbers_that_are_not_there_give_no_place(bad: str) -> None:
+    assert place(bad, "1 0", "0 -1") is None
+    assert place("0 0", bad, "0 -1") is None
+
+
+def test_other_texts_give_no_place() -> None:
+    assert locate_by_gml("<a/>", 2, 3) is None
+    with pytest.raises(ValueError, match="XML"):
+        locate_by_gml("<!DOCTYPE a><a/>", 2, 3)

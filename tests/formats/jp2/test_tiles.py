@@ -1,0 +1,60 @@
+"""Tiles are decoded from the tile parts that belong to them, at every resolution."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from refshard_fs.errors import DamagedIndex
+from tests.support.jp2_files import code_stream, jp2_file, smooth
+from tests.support.shards_in_memory import ROOT, Files
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2"])
+@pytest.mark.parametrize("bands", [1, 2])
+def test_edge_tiles_are_padded(dtype: str, bands: int) -> None:
+    values = smooth(200, 150, bands, dtype=dtype)
+    files = Files({ROOT: code_stream(values if bands > 1 else values[..., 0])})
+    keyspace = files.open()
+    key = "0/0.1.1" if bands > 1 else "0/1.1"
+    tile = np.frombuffer(files.read(keyspace, key) or b"", f"<{dtype}").reshape(bands, 128, 128)
+    np.testing.assert_array_equal(tile[:, :72, :22], np.moveaxis(values[128:, 128:], 2, 0))
+    assert not tile[:, 72:].any()
+    assert not tile[..., 22:].any()
+
+
+def test_a_tile_part_of_another_tile_is_an_error() -> None:
+    data = code_stream(smooth(200, 300), tlm=0x60)
+    at = data.index(b"\xff\x90\x00\x0a\x00\x01")
+    for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of 2")):
+        changed = bytearray(data)
+        changed[at + place] = number
+        files = Files({ROOT: bytes(changed)})
+        keyspace = files.open()
+        assert files.read(keyspace, "0/0.0")
+        with pytest.raises((DamagedIndex, ValueError), match=reason):
+            files.read(keyspace, "0/0.1")
+
+
+def test_a_tile_without_a_tile_part_is_an_error() -> None:
+    data = code_stream(smooth(200, 300))
+    at = data.index(b"\xff\x90\x00\x0a\x00\x05")
+    files = Files({ROOT: jp2_file(data[:at] + b"\xff\xd9")})
+    keyspace = files.open()
+    assert files.read(keyspace, "0/1.1")
+    with pytest.raises(DamagedIndex, match="tile 5 has no tile part"):
+        files.read(keyspace, "0/1.2")
+
+
+def test_a_coding_style_in_a_tile_is_bounded_too() -> None:
+    data = code_stream(smooth(100, 100))
+    at = data.index(b"\xff\x90\x00\x0a")
+    style = data[data.index(b"\xff\x52") :][:14]
+    style = style[:3] + b"\x0e\x01" + style[5:6] + b"\xff\xff" + style[8:] + b"\0\x11"
+    (size,) = struct.unpack_from(">I", data, at + 6)
+    changed = data[: at + 6] + struct.pack(">I", size + len(style)) + data[at + 10 : at + 12] + style + data[at + 12 :]
+    files = Files({ROOT: changed})
+    with pytest.raises((DamagedIndex, ValueError), match="the limit is"):
+        files.read(files.open(), "0/0.0")

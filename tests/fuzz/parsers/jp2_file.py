@@ -1,0 +1,57 @@
+"""JPEG 2000 files: tiles whose bytes lie in the file and whose size is bounded, or an error of ours."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as configured
+
+from refshard_fs.core.model import Packed
+from refshard_fs.errors import RefShardError
+from refshard_fs.formats.jp2.source import open_
+from tests.fuzz.array_files import opened, some_chunks
+from tests.support.jp2_files import box, code_stream, encode, gml, jp2_file, smooth
+
+__all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
+
+IS_TEXT = False
+WORDS = (
+    b"\xff\x51",
+    b"\xff\x52\x00\x0c",
+    b"\xff\x53\x00\x09",
+    b"\xff\x55",
+    b"\xff\x5f",
+    b"\xff\x90\x00\x0a",
+    b"\xff\x93",
+    b"\xff\xd9",
+    b"\0\0\0\x01jp2c",
+    b"pclr",
+    b"\0\0\0\0",
+    b"\xff\xff\xff\xff",
+)
+_LARGEST = 1 << 20  # bytes of a tile that is read
+
+
+def seeds() -> list[bytes]:
+    values = smooth(40, 50)
+    place = gml("1 2", "0 1", "-1 0", "urn:ogc:def:crs:EPSG::4326")
+    palette = box(b"jp2h", box(b"pclr", b"\0\2\3\7\7\7" + bytes(6)))
+    return [
+        encode(values, levels=3),
+        jp2_file(code_stream(smooth(140, 150, dtype="u1"), tlm=0x50), place, palette),
+        code_stream(smooth(10, 20, 2, dtype="i2"), is_open=True),
+    ]
+
+
+def one_input(data: bytes) -> None:
+    found = opened(open_, data)
+    if found is None:
+        return
+    files, keys = found
+    for key in some_chunks(keys):
+        try:
+            entry = files.run(keys.lookup(key))
+            if isinstance(entry, Packed):
+                assert all(span.stop is not None and span.stop <= len(data) for span in entry.spans)
+            if entry is not None and (entry.size or 0) <= _LARGEST:
+                files.bytes(entry)
+        except (RefShardError, ValueError):  # which the engine makes errors of the key
+            pass

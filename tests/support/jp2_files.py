@@ -1,0 +1,91 @@
+"""JPEG 2000 files of several tiles, put together from images of one tile by imagecodecs."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs.formats.jp2 import SIGNATURE
+from refshard_fs.formats.jp2.codestream import SIZ, parse_header
+
+imagecodecs = pytest.importorskip("imagecodecs")
+
+TILE = 128  # pixels: at a position divisible by it, an image with one lower resolution has the same code blocks
+END = b"\xff\xd9"
+
+
+def smooth(*shape: int, dtype: str = "u2") -> np.ndarray[Any, Any]:
+    """Return values that differ everywhere."""
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    plane = 90 + 40 * np.sin(x / 17) + 30 * np.cos(y / 11) + (x * y) % 7
+    values = np.stack([plane + 5 * band for band in range(shape[2])], -1) if len(shape) == 3 else plane
+    return values.astype(dtype) * (100 if np.dtype(dtype).itemsize > 1 else 1)
+
+
+def encode(values: np.ndarray[Any, Any], levels: int = 1) -> bytes:
+    """Encode an image as the code stream of one tile."""
+    return bytes(
+        imagecodecs.jpeg2k_encode(
+            values, codecformat="j2k", reversible=True, level=0, mct=False, resolutions=levels + 1
+        )
+    )
+
+
+def code_stream(
+    values: np.ndarray[Any, Any], *, tlm: int | None = None, is_open: bool = False, more: bytes = b""
+) -> bytes:
+    """Return a code stream of ``values`` in tiles, with the table TLM in the form ``tlm``.
+
+    With ``is_open``, the last tile part says that it reaches the end. ``more`` are segments of the main header.
+    """
+    rows, columns = values.shape[:2]
+    parts: list[bytes] = []
+    for top in range(0, rows, TILE):
+        for left in range(0, columns, TILE):
+            one = encode(np.ascontiguousarray(values[top : top + TILE, left : left + TILE]))
+            first = parse_header(one, 0).first
+            size = len(one) - first - len(END)
+            head = struct.pack(">HHHIBB", 0xFF90, 10, len(parts), size, 0, 1)
+            parts.append(head + one[first + 12 : first + size])
+    header = parse_header(one, 0)
+    size_ = header.size._replace(stop=(columns, rows), start=(0, 0), first_tile=(0, 0), tile=(TILE, TILE))
+    table = b"" if tlm is None else make_table(tlm, [(number, len(part)) for number, part in enumerate(parts)])
+    if is_open:
+        parts[-1] = parts[-1][:6] + bytes(4) + parts[-1][10:]
+    segments = b"".join(segment for marker, segment in header.segments if marker != SIZ)
+    return b"\xff\x4f" + size_.encode() + segments + table + more + b"".join(parts) + END
+
+
+def make_table(form: int, parts: list[tuple[int, int]]) -> bytes:
+    """Return the segment TLM in a form: 0x10 and 0x20 have numbers of tiles, 0x40 long sizes."""
+    kind = {0: "", 0x10: "B", 0x20: "H"}[form & 0x30]
+    size = "I" if form & 0x40 else "H"
+    rows = [struct.pack(f">{kind}{size}", *([number, length] if kind else [length])) for number, length in parts]
+    data = b"".join(rows)
+    return struct.pack(">HHBB", 0xFF55, 4 + len(data), 0, form) + data
+
+
+def box(kind: bytes, contents: bytes) -> bytes:
+    """Return a box."""
+    return struct.pack(">I4s", 8 + len(contents), kind) + contents
+
+
+def jp2_file(stream: bytes, *boxes: bytes) -> bytes:
+    """Return a JP2 file: ``boxes`` come before the code stream."""
+    kind = box(b"ftyp", b"jp2 \0\0\0\0jp2 ")
+    return b"".join([SIGNATURE, kind, *boxes, box(b"jp2c", stream)])
+
+
+def gml(origin: str, first: str, second: str, srs: str) -> bytes:
+    """Return an association box with a rectified grid in GML."""
+    text = (
+        '<gml:FeatureCollection xmlns:gml="http://www.opengis.net/gml"><gml:RectifiedGrid dimension="2">'
+        f'<gml:origin><gml:Point srsName="{srs}"><gml:pos>{origin}</gml:pos></gml:Point></gml:origin>'
+        f"<gml:offsetVector>{first}</gml:offsetVector><gml:offsetVector>{second}</gml:offsetVector>"
+        "</gml:RectifiedGrid></gml:FeatureCollection>"
+    )
+    inner = box(b"asoc", box(b"lbl ", b"gml.root-instance") + box(b"xml ", text.encode()))
+    return box(b"asoc", box(b"lbl ", b"gml.data") + inner)
