@@ -45,7 +45,7 @@ from refshard_fs.sets.concatenation import (
     recut_shapes,
 )
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
-from refshard_fs.sets.lazy_set import LazySet, describe
+from refshard_fs.sets.lazy_set import OTHERS, REMARK, LazySet, describe
 from refshard_fs.sets.outer import Aligned, PlannedPiece, complete, fills_of, with_fills, with_gaps, with_gaps_of
 from refshard_fs.sets.patterns import FileGrid, Pattern, Stacking, sets_of_grid, some_of
 from refshard_fs.sets.preprocess import Preprocess, name_of, preprocessed
@@ -209,7 +209,9 @@ def _changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, 
 
 def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
     """Return in one line why only this package reads what documents show of the sets that were read for each."""
-    made_here = [f"{path!r} is cut into other chunks" for path in sorted({p for doc, _ in made for p in doc.chunks})]
+    made_here = [
+        f"chunks of {path!r} are joined while reading" for path in sorted({p for doc, _ in made for p in doc.chunks})
+    ]
     recoded: Counter[str] = Counter()
     for document, read in made:
         shown = with_metadata(read[0], document.metadata)
@@ -223,10 +225,12 @@ def remark_on(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
                         known[like] = not fit(path, one, array_facts(path, part)).is_same
                     recoded[path] += known[like]
     total = count_text(sum(len(read) for _, read in made), "set")
-    made_here += [f"{path!r} is recoded in {count} of {total}" for path, count in sorted(recoded.items()) if count]
+    made_here += [
+        f"{path!r} is converted while reading in {count} of {total}" for path, count in sorted(recoded.items()) if count
+    ]
     if made_here:
-        return f"only refshard reads it: {', '.join(made_here)} when it is read"
-    return "only refshard reads it; concat without lazy=True makes references that others read, too"
+        return f"{REMARK}: {', '.join(made_here)}. {OTHERS}"
+    return f"{REMARK}; concat without lazy=True makes references that other programs read, too"
 
 
 @overload

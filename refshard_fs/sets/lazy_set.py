@@ -21,7 +21,8 @@ from refshard_fs.source.settings import format_named
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import fold, table, view
 
-REMARK: Final = "only refshard reads it"
+REMARK: Final = "only refshard can read this document"
+OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
 _ACCESS: Final = frozenset(["fs", "options", "remote_options", "remote_protocol"])  # arguments that open parts
 
 

@@ -20,7 +20,7 @@ from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
-from refshard_fs.sets.lazy_set import LazySet
+from refshard_fs.sets.lazy_set import OTHERS, REMARK, LazySet
 from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 from refshard_fs.source.options import RECORD_SIZE
@@ -81,12 +81,12 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @property
     def remark(self) -> str:
-        """What of the set only this package reads, and why, in one line; nothing where others read all."""
+        """The parts of the set that only this package can read, in one line; empty if other programs read all."""
         chained = [url for url in self.columns.urls if url is not None and len(links(url)) > 1]
         if not chained:
             return ""
         return (
-            f"only refshard reads {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
+            f"only refshard can read {count_text(len(chained), 'target')} of {len(self.columns.urls)}, which are files "
             f"within others, such as {redact(chained[0])}"
         )
 
@@ -203,7 +203,7 @@ def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
         return None
     data = document.dumps(lambda url: resolve(url, directory, None))
     joined = f"{count_text(document.count, 'set')} joined along {document.dim}"
-    remark = "only refshard reads a lazily joined set"
+    remark = f"{REMARK}. {OTHERS}"
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, opened_with)
 
 

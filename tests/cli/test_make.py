@@ -88,7 +88,7 @@ def test_files_packed_otherwise_are_refused_by_name_or_recoded(refshard: Callabl
     for word in ("day0.nc", "day1.nc", "'t'", "scale_factor", "0.5", "0.25", "--lazy recodes"):
         assert word in said
     said = refshard("concat", "day*.nc", "-o", "cube.refshard", "--dim", "time", "--lazy")
-    assert "'t' is recoded" in said
+    assert "'t' is converted while reading" in said
     assert [meant(tmp_path / "cube.refshard", day) for day in range(3)] == [0, 1, 2]
 
 
