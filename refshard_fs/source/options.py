@@ -134,7 +134,9 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     fs: Annotated[
         Filesystems | None,
-        _meta("Filesystem or obspec store for all targets, some of them by protocol, or a registry of stores."),
+        _meta(
+            "Filesystem or obspec store for targets and for sources on web servers, some by protocol, or a registry."
+        ),
     ] = None
     options: Annotated[
         PrefixOptions | None, _meta("Options by URL prefix; the longest prefix wins, also over protocols.")

@@ -15,7 +15,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.reading.memory import Budget
 from refshard_fs.reading.plan import Limits
-from refshard_fs.security.admission import Admission, normalize
+from refshard_fs.security.admission import WEB, Admission, normalize
 from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.options import CachingOptions, Options
@@ -155,8 +155,10 @@ def route(given: Options, data_url: str | None) -> Routes:
             place = place_of(source)
             if place is not None and not remote_options and protocol_of(place) not in by_protocol:
                 by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
-        elif fs is not None and longest_prefix(by_prefix, source) is None:
-            by_prefix[source] = {}  # fs= serves the references, not the manifest
+        elif fs is not None and longest_prefix(by_prefix, source) is None and protocol_of(source) not in WEB:
+            # fs= serves the references, not the manifest, which may need credentials of the environment. Web servers
+            # know none, and a file that is read in place needs the session, as of earthaccess, itself.
+            by_prefix[source] = {}
     by_prefix = {normalize(prefix): chosen for prefix, chosen in by_prefix.items()}
     bare = by_protocol.get(None)
     rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*options])

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numcodecs
 import numpy as np
 import pytest
@@ -187,6 +188,26 @@ def test_values_that_stand_in_the_document_are_read() -> None:
     assert files.read(keys, "single/0") == b"s"
     assert numcodecs.VLenUTF8().decode(files.read(keys, "long/0")).tolist() == ["abc" * 200] * 2
     assert numcodecs.VLenUTF8().decode(files.read(keys, "words/0")).tolist() == ["a", "so", "so", "so"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".dmrpp"])
+@pytest.mark.parametrize("how", ["instance", "mapping"])
+def test_a_session_opens_the_source_and_reads_its_file(
+    suffix: str, how: str, http_server: RangeServer, tmp_path: Path
+) -> None:
+    """earthaccess makes such sessions; the token goes to the server of both."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("v", data=np.arange(300.0), chunks=(100,), compression="gzip")
+    write_dmrpp(tmp_path / "a.h5")
+    for path in tmp_path.iterdir():
+        http_server.put(f"/{path.name}", path.read_bytes())
+    session = fsspec.filesystem(
+        "https", client_kwargs={"headers": {"Authorization": "Bearer t"}}, skip_instance_cache=True
+    )
+    given = {"fs": session if how == "instance" else {"http": session}}
+    with xr.open_dataset(f"{http_server.url}/a.h5{suffix}", engine="refshard", storage_options=given) as ds:
+        assert float(ds["v"].sum()) == 44850
+    assert {request.headers.get("authorization") for request in http_server.requests()} == {"Bearer t"}
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
