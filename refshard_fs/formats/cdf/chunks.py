@@ -99,7 +99,7 @@ class VariableChunks(FilledChunks):
         self._headers: dict[int, tuple[int, int]] = {}  # type, and bytes of values, of records by their offset
 
     def encode_fill(self) -> bytes:
-        return self._recipe.make(self._pad * (self._size // len(self._pad)))
+        return self._recipe.fill(self._pad)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         [found] = yield from self.entries([number])

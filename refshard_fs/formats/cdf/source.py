@@ -112,7 +112,8 @@ class _Group(ArrayGroupBuilder):
         self._zarr_format = zarr_format
         self._variables = {_key(variable.name): variable for variable in variables}
         self._attributes_of = self._read_attributes()
-        self._axes: dict[str, str] = {}  # the variables whose dimension labels and deltas have
+        self._axes: dict[str, str] = {}  # the variables whose dimension labels have
+        self._parents: dict[str, str] = {}  # the variables whose dimensions deltas have
         self._targets: set[str] = set()  # variables that DEPEND attributes name
         self._lengths: dict[str, int] = {}  # of dimensions
         self.unlimited: list[str] = []
@@ -125,8 +126,8 @@ class _Group(ArrayGroupBuilder):
             for number in range(1, 10):
                 if f"DEPEND_{number}" in texts:
                     self._axes.setdefault(texts.get(f"LABL_PTR_{number}", ""), texts[f"DEPEND_{number}"])
-            self._axes |= {texts[delta]: name for delta in _DELTAS if delta in texts}
-        variables = self._variables.items()
+            self._parents |= {texts[delta]: name for delta in _DELTAS if delta in texts}
+        variables = sorted(self._variables.items(), key=lambda item: item[0] in self._parents)
         blocks = yield from together([self._block(variable) for _, variable in variables])
         for (name, variable), block in zip(variables, blocks, strict=True):
             try:
@@ -135,6 +136,7 @@ class _Group(ArrayGroupBuilder):
                 self._add(name, variable, block)
             except ManifestError as e:
                 self.reports[name] = str(e)
+        self.arrays = {name: self.arrays[name] for name in self._variables if name in self.arrays}
         if not self.arrays and not self.reports:
             self.reports["variables"] = "it has none"
 
@@ -205,6 +207,9 @@ class _Group(ArrayGroupBuilder):
             targets.append(self._axes.get(name))
         if not variable.varies:
             targets.append(attributes.get(f"DEPEND_{axis}"))
+        parent = self.arrays.get(self._parents.get(name, ""))
+        if parent is not None and parent.shape == variable.shape and targets[0] is None:
+            yield parent.dimensions[axis]
         for target in targets:
             key = _key(target) if isinstance(target, str) else ""
             if key in self._variables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from typing import Any, Final
@@ -32,9 +33,19 @@ _LEAPS: Final = (
     "1972-07 1973-01 1974-01 1975-01 1976-01 1977-01 1978-01 1979-01 1980-01 1981-07 1982-07 1983-07 1985-07 1988-01 "
     "1990-01 1991-01 1992-07 1993-07 1994-07 1996-01 1997-07 1999-01 2006-01 2009-01 2012-07 2015-07 2017-01"
 )
+# Before 1972: the first days, TAI - UTC in seconds at a day (MJD), and its growth in seconds a day from there.
+_DRIFTS: Final = (
+    "1960-01-01 1.4178180 37300 0.001296 1961-01-01 1.4228180 37300 0.001296 1961-08-01 1.3728180 37300 0.001296 "
+    "1962-01-01 1.8458580 37665 0.0011232 1963-11-01 1.9458580 37665 0.0011232 1964-01-01 3.2401300 38761 0.001296 "
+    "1964-04-01 3.3401300 38761 0.001296 1964-09-01 3.4401300 38761 0.001296 1965-01-01 3.5401300 38761 0.001296 "
+    "1965-03-01 3.6401300 38761 0.001296 1965-07-01 3.7401300 38761 0.001296 1965-09-01 3.8401300 38761 0.001296 "
+    "1966-01-01 4.3131700 39126 0.002592 1968-02-01 4.2131700 39126 0.002592 1972-01-01 10 0 0"
+)
 _SECOND: Final = 1_000_000_000
+_NOON_OF_1970: Final = 40_587.5  # MJD: the growth of a whole day is that until noon
 _J2000: Final = 946_727_967_816_000_000  # nanoseconds of TAI from 1970 to the origin of TT2000
 _TAI_OF_LEAPS: Final = np.array(_LEAPS.split(), "M8[ns]").astype(np.int64) + _SECOND * np.arange(11, 38)
+_TAI_OF_1972: Final = 63_072_010 * _SECOND
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -65,7 +76,7 @@ class Kind(msgspec.Struct, frozen=True):
         """Convert stored values to the type that readers see."""
         if self.number == TT2000:
             return utc_of_tt2000(values.astype("<i8"))
-        return from_year_0(values) if self.number in UNITS else values.astype(self.shown)
+        return from_year_0(values) if self.number in UNITS else values.astype(self.shown, copy=False)
 
 
 def kind_of(number: int, elements: int, encoding: int) -> Kind:
@@ -97,8 +108,23 @@ def utc_of_tt2000(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Convert nanoseconds of TT from J2000 to nanoseconds of UTC from 1970; a leap second repeats the one after it."""
     are_times = (times > NOT_A_TIME + 1) & (times < np.iinfo(np.int64).max - _J2000)  # UTC ends in the year 2262
     tai = np.where(are_times, times, 0) + _J2000
-    leaps = 10 + np.searchsorted(_TAI_OF_LEAPS, tai, side="right")
-    return np.where(are_times, tai - _SECOND * leaps, NOT_A_TIME)
+    ahead = _SECOND * (10 + np.searchsorted(_TAI_OF_LEAPS, tai, side="right"))
+    if tai.size and tai.min() < _TAI_OF_1972:
+        ahead = np.where(tai < _TAI_OF_1972, _ahead_before_1972(tai), ahead)
+    return np.where(are_times, tai - ahead, NOT_A_TIME)
+
+
+def _ahead_before_1972(tai: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return by how many nanoseconds TAI is ahead of UTC, which was the same throughout a day; 0 before 1960."""
+    fields = _DRIFTS.split()
+    starts = np.array(fields[::4], "M8[D]").astype(np.int64)
+    at_day, days, growths = (np.array([0, *map(float, fields[place::4])]) for place in (1, 2, 3))
+    ahead = np.zeros(tai.shape, np.int64)
+    for _ in range(3):  # the day in UTC, which depends on it
+        day = (tai - ahead) // (86_400 * _SECOND)
+        row = np.searchsorted(starts, day, side="right")
+        ahead = ((at_day[row] + (day + _NOON_OF_1970 - days[row]) * growths[row]) * _SECOND).astype(np.int64)
+    return ahead
 
 
 def from_year_0(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -154,9 +180,15 @@ class Shown(msgspec.Struct, frozen=True):
     is_compressed: bool
 
     def make(self, raw: bytes) -> bytes:
-        values = np.zeros(self.stored, self.kind.stored)
-        if len(raw) > values.nbytes:
-            raise ValueError(f"a chunk has {len(raw)} bytes: expected at most {values.nbytes}")
-        values.reshape(-1).view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
-        shown = self.kind.show(values).transpose(self.axes).tobytes()
+        size = math.prod(self.stored) * self.kind.stored.itemsize
+        if len(raw) > size:
+            raise ValueError(f"a chunk has {len(raw)} bytes: expected at most {size}")
+        values = np.frombuffer(raw.ljust(size, b"\0"), self.kind.stored).reshape(self.stored)
+        return self.encode(self.kind.show(values).transpose(self.axes).tobytes())
+
+    def fill(self, pad: bytes) -> bytes:
+        """Return the bytes of a chunk of missing values."""
+        return self.encode(self.kind.show(np.frombuffer(pad, self.kind.stored)).tobytes() * math.prod(self.stored))
+
+    def encode(self, shown: bytes) -> bytes:
         return zlib.compress(shown, 1, wbits=31) if self.is_compressed else shown

@@ -22,8 +22,10 @@ from tests.support.cdf_writer import encode_runs
 
 
 def test_tt2000_becomes_utc_around_leap_seconds() -> None:
-    # Computed by cdflib 1.3.16: the last and the first second around some leap seconds.
+    # Computed by cdflib 1.3.16: seconds around some leap seconds, and before them.
     known = {
+        "1955-01-01T00:00:00": -1420113567816000000,
+        "1970-01-01T00:00:00": -946727959814622001,
         "1972-06-30T23:59:59": -867931158816000000,
         "1972-07-01T00:00:00": -867931156816000000,
         "1998-12-31T23:59:59": -31579137816000000,
