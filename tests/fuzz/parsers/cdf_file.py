@@ -37,7 +37,9 @@ def _written(version: int, *, is_row_major: bool) -> bytes:
         "t": Variable(np.arange(4) * 6e13, {"VALIDMIN": 6e13}, EPOCH, compression=GZIP),
         "u": Variable(np.arange(4), to_time, TT2000),
         "x": Variable(np.arange(3, dtype="f4"), varies=False),
-        "v": Variable(values, {**to_time, "DEPEND_2": "x", "FILLVAL": np.int32(5)}, runs=[(0, 0), (2, 2), (3, 3)], tree=2),
+        "v": Variable(
+            values, {**to_time, "DEPEND_2": "x", "FILLVAL": np.int32(5)}, runs=[(0, 0), (2, 2), (3, 3)], tree=2
+        ),
         "w": Variable(values, to_time, compression=RLE, runs=[(1, 1), (2, 2)], sparse=2, pad=b"\0\0\0\1"),
         "l": Variable(np.array([b"a", b"b", b"c"]), varies=False, is_z=False),
     }
