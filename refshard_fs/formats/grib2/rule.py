@@ -21,7 +21,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import ENCODINGS, ArrayDescription, ArrayGroup, Chunks
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keys import ChunkGrid, is_key
 from refshard_fs.core.keyspace import KeySpace, find_chunk
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Stat, Steps, together
 from refshard_fs.errors import ManifestError, NotListable, NotYetThere, ReferenceNotReachable
@@ -48,11 +48,11 @@ from refshard_fs.security.policy import directory_of
 
 HOUR: Final = timedelta(hours=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST: Final = 1 << 20  # steps, members or levels of a document
+_MOST: Final = 1 << 20  # runs, steps, members or levels of a document
 _LATE: Final = 128  # runs that may be missing at the end of an archive: each is asked for when the document is opened
 _RUNS: Final = 1 << 31  # that the keys of an archive without an end are counted to
 _LISTED: Final = 1 << 14  # files whose sidecars are read to list fields
-_BLOCK: Final = 1 << 10  # runs in a chunk of `valid_time`
+_BLOCK: Final = 1 << 10  # most runs in a chunk of `valid_time`
 _LINE_BYTES: Final = 400  # that a line of a sidecar takes in memory
 
 
@@ -159,8 +159,8 @@ def parse_lines(data: bytes, name: str) -> Sidecar:
 # ----------------------------------------------------------------------------------------------------
 # The document.
 
-_Natural = Annotated[int, msgspec.Meta(ge=0)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 _Numbers = list[_Natural | list[_Natural]]  # numbers, and [first, last, step] of several
 
 
@@ -276,7 +276,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         try:
             rule = msgspec.convert(zarrmeta.loads(data), cls)
             rule.check()
-        except (ValueError, msgspec.ValidationError) as e:
+        except (ValueError, OverflowError, msgspec.ValidationError) as e:
             raise ManifestError(f"{where}: {e}") from e
         return rule
 
@@ -292,7 +292,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         for template in (self.url, self.sidecar):
             check_template(template, names)
         dialect = DIALECTS[self.dialect]
+        taken = {"time", "step", "number", "valid_time", *(one.level for one in self.variables.values())}
         for name, variable in self.variables.items():
+            if not is_key(name) or "/" in name or name in taken:
+                raise ValueError(f"{name!r} cannot be the name of a variable: it is empty, a path or a coordinate's")
             strange = variable.line.keys() - set(dialect.members)
             if strange:
                 raise ValueError(f"the line of {name!r} has {min(strange)!r}: expected one of {dialect.members}")
@@ -566,9 +569,15 @@ class ValidTimes(Chunks):
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        first = int((self._rule.time_of(number * _BLOCK) - _EPOCH).total_seconds())
-        runs = first + 3600 * self._rule.time.every * np.arange(_BLOCK, dtype="<i8")
+        block = _block_of(self._rule)
+        first = int((self._rule.time_of(number * block) - _EPOCH).total_seconds())
+        runs = first + 3600 * self._rule.time.every * np.arange(block, dtype="<i8")
         return Inline(np.add.outer(runs, 3600 * np.array(self._rule.steps, "<i8")).tobytes())
+
+
+def _block_of(rule: Rule) -> int:
+    """Return how many runs are in a chunk of `valid_time`: fewer if there are many steps."""
+    return min(_BLOCK, max(_MOST // len(rule.steps), 1))
 
 
 class RuleKeySpace(ArrayGroup):
@@ -587,8 +596,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document: the runs that are due are there; of those after them, up to the last one whose file exists."""
     rule: Rule = yield Load(probe.document(options.max_manifest_bytes), Parsed(Rule.read, (probe.url,)))
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
-    runs = yield from count_runs(rule, resolve)
     try:
+        runs = yield from count_runs(rule, resolve)
         return _keyspace(rule, probe.url, options, resolve, runs)
     except (ValueError, OverflowError) as e:
         raise ManifestError(f"{probe.url}: {e}") from e
@@ -597,11 +606,12 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
     """Return how many runs are shown."""
     every = rule.time.every * HOUR
-    if rule.time.stop is not None:
-        yield from ()
-        return (parse_time(rule.time.stop) - rule.start) // every + 1
     now = datetime.fromtimestamp(time.time(), UTC)
-    count = max((now - rule.start) // every + 1, 0)
+    count = max(((now if rule.time.stop is None else parse_time(rule.time.stop)) - rule.start) // every + 1, 0)
+    if count > _MOST:
+        raise ValueError(f"it has {count} runs: expected at most {_MOST}")
+    if rule.time.stop is not None:
+        return count
     due = min(max((now - rule.time.due * HOUR - rule.start) // every + 1, 0), count)
     names = rule.number.names[:1] if rule.number and rule.number.names else rule.members[:1]
     values = {"step": rule.steps[0], **({"number": names[0]} if names else {})}
@@ -640,7 +650,7 @@ def _keyspace(
         scan = inner[-1], scan_flags(holders[variable.grid], inner)
         group.add(name, described, FieldChunks(rule, name, fields[name], resolve, grids, scan, runs))
     valid = ArrayDescription(
-        f"{url}: valid_time", tuple(shape[:2]), (_BLOCK, shape[1]), np.dtype("<i8"), dims[:2],
+        f"{url}: valid_time", tuple(shape[:2]), (_block_of(rule), shape[1]), np.dtype("<i8"), dims[:2],
         ATTRIBUTES["valid_time"],
     )  # fmt: skip
     group.add("valid_time", valid, ValidTimes(rule))

@@ -28,6 +28,9 @@ GRID = base64.b64encode(section_3(message())).decode()
 KINDS = {"2t": [0, 0, 0], "t": [0, 0, 0], "gh": [0, 3, 5], "tp": [0, 1, 193]}
 
 
+MADE = {"line": {}, "message": {"parameter": [0, 0, 0]}, "level": "x", "levels": [1]}
+
+
 def variable(dialect: str, one: Published, levels: list[float]) -> dict[str, Any]:
     wgrib2 = {"name": one.name, "level": "{level} mb" if levels else one.level, "process": one.process}
     line = wgrib2 if dialect == "wgrib2" else one.mars | ({"levelist": "{level}"} if levels else {})
@@ -219,11 +222,18 @@ def test_refused_file_is_not_a_missing_one() -> None:
         ({"url": "{step:99999999}"}, "expected one of"),
         ({"dialect": "other"}, "Invalid enum value"),
         ({"grids": []}, "of 0"),
-        ({"step": {"values": [[0, 10**12, 1]]}}, "more than"),
+        ({"step": {"values": [[0, 1 << 30, 1]]}}, "more than"),
         ({"step": {"values": [3, 1]}}, "do not ascend"),
         ({"time": {"start": "x", "every": 6}}, "Invalid isoformat"),
         ({"time": {"start": "2026-11-01", "every": 1, "due": 10**6}}, "are due after"),
         ({"more": 1}, "unknown field"),
+        ({"time": {"start": "0001-01-01", "every": 1, "stop": "9999-12-31"}}, "87649393 runs: expected at most"),
+        ({"time": {"start": "0001-01-01", "every": 1}}, "runs: expected at most"),
+        ({"time": {"start": "2026-01-01", "every": 10**17}}, "every"),
+        ({"time": {"start": "2026-01-01", "every": 10**7, "due": 10**8}}, "date value out of range"),
+        ({"time": {"start": "0001-01-01T00:00+14:00", "every": 1}}, "date value out of range"),
+        ({"step": {"values": [10**17]}}, "Expected `int` <= 2147483647"),
+        *(({"variables": {name: MADE}}, "cannot be the name") for name in ("", "a/b", "\0", "time", "valid_time", "x")),
     ],
 )
 def test_document_that_breaks_the_format_is_an_error(change: dict[str, Any], reason: str) -> None:
@@ -231,6 +241,15 @@ def test_document_that_breaks_the_format_is_an_error(change: dict[str, Any], rea
         rule = document("hrrr", server, **change)
     with pytest.raises(ManifestError, match=reason):
         RefShardFileSystem(json.dumps(rule).encode()).ls("")
+
+
+def test_times_of_many_steps_are_made_in_small_chunks() -> None:
+    with RangeServer() as server:
+        rule = document("hrrr", server, step={"values": [[0, (1 << 14) - 1, 1]]})
+    fs = RefShardFileSystem(json.dumps(rule).encode())
+    assert json.loads(fs.cat_file("valid_time/.zarray"))["chunks"] == [64, 1 << 14]
+    hours = np.frombuffer(fs.cat_file("valid_time/1.0"), "<i8").reshape(64, -1) // 3600
+    assert hours[2, 5] == START.timestamp() // 3600 + 66 * 6 + 5
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
