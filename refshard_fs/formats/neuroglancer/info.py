@@ -18,6 +18,7 @@ from msgspec import Meta
 from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.zarrmeta import COUNTABLE, object_in, shorten
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.neuroglancer.encodings import ENCODINGS, MOST_IN_BLOCK
 from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.packing import MortonCode
 
@@ -49,6 +50,8 @@ class Scale(msgspec.Struct, frozen=True):
     dtype: np.dtype[Any]
     sharding: Sharding | None
     attributes: Mapping[str, Any]
+    encoding: str = "raw"
+    block: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def is_gzip(self) -> bool:
@@ -56,12 +59,15 @@ class Scale(msgspec.Struct, frozen=True):
         return self.sharding is not None and self.sharding.data_encoding == "gzip"
 
     @property
+    def codecs(self) -> list[dict[str, Any]]:
+        """The codecs by which zarr decodes a chunk."""
+        return [{"id": "gzip", "level": 1}] if self.is_gzip and self.encoding == "raw" else []
+
+    @property
     def description(self) -> ArrayDescription:
         """The description of the array for zarr."""
-        codecs = [{"id": "gzip", "level": 1}] if self.is_gzip else []
-        return ArrayDescription(
-            self.key, self.shape, self.chunks, self.dtype, DIMENSIONS, self.attributes, codecs, fill_value=0, order="F"
-        )
+        given = self.key, self.shape, self.chunks, self.dtype, DIMENSIONS, self.attributes, self.codecs
+        return ArrayDescription(*given, fill_value=0, order="F")
 
     def extents(self, coords: tuple[int, ...]) -> tuple[int, ...]:
         """Return the stored shape of the chunk at ``coords``, which ends at the volume's edge."""
@@ -88,6 +94,7 @@ class _Scale(msgspec.Struct, frozen=True):
     voxel_offset: tuple[_Offset, _Offset, _Offset] = (0, 0, 0)
     resolution: Any = None
     sharding: Any = None
+    compressed_segmentation_block_size: tuple[_Step, _Step, _Step] = (8, 8, 8)
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -136,8 +143,13 @@ def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: st
         raise ManifestError(f"{where}: its 'key' {shorten(key)} is not a path")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
         raise ManifestError(f"its key {key!r} leads out of the volume's folder: open that folder by itself")
-    if scale.encoding.lower() != "raw":
-        raise ManifestError(f"its chunks are encoded as {scale.encoding!r}: only 'raw' is supported")
+    encoding, block = scale.encoding.lower(), scale.compressed_segmentation_block_size
+    if encoding != "raw" and encoding not in ENCODINGS:
+        raise ManifestError(f"its chunks are encoded as {scale.encoding!r}: expected raw, {', '.join(ENCODINGS)}")
+    types, counts = ENCODINGS.get(encoding, ({dtype.name}, [channels]))
+    if dtype.name not in types or channels not in counts or math.prod(block) > MOST_IN_BLOCK:
+        what = f"{channels} channels of {dtype.name}, and blocks of {list(block)}"
+        raise ManifestError(f"its chunks are encoded as {encoding!r}, which cannot have {what}")
     sharding = _parse_sharding(scale.sharding, where)
     if sharding is not None and len(scale.chunk_sizes) > 1:
         raise ManifestError(f"{where}: it is sharded, but its 'chunk_sizes' has several items: expected one")
@@ -152,7 +164,8 @@ def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: st
         except ValueError as e:
             raise ManifestError(str(e)) from None
     attributes = {"resolution": scale.resolution, "voxel_offset": list(scale.voxel_offset), "key": key}
-    return Scale(key, (*size, channels), chunks, step, scale.voxel_offset, dtype, sharding, attributes)
+    offset, shape = scale.voxel_offset, (*size, channels)
+    return Scale(key, shape, chunks, step, offset, dtype, sharding, attributes, encoding, block)
 
 
 def _parse_sharding(doc: object, where: str) -> Sharding | None:

@@ -24,6 +24,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps, batches
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.neuroglancer import INFO
+from refshard_fs.formats.neuroglancer.encodings import EncodedRecipe, pad
 from refshard_fs.formats.neuroglancer.info import Scale, parse_info
 from refshard_fs.formats.neuroglancer.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, decompress_gzip
 from refshard_fs.security.policy import protocol_of, relative_to
@@ -49,10 +50,8 @@ class EdgeRecipe(msgspec.Struct, frozen=True):
             raw = decompress_gzip(raw, size, exact=True)
         if len(raw) != size:
             raise ValueError(f"a chunk has {len(raw)} bytes: expected {size} at the volume's edge")
-        full = np.zeros((*self.chunks[::-1], self.itemsize), np.uint8)
-        inside = tuple(slice(extent) for extent in self.extents[::-1])
-        full[inside] = np.frombuffer(raw, np.uint8).reshape(*self.extents[::-1], self.itemsize)
-        return gzip.compress(full.tobytes(), 0, mtime=0) if self.is_gzip else full.tobytes()
+        full = pad(raw, self.extents, self.chunks, self.itemsize)
+        return gzip.compress(full, 0, mtime=0) if self.is_gzip else full
 
 
 class _ScaleChunks(Chunks):
@@ -64,14 +63,21 @@ class _ScaleChunks(Chunks):
         self.grid = grid
         self.size = math.prod(scale.chunks) * scale.dtype.itemsize
 
-    def _stored_size(self, coords: tuple[int, ...]) -> int:
-        """Return the stored size of a raw chunk in bytes."""
+    def _stored_size(self, coords: tuple[int, ...]) -> int | None:
+        """Return the stored size of a chunk in bytes; None if only the chunk has it."""
+        if self.scale.is_gzip or self.scale.encoding != "raw":
+            return None
         return math.prod(self.scale.extents(coords)) * self.scale.dtype.itemsize
 
     def _make_entry(self, span: Span, coords: tuple[int, ...]) -> Entry:
         """Return the entry of the whole chunk whose stored bytes are ``span``."""
         scale = self.scale
         extents = scale.extents(coords)
+        if scale.encoding != "raw":
+            shapes = extents, scale.chunks
+            return Packed(
+                span, EncodedRecipe(*shapes, scale.dtype.str, scale.encoding, scale.block, scale.is_gzip), self.size
+            )
         if extents == scale.chunks:
             return span
         recipe = EdgeRecipe(extents, scale.chunks, scale.dtype.itemsize, scale.is_gzip)
@@ -94,7 +100,8 @@ class FileChunks(_ScaleChunks):
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         coords = self.grid.coords(number)
-        pin = Pin(size=self._stored_size(coords))
+        size = self._stored_size(coords)
+        pin = None if size is None else Pin(size=size)
         entry = self._make_entry(Span(relative_to(self.url, self._name_array(coords)), optional=True, pin=pin), coords)
         # The file may not exist, so a size is known only after a look.
         return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
@@ -145,8 +152,9 @@ class ShardChunks(_ScaleChunks):
         if found is None:
             return None
         start, size = found
-        if not self.scale.is_gzip and size != self._stored_size(coords):
-            reason = f"chunk {chunk} has {size} bytes: expected {self._stored_size(coords)}"
+        expected = self._stored_size(coords)
+        if expected is not None and size != expected:
+            reason = f"chunk {chunk} has {size} bytes: expected {expected}"
             raise DamagedIndex("", self._shard_url(shard), reason)
         start += self._parse_sharding.table
         return self._make_entry(Span(self._shard_url(shard), start, start + size), coords)
@@ -176,7 +184,7 @@ class ShardChunks(_ScaleChunks):
         found = (coords < np.array(self.grid.counts[:3])).all(axis=1)
         found &= self._code.encode(coords.T.astype(np.uint64)) == ids
         found &= (shards == place[0]) & (minishards == place[1])
-        size = None if self.scale.is_gzip else self.size
+        size = None if self.scale.codecs else self.size
         for cell in coords[found].tolist():
             yield Listed(self.grid.encoding.encode((*cell, 0)), size)
 

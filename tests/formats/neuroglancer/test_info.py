@@ -22,20 +22,20 @@ def volume_of(doc: dict[str, Any]) -> Any:
 def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
     write_volume(tmp_path, VALUES, (4, 4, 4))
     doc = json.loads((tmp_path / "info").read_text())
-    doc["scales"].append({**doc["scales"][0], "key": "16_16_16", "encoding": "jpeg"})
+    doc["scales"].append({**doc["scales"][0], "key": "16_16_16", "encoding": "compresso"})
     doc["scales"].append({**doc["scales"][0], "key": "../elsewhere"})
     (tmp_path / "info").write_text(json.dumps(doc))
     fs = opened(str(tmp_path))
     assert fs.ls("", detail=False) == [".zattrs", ".zgroup", ".zmetadata", KEY, "info"]
     volume = volume_of(doc)
     assert sorted(volume.reports) == ["16_16_16", "_elsewhere"]
-    assert "'jpeg'" in volume.reports["16_16_16"]
+    assert "'compresso': expected raw, jpeg, png, compressed_segmentation" in volume.reports["16_16_16"]
     assert "leads out of" in volume.reports["_elsewhere"]
     assert fs.cat_file("info") == (tmp_path / "info").read_bytes()
 
 
 def test_a_volume_of_which_nothing_can_be_shown_says_why() -> None:
-    for encoding in ("jpeg", "png", "compressed_segmentation"):
+    for encoding in ("jxl", "compresso", "compressed_segmentation"):  # the last one is not of uint8
         with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
             volume_of(info(encoding=encoding))
 
@@ -53,7 +53,7 @@ def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
 
 def test_an_error_about_very_many_scales_is_short() -> None:
     doc = info()
-    doc["scales"] = [doc["scales"][0] | {"encoding": "jpeg"}] * 2000
+    doc["scales"] = [doc["scales"][0] | {"encoding": "jxl"}] * 2000
     with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
         volume_of(doc)
     assert len(str(caught.value)) < 2000

@@ -1,0 +1,71 @@
+"""Encoded chunks have the values that tensorstore reads; damaged chunks are errors, never crashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refshard_fs.formats.neuroglancer.encodings import EncodedRecipe
+from tests.support.shard_writers import array
+from tests.support.volumes import KEY, write_volume
+
+GZIP = {"preshift_bits": 1, "hash": "identity", "minishard_bits": 1, "shard_bits": 1, "data_encoding": "gzip"}
+CASES = [
+    ("jpeg", "uint8", 1),
+    ("jpeg", "uint8", 3),
+    ("png", "uint8", 2),
+    ("png", "uint8", 3),
+    ("png", "uint16", 1),
+    ("compressed_segmentation", "uint32", 1),
+    ("compressed_segmentation", "uint64", 2),
+]
+
+
+def labels(dtype: str, channels: int) -> Any:
+    """Return a volume whose blocks have between 1 and some 20 labels."""
+    x, y, z, c = np.indices((20, 13, 9, channels))
+    return (x // 3 + y // 3 * 7 + z // 5 * 50 + c * 9 + 1).astype(dtype) * (1 << 40 if dtype == "uint64" else 1)
+
+
+@pytest.mark.parametrize("sharding", [None, GZIP], ids=["files", "shards"])
+@pytest.mark.parametrize(("encoding", "dtype", "channels"), CASES)
+def test_encoded_chunks_have_the_values_of_tensorstore(
+    encoding: str, dtype: str, channels: int, sharding: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    tensorstore = pytest.importorskip("tensorstore")
+    pytest.importorskip("imagecodecs")
+    write_volume(tmp_path, labels(dtype, channels), (8, 8, 4), sharding, (3, 0, -2), encoding)
+    kvstore = {"driver": "file", "path": f"{tmp_path}/"}
+    theirs = tensorstore.open({"driver": "neuroglancer_precomputed", "kvstore": kvstore}).result().read().result()
+    ours = array(str(tmp_path), KEY)
+    assert np.array_equal(ours[...], theirs)
+    assert np.array_equal(ours[17:, 8:, 3:5], theirs[17:, 8:, 3:5])
+
+
+def recipe(encoding: str, dtype: str, block: tuple[int, int, int] = (1, 1, 1)) -> EncodedRecipe:
+    return EncodedRecipe((2, 1, 1, 1), (3, 2, 1, 1), np.dtype(dtype).str, encoding, block, is_gzip=False)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "reason"),
+    [
+        ("jpeg", b"\xff\xd8\xff\xc0\0\x0b\x08\xff\xff\xff\xff\1", "pixels, channels and bits .4294836225"),
+        ("jpeg", b"\xff\xd8" + bytes(20), "no frame begins"),
+        ("png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\0\0\0\0", "pixels, channels and bits .4294967296"),
+        ("png", b"GIF8", "not a PNG"),
+        ("compressed_segmentation", np.array([1, 0, 0], "<u4").tobytes(), "cut short"),
+        ("compressed_segmentation", np.array([1, 1 << 24 | 9, 9, 0, 0], "<u4").tobytes(), "beyond its end"),
+        ("compressed_segmentation", np.array([1, 3 << 24, 0, 0, 0], "<u4").tobytes(), "numbers of 3 bits"),
+    ],
+)
+def test_damaged_chunks_are_errors(encoding: str, data: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        recipe(encoding, "uint32" if encoding[0] == "c" else "uint8").make(data)
+
+
+def test_blocks_that_are_much_larger_than_a_chunk_are_refused() -> None:
+    with pytest.raises(ValueError, match="much larger"):
+        recipe("compressed_segmentation", "uint64", (1 << 11, 1 << 11, 1)).make(bytes(64))
