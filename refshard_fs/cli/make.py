@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from typing import Any
+from typing import Any, Final
 
 import refshard_fs
 from refshard_fs.cli.command import (
@@ -42,6 +42,7 @@ class _Formats(list[str]):
 _FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _OVERWRITE = argument("--overwrite", "replace a parquet set or a hierarchy that is there")
+_NAMED: Final = 5  # arrays in a line
 _MANY: Any = {"action": "append", "default": []}
 _PART = (
     argument("--keep", "this variable or group alone, with its coordinates; may be given again", "NAME", **_MANY),
@@ -79,6 +80,11 @@ def _convert(arguments: Namespace) -> None:
         return
     if words:
         source = source.select(**words)
+    decoded = source.source.open().source.file_codecs
+    if decoded:
+        some = ", ".join(f"{path} ({', '.join(codecs)})" for path, codecs in list(decoded.items())[:_NAMED])
+        more = f" and {len(decoded) - _NAMED} others" if len(decoded) > _NAMED else ""
+        print_line(f"zarr cannot decode the chunks of {some}{more}: they are decoded and copied")
     remark = source.save(
         arguments.destination,
         arguments.format,

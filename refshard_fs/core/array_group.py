@@ -47,7 +47,8 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
     ``where`` names the array at the beginning of errors. ``order`` is the order of elements within a chunk. ``codecs``
     are documents of version 2, in the order in which they encode a chunk; without any, chunks are raw. The first codec
-    of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-array`` sequences.
+    of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-array`` sequences. ``file_codecs``
+    are names of codecs in the file that are not codecs of the array, because chunks are decoded before zarr sees them.
 
     ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None unless the file has a missing
     value, or lacks chunks: in version 2 xarray masks every element with the fill value, and 0 would mask zeros. Version
@@ -65,6 +66,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     fill_value: Any = None
     order: Literal["C", "F"] = "C"
     is_masked: bool = False
+    file_codecs: tuple[str, ...] = ()
 
     def grid(self, zarr_format: int) -> ChunkGrid:
         """Return the chunk grid."""
@@ -289,6 +291,7 @@ class ArrayGroup(KeySpace):
         arrays = {path: array for path, array in arrays.items() if _is_path(path)}
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
         self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
+        self.file_codecs = {path: array.file_codecs for path, array in arrays.items() if array.file_codecs}
         self._chunks = chunks
         above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
         self._groups = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}

@@ -92,6 +92,8 @@ class KeySpace(ABC):
     attribute_dtypes: Mapping[str, Mapping[str, str]] = {}
     # The names of unlimited dimensions, by the path of their group.
     unlimited_dimensions: Mapping[str, Sequence[str]] = {}
+    # The names of the codecs in the file, by the path of an array whose chunks are decoded before zarr sees them.
+    file_codecs: Mapping[str, Sequence[str]] = {}
     # Whether look-ups never need a read, so that `find` may be called.
     in_memory = False
     # Whether the metadata of every array are known without reads.
@@ -481,6 +483,7 @@ class View(KeySpace):
             setattr(self, name, getattr(base, name))
         self.attribute_dtypes = base.attribute_dtypes
         self.unlimited_dimensions = base.unlimited_dimensions
+        self.file_codecs = base.file_codecs
 
     @property
     def order(self) -> Iterable[str]:

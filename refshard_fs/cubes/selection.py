@@ -121,7 +121,7 @@ class Selection(View):
         for path in nodes:
             add_to_tree(self._tree, path, is_directory=True)
             self._tree.setdefault(path, {})
-        for name in ("attribute_dtypes", "unlimited_dimensions", "reports"):
+        for name in ("attribute_dtypes", "unlimited_dimensions", "reports", "file_codecs"):
             found = [(paths, getattr(space, name)) for space, paths in self._shown_paths.items()]
             setattr(self, name, {paths[p]: value for paths, some in found for p, value in some.items() if p in paths})
 

@@ -6,7 +6,7 @@ Metadata and indexes are read, chunks are not. `Summary` is what ``refshard info
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -94,8 +94,9 @@ def summarise(fs: Surveyed) -> Summary:
     """
     found = survey(fs)
     left_whole = fs.left_whole
-    arrays = tuple(map(_array, found.arrays.values()))
     keyspace = fs.source.open().source
+    decoded = keyspace.file_codecs
+    arrays = tuple(_array(extents, decoded.get(path, ())) for path, extents in found.arrays.items())
     keys = (found.rest, *found.arrays.values())
     unsized = sum(extents.unsized for extents in keys)
     return Summary(
@@ -115,7 +116,7 @@ def summarise(fs: Surveyed) -> Summary:
     )
 
 
-def _array(extents: Extents) -> ArraySummary:
+def _array(extents: Extents, file_codecs: Sequence[str]) -> ArraySummary:
     meta, chunks = extents.meta, extents.meta.chunks
     match meta.raw.get("codecs"):
         case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}] if all(
@@ -131,7 +132,7 @@ def _array(extents: Extents) -> ArraySummary:
         chunks=chunks,
         shards=shards,
         dtype=meta.dtype,
-        codecs=codecs_of(meta),
+        codecs=(*codecs_of(meta), *file_codecs),
         present=len(extents) if extents.listed else None,
         possible=extents.possible,
         stray=extents.stray,

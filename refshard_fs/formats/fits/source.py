@@ -78,6 +78,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{probe.url}: it has no image or table that can be shown ({why})")
     dimensions = name_axes(images)
     arrays |= {name: image.describe(cuts[name], dimensions[name]) for name, image in images.items()}
+    for name, found in chunks.items():
+        if isinstance(found, TileChunks):
+            arrays[name] = msgspec.structs.replace(arrays[name], file_codecs=(found.codec,))
     attributes = headers[0].attributes
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, attributes, reports, groups=groups)
     keyspace.attribute_dtypes = dtypes

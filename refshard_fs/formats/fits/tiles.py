@@ -94,6 +94,7 @@ class TileChunks(Chunks):
         is_grid = len(cut) > 1 and axis == len(shape) - 1  # square tiles are not joined
         together = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
         self.chunks = tuple(extent * (together if at == axis else 1) for at, extent in enumerate(tile))
+        self.codec = str(kind).lower()
         self._source, self._image, self._tile = source, image, tile
         self._name_axis, self._together = axis, together  # the axis of a chunk's tiles, and their number
         self._tile_grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))

@@ -168,6 +168,12 @@ CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     34925: _decompress_lzma,
     50000: lambda raw, most: decompress(zstd().ZstdDecompressor(), raw, most),
 }
+# Names of codecs by the value of Compression.
+NAMES: Final = {
+    1: "", 2: "ccitt_rle", 3: "ccitt_t4", 4: "ccitt_t6", 5: "lzw", 7: "jpeg", 8: "deflate", 32773: "packbits",
+    34712: "jpeg2000", 33005: "jpeg2000", 34887: "lerc", 34925: "lzma", 34933: "png", 50000: "zstd", 50001: "webp",
+    50002: "jpegxl", 52546: "jpegxl",
+}  # fmt: skip
 # Decoders of images, by their names in imagecodecs; they undo their own prediction.
 JPEG, LERC = 7, 34887
 FAX_3: Final = 3
@@ -202,6 +208,18 @@ class Page(msgspec.Struct, frozen=True):
     is_tiled: bool
     recipe: TileRecipe
     tables: tuple[Tag, ...]
+
+    @property
+    def file_codecs(self) -> tuple[str, ...]:
+        """The names of the codecs in the file that zarr does not undo."""
+        recipe, found = self.recipe, []
+        if recipe.encoded:
+            return ()
+        if recipe.predictor != 1:
+            found.append(f"predictor {recipe.predictor}")
+        if recipe.bits != self.dtype.itemsize * 8 and recipe.compression not in FAX:
+            found.append(f"{recipe.bits} bits")
+        return (*found, *filter(None, (NAMES[recipe.compression], NAMES[recipe.within])))
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -218,6 +218,7 @@ class _Group(RasterGroupBuilder):
         array = ArrayDescription(
             where, shape, chunks, page.dtype, [*names.values()], attributes, codecs, fill, is_masked=True
         )
+        array = msgspec.structs.replace(array, file_codecs=page.file_codecs)
         tiles = TileChunks(self._tiff, pages, array.grid(self._zarr_format), has_fill=fill is not None)
         self.add(path, array, tiles if found is None else found[1])
 

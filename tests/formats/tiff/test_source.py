@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.cli import main
 from refshard_fs.core.format import OpenOptions
+from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import check_commands, rounds_to_open
 from tests.support.plain_tiff import plain_tiff
@@ -321,6 +323,18 @@ def test_commands_take_tiff_and_what_they_convert_has_its_values(
         np.testing.assert_array_equal(array(refs, "0")[...], values)
         if not number:  # zarr's own codec reads what lies in the file
             assert sum(isinstance(value, list) for value in json.loads(refs.read_text())["refs"].values()) == 4
+
+
+def test_codecs_of_the_file_are_named_by_info_and_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for options in ({"compression": "lzw", "predictor": 2}, {"compression": "zlib"}):
+            writer.write(RGB[..., 0], metadata=None, **options)
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    assert [array.codecs for array in summarise(fs).arrays] == [("predictor 2", "lzw"), ("zlib",)]
+    assert main(["convert", str(path), str(tmp_path / "refs.json"), "--keep", "0"]) == 0
+    said, *_ = capsys.readouterr().out.splitlines()
+    assert said == "zarr cannot decode the chunks of 0 (predictor 2, lzw): they are decoded and copied"
 
 
 def test_a_tiff_is_read_from_memory(tmp_path: Path) -> None:
