@@ -195,6 +195,7 @@ class OpenOptions(msgspec.Struct, frozen=True):
     zarr_format: int = 2  # of the metadata shown for sources without zarr's metadata
     verify: bool = False  # verify checksums of chunks, if the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
+    root_documents: tuple[str, ...] = ()  # of a zarr hierarchy, which the source probably is: these are requested first
     recalls: bool = True  # documents that were read to recognise a source also answer its first look-ups
     head: int = HEAD  # bytes of the first request for a source
     version: Version = Version()

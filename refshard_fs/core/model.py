@@ -8,7 +8,9 @@ is a generator (`Steps`): it yields needs and is sent the answers. The engine dr
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
@@ -436,6 +438,49 @@ def drive(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]
             answer, error = None, e
 
 
+def meet_unknown(need: Need | tuple[Need, ...], find: Callable[[Need], tuple[Any] | None]) -> Steps[Any]:
+    """Return the answer to ``need``: what ``find`` has, as a tuple of one; needs of which it has None are yielded."""
+    needs = need if isinstance(need, tuple) else (need,)
+    found = [find(each) for each in needs]
+    unknown = tuple(each for each, known in zip(needs, found, strict=True) if known is None)
+    answers = iter((yield unknown) if unknown else ())
+    every = tuple(next(answers) if known is None else known[0] for known in found)
+    return every if isinstance(need, tuple) else every[0]
+
+
+def read_once(steps: Steps[T]) -> Steps[T]:
+    """Return what ``steps`` return; each metadata document that they read is read once, and all of it."""
+    known: dict[Span, bytes | None] = {}
+
+    def find(need: Need) -> tuple[Any] | None:
+        match need:
+            case Load(Span() as span, index) if span in known:
+                data = known[span]
+                with suppress(ValueError):  # the engine reads it again, and its error names the document
+                    return (None if data is None else index.decode(data),)
+        return None
+
+    def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
+        needs = need if isinstance(need, tuple) else (need,)
+        new = [span for span in dict.fromkeys(map(_document_of, needs)) if span is not None and span not in known]
+        if new:
+            known.update(zip(new, (yield tuple(Load(span, Raw()) for span in new)), strict=True))
+        answer = yield from meet_unknown(need, find)
+        for each, found in zip(needs, answer if isinstance(need, tuple) else (answer,), strict=True):
+            if isinstance(each, Head) and (found is None or found[0].size == len(found[1])):
+                known[Span(each.url, optional=True, origin=each.origin)] = None if found is None else found[1]
+        return answer
+
+    return drive(steps, meet)
+
+
+def _document_of(need: Need) -> Span | None:
+    match need:
+        case Load(Span(url, 0, None, optional=True, pin=None) as span) if is_metadata(url):
+            return span
+    return None
+
+
 # The members of each directory by its URL; other directories do not exist.
 Directories = Mapping[str, tuple[Listed, ...]]
 
@@ -453,26 +498,15 @@ def answer_from_listing(steps: Steps[T], root: str, directories: Directories | N
         directory, _, name = url.rpartition("/")
         return any(listed.name == name and not listed.is_directory for listed in directories.get(directory, ()))
 
-    def is_known(need: Need) -> bool:
+    def find(need: Need) -> tuple[Any] | None:
         match need:
-            case Names(url):
-                return url == root or url.startswith(root.rstrip("/") + "/")
+            case Names(url) if url == root or url.startswith(root.rstrip("/") + "/"):
+                return (directories.get(url),)
             case Load(Span(url, optional=True)) if is_metadata(url):
-                return url.startswith(root.rstrip("/") + "/") and not has(url)
-        return False
+                return (None,) if url.startswith(root.rstrip("/") + "/") and not has(url) else None
+        return None
 
-    def answer(need: Need) -> Any:
-        return directories.get(need.url) if isinstance(need, Names) else None
-
-    def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
-        if not isinstance(need, tuple):
-            return answer(need) if is_known(need) else (yield need)
-        are_known = [is_known(each) for each in need]
-        unknown = tuple(each for each, known in zip(need, are_known, strict=True) if not known)
-        answers = iter((yield unknown) if unknown else ())
-        return tuple(answer(each) if known else next(answers) for each, known in zip(need, are_known, strict=True))
-
-    return drive(steps, meet)
+    return drive(steps, partial(meet_unknown, find=find))
 
 
 # ----------------------------------------------------------------------------------------------------

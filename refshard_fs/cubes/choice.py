@@ -149,6 +149,11 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         except msgspec.ValidationError as e:
             raise ValueError(f"select={given!r:.500}: {e}") from None
 
+    @property
+    def only_leaves_out(self) -> bool:
+        """Whether all arrays that it shows are shown as they are, under their own paths."""
+        return self == Choice(self.drop, self.keep)
+
     def to_json(self) -> dict[str, Any]:
         """Return the selection as JSON values; TypeError for attributes that JSON cannot express."""
         found: dict[str, Any] = zarrmeta.loads(zarrmeta.dumps(msgspec.to_builtins(self)))

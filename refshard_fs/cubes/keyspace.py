@@ -31,7 +31,6 @@ from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, b
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.cubes.cf_times import UNITS
-from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import (
     DEEPEST,
     ConcatDocument,
@@ -42,7 +41,7 @@ from refshard_fs.cubes.document import (
     stack_metadata,
 )
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
-from refshard_fs.cubes.merging import merge, selected
+from refshard_fs.cubes.merging import merge, open_selected, selected
 from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
 from refshard_fs.cubes.recutting import (
     SECTIONS,
@@ -874,18 +873,22 @@ def _open_document(
             return Nothing()
         url = resolve(piece.url)
         choices = (*document.select, *piece.select)
+        if number != document.first and all(choice.only_leaves_out for choice in choices):
+            choices = ()  # only the arrays in `axes` are read, which have the same paths without these
+        steps = open_selected(open_other(url, theirs), choices)
         if is_trusted(url):
-            return (yield from open_selection(url, choices))
+            return (yield from steps)
         origin = server_of(url)
-        return PieceView((yield from of_piece(open_selection(url, choices), (origin,))), origin)
-
-    def open_selection(url: str, choices: Sequence[Choice]) -> Steps[KeySpace]:
-        return (yield from selected((yield from open_other(url, theirs)), choices))
+        return PieceView((yield from of_piece(steps, (origin,))), origin)
 
     first = yield from open_piece(document.first)
     space = ConcatKeySpace(document, where, first, open_piece, resolve, options.cache_size)
     yield from space.register_arrays()
-    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)  # all other pieces have the first one's
+    # All other pieces have the first one's version, and are zarr hierarchies if it is one.
+    theirs = msgspec.structs.replace(theirs, zarr_format=space.zarr_format)
+    if first.format == "zarr-hierarchy":
+        roots = ("zarr.json",) if space.zarr_format == 3 else (".zgroup", ".zattrs", zarrmeta.CONSOLIDATED)
+        theirs = msgspec.structs.replace(theirs, root_documents=roots)
     whole: KeySpace = space
     if document.beside:
         beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])

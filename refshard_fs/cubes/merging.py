@@ -7,7 +7,7 @@ from typing import Any
 
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, read_once, together
 from refshard_fs.cubes.choice import Choice, nodes_of
 from refshard_fs.cubes.selection import Selection, all_documents
 
@@ -25,6 +25,15 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
         owners |= dict.fromkeys(nodes, space)
         shown |= {key: document for key, document in documents.items() if parent(key)[0] in nodes}
     return Selection(base, nodes_of(shown), owners)
+
+
+def open_selected(steps: Steps[KeySpace], choices: Iterable[Choice]) -> Steps[KeySpace]:
+    """Open a source by ``steps``, and take each of ``choices``; metadata documents are read once."""
+
+    def all_steps() -> Steps[KeySpace]:
+        return (yield from selected((yield from steps), choices))
+
+    return read_once(all_steps())
 
 
 def selected(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:

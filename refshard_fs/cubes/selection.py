@@ -520,8 +520,9 @@ def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
     found: dict[str, dict[str, Any]] = {}
     level = [""]
-    is_v3 = (yield from base.read("zarr.json")) is not None
-    names = ("zarr.json",) if is_v3 else (*NODE_DOCUMENTS, ".zattrs")  # nodes in a group have its version
+    every = (*NODE_DOCUMENTS, ".zattrs")
+    root = (yield from _read(base, "", every[:1])) or (yield from _read(base, "", every[1:]))
+    names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every  # nodes have their group's version
     for _ in range(DEEPEST):
         nodes = yield from together([_read(base, path, names) for path in level])
         groups = []

@@ -7,6 +7,8 @@ takes 0.5 ms of processor time so, and 3.8 ms where each is parsed; of JSON sets
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from itertools import compress
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
@@ -18,7 +20,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import find_chunk
-from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive, meet_unknown
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
@@ -278,36 +280,27 @@ class FirstBytes:
 
     def run(self, steps: Steps[T]) -> Steps[T]:
         """Return what ``steps`` return."""
-        return (yield from drive(steps, self._answer))
+        return (yield from drive(steps, partial(meet_unknown, find=self._find)))
 
-    def _answer(self, need: Need | tuple[Need, ...]) -> Steps[Any]:
-        if isinstance(need, Head) and need in self._answers:
-            found = self._answers[need]
-            if isinstance(found, Exception):
-                raise found
-            return found
-        needs = need if isinstance(need, tuple) else (need,)
-        known = [self._find_known(one) for one in needs]
-        asked = tuple(one for one, data in zip(needs, known, strict=True) if data is None)
-        if asked:
-            self.are_all = False
-        answers = iter((yield asked) if asked else ())
-        all_of_them = tuple(next(answers) if data is None else data for data in known)
-        return all_of_them if isinstance(need, tuple) else all_of_them[0]
-
-    def _find_known(self, need: Need) -> Any:
-        """Load from the first bytes; None if the bytes lie elsewhere, or are damaged: the engine composes the error."""
+    def _find(self, need: Need) -> tuple[Any] | None:
+        """Answer from the first bytes; None if bytes lie elsewhere, or are damaged: the engine composes the error."""
         match need:
+            case Head() if need in self._answers:
+                found = self._answers[need]
+                if isinstance(found, Exception):
+                    raise found
+                return (found,)
             case Load(Inline(data), index):
                 pass
             case Load(Span(url, start, int(stop)), index) if url == self.url and 0 <= start <= stop <= len(self.data):
                 data = self.data[start:stop]
             case _:
+                self.are_all = False
                 return None
-        try:
-            return index.decode(data)
-        except ValueError:
-            return None
+        with suppress(ValueError):
+            return (index.decode(data),)
+        self.are_all = False
+        return None
 
 
 class FileTemplate(NamedTuple):

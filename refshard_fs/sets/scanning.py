@@ -26,7 +26,7 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches
+from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches, read_once
 from refshard_fs.cubes.document import of_piece
 from refshard_fs.cubes.merging import selected
 from refshard_fs.errors import ManifestError, RefShardError, sanitize_cause
@@ -41,7 +41,7 @@ from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, auxiliary
 from refshard_fs.source.collect import Unread, collect_steps, respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource
-from refshard_fs.source.recognition import open_source
+from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Engines
 from refshard_fs.stores.links import path_to_write
@@ -170,7 +170,7 @@ class _Scanner(Engines):
 
     def _scan_source(self, url: str) -> Steps[Scanned | Unchanged | None]:
         origin = None if is_trusted(url) else server_of(url)
-        steps = self._read(url)
+        steps = read_once(self._read(url))
         found = yield from steps if origin is None else of_piece(steps, (origin,))
         if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
             return found
@@ -182,7 +182,8 @@ class _Scanner(Engines):
         try:
             if url in self._known and (yield Stat(url, fresh=True)) == self._known[url]:
                 return Unchanged()
-            yield from first.read()
+            if not may_be_root(url):
+                yield from first.read()
             is_set = is_document(url) and not self.options.select
             alike = None if is_set else self._alike.find(first)
             if alike is not None and alike[1]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, uns
 
 FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file: fewer may decompress to nothing
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
+_ROOT: Final = re.compile(r"\.zarr(/[^/.]*)*$|/$")
 DOCUMENT: Final = 1 << 20  # bytes requested of each document: most consolidated metadata are smaller
 PAGE: Final = "a web page, for example of a login or an error"
 
@@ -39,13 +41,12 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
     Raises SourceNotReachable if there is no source; UnknownSource if no format, or more than one, recognises it.
     """
-    most = options.max_manifest_bytes
     if format is not None and format in all_formats() and all_formats()[format].opens_unseen:
         return (yield from _open(Probe(url), options, format))
-    probe = yield from _probe(url, most, min(options.head, most))
+    probe = yield from _probe(url, options)
     if format is None and not probe.is_directory and not any(f.recognises(probe) for f in all_formats().values()):
         try:  # a web server may answer the URL of a directory with a page about it
-            probe = yield from _probe_directory(url, most)
+            probe = yield from _probe_directory(url, options.max_manifest_bytes)
         except SourceNotReachable:
             pass
     return (yield from _open(probe, options, format))
@@ -116,7 +117,7 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
 def _decompress(probe: Probe, options: OpenOptions) -> Steps[Probe]:
     """Return the probe of what decompressing the whole file makes."""
     if not probe.is_in_memory:
-        return (yield from _probe(DECOMPRESS + probe.url, options.max_manifest_bytes, options.head))
+        return (yield from _probe(DECOMPRESS + probe.url, options))
     data = decompress_file(probe.head, probe.url)
     return Probe(IN_MEMORY, Facts(len(data)), data)
 
@@ -167,13 +168,22 @@ def apply_views(keyspace: KeySpace, options: OpenOptions, has_root: bool = True)
     return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view
 
 
-def _probe(url: str, most: int, length: int) -> Steps[Probe]:
-    is_remote = protocol_of(url) in OBJECT_STORES | WEB  # a listing takes as long as reading a document
-    may_be_root = is_remote and url.partition("?")[0].endswith((".zarr", "/"))
-    if may_be_root and (found := (yield from _probe_zarr(url, most))) is not None:
-        return found
+def may_be_root(url: str) -> bool:
+    """Return whether a URL looks like that of a group or an array of a remote zarr store."""
+    return _is_remote(url) and _ROOT.search(url.partition("?")[0]) is not None
+
+
+def _is_remote(url: str) -> bool:  # a listing takes as long as reading a document
+    return protocol_of(url) in OBJECT_STORES | WEB
+
+
+def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
+    most, is_root = options.max_manifest_bytes, may_be_root(url)
+    for names in (options.root_documents if _is_remote(url) else (), ROOT_DOCUMENTS if is_root else ()):
+        if names and (found := (yield from _probe_zarr(url, most, names))) is not None:
+            return found
     try:
-        facts, head = yield from _head(url, length)
+        facts, head = yield from _head(url, min(options.head, most))
     except TimeoutError:  # other requests would take as long
         raise
     except OSError as e:  # a web server may refuse the URL of a directory, and serve the objects below it
@@ -183,25 +193,26 @@ def _probe(url: str, most: int, length: int) -> Steps[Probe]:
             raise e from None
     if facts is not None and not url.endswith("/"):
         return Probe(url, facts, head)
-    if is_remote and not may_be_root and (found := (yield from _probe_zarr(url, most))) is not None:
+    if _is_remote(url) and not is_root and (found := (yield from _probe_zarr(url, most, ROOT_DOCUMENTS))) is not None:
         return found
     return (yield from _probe_directory(url, most))
 
 
-def _probe_zarr(url: str, most: int) -> Steps[Probe | None]:
-    """Request the root documents of a zarr hierarchy at ``url`` together; None if there is no hierarchy.
+def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None]:
+    """Request the documents ``names`` of a zarr hierarchy at ``url`` together; None if there is no hierarchy.
 
+    Other documents of the root count as absent until they are looked up again.
     A server that answers every URL with a page has no hierarchy.
     """
     below = locator(url)
     try:
-        found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in ROOT_DOCUMENTS)
+        found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in names)
     except TimeoutError:
         raise
     except OSError:  # the caller then requests single names, and raises their errors
         return None
     there: dict[str, Document] = {}
-    for name, answer in zip(ROOT_DOCUMENTS, found, strict=True):
+    for name, answer in zip(names, found, strict=True):
         if answer is None:
             continue
         facts, data = answer

@@ -31,7 +31,7 @@ from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, 
 from refshard_fs.core.selection import Mode, chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.merging import selected
+from refshard_fs.cubes.merging import open_selected
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.engine import Engine
@@ -375,8 +375,7 @@ class Source(Engines):
 
     def _select(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
         """Open a source by ``steps``, and apply the selections in the options."""
-        keyspace = yield from steps
-        return (yield from selected(keyspace, self.options.select)) if self.options.select else keyspace
+        return (yield from open_selected(steps, self.options.select) if self.options.select else steps)
 
     async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return the version of the document that a commit replaces, and its URL."""

@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 
 import refshard_fs
+from tests.servers.http import RangeServer
 from tests.support.cube_files import DAYS, X, opened, values, write
 
 
@@ -285,3 +286,33 @@ def test_many_sources_are_not_written_to(tmp_path: Path) -> None:
         fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", mode="a")
     with pytest.raises(ValueError, match="is for many sources"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/a.nc", concat={"dim": "time"})
+
+
+@pytest.mark.parametrize(("version", "joined", "saved"), [(2, 13, 5), (3, 7, 2)])
+def test_wells_of_ome_zarr_cost_few_requests(
+    tmp_path: Path, http_server: RangeServer, version: Any, joined: int, saved: int
+) -> None:
+    zarr = pytest.importorskip("zarr", "3")
+    wells = [(row, column) for row in "AB" for column in (1, 2, 3)]
+    pixels = {}
+    for row, column in wells:
+        group = zarr.open_group(f"{tmp_path}/plate.zarr/{row}/{column}/0", mode="w", zarr_format=version)
+        scales = [{"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "0"}, {"path": "1"}]}]
+        group.attrs["multiscales" if version == 2 else "ome"] = scales if version == 2 else {"multiscales": scales}
+        pixels[row, column] = np.full((8, 8), ord(row) + column, "u1")
+        for level in (0, 1):
+            names = {"dimension_names": ("y", "x")} if version == 3 else {}
+            array = group.create_array(str(level), data=pixels[row, column][:: 1 + level, :: 1 + level], **names)
+            array.attrs.update({"_ARRAY_DIMENSIONS": ["y", "x"]} if version == 2 else {})
+    for path in (each for each in tmp_path.rglob("*") if each.is_file()):
+        http_server.put(str(path.relative_to(tmp_path)), path.read_bytes(), modified=1e9)
+    urls = [(f"{http_server.url}/plate.zarr/{row}/{column}/0", {"row": row, "column": column}) for row, column in wells]
+    cube = refshard_fs.open(urls, keep=["0"])
+    assert len(http_server.requests()) <= joined * len(wells)
+    cube.save(str(tmp_path / "plate.refshard"))
+    http_server.log.clear()
+    saved_cube = tmp_path / "plate.refshard"
+    with xr.open_dataset(saved_cube, engine="refshard", storage_options={"allow": [http_server.url]}) as ds:
+        for row, column in wells:
+            assert (ds["0"].sel(row=row, column=column).values == pixels[row, column]).all()
+    assert len(http_server.requests()) <= (1 + saved) * len(wells) + 3 * joined
