@@ -245,7 +245,8 @@ def test_document_that_breaks_the_format_is_an_error(change: dict[str, Any], rea
 
 def test_times_of_many_steps_are_made_in_small_chunks() -> None:
     with RangeServer() as server:
-        rule = document("hrrr", server, step={"values": [[0, (1 << 14) - 1, 1]]})
+        time = {"start": "2026-11-01", "every": 6, "stop": "2026-12-01"}
+        rule = document("hrrr", server, step={"values": [[0, (1 << 14) - 1, 1]]}, time=time)
     fs = RefShardFileSystem(json.dumps(rule).encode())
     assert json.loads(fs.cat_file("valid_time/.zarray"))["chunks"] == [64, 1 << 14]
     hours = np.frombuffer(fs.cat_file("valid_time/1.0"), "<i8").reshape(64, -1) // 3600
