@@ -20,7 +20,6 @@ from refshard_fs.formats.grib2.messages import (
     Field,
     Grib,
     Grid,
-    Octets,
     Parameter,
     Surface,
     Unshown,
@@ -55,13 +54,6 @@ _TEMPLATES: Final = {
     90: 90,
 }  # of edition 2, by kind of grid (code table 6)
 _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rotated"}
-
-
-def ibm(data: Octets, octet: int) -> float:
-    """Return the floating-point number of IBM's at an ``octet``: sign, power of 16 above -64, and 24 bits after it."""
-    found = integer(data, octet, 4)
-    value: float = (found & 0xFFFFFF) * 2.0 ** (4 * ((found >> 24 & 0x7F) - 64) - 24)
-    return -value if found >> 31 else value
 
 
 def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from refshard_fs.core.model import Facts, Load, Parsed, Span, Stat, Steps, together
 from refshard_fs.errors import SourceNotReachable
-from refshard_fs.formats.grib2.decoding import Named
+from refshard_fs.formats.grib2.library import ParameterName
 from refshard_fs.formats.grib2.messages import Field, Grib, Unshown, length_of
 from refshard_fs.formats.grib2.rule import (
     DIALECTS,
@@ -56,7 +56,7 @@ class _Found(NamedTuple):
     step: int
     line: tuple[tuple[str, str], ...]
     field: Field
-    named: Named
+    named: ParameterName
 
     @property
     def begin(self) -> int:

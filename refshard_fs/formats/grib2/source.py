@@ -19,7 +19,8 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
-from refshard_fs.formats.grib2.decoding import Named, Points, Values, Values1, eccodes, named, truncation_of
+from refshard_fs.formats.grib2.decoding import Values, Values1, truncation_of
+from refshard_fs.formats.grib2.library import ParameterName, Points, eccodes, name_parameter
 from refshard_fs.formats.grib2.messages import (
     HARMONICS,
     MISSING,
@@ -117,7 +118,7 @@ class Scan(NamedTuple):
     """The fields of a file, why others are not shown, and what the parameters are called."""
 
     found: tuple[Field | Unshown, ...]
-    names: Mapping[Parameter, Named]
+    names: Mapping[Parameter, ParameterName]
 
     @classmethod
     def of(cls, found: Sequence[Field | Unshown]) -> Scan:
@@ -127,7 +128,7 @@ class Scan(NamedTuple):
             msgspec.structs.replace(one, grid=grids.setdefault(one.grid, one.grid)) if isinstance(one, Field) else one
             for one in found
         )
-        return cls(fields, {one.parameter: named(one.parameter) for one in fields if isinstance(one, Field)})
+        return cls(fields, {one.parameter: name_parameter(one.parameter) for one in fields if isinstance(one, Field)})
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +147,7 @@ class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fals
 class _KeptScan(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     grids: list[bytes]
     found: list[_Kept]
-    names: list[tuple[Parameter, Named]]
+    names: list[tuple[Parameter, ParameterName]]
 
 
 class FileScan(msgspec.Struct, frozen=True):
@@ -324,7 +325,7 @@ class FieldGroup(ArrayGroupBuilder):
         same = [other for other in alike if other[1] == level]
         return f"{name}_{level}" if len(same) == 1 else f"{name}_{level}_{same.index(key)}"
 
-    def _variable(self, name: str, text: Named, fields: Sequence[Field]) -> None:
+    def _variable(self, name: str, text: ParameterName, fields: Sequence[Field]) -> None:
         within, places, inner = self.add_grid(fields[0])
         product = TEMPLATES[fields[0].parameter.template]
         axes: dict[str, list[Any]] = {
@@ -455,7 +456,7 @@ def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
     """Return what makes the values of a field from its parts."""
     sizes = tuple(size for _, size in field.parts)
     if field.parameter.edition == 1:
-        return Values1(field.count, sizes, field.decimal, across, flags)
+        return Values1(field.count, sizes, across, flags, field.decimal)
     return Values(field.count, sizes, across, flags)
 
 

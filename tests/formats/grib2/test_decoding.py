@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from refshard_fs.formats.grib2.decoding import Values
-from tests.support.grib_messages import RNG, message, on_level, sections
+from tests.support.grib_messages import RNG, message, sections
 from tests.support.memory import taking
 from tests.support.shard_writers import array
-from tests.support.shards_in_memory import ROOT, Files
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
 xr = pytest.importorskip("xarray")
@@ -63,14 +61,6 @@ def test_spectral_coefficients_are_those_of_eccodes(sample: str, packing: str, t
         "GRIB_gridType": "sh",
         "GRIB_J": truncation,
     }
-
-
-def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
-    """A transverse Mercator projection; cfgrib shows it without latitudes and longitudes, too."""
-    keys = {"gridDefinitionTemplateNumber": 12, "Nx": 4, "Ny": 3, "numberOfDataPoints": 12}
-    data = message(np.arange(12.0), **keys)
-    assert array(data, "t")[...].tolist() == np.arange(12.0).reshape(3, 4).tolist()
-    assert not {"latitude", "longitude"} & Files({ROOT: data}).open().grids.keys()
 
 
 @pytest.mark.parametrize("precision", [1, 2])
@@ -159,30 +149,6 @@ def test_fields_of_one_value_or_none_are_those_of_eccodes(packing: str, points: 
     for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
         data = message(values, packingType=packing, **keys)
         np.testing.assert_array_equal(array(data, "t")[...].ravel(), values)
-
-
-def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
-    keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
-    surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
-    statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
-    for status in (0, 6):
-        data = message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
-        handle = eccodes.codes_new_from_message(data)
-        name = eccodes.codes_get(handle, "cfVarName")
-        eccodes.codes_release(handle)
-        assert name in Files({ROOT: data}).open().grids
-
-
-def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
-    data = on_level(500, shortName="t")
-    strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
-    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
-        "parameter_179_0_0",
-        "level_100",
-    }
-    at = data.index(b"\0\0\0\x15\1") + 5
-    files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
-    assert all("t" in Files({ROOT: one}).open().grids for one in files)
 
 
 @pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])

@@ -286,7 +286,7 @@ def test_a_scan_is_kept_for_the_next_process(tmp_path: Path, size: str, monkeypa
         assert everything_of(urls[1]) == first
         server.clear()
         with monkeypatch.context() as without_names:
-            without_names.delattr(source, "named")
+            without_names.delattr(source, "name_parameter")
             assert everything_of(urls[0], reads=False).keys() == first.keys()
         (head,) = server.requests()
         assert (head.stop or 0) - (head.start or 0) == HEAD
@@ -329,7 +329,7 @@ def test_scans_of_parts_of_a_cube_are_kept(tmp_path: Path) -> None:
 def test_a_scan_without_names_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eccodes", None)
     data = cube()
-    with pytest.raises(ValueError, match="is read by eccodes"):
+    with pytest.raises(ValueError, match="reading GRIB needs eccodes"):
         FileScan(data[:100], len(data)).pack(source._scanned(data, b"", "x"))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from refshard_fs.core.model import Packed
-from refshard_fs.formats.grib2.decoding import _CENTRES, Parameter, named
-from refshard_fs.formats.grib2.messages import Surface
+from refshard_fs.formats.grib2.library import _CENTRES, name_parameter
+from refshard_fs.formats.grib2.messages import Parameter, Surface
 from refshard_fs.formats.grib2.source import open_
 from tests.fuzz.array_files import opened, some_chunks
 from tests.support.shards_in_memory import ROOT
@@ -33,11 +33,15 @@ _END = b"\n--\n"  # between a file and its sidecar
 
 @contextmanager
 def configured() -> Iterator[None]:
-    """Have eccodes read its tables, 30 MB for each centre, before memory is measured: it reads them once."""
+    """Make eccodes read all tables of centres and projects before memory is measured."""
     surface = Surface(100, 0, 50000)
     for centre in _CENTRES:
-        named(Parameter(0, 0, 0, centre, (28, 1), 0, 0, 255, 0, (surface, surface)))
-        named(Parameter(0, 128, 130, centre, (0, 0), 0, 0, 255, 0, (surface, surface._replace(kind=255)), edition=1))
+        name_parameter(Parameter(0, 0, 0, centre, (28, 1), 0, 0, 255, 0, (surface, surface)))
+        name_parameter(
+            Parameter(0, 128, 130, centre, (0, 0), 0, 0, 255, 0, (surface, surface._replace(kind=255)), edition=1)
+        )
+    for status in (4, 6, 8, 12, 14, 16):
+        name_parameter(Parameter(0, 0, 0, 98, (28, 1), 0, status, 255, 0, (surface, surface)))
     yield
 
 

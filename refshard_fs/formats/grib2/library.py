@@ -1,0 +1,206 @@
+"""Names of parameters and points of grids, by eccodes. No I/O here."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refshard_fs.formats.grib2.edition_1 import ECMWF
+from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, TEMPLATES, TO_AND_FRO, Parameter, integer
+
+_LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
+
+
+def eccodes() -> Any:
+    """Import the library."""
+    try:
+        return importlib.import_module("eccodes")
+    except Exception as e:  # it raises errors of its own where its library is not found
+        raise ValueError(f'reading GRIB needs eccodes: pip install "refshard_fs[grib]" ({e})') from e
+
+
+class Points(msgspec.Struct, frozen=True):
+    """A recipe that computes ``count`` latitudes or longitudes from the section of a grid: of each ``every``-th point.
+
+    Rows all run one way, whatever the flags at octet ``scanned`` say.
+    """
+
+    key: str
+    count: int
+    every: int = 1
+    scanned: int = 0
+    edition: int = 2
+
+    @property
+    def size(self) -> int:
+        """The decoded size in bytes."""
+        return self.count * 8
+
+    def make(self, raw: bytes) -> bytes:
+        self._check_rows(raw)
+        library = eccodes()
+        if self.scanned:
+            flags = integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
+            raw = raw[: self.scanned - 1] + bytes([flags]) + raw[self.scanned :]
+        with _LOCK:
+            handle = library.codes_grib_new_from_samples(f"GRIB{self.edition}")
+            whole = library.codes_get_message(handle)
+            library.codes_release(handle)
+            begin, octets = (8, 3) if self.edition == 1 else (16, 4)  # of section 1, and of the length of a section
+            first = begin + integer(whole, begin + 1, octets)
+            rest = whole[first + integer(whole, first + 1, octets) :]
+            size = len(whole) + len(raw) - integer(whole, first + 1, octets)
+            start = whole[:4] + size.to_bytes(3) + b"\1" if self.edition == 1 else whole[:8] + size.to_bytes(8)
+            handle = library.codes_new_from_message(start + whole[begin:first] + raw + rest)
+            try:
+                values = library.codes_get_array(handle, self.key)[:: self.every][: self.count]
+            except library.CodesInternalError as e:
+                raise ValueError(f"eccodes cannot compute the {self.key} of its grid: {e}") from e
+            finally:
+                library.codes_release(handle)
+        if len(values) != self.count:
+            raise ValueError(f"expected {self.count} {self.key}, found {len(values)}")
+        return bytes(np.asarray(values, "<f8").tobytes())
+
+    def _check_rows(self, grid: bytes) -> None:
+        """Raise ValueError if a row of a reduced Gaussian grid has less than two points: eccodes may then abort."""
+        if self.edition == 1:
+            is_reduced = integer(grid, 6) in (4, 14) and integer(grid, 7, 2) == 0xFFFF
+            rows, size, begin = integer(grid, 9, 2), 2, integer(grid, 5) + 4 * integer(grid, 4)
+        else:
+            is_reduced = integer(grid, 13, 2) in range(40, 44) and integer(grid, 31, 4) == 0xFFFFFFFF
+            rows, size = integer(grid, 35, 4), integer(grid, 11)
+            begin = len(grid) - rows * size + 1
+        if not is_reduced:
+            return
+        if begin < 1 or not rows:
+            raise ValueError(
+                f"expected the number of points in each of {rows} rows, found a section of {len(grid)} bytes"
+            )
+        if (least := min(integer(grid, begin + row * size, size) for row in range(rows))) < 2:
+            raise ValueError(f"expected two points or more in each row of its grid, found {least}")
+
+
+class ParameterName(NamedTuple):
+    """The names of a variable and of its kind of level, and the variable's attributes."""
+
+    name: str
+    level: str
+    attributes: dict[str, Any]
+
+
+# eccodes keeps its tables for ever: some 50 MB for each centre, 30 MB for each project with a production status of its
+# own, 5 MB for each version of WMO's tables. It ends the process over too many, and takes minutes over unknown
+# disciplines. So it is asked only about these.
+_DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192: ECMWF's own
+_CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # with local parameters; others have WMO's alone
+_TABLES: Final = 28
+_NO_CENTRE: Final = 255
+
+_KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
+_CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
+_LIMITS: Final = {  # the names of limits in eccodes, for axes that are a part of a parameter's name
+    "size": ("FirstSize", "SecondSize"),
+    "wavelength": ("FirstWavelength", "SecondWavelength"),
+    "wave_period": ("LowerWavePeriodLimit", "UpperWavePeriodLimit"),
+}
+
+
+@lru_cache(1 << 12)
+def name_parameter(parameter: Parameter) -> ParameterName:
+    """Return the name that eccodes has for a parameter; made of its numbers without eccodes, or without a name.
+
+    The numbers are put into a sample message of eccodes, which never reads a header that may be damaged.
+    """
+    kind = (parameter.discipline,) if parameter.edition == 2 else ()
+    numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
+    fallback = ParameterName(f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}", {})
+    if parameter.discipline not in _DISCIPLINES:
+        return fallback
+    try:
+        library = eccodes()
+    except ValueError:
+        return fallback
+    with _LOCK:
+        handle = library.codes_grib_new_from_samples(f"GRIB{parameter.edition}")
+        try:
+            if parameter.edition == 1:
+                clone = library.codes_new_from_message(_message_1(library.codes_get_message(handle), parameter))
+            else:
+                _set_parameter(library, handle, parameter)
+                clone = library.codes_clone(handle)  # eccodes finds some kinds of level only in a new message
+            library.codes_release(handle)
+            handle = clone
+            by_key = {key: library.codes_get(handle, key) for key in _KEYS}
+        except library.CodesInternalError:
+            return fallback
+        finally:
+            library.codes_release(handle)
+    by_key = {key: value for key, value in by_key.items() if value not in ("unknown", "undef")}
+    level = by_key.setdefault("typeOfLevel", fallback.level)
+    if "shortName" not in by_key:
+        return ParameterName(fallback.name, level, {})
+    attributes = {name: by_key[key] for name, key in _CF.items() if key in by_key}
+    attributes |= {f"GRIB_{key}": value for key, value in by_key.items()}
+    return ParameterName(by_key.get("cfVarName", by_key["shortName"]), level, attributes)
+
+
+def _message_1(sample: bytes, parameter: Parameter) -> bytes:
+    """Put the numbers of a parameter of edition 1 into section 1 of a ``sample``."""
+    first, second = parameter.surfaces
+    is_layer = second.kind != 255
+    centre = parameter.centre if parameter.centre in _CENTRES else _NO_CENTRE
+    indicator = 0 if parameter.statistic == 255 else parameter.statistic
+    octets = {
+        4: parameter.category, 5: centre, 9: parameter.number, 10: first.kind,
+        11: first.scaled if is_layer else first.scaled >> 8, 12: second.scaled if is_layer else first.scaled & 0xFF,
+        21: indicator,
+    }  # fmt: skip
+    message = bytearray(sample)
+    for octet, value in octets.items():
+        message[7 + octet] = value
+    if centre != ECMWF:  # the sample has a local definition of ECMWF
+        end = 8 + integer(sample, 9, 3)
+        del message[36:end]
+        message[4:7], message[8:11] = len(message).to_bytes(3), (28).to_bytes(3)
+    return bytes(message)
+
+
+def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
+    """Put the numbers of a parameter of edition 2 into a message."""
+    first, second = parameter.surfaces
+    keys = {
+        "discipline": parameter.discipline,
+        "tablesVersion": _TABLES,
+        "productionStatusOfProcessedData": parameter.status,
+        "productDefinitionTemplateNumber": parameter.template,
+        "parameterCategory": parameter.category,
+        "parameterNumber": parameter.number,
+        "typeOfFirstFixedSurface": first.kind,
+        "typeOfSecondFixedSurface": second.kind,
+    }
+    for which, surface in (("First", first), ("Second", second)):
+        if surface.scaled != MISSING:
+            keys[f"scaleFactorOf{which}FixedSurface"] = surface.factor
+            keys[f"scaledValueOf{which}FixedSurface"] = surface.scaled
+    product = TEMPLATES[parameter.template]
+    if product.kind[0] != "NB" and product.kind[0]:
+        keys[product.kind[0]] = parameter.kind
+    for (axis, *_), numbers in zip(product.axes, parameter.axes, strict=True):
+        if axis == "constituent":
+            keys["constituentType"] = numbers[0]
+        for limit, factor, scaled in zip(_LIMITS.get(axis, ()), numbers[::2], numbers[1::2], strict=False):
+            if scaled != MISSING:
+                keys |= {f"scaleFactorOf{limit}": factor, f"scaledValueOf{limit}": scaled}
+    if parameter.centre in _CENTRES:
+        keys |= {"centre": parameter.centre, "localTablesVersion": int(parameter.tables[1] > 0)}
+    if parameter.statistic != 255:
+        keys |= {"typeOfStatisticalProcessing": parameter.statistic, "lengthOfTimeRange": parameter.length}
+    for key, value in keys.items():
+        if value >= 0 or key.startswith("scaleFactor"):  # eccodes prints an error for other negative numbers
+            library.codes_set(handle, key, value)

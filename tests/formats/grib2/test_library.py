@@ -1,0 +1,62 @@
+"""Parameters have eccodes' names, and grids eccodes' points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refshard_fs.formats.grib2.library import Points
+from tests.support.grib_messages import message, on_level
+from tests.support.shard_writers import array
+from tests.support.shards_in_memory import ROOT, Files
+
+eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+
+
+def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
+    keys = {"centre": "ecmf", "productDefinitionTemplateNumber": 11, "parameterCategory": 0, "parameterNumber": 0}
+    surface = {"typeOfFirstFixedSurface": 103, "scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2}
+    statistic = {"typeOfStatisticalProcessing": 0, "stepRange": "0-24"}
+    for status in (0, 6):
+        data = message(productionStatusOfProcessedData=status, **keys, **surface, **statistic)
+        handle = eccodes.codes_new_from_message(data)
+        name = eccodes.codes_get(handle, "cfVarName")
+        eccodes.codes_release(handle)
+        assert name in Files({ROOT: data}).open().grids
+
+
+def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
+    data = on_level(500, shortName="t")
+    strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
+    assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
+        "parameter_179_0_0",
+        "level_100",
+    }
+    at = data.index(b"\0\0\0\x15\1") + 5
+    files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
+    assert all("t" in Files({ROOT: one}).open().grids for one in files)
+
+
+def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
+    """A transverse Mercator projection; cfgrib shows it without latitudes and longitudes, too."""
+    keys = {"gridDefinitionTemplateNumber": 12, "Nx": 4, "Ny": 3, "numberOfDataPoints": 12}
+    data = message(np.arange(12.0), **keys)
+    assert array(data, "t")[...].tolist() == np.arange(12.0).reshape(3, 4).tolist()
+    assert not {"latitude", "longitude"} & Files({ROOT: data}).open().grids.keys()
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+@pytest.mark.parametrize("points", [0, 1])
+def test_rows_of_one_point_never_reach_eccodes(edition: int, points: int) -> None:
+    """They end the process."""
+    handle = eccodes.codes_grib_new_from_samples(f"reduced_gg_pl_32_grib{edition}")
+    data = bytes(eccodes.codes_get_message(handle))
+    eccodes.codes_release(handle)
+    at = data.index((200).to_bytes(4) + b"\3") if edition == 2 else 8 + int.from_bytes(data[8:11])
+    grid = data[at : at + (200 if edition == 2 else 160)]
+    recipe = Points("latitudes", 6114, edition=edition)
+    assert len(recipe.make(grid)) == recipe.size
+    with pytest.raises(ValueError, match=f"two points or more in each row of its grid, found {points}"):
+        recipe.make(grid[:-128] + points.to_bytes(2) + grid[-126:])
