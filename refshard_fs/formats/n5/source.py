@@ -20,12 +20,13 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, Chunks
 from refshard_fs.core.compression import decompress, zstd
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, integers, is_node_name, object_in, shorten
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.n5 import ATTRIBUTES
+from refshard_fs.formats.n5.multiscales import describe_pyramid
 from refshard_fs.security.policy import protocol_of, relative_to
 
 DATA: Final = "data"  # name of the array if the source is one dataset
@@ -192,10 +193,13 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     if document is None:
         raise ManifestError(f"{probe.url} is not an N5 hierarchy: it has no {ATTRIBUTES}")
     group = ArrayGroupBuilder(probe.url)
+    datasets: dict[str, dict[str, dict[str, Any]]] = {}  # attributes by group and name
 
     def add(path: str, url: str, doc: dict[str, Any]) -> None:
         array, codec = _describe_dataset(doc, path, relative_to(url, ATTRIBUTES))
         group.add(path, array, BlockChunks(url, array, array.grid(options.zarr_format), codec))
+        above, name = parent(path)
+        datasets.setdefault(above, {})[name] = doc
 
     root = object_in(document.data, relative_to(probe.url, ATTRIBUTES))
     if "dimensions" in root:
@@ -225,4 +229,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                     left.append((path, url, doc))
             except ManifestError as e:
                 group.reports[path] = str(e)
-    return group.keyspace(options.zarr_format, _filter_attributes(root))
+    group.groups[""] = _filter_attributes(root)
+    for path, found in datasets.items():
+        attributes = group.groups[path]
+        pyramid = describe_pyramid(parent(path)[1], attributes, found)
+        group.groups[path] = attributes if pyramid is None else {**attributes, "multiscales": pyramid}
+    return group.keyspace(options.zarr_format, group.groups.pop(""))
