@@ -192,7 +192,7 @@ class ObspecStore:
             rows = await files.ls(self.fs.source, directory, detail=True)
         except FileNotFoundError:
             rows = []
-        rows = [row for row in rows if row["name"] != directory]  # a key is no directory of its own
+        rows = [row for row in rows if row["name"] != directory]  # a key is not a directory
         objects = [await self._listed(row) for row in rows if row["type"] == "file"]
         return {"common_prefixes": [row["name"] for row in rows if row["type"] == "directory"], "objects": objects}
 

@@ -77,7 +77,7 @@ def asgi(
         What a request has to bring, as ``Authorization: Bearer TOKEN``; by default nothing.
     redirect:
         Whether a chunk that is a whole object on a public web server is answered with its own URL (status 307). One
-        of a pinned version is not: nobody would compare the version.
+        of a pinned version is not, since no one would compare the version.
     max_age:
         Seconds that clients may keep chunks; shared caches keep nothing that needs a token.
     bytes_per_second:

@@ -135,7 +135,7 @@ class TimeUnits(NamedTuple):
 
 
 def finest(units: Iterable[TimeUnits]) -> int:
-    """Return the length of the longest unit, from the first one's reference time, of which all are whole numbers."""
+    """Return the length of the longest unit that counts all of them as integers from the first one's reference time."""
     every = list(units)
     common = math.gcd(*(each.length for each in every), *(each.since - every[0].since for each in every))
     return next(length for length in _NAMES if common % length == 0)

@@ -274,7 +274,7 @@ def _piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
         raise ValueError(f"the set {url!r} has no length along {given.dim!r}: give [url, length], or a length for all")
     if line.take is not None and (line.take[0] + length > line.take[1] or given.stacked):
         raise ValueError(
-            f"the set {url!r} has {line.take[1]} elements, of which {length} from {line.take[0]} on cannot be taken"
+            f"the set {url!r} has {line.take[1]} elements: {length} cannot be taken from {line.take[0]} on"
         )
     if given.coordinate is not None and line.values is None:
         raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")

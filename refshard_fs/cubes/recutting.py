@@ -110,7 +110,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of_slice(cls, start: int, length: int, total: int) -> Placement:
-        """Return the places of a piece's elements, ``total`` in all, of which ``[start, start + length)`` are shown."""
+        """Return the places of a piece's elements ``[start, start + length)``; the piece has ``total`` elements."""
         return cls(((-start, total),), length)
 
     @classmethod

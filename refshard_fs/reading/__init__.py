@@ -1,1 +1,1 @@
-"""The engine: what is asked is planned, fetched, checked, and handed out. Where it is comes from the key space."""
+"""The engine plans reads, fetches and checks bytes, and returns them. A key space says where the bytes lie."""

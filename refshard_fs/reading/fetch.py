@@ -77,7 +77,7 @@ class Fetcher:
         readers = list(readers)
         fresh: list[tuple[Span, Reader | None]] = []
         recalled: list[Reader] = []
-        in_ranges: set[Version] = set()  # small sources of which these readers need only a small part
+        in_ranges: set[Version] = set()  # small sources from which these readers need only a small part
         keys = 0
         for reader in readers:
             if reader.future.done():

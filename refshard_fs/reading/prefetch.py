@@ -100,7 +100,7 @@ class Ahead:
 
     @contextlib.asynccontextmanager
     async def full_shards(self, keyspace: KeySpace, keys: Sequence[str]) -> AsyncGenerator[None, None]:
-        """During the block, fetch whole shards, with their indexes, of which ``keys`` are nearly all chunks.
+        """During the block, fetch whole shards, with their indexes, if ``keys`` are nearly all of their chunks.
 
         Not several shards in one target: these take fewer requests once the locations of all chunks are known.
         """

@@ -33,7 +33,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, spelled: bytes, sizes: Positions) -> Keys:
-        """Make keys of ``sizes`` bytes from ``spelled``: all keys joined, each with a NUL behind it."""
+        """Make keys of ``sizes`` bytes from ``spelled``: all keys joined, each followed by a NUL."""
         stops = (sizes + 1).cumsum() - 1
         return cls(spelled + PAD, stops - sizes, stops)
 
@@ -57,7 +57,7 @@ class Keys(NamedTuple):
         return bytes(self.text[self.starts[row] : self.stops[row]]).decode("utf-8", "surrogatepass")
 
     def join(self, skipped: int = 0) -> bytes:
-        """Join the keys, each with a NUL behind it and without its first ``skipped`` bytes."""
+        """Join the keys, each followed by a NUL and without its first ``skipped`` bytes."""
         return join_pieces(self.text, self.starts + skipped, self.stops + 1)
 
     def names(self, skipped: int = 0) -> list[str]:

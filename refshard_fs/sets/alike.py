@@ -115,7 +115,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, members: Members, refs: ReferenceSet) -> DocumentTemplate | None:
-        """Return the template of a set, of which ``refs`` was parsed; None where it is not that regular."""
+        """Return the template of a set with the parsed ``refs``; None if it is not regular enough."""
         if len(refs) != len(members.values):
             return None
         chunks: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # by array: number and position

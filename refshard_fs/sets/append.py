@@ -197,7 +197,7 @@ OnDuplicate = Literal["error", "skip", "replace"]  # how values are treated that
 
 
 class _Rules(NamedTuple):
-    """What `append` was told."""
+    """The arguments of `append`."""
 
     dim: str
     same: frozenset[str]

@@ -196,7 +196,7 @@ def gap(
 def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
     """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks.
 
-    If ``lazy``, any elements can be taken: chunks of which a part is taken are found when they are read.
+    If ``lazy``, any elements can be taken: chunks are cut when they are read.
     """
     changed, coordinate = ChangedSet(part), part.coordinate(dim)
     is_changed = False
@@ -252,7 +252,7 @@ def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> N
 def _smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return the shape of an array's chunks by ``subchunks``; None for its own.
 
-    ManifestError where a piece of a chunk is no range of it.
+    ManifestError if a piece of a chunk is not one range.
     """
     variable = part.variables[path]
     chunks = variable.meta.chunks

@@ -154,7 +154,7 @@ def _is_missing(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[np.
 
 
 def _missing(part: NamedSet, path: str) -> npt.NDArray[np.bool_]:
-    """Return which values of an array, all of which are known, stand for missing ones."""
+    """Return which values of an array are missing; all its values are known."""
     values = part.values(path)
     assert values is not None, "they are known"
     return _is_missing(part.variables[path], values)

@@ -96,7 +96,7 @@ def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError)
 
 
 def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> None:
-    """Raise ManifestError if two sets' arrays ``path`` are not the same, or nothing tells that they are."""
+    """Raise ManifestError if two sets' arrays ``path`` differ, or cannot be compared."""
     is_same_array = one.variables[path] is other.variables[path]
     if is_same_array and not _has_references(path, one, other) and one.inline.get(path) == other.inline.get(path):
         return

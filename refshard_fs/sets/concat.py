@@ -81,7 +81,7 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """How sets are joined: what `concat` was told, and ``regular``, the step between coordinate values by dimension."""
+    """The arguments of `concat`, and ``regular``, the step between the values of a coordinate, by dimension."""
 
     same: frozenset[str] = frozenset()
     sort: bool = False
@@ -101,7 +101,7 @@ class Rules(msgspec.Struct, frozen=True):
 class SetRow(msgspec.Struct, frozen=True):
     """Sets in a row along ``dim``, which become references or a document.
 
-    A part's source is its URL or document; an empty one is a gap, of which the part tells the length or the coordinate.
+    A part's source is its URL or document; an empty one is a gap, with the length or the coordinate of the part.
     For the document: ``metadata`` (by key) are shown in place of the first set's, ``bounds`` are arrays in the units of
     a coordinate, and arrays in ``recut`` are shown in chunks of that shape already.
     """
@@ -361,7 +361,7 @@ def concat(
         Any executor of `concurrent.futures`, or ``client.get_executor()`` of dask: its workers open the sources, and
         must be able to reach them.
     resume:
-        A file that keeps what was learnt of each source. A later run opens only sources that are new, or whose size,
+        A file that keeps the result of each scan. A later run opens only sources that are new, or whose size,
         ETag or modification time differs.
     callback:
         Counts the sources that are opened.
@@ -802,7 +802,7 @@ def _grid_of(
 
 
 def _grid_of_lists(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[Any]]) -> FileGrid:
-    """Return the grid of sets in nested lists, of which ``coords`` are the values of dimensions that sets lack."""
+    """Return the grid of sets in nested lists; ``coords`` has the values of dimensions that the sets lack."""
     unknown = coords.keys() - set(order)
     if unknown:
         raise ValueError(f"coords= names {', '.join(sorted(unknown))}: expected dimensions of dims={list(order)}")

@@ -100,7 +100,7 @@ class _Concatenation:
         return Origins.combine(named, frozenset().union(*(part.refs.origins.servers for part in self.sets)))
 
     def _check_scalars(self, dim: str) -> None:
-        """Raise ManifestError where ``dim`` is a scalar that is known in some sets only, of which two are named."""
+        """Raise ManifestError if only some sets have the scalar ``dim``, and name a set with and one without it."""
         known = [dim in part.variables and part.values(dim) is not None for part in self.sets]
         if any(known) and not all(known):
             other = self.sets[known.index(False)]
@@ -366,7 +366,7 @@ class Kept(NamedTuple):
 def arrange(
     parts: Sequence[NamedSet], dim: str, *, sort: bool = False, overlap: Overlap = "error"
 ) -> list[Kept] | None:
-    """Return which elements of which sets are joined along ``dim``, in order; None for all as they are given.
+    """Return the elements of sets that are joined along ``dim``, in order; None if all are, in the given order.
 
     With ``sort`` the sets are ordered by their first value, and divided where others have values between theirs.
     ManifestError where sets have values of the coordinate in common and ``overlap`` does not say whose are taken.
@@ -453,7 +453,7 @@ def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> Non
 
 
 def name_without(parts: Sequence[NamedSet], dim: str) -> str:
-    """Return the name of the first set of which the values of a dimension's coordinate are not known."""
+    """Return the name of the first set whose values of a dimension's coordinate are not known."""
     return next((part.name for part in parts if coordinate_values([part], dim) is None), parts[0].name)
 
 
@@ -471,7 +471,7 @@ def is_ordered(values: npt.NDArray[Any]) -> bool:
 
 
 def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], name: str, dim: str) -> None:
-    """Raise ManifestError where ``old`` values are in order, and are not any more with ``new`` ones behind them."""
+    """Raise ManifestError if ``old`` values are sorted, but not together with the ``new`` values after them."""
     if len(old) > 1 and is_ordered(old) and not is_ordered(np.concatenate([old, new])):
         first, last = new[0], old[-1]
         raise ManifestError(

@@ -97,7 +97,7 @@ def _part(made: LazySet, words: Mapping[str, Any]) -> LazySet:
 
 
 def _table_at(url: str, options: Mapping[str, Any], dims: Iterable[str] | None) -> list[Any] | None:
-    """Return the sources that a Parquet file lists; None where there is no such file."""
+    """Return the sources that a Parquet file lists; None if the file does not exist."""
     if not url.endswith((".parquet", ".geoparquet")):
         return None
     place = str(source_of(url, options.get("target_protocol"), None, True))
@@ -107,7 +107,7 @@ def _table_at(url: str, options: Mapping[str, Any], dims: Iterable[str] | None) 
 
 
 def _read_file(url: str) -> Steps[bytes]:
-    """Return the bytes of a Parquet file; none where there is no such file."""
+    """Return the bytes of a Parquet file; None if it does not exist."""
     facts = yield Stat(url)
     start = b"" if facts is None else (yield Load(Span(url, 0, min(facts.size, 4)), Raw()))
     data: bytes = (yield Load(Span(url, 0, facts.size), Raw())) if start == b"PAR1" else b""

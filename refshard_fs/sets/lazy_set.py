@@ -71,7 +71,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
 
         With ``format``, or a name that ends with ``.icechunk``, it is written in a format that others read, too: see
-        `RefShardFileSystem.save`. Returns in one line why only this package reads the document, or what was copied.
+        `RefShardFileSystem.save`. Returns one line: why only this package can read it, or which bytes were copied.
         """
         if format is not None or format_named(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
@@ -109,7 +109,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """Return a set that shows a part of this one: the arguments are those of `RefShardFileSystem.select`.
 
         Sets that lie outside of a range along the joined dimension are left out of the document, so that a range of
-        times is a smaller set; what is not joined is then that of the first set that is left.
+        times is a smaller set; arrays that are not joined then come from its first remaining set.
 
         >>> import tempfile, xarray, refshard_fs
         >>> folder = tempfile.mkdtemp()
@@ -168,7 +168,7 @@ def _dims(document: ConcatDocument) -> Iterator[str]:
 
 
 def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:
-    """Return a document without the parts that ``choice`` takes nothing of, and what is left to choose."""
+    """Return a document without the parts that ``choice`` leaves out, and the rest of the choice."""
     dim, starts = document.dim, document.starts
     if dim not in choice.isel or document.view or document.beside:
         return document, choice

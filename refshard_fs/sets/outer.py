@@ -165,7 +165,7 @@ def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDA
 
 
 def _incomplete(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
-    """Return the arrays of which some set lacks elements along a dimension of ``unions``."""
+    """Return the arrays with a dimension of ``unions`` along which some set lacks elements."""
     return {
         path
         for part in parts
@@ -437,7 +437,7 @@ class _Steps(msgspec.Struct, frozen=True):
         return steps
 
     def places(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
-        """Return how many steps each of ``values`` is behind the first; ManifestError if that is not a whole number."""
+        """Return the steps from the first value to each of ``values``; ManifestError if not an integer."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
@@ -460,7 +460,7 @@ class _Steps(msgspec.Struct, frozen=True):
         return self.values(np.arange(last + 1))
 
     def values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the values that are ``places`` steps behind the first."""
+        """Return the values that are ``places`` steps after the first."""
         values: npt.NDArray[Any]
         if self.months:
             begin = self.since + np.rint(float(self.first) * self.unit / SECOND).astype("m8[s]")

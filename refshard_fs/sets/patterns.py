@@ -283,7 +283,7 @@ class Stacking(NamedTuple):
 
     @classmethod
     def by_scalar(cls, dim: str, parts: Sequence[NamedSet]) -> Stacking | None:
-        """Return sets each of which has one value of ``dim``, a scalar; None unless all do.
+        """Return the sets if each has ``dim`` as a scalar variable; None otherwise.
 
         As in xarray, other scalars and coordinates of theirs get the dimension where their values differ.
         """

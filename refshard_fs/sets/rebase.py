@@ -111,7 +111,7 @@ def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, 
 
 
 def open_read(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
-    """Return the filesystem of ``fo``, of which metadata and coordinates are read, or ``fo`` itself where it is one."""
+    """Return a filesystem of ``fo``, or ``fo`` itself if it is one."""
     if isinstance(fo, RefShardFileSystem):
         return fo
     fs = RefShardFileSystem(fo, **options)

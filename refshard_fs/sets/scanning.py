@@ -289,7 +289,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 class ScansFile:
     """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
 
-    Those that are read and kept are of sources of which ``select`` is shown, as the option of a filesystem.
+    ``select`` is the option of a filesystem: it says which part of each source is scanned.
     """
 
     def __init__(self, path: str, select: Sequence[Mapping[str, Any]] | None = None) -> None:

@@ -46,7 +46,7 @@ _SLOWEST = 8192  # bytes per second; a slower server has stalled, even if many r
 
 # Warnings and checks put the server's name before this.
 IGNORES_RANGES: Final = (
-    "ignores ranges: it answers with whole files, most of which is thrown away. Read them from another server, or put "
+    "ignores ranges: it answers with whole files, which are read for few bytes. Read them from another server, or put "
     "'simplecache::' before their URLs, which copies each file once"
 )
 

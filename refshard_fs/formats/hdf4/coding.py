@@ -99,7 +99,7 @@ def _of_runs(raw: bytes, size: int) -> bytes:
 
 
 def _of_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) -> bytes:
-    """Return elements of which the bits from ``first`` down were kept, some of them; the others are alike."""
+    """Return elements whose bits from ``first`` down were stored; all other bits are equal."""
     _, is_signed, fill, first, width = values
     bits = 8 * itemsize
     if not 0 < width <= first + 1 <= bits or size % itemsize:

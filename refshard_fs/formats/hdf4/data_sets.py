@@ -40,14 +40,21 @@ from refshard_fs.formats.hdf4.objects import (
 )
 
 SMALL: Final = 64 << 10  # bytes of the values of a Vdata that are read before it is known what they are
-FEW: Final = 64  # data sets, of which the tables of chunks are read when the file is opened
+FEW: Final = 64  # data sets: the tables of chunks of so many are read when the file is opened
 
 _FILE, _VARIABLE, _ATTRIBUTE = "CDF0.0", "Var0.0", "Attr0.0"  # classes of Vgroups and Vdatas
 _DIMENSION, _UNLIMITED = "Dim0.0", "UDim0.0"
 _COUNTED, _VALUED, _COORDINATE = "DimVal0.0", "DimVal0.1", "CoordVar"
 _IMAGE: Final = "RI0.0"
 _IMAGES: Final = (202, 302)  # tags of images
-_OWN: Final = ("Attr", "DimVal", "SDSVar", "CoordVar", "RIATTR", "_HDF")  # begin classes of Vdatas that are no tables
+_OWN: Final = (
+    "Attr",
+    "DimVal",
+    "SDSVar",
+    "CoordVar",
+    "RIATTR",
+    "_HDF",
+)  # prefixes of the classes of Vdatas that are not tables
 _SCALES, _RANGE, _CALIBRATION = 703, 707, 731  # tags of version 3.2
 _TEXTS: Final = {704: "long_name", 705: "units", 706: "format", 708: "coordsys"}
 _OLD_GROUP: Final = 700  # of version 3.1
@@ -194,7 +201,7 @@ class Tree:
             elif tag == VDATA and member in self.tables:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
-            raise ValueError("its type is not told")
+            raise ValueError("it has no number type")
         layout = yield from layout_of(self.elements, data)
         attributes = yield from self.attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)
@@ -246,7 +253,7 @@ class Tree:
         members = (yield from self.elements.stored(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
         if DIMENSIONS not in refs:
-            raise ValueError("its dimensions are not told")
+            raise ValueError("it has no dimensions")
         described = yield from self.elements.stored((DIMENSIONS, refs[DIMENSIONS]))
         (rank,) = struct.unpack_from(">H", described)
         if rank > MOST_DIMENSIONS:
@@ -256,7 +263,7 @@ class Tree:
         for tag, ref in struct.iter_unpack(">HH", described[2 + 4 * rank :][: 4 * rank + 4]):
             dtypes.append(parse_number_type((yield from self.elements.stored((tag, ref)))))
         if len(dtypes) < rank + 1:
-            raise ValueError("the types of its dimensions are not told")
+            raise ValueError("its dimensions have no number types")
         data = (DATA, refs[DATA]) if DATA in refs else None
         layout = yield from layout_of(self.elements, data)
         names = tuple(f"fakeDim{first + number}" for number in range(rank))

@@ -148,7 +148,7 @@ class Elements:
         return b"".join((yield from self.file.load(parts)))
 
     def compressed_behind(self, key: Key) -> Key | None:
-        """Return the compressed bytes directly behind the header of an element; None if there are none.
+        """Return the compressed bytes directly after the header of an element; None if there are none.
 
         The library writes the header of a compressed chunk and the chunk in one step: so the header need not be read.
         """
@@ -169,7 +169,7 @@ def _joined(parts: list[Part]) -> list[Part]:
 
 
 def read_descriptors(file: FileBytes) -> Steps[Elements]:
-    """Return the elements of a file: its descriptors are in blocks, each of which names the next one."""
+    """Return the elements of a file. Its descriptors lie in a chain of blocks."""
     found: dict[Key, Descriptor] = {}
     at, total, before = 4, 0, 0
     window = WINDOW

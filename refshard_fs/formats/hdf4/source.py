@@ -194,7 +194,7 @@ class _Group(ArrayGroupBuilder):
     # ------------------------------------------------------------------ what is around data sets
 
     def finish(self) -> None:
-        """Add the fields that are Vdatas, and the coordinates of grids; report what is not shown."""
+        """Add the fields that are Vdatas, and the coordinates of grids; report objects that are not shown."""
         tree = self._tree
         shown = set()
         for (tag, ref), owner in self._owners.items():
