@@ -7,12 +7,11 @@ from typing import Final, NamedTuple
 
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Steps
-from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.jp2 import CODE_STREAM
 
 MOST_BOXES: Final = 1 << 10  # on one level of a file; more would take minutes to open
 LONGEST: Final = 1 << 24  # bytes of all boxes with metadata
-HEADER, STREAM, UUID, ASSOCIATION, XML = b"jp2h", b"jp2c", b"uuid", b"asoc", b"xml "
+HEADER, PALETTE, STREAM, UUID, ASSOCIATION, XML = b"jp2h", b"pclr", b"jp2c", b"uuid", b"asoc", b"xml "
 _NEEDED: Final = (HEADER, UUID, ASSOCIATION)
 _HEAD: Final = 16  # bytes of the longest header of a box
 _DEEPEST: Final = 8  # boxes within each other
@@ -27,15 +26,16 @@ class Box(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """The range of the code stream, and types and contents of the boxes with metadata."""
+    """The range of the first of ``streams`` code streams, and types and contents of the boxes with metadata."""
 
     start: int
     stop: int
     metadata: list[tuple[bytes, bytes]]
+    streams: int = 1
 
 
 def read_boxes(file: FileBytes) -> Steps[Boxes]:
-    """Read the boxes of a file, one after the other; DamagedIndex if they do not fit it.
+    """Read the boxes of a file, one after the other; ValueError if they do not fit it.
 
     A file that is a bare code stream has no boxes.
     """
@@ -46,23 +46,19 @@ def read_boxes(file: FileBytes) -> Steps[Boxes]:
     at = 0
     while at < file.size:
         if len(found) == MOST_BOXES:
-            raise DamagedIndex("", file.url, f"it has more than {MOST_BOXES} boxes")
+            raise ValueError(f"it has more than {MOST_BOXES} boxes")
         (head,) = yield from file.load([(at, min(_HEAD, file.size - at))])
-        try:
-            box = parse_box(head, at, file.size)
-        except ValueError as e:
-            raise DamagedIndex("", file.url, str(e)) from e
-        found.append(box)
-        at = box.stop
+        found.append(parse_box(head, at, file.size))
+        at = found[-1].stop
     streams = [box for box in found if box.kind == STREAM]
     if not streams:
-        raise DamagedIndex("", file.url, "it has no code stream (box jp2c)")
+        raise ValueError("it has no code stream (box jp2c)")
     needed = [box for box in found if box.kind in _NEEDED]
     if sum(box.stop - box.start for box in needed) > LONGEST:
-        raise DamagedIndex("", file.url, f"its boxes with metadata have more than {LONGEST} bytes")
+        raise ValueError(f"its boxes with metadata have more than {LONGEST} bytes")
     contents = yield from file.load([(box.start, box.stop - box.start) for box in needed])
     metadata = [(box.kind, data) for box, data in zip(needed, contents, strict=True)]
-    return Boxes(streams[0].start, streams[0].stop, metadata)
+    return Boxes(streams[0].start, streams[0].stop, metadata, len(streams))
 
 
 def parse_box(head: bytes, at: int, end: int) -> Box:

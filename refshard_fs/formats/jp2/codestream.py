@@ -14,7 +14,6 @@ import numpy as np
 
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Steps
-from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.jp2 import CODE_STREAM
 
 WINDOW: Final = 1 << 14  # bytes that are read for a main header at first; then four times as many
@@ -25,11 +24,9 @@ RATIO: Final = 1 << 12  # this many for each byte of the file
 BLOCK_BYTES: Final = 1 << 8  # bytes that the decoder needs for each code block or precinct
 
 # Markers.
-SOC, SIZ, COD, COC, TLM, PLM, POC, PPM, CRG, COM = (
-    *(0xFF4F, 0xFF51, 0xFF52, 0xFF53, 0xFF55, 0xFF57, 0xFF5F),
-    *(0xFF60, 0xFF63, 0xFF64),
-)
-SOT, SOD, EOC = 0xFF90, 0xFF93, 0xFFD9
+SOC, SIZ, COD, COC, TLM, PLM, POC = 0xFF4F, 0xFF51, 0xFF52, 0xFF53, 0xFF55, 0xFF57, 0xFF5F
+PPM, CRG, COM, SOT, SOD, EOC = 0xFF60, 0xFF63, 0xFF64, 0xFF90, 0xFF93, 0xFFD9
+_BARE: Final = range(0xFF30, 0xFF40)  # reserved markers without a segment
 _LEFT_OUT: Final = (TLM, PLM, CRG, COM)  # segments that decoding a tile does not need
 _ORDERS: Final = ("LRCP", "RLCP", "RPCL", "PCRL", "CPRL")
 _SIZ: Final = struct.Struct(">HHHIIIIIIIIH")
@@ -49,12 +46,10 @@ class Size(NamedTuple):
     @classmethod
     def parse(cls, data: bytes) -> Size:
         """Parse a whole segment; ValueError if its numbers cannot be true."""
-        if len(data) < _SIZ.size:
-            raise ValueError(f"its segment SIZ has {len(data)} bytes: expected at least {_SIZ.size}")
-        _, length, capabilities, *numbers, count = _SIZ.unpack_from(data)
+        _, length, capabilities, *numbers, count = _SIZ.unpack_from(data.ljust(_SIZ.size, b"\0"))
         stop, start, tile, first = zip(numbers[::2], numbers[1::2], strict=True)
         size = cls(capabilities, stop, start, tile, first, data[_SIZ.size :])
-        if length != 38 + 3 * count or len(data) != length + 2 or not count:
+        if length != 38 + 3 * count or not count:
             raise ValueError(f"its segment SIZ has {length} bytes for {count} components")
         for axis in (0, 1):
             if not (first[axis] <= start[axis] < stop[axis] and start[axis] < first[axis] + tile[axis]):
@@ -67,9 +62,8 @@ class Size(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the segment."""
-        numbers = (number for pair in (self.stop, self.start, self.tile, self.first_tile) for number in pair)
-        count = len(self.components) // 3
-        return _SIZ.pack(SIZ, 38 + 3 * count, self.capabilities, *numbers, count) + self.components
+        corners = (*self.stop, *self.start, *self.tile, *self.first_tile)
+        return _SIZ.pack(SIZ, 38 + 3 * self.bands, self.capabilities, *corners, self.bands) + self.components
 
     @property
     def bands(self) -> int:
@@ -196,29 +190,47 @@ class Header(msgspec.Struct, frozen=True):
             raise ValueError(f"its main header has {len(found)} segments COD: expected 1")
         return found + [Coding.parse(m, data, self.size.bands) for m, data in self.segments if m == COC]
 
-    def count_levels(self) -> tuple[int, str]:
-        """Return how many lower resolutions can be shown, and why not all of them can be.
+    def find_disorder(self) -> str:
+        """Return why packets of lower resolutions do not come first in a tile; "" if they do.
 
-        The decoder gets a header of a smaller image, so the packets of a tile must be in the order of resolutions.
+        If they do, a header of a smaller image makes any decoder read these only.
         """
         first, *others = self.codings()
         if any(coding.levels != first.levels for coding in others):
-            return 0, "its components have different numbers of levels"
+            return "its components have different numbers of levels"
         if any(marker == POC for marker, _ in self.segments):
-            return 0, "its order of packets changes (POC)"
+            return "its order of packets changes (POC)"
         if first.order not in _BY_RESOLUTION and (first.order, first.layers) != ("LRCP", 1):
-            return 0, f"its packets have the order {first.order} in {first.layers} layers"
-        for level in range(1, first.levels + 1):
+            return f"its packets have the order {first.order} in {first.layers} layers"
+        return ""
+
+    def count_levels(self, *, has_skipping_decoder: bool) -> tuple[int, str]:
+        """Return how many lower resolutions can be shown, and why not all of them can be."""
+        disorder, levels = self.find_disorder(), min(coding.levels for coding in self.codings())
+        if levels and disorder and not has_skipping_decoder:
+            return 0, disorder + ", which needs a newer imagecodecs"
+        for level in range(1, levels + 1):
             if self.size.chunks(level) is None:
                 return level - 1, f"its tiles of {self.size.tile} cannot be divided by {1 << level}"
             if min(self.size.shape(level)) < 1:
                 return level - 1, "it has no rows or columns there"
-        return first.levels, ""
+            if disorder and any(start % (1 << level) for start in self.size.start):
+                return level - 1, f"{disorder}, and it begins at {self.size.start}"
+        return levels, ""
 
     def encode(self, tile: int, level: int) -> bytes:
         """Return a main header for an image that has only this tile, at a resolution level."""
-        kept = [lower_resolution(marker, data, self.size.bands, level) for marker, data in self.segments]
-        return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).encode(), *kept])
+        segments = [self._lower_resolution(marker, data, level) for marker, data in self.segments]
+        return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).encode(), *segments])
+
+    def _lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
+        """Return a segment for an image at a resolution level: only COD and COC change."""
+        if not level or marker not in (COD, COC):
+            return data
+        coding = Coding.parse(marker, data, self.size.bands)
+        stop = len(data) - (level if coding.precincts else 0)
+        head = data[:2] + (stop - 2).to_bytes(2) + data[4 : coding.at]
+        return head + bytes([coding.levels - level]) + data[coding.at + 1 : stop]
 
     def check_cost(self, size: int) -> int:
         """Return how many bytes a tile of a file of ``size`` bytes may take; ValueError if decoding takes more."""
@@ -242,18 +254,6 @@ def check_cost(tile: Size, codings: list[Coding], most: int) -> None:
             )
 
 
-def lower_resolution(marker: int, data: bytes, bands: int, level: int) -> bytes:
-    """Return a segment for an image at a resolution level; those of other kinds than COD and COC stay as they are."""
-    if not level or marker not in (COD, COC):
-        return data
-    coding = Coding.parse(marker, data, bands)
-    if coding.levels < level:
-        raise ValueError(f"a tile has {coding.levels} lower resolutions: expected at least {level}")
-    stop = len(data) - (level if coding.precincts else 0)
-    head = data[:2] + (stop - 2).to_bytes(2) + data[4 : coding.at]
-    return head + bytes([coding.levels - level]) + data[coding.at + 1 : stop]
-
-
 def split_segments(data: bytes, at: int, until: int) -> tuple[list[tuple[int, bytes]], int]:
     """Return marker and bytes of each segment from ``at`` to the marker ``until``, and the position of that marker.
 
@@ -264,6 +264,9 @@ def split_segments(data: bytes, at: int, until: int) -> tuple[list[tuple[int, by
         marker, length = (int.from_bytes(data[first : first + 2]) for first in (at, at + 2))
         if marker == until:
             return found, at
+        if marker in _BARE:
+            at += 2
+            continue
         if len(data) < at + 4:
             raise EOFError
         if not SOC < marker < SOT or length < 2:
@@ -275,7 +278,7 @@ def split_segments(data: bytes, at: int, until: int) -> tuple[list[tuple[int, by
 
 
 def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
-    """Read the main header of the code stream in [start, stop) of a file; ManifestError if it cannot be shown."""
+    """Read the main header of the code stream in [start, stop) of a file; ValueError if it is damaged."""
     window = WINDOW
     while True:
         (data,) = yield from file.load([(start, min(window, stop - start))])
@@ -283,11 +286,10 @@ def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
             return parse_header(data, start)
         except EOFError:
             if window >= min(stop - start, LONGEST):
-                reason = f"its main header does not end within {len(data)} bytes: it is damaged or cut short"
-                raise DamagedIndex("", file.url, reason) from None
+                raise ValueError(
+                    f"its main header does not end within {len(data)} bytes: it is damaged or cut short"
+                ) from None
             window *= 4
-        except ValueError as e:
-            raise ManifestError(f"{file.url}: {e}") from e
 
 
 def parse_header(data: bytes, start: int) -> Header:
@@ -295,11 +297,8 @@ def parse_header(data: bytes, start: int) -> Header:
     if data[:4] != CODE_STREAM:
         raise ValueError(f"its code stream begins with {data[:4]!r}: expected the markers SOC and SIZ")
     (first, *segments), end = split_segments(data, 2, SOT)
-    markers = {marker for marker, _ in segments}
-    if SIZ in markers or PPM in markers:
-        raise ValueError(
-            "its main header has several segments SIZ, or headers of packets (PPM), which is not supported"
-        )
+    if any(marker == PPM for marker, _ in segments):
+        raise ValueError("its main header has the headers of packets (PPM), which is not supported")
     return Header(
         Size.parse(first[1]),
         tuple(segment for segment in segments if segment[0] not in _LEFT_OUT),

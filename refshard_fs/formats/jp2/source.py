@@ -12,11 +12,20 @@ from refshard_fs.core.format import FileBytes, OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Steps
 from refshard_fs.core.rasters import RasterGroupBuilder
-from refshard_fs.errors import DamagedIndex, ManifestError
-from refshard_fs.formats.jp2.boxes import ASSOCIATION, HEADER, UUID, Boxes, find_texts, iterate_boxes, read_boxes
+from refshard_fs.errors import ManifestError, RefShardError
+from refshard_fs.formats.jp2.boxes import (
+    ASSOCIATION,
+    HEADER,
+    PALETTE,
+    UUID,
+    Boxes,
+    find_texts,
+    iterate_boxes,
+    read_boxes,
+)
 from refshard_fs.formats.jp2.codestream import read_header
 from refshard_fs.formats.jp2.gml import locate_by_gml
-from refshard_fs.formats.jp2.tiles import TileChunks, TileIndex
+from refshard_fs.formats.jp2.tiles import TileChunks, TileIndex, has_skipping_decoder
 from refshard_fs.formats.tiff.georeference import Georeference, locate_image
 from refshard_fs.formats.tiff.ifds import Tiff
 
@@ -26,12 +35,12 @@ GEO_TIFF = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03")  # the UUID of a bo
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JPEG 2000 file."""
     file = FileBytes(probe.url, *probe.file("JPEG 2000 file"), probe.head)
-    boxes = yield from read_boxes(file)
-    header = yield from read_header(file, boxes.start, boxes.stop)
     group = RasterGroupBuilder(probe.url)
     try:
-        dtype, size = header.size.dtype, header.size
-        levels, reason = header.count_levels()
+        boxes = yield from read_boxes(file)
+        header = yield from read_header(file, boxes.start, boxes.stop)
+        size, dtype = header.size, header.size.dtype
+        levels, reason = header.count_levels(has_skipping_decoder=has_skipping_decoder())
         most = header.check_cost(file.size)
         if size.chunks(0) is None:
             raise ValueError("its first tiles are smaller than others, which is not supported")
@@ -39,21 +48,19 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{probe.url}: {e}") from e
     if reason:
         group.reports["lower resolutions"] = f"only {levels} are shown: {reason}"
+    if boxes.streams > 1:
+        group.reports["other images"] = f"it has {boxes.streams} code streams: only the first is shown"
     place = yield from _locate(boxes, size.shape(0), group)
-    attributes = _describe(boxes, group)
-    pin = None if probe.facts is None else probe.facts.pin
-    index = TileIndex(file, probe.head, pin, header, boxes.stop)
+    described = _describe(boxes, group)
+    index = TileIndex(file, probe, header, boxes.stop)
+    bands = (size.bands,) if size.bands > 1 else ()
     for level in range(levels + 1):
-        name, (rows, columns), chunks = str(level), size.shape(level), size.chunks(level)
-        assert chunks is not None
-        bands = (size.bands,) if size.bands > 1 else ()
-        axes = (*("band" for _ in bands), "y", "x")
-        names = group.name_dimensions(name, axes, (*bands, rows, columns))
-        found: dict[str, Any] = dict(attributes)
-        if place is not None:
-            found |= place.add(group, "", (rows, columns, size.bands), names)
-        where = f"{probe.url}: image {name}"
-        array = ArrayDescription(where, (*bands, rows, columns), (*bands, *chunks), dtype, [*names.values()], found)
+        name, shape, chunks = str(level), (*bands, *size.shape(level)), size.chunks(level)
+        assert chunks is not None, "levels are those with equal chunks"
+        names = group.name_dimensions(name, ("band", "y", "x")[-len(shape) :], shape)
+        placed = {} if place is None else place.add(group, "", (*size.shape(level), size.bands), names)
+        where, axes = f"{probe.url}: image {name}", [*names.values()]
+        array = ArrayDescription(where, shape, (*bands, *chunks), dtype, axes, {**described, **placed})
         group.add(name, array, TileChunks(index, array.grid(options.zarr_format), level, most))
     group.add_pyramids("", [("", [str(level) for level in range(levels + 1)])] if levels else [], {})
     return group.keyspace(options.zarr_format, group.groups.pop(""))
@@ -71,7 +78,7 @@ def _locate(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> 
                 place = locate_image(ifds[0], *shape)
                 if place is not None:
                     return place
-            except (ManifestError, DamagedIndex, ValueError) as e:
+            except (RefShardError, ValueError) as e:
                 group.reports["GeoTIFF"] = str(e)
     for kind, data in boxes.metadata:
         if kind == ASSOCIATION:
@@ -86,29 +93,15 @@ def _locate(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> 
 
 
 def _describe(boxes: Boxes, group: RasterGroupBuilder) -> dict[str, Any]:
-    """Return attributes about samples from the header box: whether they are numbers of a palette's colours."""
+    """Return attributes of the samples: the colours of a palette, each as "#" and hexadecimal digits of its columns."""
     try:
-        for kind, data in boxes.metadata:
-            for inner, contents in iterate_boxes(data) if kind == HEADER else ():
-                if inner == b"pclr":
-                    return {"palette": _parse_palette(contents)}
+        inner = [box for kind, data in boxes.metadata if kind == HEADER for box in iterate_boxes(data)]
+        for data in (data for kind, data in inner if kind == PALETTE):
+            count, columns = int.from_bytes(data[:2]), int.from_bytes(data[2:3])
+            depths, colours = data[3 : 3 + columns], data[3 + columns :]
+            if set(depths) != {7} or len(colours) != count * columns:
+                raise ValueError(f"its palette has {count} colours in {len(data)} bytes: expected columns of 8 bits")
+            return {"color_map": [f"#{colours[at : at + columns].hex()}" for at in range(0, len(colours), columns)]}
     except ValueError as e:
         group.reports["palette"] = str(e)
     return {}
-
-
-def _parse_palette(data: bytes) -> list[list[int]]:
-    """Return the colours of a palette."""
-    count, columns = int.from_bytes(data[:2]), data[2] if len(data) > 2 else 0
-    depths = data[3 : 3 + columns]
-    sizes = [((depth & 127) + 8) // 8 for depth in depths]
-    if not 0 < count <= 1024 or len(data) != 3 + columns + count * sum(sizes) or not columns:
-        raise ValueError(f"its palette of {count} colours has {len(data)} bytes")
-    found, at = [], 3 + columns
-    for _ in range(count):
-        colour = []
-        for size in sizes:
-            colour.append(int.from_bytes(data[at : at + size]))
-            at += size
-        found.append(colour)
-    return found

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Span, Steps
-from refshard_fs.formats.jp2.codestream import SOT
+from refshard_fs.formats.jp2.codestream import EOC, SOT
 
 VERSION: Final = 1  # of what the index cache keeps
 SOT_SIZE: Final = 12  # bytes of the header of a tile part, up to its other segments
@@ -91,7 +91,10 @@ class TilePartScan(msgspec.Struct, frozen=True):
 
     def scan(self, source: Span) -> Steps[TileParts]:
         """Find the tile parts."""
-        file = FileBytes(source.url, source.resolve_end(self.size), self.size, self.head)
+        return (yield from self.find(FileBytes(source.url, source.resolve_end(self.size), self.size, self.head)))
+
+    def find(self, file: FileBytes) -> Steps[TileParts]:
+        """Find the tile parts of an open file."""
         return (yield from find_tile_parts(file, self.first, self.stop, self.tiles))
 
     def decode(self, data: bytes) -> TileParts:
@@ -141,7 +144,7 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
     places = [first]
     if mean > NEAR and tiles > FEW:
         places += yield from _find_headers(file, first, stop, tiles)
-    known: dict[int, Part | ValueError] = {}
+    known: dict[int, Part | ValueError | None] = {}
     while places:
         if len(known) + len(places) > MOST_PARTS:
             raise ValueError(f"it has more than {MOST_PARTS} tile parts")
@@ -159,23 +162,19 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
     while at in known:
         part = known[at]
         if isinstance(part, ValueError):
-            if isinstance(part, _End):
-                break
             raise part
+        if part is None:
+            break
         found.append(part)
         starts.append(at)
         at += part.size
     return TileParts.of([part.tile for part in found], starts, [part.size for part in found])
 
 
-class _End(ValueError):
-    """The code stream ends here."""
-
-
-def _parse(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError:
-    """Parse the header of the tile part at ``at``; return the error if there is another thing."""
-    if head.startswith(b"\xff\xd9"):
-        return _End()
+def _parse(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError | None:
+    """Parse the header of the tile part at ``at``; None at the end of the code stream, an error at anything else."""
+    if head.startswith(EOC.to_bytes(2)):
+        return None
     try:
         part = Part.parse(head)
     except ValueError as e:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from refshard_fs.core.array_group import Chunks, make_entry_of_parts
 from refshard_fs.core.compression import decode_by_imagecodecs
-from refshard_fs.core.format import FileBytes
+from refshard_fs.core.format import FileBytes, Probe
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Load, Pin, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Span, Steps
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.jp2.codestream import (
     COC,
@@ -24,10 +27,9 @@ from refshard_fs.formats.jp2.codestream import (
     Coding,
     Header,
     check_cost,
-    lower_resolution,
     split_segments,
 )
-from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part, TileParts, TilePartScan, find_tile_parts, parse_lengths
+from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part, TileParts, TilePartScan, parse_lengths
 
 _END: Final = EOC.to_bytes(2)
 
@@ -35,8 +37,8 @@ _END: Final = EOC.to_bytes(2)
 class TileRecipe(msgspec.Struct, frozen=True):
     """Decodes tile parts of ``sizes`` bytes to a chunk of ``shape`` (bands, rows, columns).
 
-    ``header`` is the main header of the image; the code stream that is decoded has this tile only, at a ``level``.
-    ``most`` is the limit of `check_cost`.
+    ``header`` is the main header of the image; the code stream that is decoded has this tile only. ``level`` is the
+    resolution level of the chunk, ``most`` the limit of `check_cost`.
     """
 
     header: Header
@@ -52,21 +54,24 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * self.header.size.dtype.itemsize
 
     def make(self, raw: bytes) -> bytes:
-        stream = [self.header.encode(self.tile, self.level)]
-        at = 0
-        for number, size in enumerate(self.sizes):
-            stream += self._encode_part(raw[at : at + size], number)
-            at += size
-        size_ = self.header.size.select_tile(self.tile, self.level)
-        (rows, columns), bands = size_.shape(0), size_.bands
-        out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], size_.dtype.newbyteorder("="))
-        decode_by_imagecodecs("jpeg2k_decode", b"".join([*stream, _END]), "tiff", out=out)
-        chunk = np.zeros(self.shape, size_.dtype)
+        lowered = 0 if self.header.find_disorder() else self.level
+        skipped: dict[str, Any] = {} if lowered == self.level else {"skipres": self.level}
+        stream = [self.header.encode(self.tile, lowered)]
+        for number, (stop, size) in enumerate(zip(accumulate(self.sizes), self.sizes, strict=True)):
+            stream += self._encode_part(raw[stop - size : stop], number, lowered)
+        tile = self.header.size.select_tile(self.tile, self.level)
+        (rows, columns), bands = tile.shape(0), tile.bands
+        out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], tile.dtype.newbyteorder("="))
+        decode_by_imagecodecs("jpeg2k_decode", b"".join([*stream, _END]), "tiff", out=out, **skipped)
+        chunk = np.zeros(self.shape, tile.dtype)
         chunk[:, :rows, :columns] = np.moveaxis(out.reshape(rows, columns, bands), 2, 0)
         return chunk.tobytes()
 
-    def _encode_part(self, data: bytes, number: int) -> list[bytes]:
-        """Return a tile part for an image of one tile at a lower resolution; ValueError if it is another one."""
+    def _encode_part(self, data: bytes, number: int, lowered: int) -> tuple[bytes, bytes]:
+        """Return a tile part for an image of one tile; ValueError if it is another part.
+
+        If the header of the image is ``lowered``, a tile cannot have its own coding.
+        """
         part, size = Part.parse(data), self.header.size
         if (part.tile, part.number) != (self.tile, number) or part.total not in (0, len(self.sizes)):
             raise ValueError(
@@ -75,31 +80,37 @@ class TileRecipe(msgspec.Struct, frozen=True):
             )
         if part.size not in (0, len(data)):
             raise ValueError(f"expected a tile part of {len(data)} bytes, found one of {part.size}")
-        if not part.size and data.endswith(_END):
-            data = data[:-2]
+        body = data[SOT_SIZE : -2 if not part.size and data.endswith(_END) else None]
         try:
-            segments, end = split_segments(data, SOT_SIZE, SOD)
+            segments, _ = split_segments(body, 0, SOD)
         except EOFError:
             raise ValueError("its tile part ends within its header") from None
-        if self.level and any(marker == POC for marker, _ in segments):
-            raise ValueError("the order of packets changes in its tile (POC)")
+        if lowered and any(marker in (COD, COC, POC) for marker, _ in segments):
+            raise ValueError("the tile has a coding of its own, so that only its full resolution can be read")
         codings = [Coding.parse(marker, segment, size.bands) for marker, segment in segments if marker in (COD, COC)]
         check_cost(size.select_tile(self.tile, 0), codings, self.most)
-        body = [lower_resolution(marker, segment, size.bands, self.level) for marker, segment in segments]
-        body.append(data[end:])
-        return [part._replace(tile=0, size=SOT_SIZE + sum(map(len, body))).encode(), *body]
+        return part._replace(tile=0, size=SOT_SIZE + len(body)).encode(), body
+
+
+@cache
+def has_skipping_decoder() -> bool:
+    """Return whether imagecodecs can skip resolutions in any order of packets."""
+    try:
+        return [int(number) for number in version("imagecodecs").split(".")[:3]] >= [2026, 10, 10]
+    except (PackageNotFoundError, ValueError):
+        return False
 
 
 class TileIndex:
     """Finds the tile parts of a code stream that ends at ``stop``, once."""
 
-    def __init__(self, file: FileBytes, head: bytes, pin: Pin | None, header: Header, stop: int) -> None:
+    def __init__(self, file: FileBytes, probe: Probe, header: Header, stop: int) -> None:
         self.file = file
         self.header = header
-        self._whole = Span(file.url, pin=pin)
-        self._count = math.prod(header.size.tiles)
-        self._scan = TilePartScan(head, file.size, header.first, stop, self._count)
-        self._found = parse_lengths(header.lengths, header.first, stop, self._count)
+        self._whole = Span(file.url, pin=None if probe.facts is None else probe.facts.pin)
+        count = math.prod(header.size.tiles)
+        self._scan = TilePartScan(probe.head, file.size, header.first, stop, count)
+        self._found = parse_lengths(header.lengths, header.first, stop, count)
 
     def read(self) -> Steps[TileParts]:
         """Return all tile parts; DamagedIndex if they are damaged."""
@@ -107,8 +118,7 @@ class TileIndex:
             return self._found
         if isinstance(self.file.source, Inline):
             try:
-                scan = self._scan
-                self._found = yield from find_tile_parts(self.file, scan.first, scan.stop, scan.tiles)
+                self._found = yield from self._scan.find(self.file)
             except ValueError as e:
                 raise DamagedIndex("", self.file.url, str(e)) from e
             return self._found

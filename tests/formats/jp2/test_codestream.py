@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -61,13 +62,19 @@ def test_a_tile_that_takes_too_much_memory_is_refused() -> None:
             Files({ROOT: changed}).open()
 
 
-def test_lower_resolutions_need_packets_in_their_order() -> None:
+def test_levels_of_other_orders_need_a_decoder_that_skips() -> None:
     data = encode(smooth(64, 64), levels=3)
-    assert parse_header(data, 0).count_levels() == (3, "")
     at = data.index(b"\xff\x52")
-    for order, layers, levels in ((1, 5, 3), (2, 5, 3), (0, 2, 0), (3, 1, 0), (4, 1, 0)):
-        changed = data[: at + 5] + struct.pack(">BH", order, layers) + data[at + 8 :]
-        assert parse_header(changed, 0).count_levels()[0] == levels
-    keyspace = Files({ROOT: data[: at + 5] + b"\4" + data[at + 6 :]}).open()
-    assert "CPRL" in keyspace.reports["lower resolutions"]
-    assert list(keyspace.grids) == ["0"]
+    for order, layers, levels in ((0, 1, 3), (1, 5, 3), (2, 5, 3), (0, 2, 0), (3, 1, 0), (4, 1, 0)):
+        header = parse_header(data[: at + 5] + struct.pack(">BH", order, layers) + data[at + 8 :], 0)
+        assert header.count_levels(has_skipping_decoder=False)[0] == levels
+        assert header.count_levels(has_skipping_decoder=True) == (3, "")
+    far = header.size._replace(start=(4, 4), first_tile=(4, 4))
+    moved = msgspec.structs.replace(header, size=far).count_levels(has_skipping_decoder=True)
+    assert moved[0] == 2, moved
+
+
+def test_a_marker_without_a_segment_is_skipped() -> None:
+    data = encode(smooth(64, 64))
+    at = data.index(b"\xff\x52")
+    assert parse_header(data[:at] + b"\xff\x30" + data[at:], 0).segments == parse_header(data, 0).segments

@@ -112,7 +112,7 @@ def test_a_palette_is_an_attribute() -> None:
     colours = box(b"pclr", b"\0\2\3\7\7\7" + bytes([0, 0, 0, 255, 128, 1]))
     files = Files({ROOT: jp2_file(encode(smooth(20, 30, dtype="u1")), box(b"jp2h", colours))})
     keyspace = files.open()
-    assert b'"palette":[[0,0,0],[255,128,1]]' in (files.read(keyspace, "0/.zattrs") or b"")
+    assert b'"color_map":["#000000","#ff8001"]' in (files.read(keyspace, "0/.zattrs") or b"")
     files = Files({ROOT: jp2_file(encode(smooth(20, 30, dtype="u1")), box(b"jp2h", colours[:-9] + b"\0"))})
     assert "box b'pclr'" in files.open().reports["palette"]
 
@@ -137,3 +137,17 @@ def test_damage_is_an_error_or_leaves_values(tmp_path: Path) -> None:
 def test_a_small_file_takes_no_round_after_its_head(tmp_path: Path) -> None:
     (tmp_path / "a.jp2").write_bytes(jp2_file(code_stream(smooth(200, 300))))
     assert rounds_to_open(tmp_path / "a.jp2") == 1
+
+
+def test_a_safe_folder_names_the_way(tmp_path: Path) -> None:
+    for name in ("manifest.safe", "MTD_MSIL1C.xml"):
+        (tmp_path / name).touch()
+    with pytest.raises(ManifestError, match="SAFE product: open the images .*IMG_DATA"):
+        RefShardFileSystem(str(tmp_path)).ls("")
+
+
+def test_only_the_first_of_several_code_streams_is_shown() -> None:
+    first, second = (encode(smooth(20, size)) for size in (30, 40))
+    keyspace = Files({ROOT: jp2_file(second, box(b"jp2c", first))}).open()
+    assert "2 code streams" in keyspace.reports["other images"]
+    assert keyspace.grids["0"].size == 1
