@@ -6,8 +6,8 @@ The records of a variable are a stream of bytes, of which each VVR or CVVR has a
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -96,6 +96,7 @@ class VariableChunks(FilledChunks):
         self._made = None if layout.is_compressed else self._size // itemsize * kind.shown.itemsize
         self._recipe = Shown(kind, layout.chunks, axes, layout.is_compressed)
         self._runs: list[Run] | None = None
+        self._inner: dict[Run, list[Run]] = {}  # of the runs that are indexes
         self._headers: dict[int, tuple[int, int]] = {}  # type, and bytes of values, of records by their offset
 
     def encode_fill(self) -> bytes:
@@ -124,7 +125,7 @@ class VariableChunks(FilledChunks):
     # ------------------------------------------------------------------ runs of records
 
     def load_runs(self) -> Steps[list[Run]]:
-        """Return the runs of records in the file, ascending; parts of the index may still be one run."""
+        """Return the runs of records that the first level of the index has, ascending."""
         if self._runs is None:
             found = yield from self._records.read_runs(self._variable.index_at)
             self._runs = self._checked(found, 0, self._variable.records - 1)
@@ -139,37 +140,38 @@ class VariableChunks(FilledChunks):
 
     def _load(self, ranges: Sequence[tuple[int, int]]) -> Steps[None]:
         """Read the headers of all runs that the ``ranges`` take, and the parts of the index that lead to them."""
-        yield from self.load_runs()
-        for _ in range(MOST_LEVELS):
-            wanted = {run: None for start, stop in ranges for run in self._within(start, stop)}
-            new = [run for run in wanted if run.at not in self._headers]
-            headers = yield from self._records.read_headers([run.at for run in new])
-            self._headers.update(zip([run.at for run in new], headers, strict=True))
+        runs = yield from self.load_runs()
+        while True:
+            wanted = dict.fromkeys(run for start, stop in ranges for run in self._within(start, stop, runs))
+            new = [run.at for run in wanted if run.at not in self._headers]
+            self._headers.update(zip(new, (yield from self._records.read_headers(new)), strict=True))
             indexes = [run for run in wanted if self._headers[run.at][0] == VXR]
             if not indexes:
                 return
             for index in indexes:
-                found = self._checked((yield from self._records.read_runs(index.at)), index.first, index.last)
-                self._runs = sorted({*(self._runs or ())} - {index} | {*found})
-        raise self._records.damaged(f"{self.where}: its index has more than {MOST_LEVELS} levels")
+                found = yield from self._records.read_runs(index.at)
+                self._inner[index] = self._checked(found, index.first, index.last)
 
-    def _within(self, start: int, stop: int) -> list[Run]:
-        """Return the runs in a range of the stream; and the one before it, if missing records repeat it."""
-        runs = self._runs or []
+    def _within(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
+        """Yield the runs in a range of the stream, and some before it if missing records repeat them."""
+        if level > MOST_LEVELS:
+            raise self._records.damaged(f"{self.where}: its index has more than {MOST_LEVELS} levels")
         if stop <= start:
-            return []
-        first = bisect_right(runs, start // self._record, key=lambda run: run.first) - 1
+            return
+        first = bisect_left(runs, start // self._record, key=lambda run: run.last)
         end = bisect_right(runs, (stop - 1) // self._record, key=lambda run: run.first)
-        if first >= 0 and runs[first].last < start // self._record and self._variable.sparse != _PREVIOUS:
-            first += 1
-        return runs[max(first, 0) : end]
+        for run in runs[max(first - 1, 0) if self._variable.sparse == _PREVIOUS else first : end]:
+            if run in self._inner:
+                yield from self._within(start, stop, self._inner[run], level + 1)
+            else:
+                yield run
 
     # ------------------------------------------------------------------ entries
 
     def _entry(self, start: int, stop: int) -> Entry | None:
         parts: list[Entry] = []
         at, before = start, None
-        for run in self._within(start, stop):
+        for run in self._within(start, stop, self._runs or ()):
             begin, end = run.first * self._record, min((run.last + 1) * self._record, stop)
             if at < begin:
                 parts.append(self._missing(at, begin, before))

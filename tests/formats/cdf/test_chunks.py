@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from refshard_fs import DamagedIndex, NotListable
-from refshard_fs.core.model import Inline, Packed, Span
+from refshard_fs.core.model import Inline, Packed, Span, Steps
+from refshard_fs.formats.cdf import chunks, records, source
 from tests.support.cdf_writer import GZIP, RLE, Variable, Writer
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -48,6 +50,36 @@ def test_small_runs_are_joined_through_any_index(compression: int, tree: int) ->
     runs = [(0, 0), (1, 4), (5, 5), (6, 8), (9, 9)]
     files, keys = opened(Variable(numbers(10, 3), compression=compression, runs=runs, tree=tree))
     assert files.read(keys, "v/0.0") == numbers(10, 3).tobytes()
+
+
+def take(steps: Steps[Any], count: int, answer: Any) -> Steps[tuple[bool, Any]]:
+    """Run ``count`` steps of a look-up; return whether it ended, and its result or the last answer."""
+    for _ in range(count):
+        try:
+            need = steps.send(answer)
+        except StopIteration as stop:
+            return True, stop.value
+        answer = yield need
+    return False, answer
+
+
+def test_look_ups_share_an_index_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WHOLE", 0)
+    monkeypatch.setattr(chunks, "JOINED", 6 * 400)
+    for name, value in (("PAGE", 64), ("AHEAD", 1), ("KEPT", 0)):  # so that each record is a step
+        monkeypatch.setattr(records, name, value)
+    values = numbers(23, 100)  # six records in a chunk, of 23 runs
+    variable = Variable(values, compression=GZIP, runs=[(record, record) for record in range(23)], tree=2)
+    data = Writer().write({"before": Variable(numbers(20_000)), "v": variable})
+    for pauses in itertools.product(range(1, 12), repeat=2):
+        files = Files({ROOT: data})
+        keys = files.open()
+        look_ups = [keys.lookup(key) for key in ("v/1.0", "v/0.0")]
+        states = [files.run(take(steps, pause, None)) for steps, pause in zip(look_ups, pauses, strict=True)]
+        for number in (0, 1):
+            if not states[number][0]:
+                states[number] = files.run(take(look_ups[number], 99, states[number][1]))
+        assert b"".join(files.bytes(entry) for _, entry in reversed(states)) == values[:12].tobytes()
 
 
 @pytest.mark.parametrize(("sparse", "expected"), [(1, [-1, -1, 2, 3, -1, -1, 6, -1]), (2, [-1, -1, 2, 3, 3, 3, 6, 6])])
