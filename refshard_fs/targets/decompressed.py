@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import NamedTuple
+
+import msgspec
 
 from refshard_fs.core.compression import MOST_DECOMPRESSED, decompress_file, too_large_to_decompress
 from refshard_fs.core.forks import fork_safe
@@ -18,7 +21,16 @@ from refshard_fs.targets.failures import TooLarge
 from refshard_fs.targets.generic import run_in_thread, share_task
 from refshard_fs.targets.versioned import VersionedObject
 
-_kept: LRU[object, tuple[bytes, Facts]] = LRU(MOST_DECOMPRESSED)  # of all files that the process has read
+
+class _File(NamedTuple):
+    """A decompressed file. ``version`` is the file's, or a token of its only reader if its target tells no versions."""
+
+    version: object
+    data: bytes
+    facts: Facts
+
+
+_kept: LRU[str, _File] = LRU(MOST_DECOMPRESSED)  # by URL, of all files that the process has read
 _turns = [fork_safe(threading.Lock()) for _ in range(4)]  # files are decompressed so many at a time
 
 
@@ -33,65 +45,58 @@ class DecompressedTarget(Target):
         self._file = file
         self._path = path
         self._url = url
-        self._key: object = None  # of the file's version in `_kept`
-        self._reading: dict[str, asyncio.Task[tuple[bytes, Facts]]] = {}
+        self._version: object = None  # of the file, once it is known
+        self._reading: dict[str, asyncio.Task[_File]] = {}
 
     async def close(self) -> None:
         for task in self._reading.values():
             task.cancel()
 
     async def facts(self, path: str) -> Facts:
-        return (await self._content())[1]
+        return (await self._find()).facts
 
     async def current_facts(self, path: str) -> Facts:
         now = await self._file.target.current_facts(self._path)
-        data, _ = await self._content()
-        return Facts(len(data), now.etag, now.last_modified)
+        return Facts(len((await self._find()).data), now.etag, now.last_modified)
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
     ) -> Answer:
-        data, facts = await self._content()
+        _, data, facts = await self._find()
         begin, end = clamp(start, stop, len(data))
         if stop is None:
             check_size(end - begin, most)
         return Answer(data[begin:end], facts)
 
-    async def _content(self) -> tuple[bytes, Facts]:
-        """Return the decompressed bytes, and their size with the version of the file."""
-        found = None if self._key is None else _kept.get(self._key)
-        return found if found is not None else await share_task(self._reading, "", self._find)
+    async def _find(self) -> _File:
+        kept = _kept.get(self._url)
+        if kept is not None and kept.version == self._version:
+            return kept
+        return await share_task(self._reading, "", self._confirm_or_read)
 
-    async def _find(self) -> tuple[bytes, Facts]:
+    async def _confirm_or_read(self) -> _File:
         try:
-            if any(_is_of(key, self._url) for key in _kept.keys()):  # noqa: SIM118  # a method: it has no iterator
-                self._key = self._key_of(await self._file.facts(self._path))  # another source has read the file
-                if (found := _kept.get(self._key)) is not None:
-                    return found
+            kept = _kept.get(self._url)
+            if kept is not None and isinstance(kept.version, Facts):  # another source has read it: ask for its version
+                self._version = await self._file.facts(self._path)
+                if kept.version == self._version:
+                    return kept
             return await self._read_whole()
         finally:
             self._reading.clear()  # a task would keep its result
 
-    async def _read_whole(self) -> tuple[bytes, Facts]:
+    async def _read_whole(self) -> _File:
         try:
             answer = await self._file.read(self._path, 0, None, most=MOST_DECOMPRESSED)
         except TooLarge:
             raise too_large_to_decompress(self._url) from None
+        _, etag, modified = msgspec.structs.astuple(answer.facts)
+        self._version = object() if etag is None and modified is None else answer.facts
         data = await run_in_thread(lambda: self._decompress(answer.data))
-        found = data, Facts(len(data), answer.facts.etag, answer.facts.last_modified)
-        self._key = self._key_of(answer.facts)
-        _kept.put(self._key, found, len(data))
+        found = _File(self._version, data, Facts(len(data), etag, modified))
+        _kept.put(self._url, found, len(data))
         return found
-
-    def _key_of(self, file: Facts) -> tuple[str, object]:
-        # Without a version, another source cannot know whether it would read the same bytes.
-        has_version = file.etag is not None or file.last_modified is not None
-        return self._url, file if has_version else self
 
     def _decompress(self, data: bytes) -> bytes:
         with _turns[hash(self._url) % len(_turns)]:
             return decompress_file(data, self._url)
-
-
-def _is_of(key: object, url: str) -> bool:
-    return isinstance(key, tuple) and key[0] == url

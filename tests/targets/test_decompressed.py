@@ -52,7 +52,8 @@ def test_ranges_are_those_of_the_file_inside(http_server: RangeServer, codec: st
     for start, stop in [(0, 10), (70_000, 80_000), (-7, None), (0, None), (9, 9)]:
         assert reader.read(url, start, stop) == DATA[start:stop]
     assert reader.facts(url).size == len(DATA)
-    assert len(http_server.requests(method="GET")) == 1
+    methods = [request.method for request in http_server.requests()]
+    assert methods == ["GET", *["HEAD"] * 5], "each call opens the file anew, and asks only for its version"
 
 
 def test_another_version_is_noticed(http_server: RangeServer) -> None:
