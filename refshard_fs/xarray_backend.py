@@ -343,7 +343,8 @@ def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
 def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
     """Convert an attribute's value to the file's dtype; complex numbers are pairs in JSON."""
     if dtype.kind == "c":
-        return np.asarray(value, f"f{dtype.itemsize // 2}").view(dtype)[..., 0][()]
+        pairs = np.asarray(value, f"f{dtype.itemsize // 2}")
+        return pairs.view(dtype)[..., 0][()] if pairs.size else np.empty(0, dtype)
     return dtype.type(value)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import h5py
 
@@ -13,6 +14,21 @@ DATATYPE, PIPELINE = 0x03, 0x0B
 def in_memory(libver: str = "earliest") -> h5py.File:
     """Return a new file that is never written to disk."""
     return h5py.File(f"{libver}.h5", "w", driver="core", backing_store=False, libver=libver)
+
+
+def sharing_messages(types: Sequence[int], low: str) -> h5py.File:
+    """Return a new file in memory that keeps messages of these types in a table; each number is an index's bits."""
+    library = ctypes.CDLL(h5py.h5p.__file__)  # h5py itself does not offer these functions
+    creation, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    bounds = {"earliest": h5py.h5f.LIBVER_EARLIEST, "latest": h5py.h5f.LIBVER_LATEST}
+    access.set_libver_bounds(bounds[low], h5py.h5f.LIBVER_LATEST)
+    access.set_fapl_core(1 << 16, False)
+    creation.set_obj_track_times(False)
+    assert library.H5Pset_shared_mesg_nindexes(ctypes.c_int64(creation.id), ctypes.c_uint(len(types))) == 0
+    for number, some in enumerate(types):
+        arguments = map(ctypes.c_uint, (number, some, 20))
+        assert library.H5Pset_shared_mesg_index(ctypes.c_int64(creation.id), *arguments) == 0
+    return h5py.File(h5py.h5f.create(b"shared.h5", h5py.h5f.ACC_TRUNC, creation, access))
 
 
 def messages(dataset: h5py.h5d.DatasetID) -> dict[int, bytes]:

@@ -322,7 +322,8 @@ def _show_attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str
     for name, attribute in found.attributes.items():
         if name not in HIDDEN and attribute.datatype.has_values:
             value = _decode_attribute(attribute, paths)
-            shown[name] = _to_json(_unwrap_single(value) if is_netcdf or name in DECIDING else value)
+            is_single = attribute.shape == (1,) and (is_netcdf or name in DECIDING)
+            shown[name] = _to_json(_unwrap_single(value) if is_single else value)
     datatype = found.datatype
     if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
         shown["flag_values"] = list(datatype.members.values())

@@ -165,9 +165,13 @@ def test_attributes_of_one_element_are_single_to_xarray(tmp_path: Path) -> None:
         assert got.attrs == want.attrs
         assert got["d"].attrs == want["d"].attrs == {"n": 1.5, "order": "sym", "units": "K", "s": 2}
     with h5py.File(path, "a") as file:
+        file["d"].attrs.update({"rows": np.array([[3]]), "none": np.array([], "c8")})
         file["d"].make_scale("d")
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     assert json.loads(fs.cat_file("d/.zattrs"))["n"] == 1.5
+    with xr.open_dataset(path, engine="refshard") as got, xr.open_dataset(path, engine="h5netcdf") as want:
+        assert got["d"].attrs["rows"] == want["d"].attrs["rows"] == [3]
+        assert got["d"].attrs["none"].shape == want["d"].attrs["none"].shape == (0,)
 
 
 def test_a_scale_of_another_length_is_no_dimension(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 import struct
@@ -15,7 +14,7 @@ import pytest
 from refshard_fs import RefShardFileSystem, check
 from refshard_fs.formats.hdf5 import heaps
 from tests.support.hdf5_comparison import check_attributes, opened
-from tests.support.hdf5_messages import in_memory
+from tests.support.hdf5_messages import in_memory, sharing_messages
 from tests.support.memory import taking
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -85,15 +84,7 @@ def test_datatypes_that_objects_share_are_read_and_not_warned_of(tmp_path: Path)
 def test_messages_in_the_table_of_a_file_are_read(types: list[int], low: str, tmp_path: Path) -> None:
     """Objects share dataspaces, datatypes, fill values, filters and attributes, also attributes outside of headers."""
     path = tmp_path / "table.h5"
-    library = ctypes.CDLL(h5py.h5p.__file__)  # h5py itself does not offer these functions
-    creation, access = h5py.h5p.create(h5py.h5p.FILE_CREATE), h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    bounds = {"earliest": h5py.h5f.LIBVER_EARLIEST, "latest": h5py.h5f.LIBVER_LATEST}
-    access.set_libver_bounds(bounds[low], h5py.h5f.LIBVER_LATEST)
-    assert library.H5Pset_shared_mesg_nindexes(ctypes.c_int64(creation.id), ctypes.c_uint(len(types))) == 0
-    for number, some in enumerate(types):
-        arguments = map(ctypes.c_uint, (number, some, 20))
-        assert library.H5Pset_shared_mesg_index(ctypes.c_int64(creation.id), *arguments) == 0
-    with h5py.File(h5py.h5f.create(str(path).encode(), h5py.h5f.ACC_TRUNC, creation, access)) as file:
+    with sharing_messages(types, low) as file:
         for number in range(60):
             how = {"chunks": (2, 5), "compression": "gzip", "shuffle": True, "fillvalue": 2.5}
             made = file.create_dataset(f"d{number}", (4, 5), "f8", **how)
@@ -101,6 +92,8 @@ def test_messages_in_the_table_of_a_file_are_read(types: list[int], low: str, tm
             made.attrs.update({"units": "a long text of units", "v": np.array(["x", "y"], h5py.string_dtype())})
         for number in range(12):
             made.attrs[f"many{number}"] = np.arange(9) + number
+        file.flush()
+        path.write_bytes(file.id.get_file_image())
     fs, shown = opened(path)
     assert not fs.left_whole
     with h5py.File(path) as file:

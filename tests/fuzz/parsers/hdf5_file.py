@@ -19,6 +19,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf5 import chunk_index, file, structure
 from refshard_fs.formats.hdf5.source import open_
 from tests.fuzz.array_files import opened
+from tests.support.hdf5_messages import sharing_messages
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -34,6 +35,11 @@ _VALUES = np.arange(24, dtype="<i4").reshape(4, 6)
 def seeds() -> list[bytes]:
     """Return small files, a kilobyte to six, each with few structures: a change then hits one that matters."""
     made = [_file(fill, low) for low in ("earliest", "v110") for fill in _FILLS]
+    with sharing_messages([1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], "earliest") as file:
+        for name in "ab":
+            file.create_dataset(name, data=_VALUES, chunks=(2, 4), compression="gzip", fillvalue=3).attrs["n"] = _VALUES
+        file.flush()
+        made.append(bytes(file.id.get_file_image()))
     return [*made, _file(_filtered, "earliest", userblock_size=512), zlib.decompress(base64.b85decode(_TIMED))]
 
 
@@ -75,6 +81,12 @@ def _kinds(file: h5py.File) -> None:
     file.attrs["empty"] = h5py.Empty("f8")
 
 
+def _elsewhere(file: h5py.File) -> None:
+    file["l"] = h5py.ExternalLink("other.h5", "/a")
+    file.create_dataset("r", (4, 6), "<i4", external=[("sub/a.bin", 4, 48), ("b.bin", 0, h5py.h5f.UNLIMITED)])
+    file.create_dataset("s", (2,), np.dtype([("in", [("t", h5py.string_dtype()), ("n", ">i2")])]))
+
+
 def _texts(file: h5py.File) -> None:
     file.create_dataset("a", data=["one", "two", "drei"], dtype=h5py.string_dtype())
     file.create_dataset("b", data=np.array([b"ab", b"c"]), chunks=(1,))
@@ -107,7 +119,7 @@ def _links(file: h5py.File) -> None:
 
 
 _FILLS = (_filtered, _growing_in_one_dimension, _growing_in_two_dimensions, _compact_and_contiguous, _kinds, _texts,
-          _dimensions, _many_attributes, _groups, _links)  # fmt: skip
+          _dimensions, _many_attributes, _groups, _links, _elsewhere)  # fmt: skip
 
 
 # A named datatype with a dataset of it, and a virtual dataset of one in the file and one beside it: libhdf5 writes the
@@ -144,7 +156,7 @@ def one_input(data: bytes) -> None:
             except RefShardError:
                 continue
             if entry is not None and (entry.size or 0) <= _LARGEST:
-                with contextlib.suppress(ValueError, EOFError):  # which the engine makes errors of the key
+                with contextlib.suppress(ValueError, EOFError, KeyError):  # which the engine makes errors of the key
                     files.bytes(entry)
         with contextlib.suppress(RefShardError):
             files.run(keys.children(path))
