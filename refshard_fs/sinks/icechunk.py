@@ -28,6 +28,7 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
+from refshard_fs.formats.icechunk import REPO
 from refshard_fs.formats.icechunk.objects import ORIGINS
 from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.origins import Origins
@@ -44,6 +45,7 @@ WEB: Final = ("http", "https")
 MAIN_BRANCH: Final = "main"
 REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # of a repository whose maker was killed
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
+_MADE_TWICE: Final = "somebody else made the repository {} meanwhile: nothing was written"
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
@@ -111,15 +113,7 @@ def _open_repository(storage: Any, stores: Mapping[str, Any], destination: Desti
     icechunk = _require_icechunk()
     if not icechunk.Repository.exists(storage):
         config = _with_stores(icechunk.RepositoryConfig.default(), stores)
-        try:
-            return icechunk.Repository.create(storage, config), True
-        except icechunk.InvalidInputError as e:
-            assert isinstance(destination.objects, Objects), "a repository has several objects"
-            if not set(destination.objects.names()) <= REMAINS:
-                raise FileExistsError(
-                    f"{destination.url} is not empty, and it is not an Icechunk repository: give another place"
-                ) from e
-        return icechunk.Repository.create(storage, config, check_clean_root=False), True
+        return _create_repository(storage, config, destination), True
     repository = open_repository(storage, stores)
     # A save that failed leaves a repository without any commit.
     is_new = all(next(iter(repository.ancestry(branch=name))).parent_id is None for name in repository.list_branches())
@@ -128,6 +122,25 @@ def _open_repository(storage: Any, stores: Mapping[str, Any], destination: Desti
             f"{destination.url} holds an Icechunk repository; overwrite=True commits the set in place of its content"
         )
     return repository, is_new
+
+
+def _create_repository(storage: Any, config: Any, destination: Destination) -> Any:
+    icechunk = _require_icechunk()
+    try:
+        return icechunk.Repository.create(storage, config)
+    except icechunk.InvalidInputError as e:
+        assert isinstance(destination.objects, Objects), "a repository has several objects"
+        names = set(destination.objects.names())
+        if REPO not in names and not names <= REMAINS:
+            raise FileExistsError(
+                f"{destination.url} is not empty, and it is not an Icechunk repository: give another place"
+            ) from e
+    except icechunk.ConflictError as e:
+        raise ConflictError(_MADE_TWICE.format(destination.url)) from e
+    try:
+        return icechunk.Repository.create(storage, config, check_clean_root=False)
+    except icechunk.ConflictError as e:
+        raise ConflictError(_MADE_TWICE.format(destination.url)) from e
 
 
 def open_repository(storage: Any, stores: Mapping[str, Any]) -> Any:

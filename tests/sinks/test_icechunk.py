@@ -265,6 +265,15 @@ def test_repository_whose_maker_was_killed_is_made_again(tmp_path: Path) -> None
         RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(tmp_path / "other"), "icechunk")
 
 
+def test_repository_that_somebody_else_makes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = str(tmp_path / "made.icechunk")
+    RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there)
+    monkeypatch.setattr(icechunk.Repository, "exists", lambda storage: False)
+    with pytest.raises(refshard_fs.ConflictError, match="somebody else made the repository"):
+        RefShardFileSystem({**ONE_ARRAY, "a/1": "no"}).save(there)
+    assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
+
+
 def test_version_of_icechunk_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icechunk, "__version__", "1.1.21")
     with pytest.raises(ImportError, match=r"needs icechunk 2\.3 or later, .* found 1\.1\.21"):

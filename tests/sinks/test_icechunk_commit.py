@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs import RefShardFileSystem
+from refshard_fs import ConflictError, RefShardFileSystem
 from tests.servers.http import RangeServer
+from tests.servers.s3 import SeaweedServer
 from tests.support.icechunk_repositories import opened, read
 
 icechunk = pytest.importorskip("icechunk", minversion="2.3")
@@ -105,7 +106,7 @@ def test_commit_after_somebody_elses_is_refused(repository: str) -> None:
     session = icechunk.Repository.open(icechunk.local_filesystem_storage(repository)).writable_session("main")
     zarr.open_group(session.store, mode="a").attrs["by"] = "another"
     session.commit("another")
-    with pytest.raises(refshard_fs.ConflictError, match="somebody else"):
+    with pytest.raises(ConflictError, match="somebody else"):
         fs.commit()
     assert messages(repository)[0] == "another"
     fs.discard()
@@ -162,3 +163,26 @@ def test_set_of_a_stranger_keeps_its_limits(tmp_path: Path, http_server: RangeSe
     found = RefShardFileSystem(there).source.open()
     assert list(found.origins.to_json()) == list(expected), "a commit goes on with the record"
     assert found.strangers
+
+
+def test_repository_on_s3_takes_saves_appends_and_branches(tmp_path: Path, s3_server: SeaweedServer) -> None:
+    """Of two writers who opened the same snapshot, the second is refused."""
+    s3_server.create_bucket("commits")
+    files = [s3_server.put(f"commits/a b/{n}.nc", Path(day(tmp_path, n)).read_bytes()) for n in range(3)]
+    there, options = "s3://commits/grows.icechunk", s3_server.storage_options
+    access = {"options": {"s3://commits/": options}}
+    place = {"region": "us-east-1", "endpoint_url": s3_server.endpoint_url, "allow_http": True}
+    stores = {"s3://commits/": icechunk.s3_store(**place, s3_compatible=True, force_path_style=True)}
+    RefShardFileSystem(files[0], **access).save(there, virtual_stores=stores, **options)
+    late = RefShardFileSystem(there, mode="a", **access)
+    late.pipe_file("t/c/0/0", b"late")
+    assert refshard_fs.append(there, files[1], "time", **access) == 2
+    with pytest.raises(ConflictError, match="another snapshot"):
+        late.commit()
+    late.discard()
+    RefShardFileSystem(files[2], **access).save(there, branch="next", overwrite=True, virtual_stores=stores, **options)
+    for branch, numbers in (("main", [0, 1]), ("next", [2])):
+        more = {**access, "branch": branch}
+        got = xr.open_dataset(there, engine="refshard", decode_times=False, storage_options=more)
+        expected = [xr.open_dataset(tmp_path / f"{n}.nc", decode_times=False) for n in numbers]
+        xr.testing.assert_equal(got.load(), xr.concat(expected, "time", data_vars="minimal").load())
