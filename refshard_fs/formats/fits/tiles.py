@@ -11,7 +11,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ import numpy as np
 
 from refshard_fs.core.array_group import Chunks, make_entry_of_parts
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.model import Entry, Inline, Load, Raw, Span, Steps
+from refshard_fs.core.model import Entry, Inline, Load, Raw, Recipe, Span, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.fits.header import BLOCK, CARD, Header
 from refshard_fs.formats.fits.images import Image
@@ -29,9 +29,9 @@ SMALL: Final = 1 << 20  # bytes of pixels in a chunk: it joins as many consecuti
 LARGEST: Final = 1 << 27  # bytes of pixels of one tile
 ROWS: Final = 1 << 16  # bytes of rows of the table that are read at a time
 
-_CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS")
-# The decoders of these trust the sizes in the tiles: one flipped bit ended the process.
-_TRUSTING: Final = ("HCOMPRESS_1", "PLIO_1")
+_PLIO: Final = "PLIO_1"  # decoded here: the decoder of astropy trusts the sizes in the tiles
+_CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS", _PLIO)
+_TRUSTING: Final = "HCOMPRESS_1"  # one flipped bit ends the process, in the decoders of astropy and imagecodecs
 _GZIP: Final = b"\x1f\x8b"
 _MOST_BYTES: Final = 8  # in a pixel
 _WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16}  # X: 1
@@ -64,13 +64,13 @@ class TileChunks(Chunks):
         """Take an image in ``source``, a file of ``size`` bytes; its table has a row for each tile."""
         where, shape = header.where, image.shape
         kind = header.cards.get("ZCMPTYPE")
-        if kind in _TRUSTING:
+        if kind == _TRUSTING:
             raise ManifestError(
                 f"{where}: its tiles are compressed as {kind}, whose decoder is not safe with damaged files"
             )
         if kind not in _CODECS:
             raise ManifestError(f"{where}: its tiles are compressed as {kind!r}: expected one of {', '.join(_CODECS)}")
-        if importlib.util.find_spec("astropy") is None:
+        if kind != _PLIO and importlib.util.find_spec("astropy") is None:
             raise ManifestError(f'{where}: astropy is needed to decode its tiles: pip install "refshard_fs[fits]"')
         if not shape or not all(shape):
             raise ManifestError(f"{where}: its image with the axes {shape} has no pixels and no tiles")
@@ -101,6 +101,8 @@ class TileChunks(Chunks):
         self._grid = ChunkGrid.regular(shape, self.chunks, ChunkKeyEncoding("v2", "."))
         self._table, self._row_count, self._row_size = header.stop, rows, row_size
         self._columns = _parse_columns(header, row_size)
+        if kind == _PLIO and (row_size != 8 or [c.itemsize for c in self._columns] != [2]):
+            raise ManifestError(f"{where}: its tiles of PLIO_1 have several columns: expected one of integers")
         self._heap, self._heap_size = header.stop + heap, header.data_size - heap
         self._kept_cards = {
             name: value
@@ -137,7 +139,10 @@ class TileChunks(Chunks):
         cards = self._encode_cards(extents, count, total, first)
         sizes = tuple(size for _, size in parts)
         largest = math.prod(self._tile) * _MOST_BYTES
-        recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, self._image.stored.str)
+        dtype = self._image.stored.str
+        recipe: Recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, dtype)
+        if self.codec == _PLIO.lower():
+            recipe = PlioRecipe(sizes, extents, self._tile[self._name_axis], self._name_axis, self.chunks, dtype)
         size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
         return make_entry_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
@@ -219,3 +224,74 @@ class TileRecipe(msgspec.Struct, frozen=True):
             if piece[:2] == _GZIP and len(zlib.decompressobj(31).decompress(piece, self.largest + 1)) > self.largest:
                 raise ValueError(f"a tile decompresses to more than {self.largest} bytes")
             at += size
+
+
+class PlioRecipe(msgspec.Struct, frozen=True):
+    """Decodes tiles of PLIO_1 to big-endian pixels, padded with zeros to the shape ``chunks``.
+
+    ``sizes`` are the bytes of each tile. Together the tiles make ``extents``: each has ``length`` along ``axis``, the
+    last one perhaps less.
+    """
+
+    sizes: tuple[int, ...]
+    extents: tuple[int, ...]
+    length: int
+    axis: int
+    chunks: tuple[int, ...]
+    dtype: str
+
+    def make(self, raw: bytes) -> bytes:
+        full = np.zeros(self.chunks, self.dtype)
+        at = 0
+        for number, first in enumerate(range(0, self.extents[self.axis], self.length)):
+            if number >= len(self.sizes):
+                raise ValueError(f"tile {number} has no bytes")
+            shape = list(self.extents)
+            shape[self.axis] = min(self.length, shape[self.axis] - first)
+            place = [slice(0, extent) for extent in shape]
+            place[self.axis] = slice(first, first + shape[self.axis])
+            words = np.frombuffer(raw[at : at + self.sizes[number]], ">i2").tolist()
+            full[tuple(place)] = decode_plio(words, math.prod(shape)).reshape(shape).astype(self.dtype)
+            at += self.sizes[number]
+        return full.tobytes()
+
+
+def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
+    """Decode the 16-bit ``words`` of a line list of IRAF to ``count`` integers.
+
+    After a header, the high four bits of each word are an instruction. Raise ValueError if it is damaged.
+    """
+    # A positive third word is the length of the list, whose header has three words; a longer header says both.
+    is_short = len(words) > 3 and words[2] > 0
+    if len(words) < 4 or (not is_short and len(words) < 7):
+        raise ValueError(f"a line list has {len(words)} words: expected a header")
+    first, length = (3, words[2]) if is_short else (words[1], (words[4] << 15) + words[3])
+    if not 0 < first <= length <= len(words):
+        raise ValueError(f"a line list of {len(words)} words states a header of {first}, and {length} words")
+    found = np.zeros(count, np.int64)
+    at, high = 0, 1  # the next pixel, and the value of pixels that are not zero
+    instructions = iter(words[first:length])
+    for word in instructions:
+        code, number = divmod(word, 1 << 12)
+        match code:
+            case 0:  # zeros
+                at += number
+            case 1:  # set the value; the next word has its high bits
+                high = (next(instructions, 0) << 12) + number
+            case 2 | 3:  # change the value
+                high += number if code == 2 else -number
+            case 4:  # a run
+                found[at : at + number] = high
+                at += number
+            case 5:  # zeros, and one pixel
+                at += number
+                found[max(at, 1) - 1 : at] = high
+            case 6 | 7:  # change the value, and one pixel
+                high += number if code == 6 else -number
+                found[at : at + 1] = high
+                at += 1
+            case _:
+                raise ValueError(f"a line list has the unknown instruction {code}")
+        if at > count:
+            raise ValueError(f"a line list has {at} pixels or more: expected {count}")
+    return found

@@ -22,7 +22,7 @@ fits = pytest.importorskip("astropy.io.fits")
 
 def test_other_hdus_are_reported(tmp_path: Path) -> None:
     lists = fits.BinTableHDU.from_columns([fits.Column("a", "PJ()", array=np.array([[1], [2, 3]], "O"))], name="LISTS")
-    masks = compressed("PLIO_1", "i2", None)
+    masks = compressed("HCOMPRESS_1", "i2", None)
     path = write(tmp_path / "a.fits", lists, masks, fits.ImageHDU(SKY, name="SCI"))
     path.write_bytes(path.read_bytes() + b"\0" * 2880)
     files = Files({ROOT: path.read_bytes()})
@@ -72,6 +72,7 @@ def test_damage_ends_in_errors_that_name_the_file(tmp_path: Path) -> None:
     check_damage(write(tmp_path / "a.fits", *images()).read_bytes(), seed=1, times=100)
     check_damage(write(tmp_path / "b.fits", compressed("RICE_1", "i2", None)).read_bytes(), seed=2, times=15)
     check_damage(write(tmp_path / "c.fits", compressed("GZIP_2", "i4", (32, 32))).read_bytes(), seed=3, times=15)
+    check_damage(write(tmp_path / "d.fits", compressed("PLIO_1", "i2", (32, 32))).read_bytes(), seed=4, times=15)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardError, RefShardFileSystem
+from refshard_fs.formats.fits.tiles import decode_plio
 from tests.servers.http import RangeServer
 from tests.support.fits_files import RNG, SKY, compressed, write
 from tests.support.shard_writers import array
@@ -30,6 +31,9 @@ fits = pytest.importorskip("astropy.io.fits")
         ("GZIP_1", "i4", {}),
         ("GZIP_2", "f8", {"quantize_level": 0}),
         ("NOCOMPRESS", "i2", {}),
+        ("PLIO_1", "i2", {}),
+        ("PLIO_1", "u1", {}),
+        ("PLIO_1", "i4", {}),
     ],
 )
 def test_tiles_have_the_pixels_that_astropy_finds(
@@ -50,6 +54,33 @@ def test_floats_that_were_not_quantized_and_blanks_are_read(tmp_path: Path) -> N
         path = write(tmp_path / f"{number}.fits", hdu)
         with fits.open(path) as hdus:
             np.testing.assert_array_equal(array(str(path), hdus[1].name)[...], hdus[1].data)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([0, 3], "has 2 words: expected a header"),
+        ([0, 7, -100, 7, 0, 0], "has 6 words: expected a header"),
+        ([0, 3, 9, 0], "states a header of 3, and 9 words"),
+        ([0, 3, 4, 0x7000 + 5, 0], None),
+        ([0, 3, 4, -1], "unknown instruction -1"),
+        ([0, 3, 4, 0x4FFF], "has 4095 pixels or more: expected 9"),
+        ([0, 3, 5, 0x0009, 0x6001], "has 10 pixels or more"),
+    ],
+)
+def test_damaged_line_list_is_refused(words: list[int], reason: str | None) -> None:
+    if reason is None:
+        assert decode_plio(words, 9).tolist() == [-4] + [0] * 8
+        return
+    with pytest.raises(ValueError, match=reason):
+        decode_plio(words, 9)
+
+
+def test_line_list_with_long_header_sets_runs_and_single_pixels() -> None:
+    instructions = [0x0002, 0x1003, 0x0001, 0x4002, 0x5003, 0x2002, 0x6001, 0x3001]
+    words = [0, 7, -100, 15, 0, 0, 0, *instructions]
+    value = (1 << 12) + 3
+    assert decode_plio(words, 9).tolist() == [0, 0, value, value, 0, 0, value, value + 3, 0]
 
 
 @pytest.mark.usefixtures("large_files")

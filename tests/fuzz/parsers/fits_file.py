@@ -54,7 +54,18 @@ def seeds() -> list[bytes]:
     binary = encode_header({**records, **forms, "TZERO1": 32768, "TNULL1": 3}) + bytes(range(144)).ljust(BLOCK, b"\0")
     lines = {**records, "XTENSION": "TABLE", "TFIELDS": 2, "TBCOL1": 1, "TFORM1": "I6", "TBCOL2": 7, "TFORM2": "E10.2"}
     text = encode_header({**lines, "TNULL1": "-"}) + (b" 12345" + b" 1.50D+02 ") * 9 + bytes(BLOCK - 144)
+    lists = [
+        b"\0\0\0\3\0\5\x40\5\0\0",
+        b"\0\0\0\3\0\4\x60\7",
+        b"\0\0\0\7\xff\x9c\0\7\0\0\0\0\0\0",
+    ]
+    places = [sum(map(len, lists[:row])) for row in range(3)]
+    pairs = zip(lists, places, strict=True)
+    rows = b"".join((len(words) // 2).to_bytes(4, "big") + at.to_bytes(4, "big") for words, at in pairs)
+    heap = (rows + b"".join(lists)).ljust(BLOCK, b"\0")
+    plio = encode_header({**table, "PCOUNT": 32, **column, "TFORM1": "1PI(7)", **tiles, "ZCMPTYPE": "PLIO_1"}) + heap
     return [
+        primary + plio,
         primary + binary,
         primary + text,
         primary + image + pixels,
