@@ -131,6 +131,10 @@ class VariableChunks(FilledChunks):
             self._runs = self._checked(found, 0, self._variable.records - 1)
         return self._runs
 
+    def load_index(self) -> Steps[None]:
+        """Read the whole index."""
+        yield from self._load([(0, self._record * self._variable.records)])
+
     def _checked(self, runs: list[Run], first: int, last: int) -> list[Run]:
         runs = sorted(run for run in runs if run.first <= last)
         for before, run in zip([Run(0, first - 1, 0), *runs], runs, strict=False):

@@ -112,11 +112,17 @@ class Records:
     def damaged(self, reason: str) -> DamagedIndex:
         return DamagedIndex("", self.url, reason)
 
+    def finish(self) -> None:
+        """End the opening of the file: from now on few pages are kept."""
+        self.is_opened = True
+        if len(self._pages) > KEPT:
+            self._pages.clear()
+
     # ------------------------------------------------------------------ bytes
 
     def _put(self, first: int, data: bytes) -> None:
-        if self.is_opened and len(self._pages) > KEPT:
-            self._pages.clear()
+        if self.is_opened:
+            self.finish()
         for number in range(-(-len(data) // PAGE)):
             self._pages[first + number] = data[number * PAGE : (number + 1) * PAGE]
         if len(self._pages) > MOST_PAGES:
@@ -196,7 +202,6 @@ class Records:
         variables: list[list[Variable]] = [[], []]
         attributes: list[Attribute] = []
         many: list[Steps[None]] = []
-
         visited: set[int] = set()  # of all lists: none shares a record with another
 
         def variables_at(at: int, kind: int, found: list[Variable]) -> Steps[None]:
@@ -257,11 +262,8 @@ class Records:
             raise self.damaged(f"variable {name!r} has {records} records of the lengths {lengths}")
         pad = data[at + 4 * len(varies) :] if flags & _HAS_PAD else b""
         coding = compression if flags & _IS_COMPRESSED else 0
-        is_varying = bool(flags & _RECORDS_VARY)
-        variable = Variable(
-            name, kind == Z_VDR, number, dtype, elements, records, is_varying, lengths, sparse, pad, index, coding
-        )
-        return following, variable
+        of_records = elements, records, bool(flags & _RECORDS_VARY)
+        return following, Variable(name, kind == Z_VDR, number, dtype, *of_records, lengths, sparse, pad, index, coding)
 
     def read_runs(self, at: int, *, is_first: bool = False) -> Steps[list[Run]]:
         """Return the entries of the VXR at ``at`` and, unless ``is_first`` of its list is enough, of the next ones."""

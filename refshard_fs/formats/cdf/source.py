@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -62,18 +63,21 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         if way == COMPRESSED:
             data = magic + PLAIN + (yield from _decompressed(records))
             records = Records(probe.url, Inline(data), len(data), data, version)
-        if records.size <= WHOLE:
+        is_whole = records.size <= WHOLE
+        if is_whole:
             yield from records.read(0, records.size)
         head = yield from records.read_head()
         variables, attributes = yield from records.read_all(head)
         group = _Group(records, head, variables, attributes, options.zarr_format)
         yield from group.add_all()
+        if is_whole:  # the bytes of the indexes are in memory
+            yield from group.load_indexes()
         keyspace = group.keyspace(options.zarr_format, group.root())
     except RefShardError:
         raise
     except ValueError as e:
         raise DamagedIndex("", probe.url, str(e)) from e
-    records.is_opened = True
+    records.finish()
     keyspace.unlimited_dimensions = {"": group.unlimited}
     return keyspace
 
@@ -110,7 +114,10 @@ class _Group(ArrayGroupBuilder):
         self._head = head
         self._attributes = attributes
         self._zarr_format = zarr_format
-        self._variables = {_key(variable.name): variable for variable in variables}
+        self._variables: dict[str, Variable] = {}
+        for variable in variables:
+            key = _key(variable.name)
+            self._variables[f"{key}_{len(self._variables)}" if key in self._variables else key] = variable
         self._attributes_of = self._read_attributes()
         self._axes: dict[str, str] = {}  # the variables whose dimension labels have
         self._parents: dict[str, str] = {}  # the variables whose dimensions deltas have
@@ -139,6 +146,13 @@ class _Group(ArrayGroupBuilder):
         self.arrays = {name: self.arrays[name] for name in self._variables if name in self.arrays}
         if not self.arrays and not self.reports:
             self.reports["variables"] = "it has none"
+
+    def load_indexes(self) -> Steps[None]:
+        """Read the indexes of all variables, unless they are damaged: then a reader meets the error."""
+        for chunks in self.chunks.values():
+            if isinstance(chunks, VariableChunks):
+                with suppress(RefShardError):
+                    yield from chunks.load_index()
 
     def _block(self, variable: Variable) -> Steps[int | str]:
         """Return how many records of a variable are compressed together; or why they cannot be read."""
@@ -275,12 +289,12 @@ def _as_cf(attributes: dict[str, Any], kind: Kind) -> tuple[dict[str, Any], byte
     """Return attributes with the names of CF, and the fill value; None if there is none."""
     found = {cf: attributes[name] for name, cf in _AS_CF.items() if isinstance(attributes.get(name), str)}
     found |= {name: value for name, value in attributes.items() if value is not None}
+    value = found.pop("_FillValue", attributes.get("FILLVAL"))
     if kind.number in UNITS:
         found |= {"units": f"{UNITS[kind.number]} since 1970-01-01", "calendar": "proleptic_gregorian"}
         return found, np.int64(NOT_A_TIME).tobytes()
     if kind.is_text:
         return found | {"_Encoding": "latin-1"}, None
-    value = found.pop("_FillValue", attributes.get("FILLVAL"))
     if type(value) not in (int, float):
         return found, None
     with np.errstate(all="ignore"):
