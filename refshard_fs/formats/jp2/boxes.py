@@ -48,7 +48,12 @@ def read_boxes(file: FileBytes) -> Steps[Boxes]:
         if len(found) == MOST_BOXES:
             raise ValueError(f"it has more than {MOST_BOXES} boxes")
         (head,) = yield from file.load([(at, min(_HEAD, file.size - at))])
-        found.append(parse_box(head, at, file.size))
+        try:
+            found.append(parse_box(head, at, file.size))
+        except ValueError:
+            if all(box.kind != STREAM for box in found):
+                raise
+            break  # some writers put other bytes after the code stream
         at = found[-1].stop
     streams = [box for box in found if box.kind == STREAM]
     if not streams:
@@ -68,6 +73,8 @@ def parse_box(head: bytes, at: int, end: int) -> Box:
         length, start = int.from_bytes(head[8:16]), at + 16
     elif not length:  # the box reaches the end
         length = end - at
+    if head[4:8] == STREAM:  # its tile parts tell whether it is cut short
+        length = min(length, end - at)
     if at + length < start or at + length > end or len(head) < start - at:
         raise ValueError(
             f"the box {head[4:8]!r} at byte {at} has {length} bytes, but {end - at} are left: "

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from refshard_fs.errors import ManifestError
+from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.jp2.boxes import find_texts, iterate_boxes, parse_box
 from tests.support.jp2_files import box, encode, jp2_file, smooth
 from tests.support.shards_in_memory import ROOT, Files
@@ -21,8 +21,8 @@ def test_a_box_has_a_short_a_long_or_an_open_length() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda data: data[:-1], "cut short"),
-        (lambda data: data + b"\0\0\0\7free", "cut short"),
+        (lambda data: data[:32] + b"\0\0\0\7free" + data[32:], "cut short"),
+        (lambda data: data[:30], "cut short"),
         (lambda data: data.replace(b"jp2c", b"jp2x"), "no code stream"),
         (lambda data: data[:32] + box(b"free", b"") * 2000 + data[32:], "more than 1024 boxes"),
     ],
@@ -42,3 +42,13 @@ def test_texts_are_found_in_nested_boxes() -> None:
         list(find_texts(data))
     with pytest.raises(ValueError, match="cut short"):
         list(iterate_boxes(data[:-1]))
+
+
+def test_other_bytes_after_the_code_stream_do_no_harm() -> None:
+    data = jp2_file(encode(smooth(20, 30)))
+    for changed in (data + b"\0\0\0\7free", data + b"?", data[:32] + b"\0\1\0\0" + data[36:]):
+        files = Files({ROOT: changed})
+        assert files.read(files.open(), "0/0.0")
+    files = Files({ROOT: data[:-30]})
+    with pytest.raises((DamagedIndex, ValueError), match="cut short"):
+        files.read(files.open(), "0/0.0")

@@ -28,7 +28,7 @@ def test_edge_tiles_are_padded(dtype: str, bands: int) -> None:
 def test_a_tile_part_of_another_tile_is_an_error() -> None:
     data = code_stream(smooth(200, 300), tlm=0x60)
     at = data.index(b"\xff\x90\x00\x0a\x00\x01")
-    for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of 2")):
+    for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of 2 of tile 1")):
         changed = bytearray(data)
         changed[at + place] = number
         files = Files({ROOT: bytes(changed)})
@@ -58,3 +58,11 @@ def test_a_coding_style_in_a_tile_is_bounded_too() -> None:
     files = Files({ROOT: changed})
     with pytest.raises((DamagedIndex, ValueError), match="the limit is"):
         files.read(files.open(), "0/0.0")
+
+
+def test_a_tile_may_have_more_tile_parts_than_it_says() -> None:
+    data = code_stream(smooth(100, 100))
+    more = struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"  # as an old encoder counts: the first is not
+    files = Files({ROOT: data[:-2] + more + data[-2:]})
+    tile = np.frombuffer(files.read(files.open(), "0/0.0") or b"", "<u2").reshape(100, 100)
+    np.testing.assert_array_equal(tile, smooth(100, 100))
