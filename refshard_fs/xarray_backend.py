@@ -37,6 +37,7 @@ from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.tools.views import progress
 from refshard_fs.unpacking import unpack_in_blocks
 
+M = TypeVar("M")
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
 # Least size of a chunk of dask, in bytes after decoding: a task costs as much time as decoding about as many.
@@ -215,7 +216,7 @@ class _TypedStore(ZarrStore):
     def _walk(self, path: PurePosixPath) -> Iterator[tuple[str, _TypedStore]]:
         """Yield this group and all below it. Each array is opened once; xarray's ``open_store`` opens each twice."""
         yield str(path), self
-        for name, member in self.members.items():
+        for name, member in self._in_order(self.members).items():
             if isinstance(member, type(self.zarr_group)):
                 yield from self.get_child_store(name)._walk(path / name)
 
@@ -228,13 +229,13 @@ class _TypedStore(ZarrStore):
             _enlarge(variables, self.task_size)
         return variables
 
-    def _in_order(self, variables: Mapping[Any, xr.Variable]) -> Mapping[Any, xr.Variable]:
-        """Return ``variables`` in the order of the source; without consolidated metadata zarr lists them by name."""
+    def _in_order(self, members: Mapping[Any, M]) -> Mapping[Any, M]:
+        """Return ``members`` in the order of the source; without consolidated metadata zarr lists them by name."""
         fs = self._filesystem
         if fs is None:
-            return variables
-        by_path = {join(self.zarr_group.path, name): name for name in variables}
-        return {by_path[path]: variables[by_path[path]] for path in fs.source.open().in_order(by_path)}
+            return members
+        by_path = {join(self.zarr_group.path, name): name for name in members}
+        return {by_path[path]: members[by_path[path]] for path in fs.source.open().in_order(by_path)}
 
     def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
         variable: xr.Variable = super().open_store_variable(name, *arguments)

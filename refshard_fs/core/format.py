@@ -100,7 +100,9 @@ class Probe(msgspec.Struct, frozen=True):
     def file(self, what: str) -> tuple[Span | Inline, int]:
         """Return the entry of a file and its size; ManifestError, which calls it ``what``, if the size is unknown."""
         if self.facts is None or self.facts.size is None:
-            found = "a directory" if self.is_directory else "a file whose size the server does not report"
+            found = "a directory"
+            if not self.is_directory:
+                found = "a file whose size the server does not report: put 'simplecache::' before its URL to copy it"
             raise ManifestError(f"{self.url}: expected a {what} with a known size, found {found}")
         size = self.facts.size
         return Inline(self.head) if self.is_in_memory else Span(self.url, 0, size, pin=self.facts.pin), size

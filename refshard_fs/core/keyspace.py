@@ -128,7 +128,7 @@ class KeySpace(ABC):
 
     @cached_property
     def _ranks(self) -> Mapping[str, int]:
-        nodes = ((*(above for above, _ in splits(path)), path) for path in self.order)
+        nodes = ((*reversed([above for above, _ in splits(path)]), path) for path in self.order)
         return {node: rank for rank, node in enumerate(dict.fromkeys(chain.from_iterable(nodes)))}
 
     @property
