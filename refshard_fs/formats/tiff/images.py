@@ -175,7 +175,7 @@ NAMES: Final = {
     50002: "jpegxl", 52546: "jpegxl",
 }  # fmt: skip
 # Decoders of images, by their names in imagecodecs; they undo their own prediction.
-JPEG, LERC = 7, 34887
+JPEG, LERC, WEBP = 7, 34887, 50001
 FAX_3: Final = 3
 FAX: Final[Mapping[int, str]] = {2: "ccittrle_decode", FAX_3: "ccittfax3_decode", 4: "ccittfax4_decode"}
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))  # bytes with their bits in reversed order
@@ -187,7 +187,7 @@ IMAGES: Final[Mapping[int, str]] = {
     **dict.fromkeys(JPEG_2000, "jpeg2k_decode"),
     LERC: "lerc_decode",
     34933: "png_decode",
-    50001: "webp_decode",
+    WEBP: "webp_decode",
     50002: "jpegxl_decode",
     52546: "jpegxl_decode",  # as GDAL and libtiff write it
 }
@@ -288,6 +288,14 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     if not is_tiled:
         rows, columns = min(ifd.integer(ROWS, height) or height, height), width
     shape = (rows, columns, 1 if is_planar else samples)
+    if tiff.order == ">" and compression == LERC and dtype.kind == "f":
+        raise ValueError("its samples are big-endian floats in LERC, which GDAL damages when it writes them")
+    if tiff.order == ">" and bits == 24:
+        raise ValueError(
+            "its samples have 24 bits in a big-endian file, whose byte order readers interpret differently"
+        )
+    if compression == WEBP and shape[2] not in (3, 4):
+        raise ValueError(f"its images of WebP hold {shape[2]} of its samples: expected 3 or 4")
     most = min(LARGEST, max(SPARSE, RATIO * tiff.size))
     if not 0 < math.prod(shape) * dtype.itemsize < most:
         raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: the limit is {most} bytes")

@@ -82,6 +82,23 @@ def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "options", "reason"),
+    [
+        ("f4", {"compress": "LERC", "ENDIANNESS": "BIG"}, "big-endian floats in LERC"),
+        ("u4", {"nbits": 24, "ENDIANNESS": "BIG"}, "24 bits in a big-endian file"),
+        ("u1", {"compress": "WEBP", "count": 3, "interleave": "band"}, "WebP hold 1 of its samples"),
+    ],
+)
+def test_samples_that_readers_disagree_on_are_refused(
+    tmp_path: Path, dtype: str, options: dict[str, Any], reason: str
+) -> None:
+    pytest.importorskip("rasterio")
+    values = np.zeros((options.pop("count", 1), 20, 30), dtype)
+    with pytest.raises(ManifestError, match=reason):
+        Files.of(write(tmp_path / "a.tif", values, **options)).open()
+
+
+@pytest.mark.parametrize(
     ("compression", "values", "options"),
     [
         ("jpeg2000", RGB, {"photometric": "rgb"}),

@@ -24,6 +24,11 @@ WORDS = (
     b"<OME>",
     b'SizeZ="9"',
     b"\xff" * 8,
+    b"\x0e\x83\x0c\0\3\0\0\0",
+    b"\xb0\x87\x0c\0",
+    b"ESRI PE String = ",
+    b"\0\0\0\0\0\0\xf8\x7f",
+    b"\3\x0c\0\0\1\0\x18\0",
     b"\0" * 8,
 )
 _LARGEST = 1 << 20  # bytes of a chunk that is read
@@ -31,6 +36,26 @@ _OME = (
     '<OME><Image><Pixels DimensionOrder="XYCZT" SizeC="3" SizeZ="1" SizeT="1"><Channel SamplesPerPixel="1"/>'
     '<TiffData IFD="0" FirstC="0" PlaneCount="3"/></Pixels></Image></OME>'
 )
+
+_COLORS = np.arange(768, dtype="u2").reshape(3, 256) * 85
+_METADATA = (
+    '<GDALMetadata><Item name="a">5</Item><Item name="b" sample="0">x</Item>'
+    '<Item name="c" sample="0" role="scale">0.5</Item></GDALMetadata>'
+)
+# Albers on a geographic CRS of its own, as GDAL writes it.
+_KEYS = (
+    *(1, 1, 0, 12, 1024, 0, 1, 1, 1025, 0, 1, 2, 1026, 34737, 8, 0, 2048, 0, 1, 32767, 2049, 34737, 24, 8),
+    *(2050, 0, 1, 6269, 2054, 0, 1, 9102, 2057, 34736, 1, 0, 2059, 34736, 1, 1, 3072, 0, 1, 32767, 3075, 0, 1, 11),
+    *(3078, 34736, 1, 2, 3088, 34736, 1, 3),
+)
+_PLACE = [
+    (34735, "H", len(_KEYS), _KEYS, True),
+    (34736, "d", 4, (6378137.0, 298.257222101, 29.5, -96.0), True),
+    (34737, "s", 0, "unknown|GCS Name = a|Datum = b |", True),
+    (33922, "d", 12, (0, 0, 0, 10, 50, 0, 16, 12, 0, 11, 49, 0), True),
+    (50844, "d", 92, tuple(range(92)), True),
+    (42112, "s", 0, _METADATA, True),
+]
 
 
 def seeds() -> list[bytes]:
@@ -49,6 +74,9 @@ def seeds() -> list[bytes]:
             w.write(values[..., 0], **options)
             w.write(values[::2, ::2, 0], subfiletype=1)
         found.append(out.getvalue())
+    out = io.BytesIO()
+    tifffile.imwrite(out, values[..., 0].astype("u1"), photometric="palette", colormap=_COLORS, extratags=_PLACE)
+    found.append(out.getvalue())
     out = io.BytesIO()
     with tifffile.TiffWriter(out) as w:
         for plane in np.moveaxis(values, -1, 0):
