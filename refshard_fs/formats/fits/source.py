@@ -143,7 +143,9 @@ def _name(header: Header, number: int, taken: set[str]) -> str:
         name = f"{name}_{header.cards['EXTVER']}"
     if not name:
         name = str(number) if number else "PRIMARY"
-    return f"{name}_{number}" if name in taken else name
+    while name in taken:
+        name = f"{name}_{number}"
+    return name
 
 
 def _find_refusal(header: Header) -> str | None:

@@ -24,9 +24,9 @@ from refshard_fs.formats.fits.images import name_axis
 WIDE: Final = 1 << 14  # bytes of an element from which a column is read alone
 LARGEST: Final = 1 << 27  # bytes of an element that has to be converted
 
-_FORM: Final = re.compile(r"\s*(\d*)([LXBIJKAEDCMPQ])\s*([LXBIJKAEDCM]?)")
-_TEXT_FORM: Final = re.compile(r"\s*([AIJFED])(\d*)(?:\.\d*)?\s*$")
-_DIMENSIONS: Final = re.compile(r"\(\s*\d+\s*(?:,\s*\d+\s*)*\)")
+_FORM: Final = re.compile(r"\s*(\d{0,18})([LXBIJKAEDCMPQ])\s*([LXBIJKAEDCM]?)")
+_TEXT_FORM: Final = re.compile(r"\s*([AIJFED])(\d{0,9})(?:\.\d*)?\s*$")
+_DIMENSIONS: Final = re.compile(r"\s*\((\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*){0,30})\)\s*")
 _WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16, "P": 8, "Q": 16}
 _DTYPES: Final = {
     "L": "?", "X": "?", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16"
@@ -76,18 +76,19 @@ def _parse_text_forms(header: Header, row_size: int) -> Iterator[Form]:
         yield Form(number, at, width, width, form[1])
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class ColumnRecipe(msgspec.Struct, frozen=True):
     """Cuts a column out of rows of ``row_size`` bytes, and converts it to ``dtype``.
 
-    The column has ``width`` bytes at byte ``at``, of the ``kind`` of its form. The result is padded with zeros to
-    ``size`` bytes. In tables of text (``null`` is not None), the text ``null`` and blanks stand for NaN or 0.
+    The column has ``width`` bytes at byte ``at``, of the ``kind`` of its form, or that many ``bits`` of kind X. The
+    result is padded with zeros to ``size`` bytes. In tables of text (``null`` is not None), the text ``null`` and
+    blanks stand for NaN or 0.
     """
 
     row_size: int
     at: int
     width: int
     kind: str
-    repeat: int
+    bits: int
     dtype: str
     size: int
     null: str | None = None
@@ -104,10 +105,9 @@ class Recipe(msgspec.Struct, frozen=True):
             case "L":
                 return np.equal(cells, ord("T"))
             case "X":
-                return np.unpackbits(cells, axis=1)[:, : self.repeat]
+                return np.unpackbits(cells, axis=1)[:, : self.bits]
             case "A":
-                texts = cells[:, : self.repeat].copy().view(dtype)
-                return np.char.rstrip(texts).astype(dtype)
+                return np.char.rstrip(cells.view(dtype)).astype(dtype)
         if dtype != np.dtype(_DTYPES[self.kind]):  # the other signedness: the highest bit is inverted
             unsigned = np.dtype(f">u{dtype.itemsize}")
             highest = unsigned.type(1 << 8 * dtype.itemsize - 1)
@@ -127,7 +127,9 @@ class Recipe(msgspec.Struct, frozen=True):
 class ColumnChunks(Chunks):
     """The chunks of a column: each is cut out of ``count`` rows of a table at ``start``."""
 
-    def __init__(self, source: Span | Inline, start: int, rows: int, count: int, recipe: Recipe, where: str) -> None:
+    def __init__(
+        self, source: Span | Inline, start: int, rows: int, count: int, recipe: ColumnRecipe, where: str
+    ) -> None:
         self._source, self._start, self._rows, self._count = source, start, rows, count
         self._recipe, self._where = recipe, where
 
@@ -166,7 +168,8 @@ def parse_table(header: Header, source: Span | Inline) -> Iterator[tuple[str, Co
     taken: set[str] = set()
     for form in list((_parse_text_forms if is_text else parse_forms)(header, row_size)):
         name = make_name(header.cards.get(f"TTYPE{form.number}")) or f"col{form.number}"
-        name = f"{name}_{form.number}" if name in taken else name
+        while name in taken:
+            name = f"{name}_{form.number}"
         taken.add(name)
         try:
             yield name, _parse_column(header, source, form, name, rows, row_size, is_text=is_text)
@@ -195,6 +198,8 @@ def _parse_column(
         dtype = _dtype_of_text(kind, form.width)
     else:
         shape, dtype = _shape_of(header, form)
+    bits = math.prod(shape)
+    width = -(-bits // 8) if kind == "X" else bits * dtype.itemsize if not is_text else form.width  # that TDIM uses
     is_plain = not is_text and kind not in "LXA"
     other = _OTHER_SIGN.get(kind)
     fill: int | None = null if type(null) is int and dtype.kind in "iu" else None
@@ -207,19 +212,19 @@ def _parse_column(
     if fill is not None and not np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max:
         fill = None
     full = (rows, *shape)
-    if is_plain and (form.width >= WIDE or rows == 1 or form.width == row_size):
-        is_alone = form.width == row_size
+    if is_plain and (width >= WIDE or rows == 1 or width == row_size):
+        is_alone = width == row_size
         cut = choose_chunks(full if is_alone else (1, *shape), dtype.itemsize)
         place = header.stop + form.at
         chunks: Chunks = Contiguous(source, place, full, cut, dtype.itemsize, where, None if is_alone else row_size)
     else:
-        if form.width > LARGEST:
-            raise ManifestError(f"{where}: its elements have {form.width} bytes each: at most {LARGEST} are supported")
+        if width > LARGEST:
+            raise ManifestError(f"{where}: its elements have {width} bytes each: at most {LARGEST} are supported")
         count = choose_chunks((rows,), row_size)[0]
         cut = (count, *shape)
         size = math.prod(cut) * dtype.itemsize
         text = None if not is_text else str(null).strip()
-        recipe = Recipe(row_size, form.at, form.width, kind, form.repeat, dtype.str, size, text)
+        recipe = ColumnRecipe(row_size, form.at, width, kind, bits, dtype.str, size, text)
         chunks = ColumnChunks(source, header.stop, rows, count, recipe, where)
     dimensions = ["row", *(f"{name}_{name_axis(axis)}" for axis in reversed(range(len(shape))))]
     array = ArrayDescription(where, full, cut, dtype, dimensions, attributes, (), fill, is_masked=True)
@@ -228,9 +233,9 @@ def _parse_column(
 
 def _shape_of(header: Header, form: Form) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the shape of an element, from TDIM if it fits, and its data type."""
-    text = str(header.cards.get(f"TDIM{form.number}", ""))
-    axes = tuple(map(int, text.strip("() ").split(",")))[::-1] if _DIMENSIONS.fullmatch(text.strip()) else ()
-    if not axes or not 0 < math.prod(axes) <= form.repeat or (math.prod(axes) < form.repeat and form.kind != "A"):
+    found = _DIMENSIONS.fullmatch(str(header.cards.get(f"TDIM{form.number}")))
+    axes = () if found is None else tuple(map(int, found[1].split(",")))[::-1]
+    if not axes or not 0 < math.prod(axes) <= form.repeat:
         axes = (form.repeat,)
     if form.kind == "A":
         return axes[:-1], np.dtype(f"S{axes[-1]}")

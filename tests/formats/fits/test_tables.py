@@ -91,6 +91,32 @@ def test_columns_without_names_or_with_equal_ones_are_told_apart(tmp_path: Path)
     assert set(Files({ROOT: data}).open().grids) == {"1/a_b", "1/a_b_2", "1/col3"}
 
 
+@pytest.mark.parametrize(
+    ("form", "dimensions", "dtype", "shape"),
+    [
+        ("4J", "(2,1)", ">i4", (3, 1, 2)),
+        ("4J", "(3,9)", ">i4", (3, 4)),
+        ("4J", f"({'9' * 30})", ">i4", (3, 4)),
+        ("16A", "(5,3)", "S5", (3, 3)),
+        ("16X", "(3,3)", "?", (3, 3, 3)),
+    ],
+)
+def test_tdim_that_uses_a_part_of_a_column_is_followed(
+    tmp_path: Path, form: str, dimensions: str, dtype: str, shape: tuple[int, ...]
+) -> None:
+    values = np.frombuffer(bytes(range(65, 65 + 48)), "S16") if dtype[0] == "S" else np.arange(12).reshape(3, 4)
+    values = np.arange(48).reshape(3, 16) % 3 > 0 if dtype == "?" else values
+    table = fits.BinTableHDU.from_columns([fits.Column(n, form, array=values) for n in ("a", "b")])
+    table.header["TDIM2"] = dimensions
+    group = zarr.open_group(f"refshard::{write(tmp_path / 'a.fits', table)}", mode="r")
+    found = group["1/b"]
+    assert (found.dtype, found.shape) == (np.dtype(dtype), shape)
+    flat = values.view("S1").reshape(3, -1) if dtype[0] == "S" else values
+    size = int(np.prod(shape[1:])) * (5 if dtype[0] == "S" else 1)
+    want = flat[:, :size].copy().view(dtype).reshape(shape) if dtype[0] == "S" else flat[:, :size].reshape(shape)
+    np.testing.assert_array_equal(found[...], want)
+
+
 @pytest.mark.usefixtures("large_files")
 def test_wide_column_is_read_alone_and_narrow_ones_by_rows(http_server: RangeServer, tmp_path: Path) -> None:
     rows = 40
