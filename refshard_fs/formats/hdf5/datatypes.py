@@ -364,7 +364,7 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
 def to_little_endian(found: Datatype) -> Datatype:
     """Return a datatype whose elements are shown as little-endian if they are compounds of another byte order.
 
-    zarr version 3 has no big-endian fields.
+    zarr version 3 has no big-endian fields, and xarray cannot read them from version 2.
     """
     shown = None if found.shown is None or found.shown.names is None else found.shown.newbyteorder("<")
     return found if shown in (None, found.shown) else msgspec.structs.replace(found, shown=shown, is_recast=True)

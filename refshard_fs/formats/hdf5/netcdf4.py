@@ -76,10 +76,10 @@ class Description(NamedTuple):
     attribute_dtypes: Mapping[str, Mapping[str, str]]
 
 
-def split_compounds(objects: Mapping[str, HDF5Object], zarr_format: int) -> dict[str, HDF5Object]:
+def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
     """Replace each dataset of compounds that zarr cannot hold by a group with an array for each member.
 
-    Compounds within these compounds are groups, too. Other compounds are made such that ``zarr_format`` can hold them.
+    Compounds within these compounds are groups, too. Other compounds are shown as little-endian.
     """
     shown = dict(objects)
     pending = list(objects.values())
@@ -87,7 +87,7 @@ def split_compounds(objects: Mapping[str, HDF5Object], zarr_format: int) -> dict
         found = pending.pop()
         path, members = found.path, [] if found.datatype is None or found.is_type else split_members(found.datatype)
         if not members:
-            if zarr_format == 3 and found.datatype is not None:
+            if found.datatype is not None:
                 shown[path] = msgspec.structs.replace(found, datatype=to_little_endian(found.datatype))
             continue
         attributes = {name: value for name, value in found.attributes.items() if name not in _OF_ANNDATA}
@@ -208,6 +208,8 @@ class _Dimensions:
             self._phony[group] = []
             self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
+        # Phony dimensions of a group are numbered after those of its parent. Later names must not be in use below it.
+        self._next = max(self._phony_counts.values(), default=0)
 
     def list_unlimited(self) -> dict[str, list[str]]:
         """Return the names of the dimensions in each group that can grow; an empty list if there are none."""
@@ -278,11 +280,12 @@ class _Dimensions:
         there = Counter(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
         for size, count in needed.items():
             for _ in range(there[size], count):
-                self._new_phony(group, size)
+                self._phony[group].append((f"phony_dim_{self._phony_counts[group]}", size))
+                self._phony_counts[group] += 1
 
     def _new_phony(self, group: str, size: int) -> str:
-        name = f"phony_dim_{self._phony_counts[group]}"
-        self._phony_counts[group] += 1
+        name = f"phony_dim_{self._next}"
+        self._next += 1
         self._phony[group].append((name, size))
         return name
 

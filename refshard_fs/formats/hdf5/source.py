@@ -126,7 +126,7 @@ def _make_keyspace(
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
     """Make the key space of the ``objects``. Report each object that cannot be shown."""
-    url, reports, objects = probe.url, tree.reports, split_compounds(tree.objects, options.zarr_format)
+    url, reports, objects = probe.url, tree.reports, split_compounds(tree.objects)
     zarr_format = options.zarr_format
     directory = None if probe.is_in_memory else directory_of(url)
     paths = {found.address: f"/{path}" for path, found in objects.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 from refshard_fs import RefShardFileSystem
@@ -141,6 +142,22 @@ def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> N
     assert group["d"][:].tolist() == group["array"][:, 0].tolist() == expected
     assert group["fill"][:].tolist() == [expected[0]] * 2
     assert group["split/in"][:].tolist() == [(0, (0, b""), 0, 0)] * 2
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["d"] = np.array([(1, 2.5), (-1, 0)], [("a", ">i2"), ("b", ">f8")])
+    with xr.open_dataset(tmp_path / "b.h5", engine="refshard") as ds:  # by version 2; h5netcdf's raises TypeError
+        assert ds["d"].values["a"].tolist() == [1, -1]
+
+
+def test_dimensions_without_names_have_one_length_in_a_tree(tmp_path: Path) -> None:
+    """Names that were made for array datatypes were once those of other lengths in the groups below."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["plain"] = np.zeros((3, 4))
+        file["below/other"] = np.zeros((5, 6, 7))
+        file.create_dataset("array", (3,), np.dtype(("<i2", (8, 9))))
+        file.create_dataset("split", (11,), np.dtype([("t", TEXT), ("n", "<f4", (2,))]))
+    with xr.open_datatree(tmp_path / "a.h5", engine="refshard") as tree:
+        assert tree["array"].shape == (3, 8, 9)
+        assert tree["split/n"].shape == (11, 2)
 
 
 def test_sequences_are_ragged_arrays_where_zarr_has_them(tmp_path: Path) -> None:
