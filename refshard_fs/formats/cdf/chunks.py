@@ -19,8 +19,10 @@ from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
 from refshard_fs.formats.cdf.records import CVVR, GZIP, VVR, VXR, Records, Run, Variable
 from refshard_fs.formats.cdf.values import Decompressed, Kind, Shown
 
-BLOCK: Final = 64 << 10  # bytes of values in a compressed block that becomes a chunk; smaller ones are joined
-JOINED: Final = 256 << 10  # bytes of such a chunk
+BLOCK: Final = (
+    32 << 10
+)  # bytes of values in a compressed block that becomes a chunk (the library's have almost 64 KiB);
+JOINED: Final = 256 << 10  # smaller ones are joined to chunks of this size
 MOST_BLOCK: Final = 1 << 29  # bytes that are decompressed together
 MOST_LEVELS: Final = 16  # of an index
 _PREVIOUS: Final = 2  # missing records repeat the one before
@@ -93,7 +95,7 @@ class VariableChunks(FilledChunks):
         self._record = math.prod(variable.lengths) * itemsize
         self._is_plain = kind.is_plain and not layout.is_moved
         axes = layout.axes if layout.is_moved else tuple(range(len(layout.axes)))
-        self._made = None if layout.is_compressed else self._size // itemsize * kind.shown.itemsize
+        self._decoded = None if layout.is_compressed else self._size // itemsize * kind.shown.itemsize
         self._recipe = Shown(kind, layout.chunks, axes, layout.is_compressed)
         self._runs: list[Run] | None = None
         self._inner: dict[Run, list[Run]] = {}  # of the runs that are indexes
@@ -194,7 +196,7 @@ class VariableChunks(FilledChunks):
                 return first
             if isinstance(first, Packed) and first.start is None:
                 return first.source  # the compressed bytes, as they are
-        return self._join(parts, self._recipe, self._made)
+        return self._join(parts, self._recipe, self._decoded)
 
     def _values(self, run: Run, offset: int, size: int) -> Entry:
         """Return values of a run: a part of the file if they are not compressed."""
@@ -219,10 +221,13 @@ class VariableChunks(FilledChunks):
         return one if size == stop - start else self._join([one], Repeated((stop - start) // size), stop - start)
 
     def _join(self, parts: list[Entry], recipe: Shown | Repeated, size: int | None) -> Entry:
-        source = self._records.source
-        if isinstance(source, Span):
-            return Packed(source, recipe, size, parts=tuple(parts))
-        return make_entry(Inline(b"".join([part.data for part in parts if isinstance(part, Inline)])), recipe, size, "")
+        spans = [span for part in parts for span in part.spans]
+        if not spans:
+            return Inline(recipe.make(b"".join([part.data for part in parts if isinstance(part, Inline)])))
+        start = min(span.start for span in spans)
+        source = self._records.source.part(start, max(span.stop or 0 for span in spans) - start)
+        assert isinstance(source, Span)
+        return Packed(source, recipe, size, parts=tuple(parts))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         runs = yield from self.load_runs()

@@ -17,7 +17,7 @@ from refshard_fs.formats.cdf.records import ADAPTIVE_HUFFMAN, GZIP, HUFFMAN, RLE
 
 _BIG: Final = (1, 2, 5, 7, 9, 11, 12, 18)  # encodings of a file, by their byte order
 _LITTLE: Final = (4, 6, 13, 16, 17, 19)
-_VAX: Final = (3, 14, 15, 20, 21)  # little-endian, with floats of their own
+_VAX: Final = (3, 14, 15, 20, 21)  # little-endian, with VAX floats
 _TYPES: Final = {
     1: "i1", 2: "i2", 4: "i4", 8: "i8", 11: "u1", 12: "u2", 14: "u4", 21: "f4", 22: "f8", 41: "i1", 44: "f4", 45: "f8",
     31: "f8", 32: "c16", 33: "i8", 51: "S", 52: "S",
@@ -89,7 +89,7 @@ def kind_of(number: int, elements: int, encoding: int) -> Kind:
     if name == "S":
         return Kind(number, f"S{max(elements, 1)}")
     if encoding in _VAX and name[0] in "fc":
-        raise ManifestError("its values are floats of VAX: convert the file by cdfconvert -encoding ibmpc")
+        raise ManifestError("its values are VAX floats: convert the file by cdfconvert -encoding ibmpc")
     return Kind(number, np.dtype((">" if encoding in _BIG else "<") + name).str)
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -39,6 +40,7 @@ def test_compressed_blocks_are_chunks_that_zarr_decodes() -> None:
     first, last = files.run(keys.lookup("v/0.0")), files.run(keys.lookup("v/2.0"))
     assert isinstance(first, Span)
     assert isinstance(last, Packed)
+    assert last.source == msgspec.structs.replace(first, start=last.spans[0].start, stop=last.spans[0].stop)
 
     assert gzip.decompress(files.bytes(first)) == values[:100].tobytes()
     assert gzip.decompress(files.bytes(last)) == values[200:].tobytes() + bytes(40_000)
