@@ -20,7 +20,7 @@ WINDOW: Final = 1 << 14  # bytes that are read for a main header at first; then 
 LONGEST: Final = 1 << 25  # bytes of a main header; its tables of tile parts (TLM) have at most 16 MiB
 LARGEST: Final = 1 << 31  # bytes of a decoded tile: zarr holds it in memory as an array
 SPARSE: Final = 1 << 26  # bytes of one in a small file, or
-RATIO: Final = 1 << 12  # this many for each byte of the file
+RATIO: Final = 1 << 13  # this many for each byte of the file: a code block of equal samples takes about a bit
 BLOCK_BYTES: Final = 1 << 8  # bytes that the decoder needs for each code block or precinct
 
 # Markers.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
@@ -90,6 +91,18 @@ def test_commands_take_a_file_and_convert_it(tmp_path: Path, capsys: pytest.Capt
     assert shown.x[:2].values.tolist() == [2000, 2010]
 
 
+def test_files_are_joined_by_their_names(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    images = {f"s_2024010{day}.jp2": smooth(150, 140 + day)[:, day:] for day in (1, 2)}
+    for name, values in images.items():
+        (tmp_path / name).write_bytes(jp2_file(encode(values)))
+    fs = refshard_fs.concat(str(tmp_path / "s_{time:%Y%m%d}.jp2"), lazy=True)
+    fs.save(str(tmp_path / "cube.json"))
+    ds = xr.open_dataset(tmp_path / "cube.json", engine="refshard")
+    np.testing.assert_array_equal(ds["0"], list(images.values()))
+    assert ds["1"].shape == (2, 75, 70)
+
+
 @pytest.mark.parametrize("tlm", [None, 0x60])
 def test_opening_and_a_tile_take_a_request_each(http_server: RangeServer, tmp_path: Path, tlm: int | None) -> None:
     rng = np.random.default_rng(0)
@@ -130,8 +143,8 @@ def test_an_image_that_cannot_be_shown_is_refused() -> None:
 
 
 def test_damage_is_an_error_or_leaves_values(tmp_path: Path) -> None:
-    check_damage(jp2_file(code_stream(smooth(200, 150), tlm=0x40)), 1, header=400, times=60)
-    check_damage(code_stream(smooth(200, 150)), 2, header=400, times=60)
+    check_damage(jp2_file(code_stream(smooth(200, 150), tlm=0x40)), 1, header=300, times=30)
+    check_damage(code_stream(smooth(200, 150)), 2, header=300, times=30)
 
 
 def test_a_small_file_takes_no_round_after_its_head(tmp_path: Path) -> None:
