@@ -19,7 +19,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refshard_fs.errors import TargetNotAllowed
-from refshard_fs.security.policy import ARCHIVES, LOCAL, climbs, links, longest_prefix, protocol_of, server_of
+from refshard_fs.security.policy import (
+    ARCHIVES,
+    DECOMPRESS,
+    LOCAL,
+    climbs,
+    links,
+    longest_prefix,
+    protocol_of,
+    server_of,
+)
 
 WEB = frozenset(["http", "https"])
 # Protocols of object stores, and the options that open them without credentials.
@@ -247,6 +256,9 @@ class Admission(msgspec.Struct, frozen=True):
         """
         if self.admits_all:
             return url, Access.OWN
+        if url.startswith(DECOMPRESS) and not url.startswith(DECOMPRESS * 2):  # it reads the file, and nothing else
+            admitted, access = self.admit(url.removeprefix(DECOMPRESS), redirected_by)
+            return DECOMPRESS + admitted, access
         if self.source is not None and self._is_source(url):
             return url, Access.OWN
         if cache := self._cache_before(url):

@@ -16,7 +16,7 @@ import msgspec
 
 from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.security.admission import Admission, normalize, origin_of
-from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
+from refshard_fs.security.policy import DECOMPRESS, climbs, links, longest_prefix, protocol_of, server_of
 
 _NAMED: Final = 5  # servers in a remark; it counts the others
 MEMBER = "from"  # the name of the record in a document
@@ -135,6 +135,7 @@ class Adoption:
         """Add a URL of the set; TargetNotAllowed if the set may not point there."""
         if url is None or self._rule.admits_all:
             return
+        url = url.removeprefix(DECOMPRESS)
         self._rule.admit(url)
         origin = origin_for(self._rule, url)
         if origin:
@@ -163,6 +164,7 @@ class Adoption:
 
 def origin_for(rule: Admission, url: str) -> tuple[str, ...]:
     """Return the origin of a ``url`` in a set with this ``rule``; empty if the URL is the user's own."""
+    url = url.removeprefix(DECOMPRESS)
     if rule.trusts_source or protocol_of(url) == "data":
         return ()
     named = rule.named_prefixes

@@ -144,6 +144,8 @@ class Pool:
         from refshard_fs.targets.decompressed import DecompressedTarget  # few sources need it
 
         file = url.removeprefix(policy.DECOMPRESS)
+        if file.startswith(policy.DECOMPRESS):
+            raise TargetNotAllowed(url, "a file is decompressed only once", "Leave out one 'decompress::'")
         place = None if self.loop is None else self.place(file, origin)
         if place is None:
             return None

@@ -94,7 +94,7 @@ def test_a_file_is_opened_as_if_it_were_decompressed(http_server: RangeServer, e
     assert len(http_server.requests(method="GET")) == 2, "the first bytes, and the file"
 
 
-def test_files_are_joined_and_saved(tmp_path: Path) -> None:
+def test_files_are_joined_and_saved(http_server: RangeServer, tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.nc.gz").write_bytes(gzip.compress(netcdf(number * 4)))
     for lazy in (True, False):
@@ -102,6 +102,10 @@ def test_files_are_joined_and_saved(tmp_path: Path) -> None:
         with xr.open_dataset(joined, engine="refshard") as ds:
             assert ds.z[:, 0].values.tolist() == [3.0 * (n % 4) + n // 4 * 4 for n in range(12)]
         assert "only refshard can read" in joined.save(str(tmp_path / f"{lazy}.json"))
+    urls = [http_server.put(f"/{number}.nc.gz", gzip.compress(netcdf(number * 4))) for number in range(3)]
+    for lazy in (True, False):
+        with xr.open_dataset(concat(urls, dim="time", lazy=lazy), engine="refshard") as ds:  # type: ignore[arg-type]
+            assert ds.z[:, 1].values.tolist() == [3.0 * (n % 4) + 1 + n // 4 * 4 for n in range(12)]
     fs = RefShardFileSystem(str(tmp_path / "1.nc.gz"))
     fs.save(str(tmp_path / "one.json"))  # for other readers: chunks are copied
     assert "decompress" not in (tmp_path / "one.json").read_text()
@@ -111,8 +115,10 @@ def test_files_are_joined_and_saved(tmp_path: Path) -> None:
 def test_a_set_from_elsewhere_decompresses_only_its_own(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "secret.gz").write_bytes(gzip.compress(DATA))
     own = http_server.put("/a.gz", gzip.compress(DATA))
-    refs = {"a": [DECOMPRESS + own, 3, 4], "b": [f"{DECOMPRESS}{tmp_path}/secret.gz", 3, 4]}
+    twice = DECOMPRESS * 2000 + own
+    refs = {"a": [DECOMPRESS + own, 3, 4], "b": [f"{DECOMPRESS}{tmp_path}/secret.gz", 3, 4], "c": [twice, 3, 4]}
     fs = RefShardFileSystem(http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode()))
     assert fs.cat("a") == DATA[3:7]
-    with pytest.raises(TargetNotAllowed):
-        fs.cat("b")
+    for key in ("b", "c"):
+        with pytest.raises(TargetNotAllowed):
+            fs.cat(key)
