@@ -41,7 +41,7 @@ def images() -> list[Any]:
     return [sky, again, scaled, fits.ImageHDU(np.arange(24, dtype="i4").reshape(2, 3, 4)), *numbers]
 
 
-KINDS = ("u1", "i2", "i4", "i8", "f4", "f8", "i1", "u2", "u4")
+KINDS = ("u1", "i2", "i4", "i8", "f4", "f8", "i1", "u2", "u4", "u8")
 
 
 def compressed(kind: str, dtype: str, tile: tuple[int, ...] | None, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from refshard_fs.formats.fits.header import Header
 _AXES: Final = "xyz"  # names of the three fastest axes
 _DTYPES: Final = {8: ">u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
 # By BITPIX: the BZERO that stands for the other signedness, and that data type.
-_OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, "<u4"), 64: (1 << 63, "<u8")}
+_OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, "<u4"), 64: (1 << 63, ">u8")}
 
 
 class Image(msgspec.Struct, frozen=True):
@@ -53,10 +53,12 @@ def parse_image(header: Header, prefix: str = "") -> Image:
         blank = header.cards["BLANK"]
     other_zero, other = _OTHER_SIGN.get(bitpix, (None, ""))
     if scale == 1 and zero == other_zero:
-        if bitpix == 64:
-            raise ManifestError(f"{header.where}: unsigned integers of 64 bits are not supported")
         dtype = np.dtype(other)
         filters = [{"id": "fixedscaleoffset", "offset": zero, "scale": 1, "dtype": dtype.str, "astype": stored.str}]
+        if bitpix == 64:  # that filter computes with floats
+            if prefix:
+                raise ManifestError(f"{header.where}: unsigned integers of 64 bits in tiles are not supported")
+            filters = []
         blank = None if blank is None else blank + int(zero)
     elif (scale, zero) != (1, 0):
         attributes |= {"scale_factor": scale, "add_offset": zero}

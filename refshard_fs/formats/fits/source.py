@@ -18,7 +18,7 @@ from refshard_fs.core.model import Load, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.fits.header import BLOCK, MOST_HEADER, Header, Short, make_name, parse_header
 from refshard_fs.formats.fits.images import Image, name_axes, parse_image
-from refshard_fs.formats.fits.tables import parse_table
+from refshard_fs.formats.fits.tables import UNSIGNED, cut_unsigned, parse_table
 from refshard_fs.formats.fits.tiles import TileChunks
 
 GUESS: Final = 20 * BLOCK  # bytes that are read first for a header
@@ -69,6 +69,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                     cuts[name] = choose_chunks(image.shape, itemsize)
                     how = image.shape, cuts[name], itemsize, image.where
                     chunks[name] = Contiguous(source, header.stop, *how)
+                    if image.dtype == UNSIGNED:
+                        cuts[name], chunks[name] = cut_unsigned(source, header.stop, image.shape, image.where)
                 images[name], dtypes[name] = image, image.attribute_dtypes
         except ManifestError as e:
             reports[name] = str(e)

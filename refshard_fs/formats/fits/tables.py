@@ -22,6 +22,7 @@ from refshard_fs.formats.fits.header import Header, make_name
 from refshard_fs.formats.fits.images import name_axis
 
 WIDE: Final = 1 << 14  # bytes of an element from which a column is read alone
+UNSIGNED: Final = np.dtype(">u8")  # stored as integers with signs, whose highest bit is inverted
 LARGEST: Final = 1 << 27  # bytes of an element that has to be converted
 
 _FORM: Final = re.compile(r"\s*(\d{0,18})([LXBIJKAEDCMPQ])\s*([LXBIJKAEDCM]?)")
@@ -141,6 +142,20 @@ class ColumnChunks(Chunks):
             begin, size = begin + recipe.at, recipe.width
             recipe = msgspec.structs.replace(recipe, at=0, row_size=recipe.width)
         return make_entry(self._source.part(begin, size), recipe, recipe.size, self._where)
+
+
+def cut_unsigned(
+    source: Span | Inline, start: int, shape: tuple[int, ...], where: str
+) -> tuple[tuple[int, ...], ColumnChunks]:
+    """Return the chunk shape and the chunks of an image of `UNSIGNED`: a table of one column, a row for each step."""
+    row_size = math.prod(shape[1:]) * 8
+    if row_size > LARGEST:
+        raise ManifestError(
+            f"{where}: a step along its first axis has {row_size} bytes: at most {LARGEST} are supported"
+        )
+    cut = (choose_chunks(shape[:1], max(row_size, 1))[0], *(max(extent, 1) for extent in shape[1:]))
+    recipe = ColumnRecipe(row_size, 0, row_size, "K", 0, UNSIGNED.str, math.prod(cut) * 8)
+    return cut, ColumnChunks(source, start, shape[0], cut[0], recipe, where)
 
 
 class Column(msgspec.Struct, frozen=True):
