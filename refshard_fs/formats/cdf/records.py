@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError
 
-CDR, GDR, R_VDR, ADR, AGR_EDR, VXR, VVR, Z_VDR, AZ_EDR, CCR, CPR, CVVR = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13
+CDR, GDR, R_VDR, ADR, AGR_EDR, VXR, VVR, Z_VDR, AZ_EDR, CPR, CVVR = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13
 RLE, HUFFMAN, ADAPTIVE_HUFFMAN, GZIP = 1, 2, 3, 5  # kinds of compression
 
 PAGE: Final = 16 << 10  # bytes that are read at a time,
@@ -169,30 +169,30 @@ class Records:
         """Return the offset of the values in a VVR or a CVVR."""
         return self.header if kind == VVR else self.layout("OiiO").size
 
-    def record(self, at: int, *kinds: int) -> Steps[tuple[int, bytes]]:
-        """Return the type of the record at ``at``, one of ``kinds``, and its bytes after the type."""
-        size, kind = self.layout("Oi").unpack((yield from self.read(at, self.header)))
-        if kind not in kinds or size < self.header:
+    def record(self, at: int, kind: int) -> Steps[bytes]:
+        """Return the bytes of the record at ``at`` after its type, which is ``kind``."""
+        size, found = self.layout("Oi").unpack((yield from self.read(at, self.header)))
+        if found != kind or size < self.header:
             raise self.damaged(
-                f"the record at byte {at} has the type {kind} and {size} bytes: expected a type of {kinds}"
+                f"the record at byte {at} has the type {found} and {size} bytes: expected the type {kind}"
             )
         self._left -= 0 if self.is_opened else size
         if self._left < 0:
             raise self.damaged("its records overlap")
-        return kind, (yield from self.read(at + self.header, size - self.header))
+        return (yield from self.read(at + self.header, size - self.header))
 
     # ------------------------------------------------------------------ descriptors
 
     def read_head(self) -> Steps[Head]:
         """Read the descriptors of the file. ManifestError if it is of a kind that is not read."""
-        _, cdr = yield from self.record(8, CDR)
+        cdr = yield from self.record(8, CDR)
         at, version, release, encoding, flags = self._unpack("Oiiii", cdr)
         if not flags & _IS_SINGLE:
             raise ManifestError(
                 f"{self.url}: its variables lie in files of their own: make one file of them by cdfconvert"
             )
         self.is_old = (version, release) < (2, 5)
-        _, gdr = yield from self.record(at, GDR)
+        gdr = yield from self.record(at, GDR)
         r_variables, z_variables, attributes, _, _, _, _, rank, _, _, _, _, _ = self._unpack("OOOOiiiiiOiii", gdr)
         lengths = self._unpack(f"{self._rank(rank)}i", gdr, self.layout("OOOOiiiiiOiii").size)
         return Head(encoding, bool(flags & _IS_ROW_MAJOR), lengths, r_variables, z_variables, attributes)
@@ -207,20 +207,20 @@ class Records:
         def variables_at(at: int, kind: int, found: list[Variable]) -> Steps[None]:
             while at > 0:
                 self._enter(at, visited)
-                _, data = yield from self.record(at, kind)
+                data = yield from self.record(at, kind)
                 at, variable = self._variable(data, kind, head)
                 found.append(variable)
                 if variable.compression:
                     many.append(compression_of(found, len(found) - 1))
 
         def compression_of(found: list[Variable], place: int) -> Steps[None]:
-            _, data = yield from self.record(found[place].compression, CPR)
+            data = yield from self.record(found[place].compression, CPR)
             found[place] = found[place]._replace(compression=self._unpack("i", data)[0])
 
         def attributes_at(at: int) -> Steps[None]:
             while at > 0:
                 self._enter(at, visited)
-                _, data = yield from self.record(at, ADR)
+                data = yield from self.record(at, ADR)
                 at, first, scope, _, _, _, _, z_first, _, _, _ = self._unpack(_ADR, data)
                 name = self._text(data, self.layout(_ADR).size)
                 attribute = Attribute(name, scope in (1, 3), [], [])
@@ -231,7 +231,7 @@ class Records:
         def entries_at(at: int, found: list[Entry], kind: int) -> Steps[None]:
             while at > 0:
                 self._enter(at, visited)
-                _, data = yield from self.record(at, kind)
+                data = yield from self.record(at, kind)
                 at, _, dtype, number, elements, strings, *_ = self._unpack(_AEDR, data)
                 found.append(Entry(number, dtype, elements, strings, data[self.layout(_AEDR).size :]))
 
@@ -271,10 +271,10 @@ class Records:
         visited: set[int] = set()
         while at > 0:
             self._enter(at, visited)
-            _, data = yield from self.record(at, VXR)
+            data = yield from self.record(at, VXR)
             at, count, used = self._unpack("Oii", data)
             start = self.layout("Oii").size
-            if not 0 <= used <= count or count > len(data):
+            if not 0 <= used <= count <= len(data):
                 raise self.damaged(f"an index has {used} entries of {count}")
             numbers = self._unpack(f"{count}i{count}i" + "O" * count, data, start)
             found += map(Run, numbers[:used], numbers[count : count + used], numbers[2 * count : 2 * count + used])

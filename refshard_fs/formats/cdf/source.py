@@ -91,7 +91,7 @@ def _decompressed(records: Records) -> Steps[bytes]:
             f"{records.url}: it is compressed as a whole, {size} bytes to {length}; at most {MOST_INFLATED} bytes are "
             "decompressed in memory. Compress its variables instead: cdfconvert -compression vars:gzip.6"
         )
-    _, found = yield from records.record(at, CPR)
+    found = yield from records.record(at, CPR)
     kind = int.from_bytes(found[:4], "big")
     try:
         check_compression(kind)
