@@ -6,7 +6,9 @@ Only files in the directory of the file that names them, or below it, are used.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -19,7 +21,8 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.structure import ExternalFiles, HDF5Object
 from refshard_fs.security.policy import is_absolute, protocol_of, relative_to
 
-MOST_OBJECTS: Final = 1 << 16  # objects that the external links of a file show
+MOST_TEXT: Final = 1 << 23  # characters of the paths that the external links of a file show
+SHOWN: Final = 100  # characters of a name in a report: many reports may have the same name
 _PHONY: Final = re.compile("phony_dim_([0-9]{1,9})")
 
 
@@ -27,7 +30,7 @@ def check_is_beside(name: str) -> None:
     """Raise ManifestError unless ``name`` lies in the directory of the file that refers to it, or below."""
     is_elsewhere = protocol_of(name) is not None or is_absolute(name) or {"..", ""} & set(name.split("/"))
     if is_elsewhere or set(name) & set("\\?#%"):
-        raise ManifestError(f"{name!r} does not lie in the directory of the file that refers to it, or below")
+        raise ManifestError(f"{name[:SHOWN]!r} does not lie in the directory of the file that refers to it, or below")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -41,18 +44,25 @@ class ExternalLink(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        return f"it is an external link, to {self.path} in {self.file}"
+        return f"it is an external link, to {self.path[:SHOWN]} in {self.file[:SHOWN]}"
 
 
-def list_linked(link: ExternalLink, place: str, paths: Sequence[str]) -> dict[str, str]:
-    """Return which of ``paths`` in the other file a link at ``place`` shows, each with its path below ``place``."""
-    top = link.path.strip("/")
-    below = {
-        path: path.removeprefix(top).strip("/")
-        for path in paths
-        if path == top or not top or path.startswith(top + "/")
-    }
-    return {path: join(place, rest) if rest else place for path, rest in below.items()}
+class LinkedPaths:
+    """The paths of objects in a file, in its order; finds those that a link shows without a look at all of them."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._places = {path: place for place, path in enumerate(dict.fromkeys(paths))}
+        self._sorted = sorted(self._places)
+
+    def find(self, link: ExternalLink, place: str) -> dict[str, str]:
+        """Return the paths of the objects that a link at ``place`` shows, each with its path there."""
+        top = link.path.strip("/")
+        found = self._sorted
+        if top:
+            first, last = (bisect_left(found, top + after) for after in "/0")  # 0 is the character after the slash
+            found = found[first:last] + [top] * (top in self._places)
+        in_order = sorted(found, key=self._places.__getitem__)
+        return {path: join(place, rest) if (rest := path[len(top) :].strip("/")) else place for path in in_order}
 
 
 class DimensionNames:
@@ -60,25 +70,34 @@ class DimensionNames:
 
     def __init__(self, arrays: Mapping[str, ArrayDescription]) -> None:
         self._sizes: dict[str, dict[str, int]] = {}
+        self._phony: dict[tuple[str, int], list[str]] = {}  # by group and size
         self._count = 0  # of phony dimensions in all groups: a name may be used in groups below
         for path, array in arrays.items():
-            self._sizes.setdefault(parent(path)[0], {}).update(zip(array.dimensions, array.shape, strict=True))
-            phony = [int(found[1]) for found in map(_PHONY.fullmatch, array.dimensions) if found]
-            self._count = max([self._count, *(number + 1 for number in phony)])
+            group = parent(path)[0]
+            for name, size in zip(array.dimensions, array.shape, strict=True):
+                number = _PHONY.fullmatch(name)
+                self._count = max(self._count, int(number[1]) + 1 if number else 0)
+                self._add(group, name, size)
+
+    def _add(self, group: str, name: str, size: int) -> None:
+        own = self._sizes.setdefault(group, {})
+        if name not in own and _PHONY.fullmatch(name):
+            self._phony.setdefault((group, size), []).append(name)
+        own[name] = size
 
     def move(self, array: ArrayDescription, path: str) -> ArrayDescription:
         """Return an array of another file as it is shown at ``path``."""
         group = parent(path)[0]
-        own = self._sizes.setdefault(group, {})
+        self._sizes.setdefault(group, {})
+        visible = ChainMap(*[self._sizes.get(part, {}) for part in ("", *accumulate(group.split("/"), join))][::-1])
         names: list[str] = []
         for name, size in zip(array.dimensions, array.shape, strict=True):
-            above = [self._sizes.get(part, {}) for part in ("", *accumulate(group.split("/"), join))]
-            known = next((sizes[name] for sizes in reversed(above) if name in sizes), None)
+            known = visible.get(name)
             if known != size and (known is not None or _PHONY.fullmatch(name)):
-                alike = [n for n, other in own.items() if other == size and _PHONY.fullmatch(n) and n not in names]
+                alike = [other for other in self._phony.get((group, size), []) if other not in names]
                 name = alike[0] if alike else f"phony_dim_{self._count}"
                 self._count += not alike
-            own[name] = size
+            self._add(group, name, size)
             names.append(name)
         return msgspec.structs.replace(array, where=path, dimensions=names)
 

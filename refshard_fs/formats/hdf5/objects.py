@@ -18,7 +18,7 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
-from refshard_fs.formats.hdf5.external import ExternalLink
+from refshard_fs.formats.hdf5.external import SHOWN, ExternalLink
 from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
 from refshard_fs.formats.hdf5.heaps import (
@@ -290,7 +290,8 @@ class _Reader:
                 elif isinstance(address, ExternalLink):
                     external[below] = address
                 elif address is None:
-                    to = f"a soft link to {link.target!r}, where there is no" if is_soft else "a link to no"
+                    target = (link.target or "")[:SHOWN]
+                    to = f"a soft link to {target!r}, where there is no" if is_soft else "a link to no"
                     reports[below] = f"it is {to} object"
                 elif address in way:
                     reports[below] = f"it is a {'soft ' * is_soft}link back to a group that contains it"

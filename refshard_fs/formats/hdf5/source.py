@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,11 +15,12 @@ from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.external import (
-    MOST_OBJECTS,
+    MOST_TEXT,
+    SHOWN,
     DimensionNames,
     ExternalLink,
+    LinkedPaths,
     check_is_beside,
-    list_linked,
     resolve_files,
 )
 from refshard_fs.formats.hdf5.file import MetadataFile
@@ -29,11 +31,10 @@ from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_fil
 from refshard_fs.security.policy import directory_of, relative_to
 
 PREPARED: Final = 256  # most coordinates that are read when a file is opened
-OTHER: Final = 1000  # depth of a file that this one refers to; it may refer to others,
-DEEPEST: Final = 1  # for this number of levels
-MOST_FILES: Final = (
-    1000  # other files that one file refers to, each of which is opened; a hundredth at each level below
-)
+OTHER: Final = 1000  # depth of a file that this one refers to
+DEEPEST: Final = 1  # levels of files that such a file may refer to in turn
+# Each file may refer to this number of others, which are opened; at each level below, to a hundredth of it.
+MOST_FILES: Final = 1000
 TOO_MANY: Final = f"the file refers to more than {MOST_FILES} others"
 FEW: Final = 32  # datasets, up to which the first node of each index is read on opening: some 3 KiB each
 
@@ -67,6 +68,11 @@ class HDF5KeySpace(ArrayGroup):
     _chunks: Mapping[str, DatasetChunks]
     arrays: Mapping[str, ArrayDescription] = {}  # by path; empty unless another file refers to this one
 
+    @cached_property
+    def linked_paths(self) -> LinkedPaths:
+        """The paths of all objects, for external links to them."""
+        return LinkedPaths([*self.arrays, *self._groups, *self.reports])
+
     def prepare(self) -> Steps[None]:
         """Read what most users need next, in as many rounds as one dataset takes."""
         coordinates = [chunks for chunks in self._chunks.values() if chunks.is_small_coordinate]
@@ -96,7 +102,9 @@ class HDF5KeySpace(ArrayGroup):
 def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) -> Steps[dict[str, KeySpace | str]]:
     """Open the files beside this one that are referred to, or return why a file cannot be opened."""
     level = max(options.depth - OTHER + 1, 0)
-    if level > DEEPEST or options.open_other is None or probe.is_in_memory:
+    if level > DEEPEST:
+        return dict.fromkeys(names, "it is named by a file that a file names: such files are not opened")
+    if options.open_other is None or probe.is_in_memory:
         return dict.fromkeys(names, "files beside this one cannot be opened here")
     some = names[: MOST_FILES // 100**level]
     found = yield from together([_open_other_file(name, probe.url, options) for name in some])
@@ -114,7 +122,7 @@ def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpac
     try:
         return (yield from options.open_other(relative_to(directory_of(url), name), theirs))
     except (RefShardError, OSError) as e:
-        return f"{name!r} cannot be opened: {e}"
+        return f"{name[:SHOWN]!r} cannot be opened: {e}"
 
 
 def _make_keyspace(
@@ -125,7 +133,7 @@ def _make_keyspace(
     options: OpenOptions,
     other_files: Mapping[str, KeySpace | str],
 ) -> HDF5KeySpace:
-    """Make the key space of the ``objects``. Report each object that cannot be shown."""
+    """Make the key space of a file. Report each object that cannot be shown."""
     url, reports, objects = probe.url, tree.reports, split_compounds(tree.objects)
     zarr_format = options.zarr_format
     directory = None if probe.is_in_memory else directory_of(url)
@@ -160,10 +168,17 @@ def _make_keyspace(
     arrays = {path: arrays[path] for path in in_order if path in arrays}
     others = {path: attributes for path, attributes in groups.items() if path}
     whole = _Shown(arrays, chunks, others, dict(unlimited), dict(dtypes), reports)
-    dimensions = DimensionNames(arrays)
+    dimensions, left = DimensionNames(arrays), MOST_TEXT
     for place, link in tree.external.items():
         try:
-            whole.add(_find_linked(link, other_files), link, place, dimensions)
+            there = _find_linked(link, other_files)
+            shown = there.linked_paths.find(link, place)
+            size = sum(map(len, shown.values()))
+            if not shown or size > left:
+                why = f"the paths of linked objects have more than {MOST_TEXT} characters"
+                raise ManifestError(why if shown else "there is no such object")
+            left -= size
+            whole.add(there, shown, dimensions)
         except ManifestError as e:
             reports[place] = f"{link}: {e}"
     space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
@@ -183,29 +198,23 @@ class _Shown(NamedTuple):
     dtypes: dict[str, Mapping[str, str]]
     reports: dict[str, str]
 
-    def add(self, there: HDF5KeySpace, link: ExternalLink, place: str, dimensions: DimensionNames) -> None:
-        """Add the objects of another file that a ``link`` at ``place`` shows."""
-        shown = list_linked(link, place, [*there.arrays, *there._groups])
-        if not shown:
-            raise ManifestError(there.reports.get(link.path.strip("/"), "there is no such object"))
-        if len(self.arrays) + len(self.groups) + len(shown) > MOST_OBJECTS:
-            raise ManifestError(f"external links show more than {MOST_OBJECTS} objects")
+    def add(self, there: HDF5KeySpace, shown: Mapping[str, str], dimensions: DimensionNames) -> None:
+        """Add objects of another file, by their paths there and here."""
         for path, ours in shown.items():
             if path in there.arrays:
                 self.arrays[ours] = dimensions.move(there.arrays[path], ours)
                 self.chunks[ours] = there._chunks[path]
-            else:
+            elif path in there._groups:
                 self.groups[ours] = there._groups[path]
                 self.unlimited[ours] = there.unlimited_dimensions.get(path, ())
+            if path in there.reports:
+                self.reports[ours] = there.reports[path]
             self.dtypes[ours] = there.attribute_dtypes.get(path, {})
-        self.reports.update(
-            (ours, there.reports[path]) for path, ours in list_linked(link, place, [*there.reports]).items()
-        )
 
 
 def _find_linked(link: ExternalLink, others: Mapping[str, KeySpace | str]) -> HDF5KeySpace:
     """Return the file that a link leads to. Raise ManifestError if it cannot be opened."""
     there = others.get(link.file, TOO_MANY)
     if not isinstance(there, HDF5KeySpace):
-        raise ManifestError(there if isinstance(there, str) else f"{link.file!r} is not an HDF5 file")
+        raise ManifestError(there if isinstance(there, str) else f"{link.file[:SHOWN]!r} is not an HDF5 file")
     return there

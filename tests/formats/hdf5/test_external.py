@@ -87,9 +87,21 @@ def test_links_that_lead_elsewhere_are_never_followed(http_server: RangeServer, 
 
 
 def test_objects_that_links_show_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refshard_fs.formats.hdf5.source.MOST_OBJECTS", 5)
+    monkeypatch.setattr("refshard_fs.formats.hdf5.source.MOST_TEXT", 40)
     fs = RefShardFileSystem(str(write_linked(tmp_path)))
-    assert {name for name, why in fs.left_whole.items() if "more than 5 objects" in why} == {"root", "group"}
+    assert {name for name, why in fs.left_whole.items() if "more than 40 characters" in why} == {"root", "group"}
+
+
+def test_many_links_into_a_large_file_cost_little(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "large.h5", "w", libver="latest") as file:
+        for number in range(2000):
+            file.create_group(f"g{number}")
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        for number in range(2000):
+            file[f"l{number}"] = h5py.ExternalLink("large.h5", f"/g{number + 1000}")
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"))
+    assert len(fs.left_whole) == 1000
+    assert fs.isdir("l999")
 
 
 def test_values_in_raw_files_are_what_h5py_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +136,26 @@ def test_pieces_of_raw_files_end_where_files_end(tmp_path: Path, monkeypatch: py
         file.create_dataset("d", values.shape, "<f8", external=[("a.bin", 0, 5_000_000), ("b.bin", 0, 1 << 30)])
     _, shown = opened(tmp_path / "a.h5")
     assert (shown["d"][...] == values).all()
+
+
+def test_paths_below_a_link_are_found_in_order() -> None:
+    paths = external.LinkedPaths(["", "b/z", "b", "b0", "b/a", "b/a/c", "a"])
+    assert paths.find(external.ExternalLink("f", "/b/"), "p") == {
+        "b/z": "p/z",
+        "b": "p",
+        "b/a": "p/a",
+        "b/a/c": "p/a/c",
+    }
+    assert list(paths.find(external.ExternalLink("f", "/"), "p").values()) == [
+        "p",
+        "p/b/z",
+        "p/b",
+        "p/b0",
+        "p/b/a",
+        "p/b/a/c",
+        "p/a",
+    ]
+    assert paths.find(external.ExternalLink("f", "c"), "p") == {}
 
 
 def test_names_outside_of_the_directory_are_refused() -> None:
