@@ -30,7 +30,6 @@ _BARE: Final = range(0xFF30, 0xFF40)  # reserved markers without a segment
 _LEFT_OUT: Final = (TLM, PLM, CRG, COM)  # segments that decoding a tile does not need
 _ORDERS: Final = ("LRCP", "RLCP", "RPCL", "PCRL", "CPRL")
 _SIZ: Final = struct.Struct(">HHHIIIIIIIIH")
-_BY_RESOLUTION: Final = ("RLCP", "RPCL")  # the packets of a resolution level follow those of lower ones
 
 
 class Size(NamedTuple):
@@ -155,6 +154,11 @@ class Coding(NamedTuple):
             )
         return cls(order, layers, levels, (width + 2, height + 2), sizes, at)
 
+    @property
+    def is_by_resolution(self) -> bool:
+        """Whether the packets of lower resolutions come first in a tile, as far as this segment says."""
+        return self.order in ("", "RLCP", "RPCL") or (self.order, self.layers) == ("LRCP", 1)
+
     def count_blocks(self, size: Size) -> tuple[int, int]:
         """Count code blocks and precincts in one component of ``size``, and the precincts of a resolution at most."""
         blocks = most = 0
@@ -200,7 +204,7 @@ class Header(msgspec.Struct, frozen=True):
             return "its components have different numbers of levels"
         if any(marker == POC for marker, _ in self.segments):
             return "its order of packets changes (POC)"
-        if first.order not in _BY_RESOLUTION and (first.order, first.layers) != ("LRCP", 1):
+        if not first.is_by_resolution:
             return f"its packets have the order {first.order} in {first.layers} layers"
         return ""
 
@@ -220,10 +224,10 @@ class Header(msgspec.Struct, frozen=True):
 
     def encode(self, tile: int, level: int) -> bytes:
         """Return a main header for an image that has only this tile, at a resolution level."""
-        segments = [self._lower_resolution(marker, data, level) for marker, data in self.segments]
+        segments = [self.lower_resolution(marker, data, level) for marker, data in self.segments]
         return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).encode(), *segments])
 
-    def _lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
+    def lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
         """Return a segment for an image at a resolution level: only COD and COC change."""
         if not level or marker not in (COD, COC):
             return data

@@ -68,10 +68,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return chunk.tobytes()
 
     def _encode_part(self, data: bytes, number: int, lowered: int) -> tuple[bytes, bytes]:
-        """Return a tile part for an image of one tile; ValueError if it is another part.
-
-        If the header of the image is ``lowered``, a tile cannot have its own coding.
-        """
+        """Return a tile part for an image of one tile, ``lowered`` by this many levels; ValueError if it is another."""
         part, size = Part.parse(data), self.header.size
         if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):  # fewer: a writer's error
             raise ValueError(
@@ -82,13 +79,18 @@ class TileRecipe(msgspec.Struct, frozen=True):
             raise ValueError(f"expected a tile part of {len(data)} bytes, found one of {part.size}")
         body = data[SOT_SIZE : -2 if not part.size and data.endswith(_END) else None]
         try:
-            segments, _ = split_segments(body, 0, SOD)
+            segments, end = split_segments(body, 0, SOD)
         except EOFError:
             raise ValueError("its tile part ends within its header") from None
-        if lowered and any(marker in (COD, COC, POC) for marker, _ in segments):
-            raise ValueError("the tile has a coding of its own, so that only its full resolution can be read")
         codings = [Coding.parse(marker, segment, size.bands) for marker, segment in segments if marker in (COD, COC)]
         check_cost(size.select_tile(self.tile, 0), codings, self.most)
+        if lowered:
+            levels = self.header.codings()[0].levels
+            is_alike = all(coding.levels == levels and coding.is_by_resolution for coding in codings)
+            if not is_alike or any(marker == POC for marker, _ in segments):
+                raise ValueError("the packets of its tile have another order: only the full resolution can be read")
+            kept = [self.header.lower_resolution(marker, segment, lowered) for marker, segment in segments]
+            body = b"".join([*kept, body[end:]])
         return part._replace(tile=0, size=SOT_SIZE + len(body), total=len(self.sizes)).encode(), body
 
 

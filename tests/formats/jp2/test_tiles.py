@@ -66,3 +66,23 @@ def test_a_tile_may_have_more_tile_parts_than_it_says() -> None:
     files = Files({ROOT: data[:-2] + more + data[-2:]})
     tile = np.frombuffer(files.read(files.open(), "0/0.0") or b"", "<u2").reshape(100, 100)
     np.testing.assert_array_equal(tile, smooth(100, 100))
+
+
+def test_a_tile_may_have_a_coding_of_its_own() -> None:
+    values = smooth(100, 100)
+    data = code_stream(values)
+    at = data.index(b"\xff\x90\x00\x0a")
+    style = data[data.index(b"\xff\x52") :][:14]
+    component = b"\xff\x53\x00\x09\x00\x00" + style[9:]
+    (size,) = struct.unpack_from(">I", data, at + 6)
+    for own, is_read in ((component, True), (style, True), (style[:5] + b"\4" + style[6:], False)):
+        head = data[: at + 6] + struct.pack(">I", size + len(own)) + data[at + 10 : at + 12]
+        files = Files({ROOT: head + own + data[at + 12 :]})
+        keyspace = files.open()
+        assert files.read(keyspace, "0/0.0") == values.tobytes()
+        if is_read:
+            plain = Files({ROOT: data})
+            assert files.read(keyspace, "1/0.0") == plain.read(plain.open(), "1/0.0")
+        else:
+            with pytest.raises((DamagedIndex, ValueError), match="another order"):
+                files.read(keyspace, "1/0.0")
