@@ -183,7 +183,7 @@ def describe_crs(keys: Mapping[int, Any]) -> dict[str, Any]:
 
 def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
     code, datum = _code(keys, _GEOGRAPHIC), _code(keys, _DATUM)
-    is_known = 4000 < code < 5000
+    is_known = 0 < code < _USER_DEFINED
     name, ellipsoid = _DATUMS.get(code - 4000 if is_known else datum - 6000, ("", _code(keys, _ELLIPSOID)))
     major, flattening = _ELLIPSOIDS.get(ellipsoid, (0.0, 0.0))
     major = _number(keys, _MAJOR, default=major)
@@ -196,6 +196,8 @@ def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
     unit = _unit(keys, _ANGULAR, _ANGULAR_SIZE, _ANGULAR_UNITS, 9102)
     meridian = _number(keys, _MERIDIAN_LONGITUDE, default=0.0 if _code(keys, _MERIDIAN, 8901) == 8901 else math.nan)
     if major <= 0 or flattening < 0 or unit is None or math.isnan(meridian):
+        return None
+    if meridian and unit[0] != "degree":  # writers differ in its unit
         return None
     cited = dict(part.split(" = ", 1) for part in str(keys.get(_GEOGRAPHIC_CITATION)).split("|") if " = " in part)
     title = cited.get("GCS Name") or (keys.get(_GEOGRAPHIC_CITATION) if not cited else None) or "unknown"

@@ -78,6 +78,7 @@ def test_citation_of_a_geographic_crs_in_a_projected_one_is_read() -> None:
         {**SPHERE, 3075: 24, 3076: 32767},
         {**SPHERE, 2054: 32767, 2055: -1.0},
         {**SPHERE, 2051: 8999},
+        {**SPHERE, 2054: 9105, 2061: 2.5969213},
         {**SPHERE, 1024: 3},
         {2048: 32767, 2057: math.inf},
     ],
