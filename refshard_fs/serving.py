@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import html
 import io
-import json
 import logging
 import math
 import re
@@ -321,21 +320,25 @@ def _check_token(request: Request, token: str | None) -> None:
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the root document, by key, that repeats all of ``documents``; nothing for a source that is one array."""
     if "zarr.json" in documents:
-        root = json.loads(documents["zarr.json"])
+        root = zarrmeta.object_in(documents["zarr.json"], "zarr.json")
         if root.get("node_type") != "group":
             return {}
-        nodes = {parent(key)[0]: json.loads(data) for key, data in documents.items() if key.endswith("/zarr.json")}
+        nodes = {
+            parent(key)[0]: zarrmeta.object_in(data, key)
+            for key, data in documents.items()
+            if key.endswith("/zarr.json")
+        }
         bare = {path: {n: v for n, v in node.items() if n != "consolidated_metadata"} for path, node in nodes.items()}
         root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": bare}
         return {"zarr.json": zarrmeta.dumps(root)}
     if ".zgroup" not in documents:
         return {}
-    members = {key: json.loads(data) for key, data in documents.items() if parent(key)[1] != CONSOLIDATED}
+    members = {key: zarrmeta.object_in(data, key) for key, data in documents.items() if parent(key)[1] != CONSOLIDATED}
     return {CONSOLIDATED: zarrmeta.dumps({"zarr_consolidated_format": 1, "metadata": members})}
 
 
 def _is_array(document: bytes, name: str) -> bool:
-    return name == ".zarray" or (name == "zarr.json" and json.loads(document).get("node_type") == "array")
+    return name == ".zarray" or (name == "zarr.json" and zarrmeta.loads(document).get("node_type") == "array")
 
 
 def _failure(what: str, error: Exception) -> HTTPException:

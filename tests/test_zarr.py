@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem
 from tests.support.reference_sets import CHUNKS, SHAPE, VALUES, ZARR_2, open_group, reference_set
 
 zarr = pytest.importorskip("zarr")
@@ -122,3 +122,13 @@ class TestZarr3:
         np.testing.assert_array_equal(open_group(fs)["a"][...], VALUES)
         if target != "async":
             assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
+
+
+@pytest.mark.parametrize("depth", [150, 400, 5000])
+def test_metadata_that_are_nested_deeply_are_a_typed_error(depth: int) -> None:
+    """Not a RecursionError of zarr's parsers, which recurse."""
+    refs, _ = reference_set("memory://x.bin", ".")
+    dtype = '[["a",' * depth + '"|u1"' + "]]" * depth
+    refs["a/.zarray"] = '{"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": DTYPE}'.replace("DTYPE", dtype)
+    with pytest.raises(ManifestError, match="nested too deeply"):
+        open_group(RefShardFileSystem(fo=refs))["a"]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from importlib.metadata import PackageNotFoundError
+from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -498,6 +499,25 @@ def uses_pickle(document: bytes) -> bool:
             case [*items]:
                 pending += items
     return False
+
+
+def is_nested_deeply(document: bytes) -> bool:
+    """Return whether a document has more brackets within brackets than zarr's parsers, which recurse, can follow."""
+    if document.count(b"[") + document.count(b"{") <= _DEEPEST:
+        return False
+    brackets = document.translate(None, _NO_BRACKETS)  # those in strings, too
+    for _ in range(_DEEPEST // 2):  # each removes one level or two
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if not brackets:
+            return False
+    steps = map(_STEPS.__getitem__, b"".join(_BRACKET.findall(document)))
+    return max(accumulate(steps), default=0) > _DEEPEST
+
+
+_DEEPEST: Final = 200
+_STEPS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
+_NO_BRACKETS: Final = bytes(set(range(256)) - _STEPS.keys())
+_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([][{}])', re.DOTALL)
 
 
 def may_use_pickle(document: bytes) -> bool:

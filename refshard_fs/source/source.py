@@ -703,8 +703,12 @@ class Source(Engines):
         Metadata of a set from elsewhere must not name a codec that runs code, even if some version of zarr permits it.
         While xarray opens a set, its `GUARD` judges the chunks.
         """
-        names_codecs = zarrmeta.is_metadata(request.key) and not request.key.endswith(".zattrs")
-        document = bytes(data) if names_codecs and isinstance(data, bytes | bytearray | memoryview) else b""
+        is_document = zarrmeta.is_metadata(request.key) and isinstance(data, bytes | bytearray | memoryview)
+        document = bytes(data) if is_document else b""
+        if zarrmeta.is_nested_deeply(document):
+            raise ManifestError(f"{request.key!r} is nested too deeply: zarr cannot parse such metadata")
+        if request.key.endswith(".zattrs"):
+            document = b""  # which names no codecs
         if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "

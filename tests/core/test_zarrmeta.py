@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.zarrmeta import array_meta, consolidated_arrays, dumps, is_metadata, loads, plain_grid
+from refshard_fs.core.zarrmeta import (
+    array_meta,
+    consolidated_arrays,
+    dumps,
+    is_metadata,
+    is_nested_deeply,
+    loads,
+    plain_grid,
+)
 from refshard_fs.errors import ManifestError
 
 
@@ -575,3 +583,18 @@ def test_quick_look_at_metadata_agrees_with_a_closer_one(doc: dict[str, Any]) ->
         meta = array_meta(doc, "here")
         assert meta is not None
         assert meta.grid == found
+
+
+@pytest.mark.parametrize(
+    ("document", "is_deep"),
+    [
+        ('{"a": ' + "[" * 199 + "]" * 199 + "}", False),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", True),
+        ('{"a": ' * 5000, True),
+        ('{"a": "' + "[" * 500 + r"\"{" * 500 + '"}', False),
+        ('{"]]]]": ' + "[" * 201, True),
+        ("[" + "[{}]," * 500 + "1]", False),
+    ],
+)
+def test_metadata_that_zarr_cannot_follow_are_found(document: str, is_deep: bool) -> None:
+    assert is_nested_deeply(document.encode()) is is_deep
