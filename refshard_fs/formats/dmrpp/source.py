@@ -293,8 +293,14 @@ class _Array:
             raise ValueError("the first of its linked blocks is missing, or they lie in several files")
         places = _number_chunks([variable.positions[at] for at in first], self).tolist()
         parts = [list(zip(offsets[a:b], sizes[a:b], strict=True)) for a, b in pairwise([*first, len(offsets)])]
-        source = Span(targets.url(variable.hrefs[0]), 0, max(map(sum, zip(offsets, sizes, strict=True))))
-        chunks = {place: (some, recipe) for place, some in zip(places, parts, strict=True)}
+        end = max(map(sum, zip(offsets, sizes, strict=True)))
+        chunks = {
+            place: (some, recipe.skip(int(self.masks[at])))
+            for place, some, at in zip(places, parts, first, strict=True)
+        }
+        if end >= COUNTABLE or len(chunks) < len(places):
+            raise ValueError("it has two chunks at one position, or one that ends beyond the largest offset, 2**63 - 1")
+        source = Span(targets.url(variable.hrefs[0]), 0, end)
         return RecipeChunks(source, self.description(2).grid(2), chunks)
 
     def _decode_inline(self, targets: _Targets) -> bytes:
