@@ -50,13 +50,14 @@ def encode_runs(data: bytes) -> bytes:
 class Writer:
     """The bytes of a file, to which records are added. Offsets in records are patched when they are known."""
 
-    def __init__(self, version: int = 3, encoding: int = 6, *, is_row_major: bool = True, release: int = 9) -> None:
+    def __init__(self, version: int = 3, encoding: int = 6, *, is_row_major: bool = True, release: int = 7) -> None:
         self.version, self.encoding, self.is_row_major = version, encoding, is_row_major
-        self.release = release if version == 3 else 6
+        self.release = release
         self.word = "q" if version == 3 else "i"
         self.name = 256 if version == 3 else 64
         self.order = ">" if encoding in (1, 2, 5, 7, 9, 11, 12, 18) else "<"
-        self.data = bytearray(b"\xcd\xf3\0\1\0\0\xff\xff" if version == 3 else b"\xcd\xf2\x60\2\0\0\xff\xff")
+        magic = b"\xcd\xf3\0\1" if version == 3 else b"\xcd\xf2\x60\2" if release > 5 else b"\0\0\xff\xff"
+        self.data = bytearray(magic + b"\0\0\xff\xff")
 
     def record(self, kind: int, fields: str, *values: Any, tail: bytes = b"") -> int:
         """Add a record of ``kind``; return its offset."""
@@ -139,7 +140,7 @@ class Writer:
         last = len(values) - 1 if variable.varies else 0
         return self.record(
             8 if variable.is_z else 3,
-            "OiiOOiiiiiiiOi",
+            f"OiiOOiiiii{128 * ((self.version, self.release) < (2, 5))}xiiOi",
             *(0, dtype, last, index, index, flags, variable.sparse, 0, -1, -1, elements, number, compression, 0),
             tail=self.named(name) + dimensions + variable.pad,
         )

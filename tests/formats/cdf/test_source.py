@@ -113,6 +113,13 @@ def test_files_of_the_library_are_read(tmp_path: Path, version: int) -> None:
         assert found.attrs == {"Project": "ISTP", "TEXT": ["one", "two"]}
 
 
+@pytest.mark.parametrize("release", [4, 5])
+def test_files_of_before_version_2_6_are_read(tmp_path: Path, release: int) -> None:
+    data = Writer(2, release=release).write({"v": Variable(FLUX)})
+    with opened(tmp_path, data) as found:
+        np.testing.assert_array_equal(found.v.values, FLUX)
+
+
 @pytest.mark.parametrize("compression", [GZIP, RLE])
 def test_a_small_file_compressed_as_a_whole_is_opened(tmp_path: Path, compression: int) -> None:
     with opened(tmp_path, compressed_whole(write(), compression)) as found:
