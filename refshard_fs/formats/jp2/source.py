@@ -60,7 +60,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         names = group.name_dimensions(name, ("band", "y", "x")[-len(shape) :], shape)
         placed = {} if place is None else place.add(group, "", (*size.shape(level), size.bands), names)
         where, axes = f"{probe.url}: image {name}", [*names.values()]
-        array = ArrayDescription(where, shape, (*bands, *chunks), dtype, axes, {**described, **placed})
+        array = ArrayDescription(
+            where, shape, (*bands, *chunks), dtype, axes, {**described, **placed}, file_codecs=("jpeg2000",)
+        )
         group.add(name, array, TileChunks(index, array.grid(options.zarr_format), level, most))
     group.add_pyramids("", [("", [str(level) for level in range(levels + 1)])] if levels else [], {})
     return group.keyspace(options.zarr_format, group.groups.pop(""))

@@ -18,17 +18,7 @@ from refshard_fs.core.format import FileBytes, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Load, Span, Steps
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.formats.jp2.codestream import (
-    COC,
-    COD,
-    EOC,
-    POC,
-    SOD,
-    Coding,
-    Header,
-    check_cost,
-    split_segments,
-)
+from refshard_fs.formats.jp2.codestream import COC, COD, EOC, POC, SOD, Coding, Header, check_cost, split_segments
 from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part, TileParts, TilePartScan, parse_lengths
 
 _END: Final = EOC.to_bytes(2)
