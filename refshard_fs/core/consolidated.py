@@ -12,7 +12,8 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED
 ROOT: Final = "zarr.json"
 DOCUMENTS: Final = (CONSOLIDATED, ROOT)  # documents that may have consolidated metadata
 
-Documents = Mapping[str, Any]  # metadata by key: bytes, or a JSON object; None for a removed document
+# Metadata by key: bytes, or a JSON object; None for a removed document, a list for a reference, which is not read.
+Documents = Mapping[str, Any]
 
 
 def find_consolidated(keys: Iterable[str]) -> list[str]:
@@ -94,6 +95,8 @@ def _below(path: str, changes: Documents) -> Iterator[tuple[str, Any]]:
 
 def _set(members: dict[str, Any], name: str, value: Any, *, bare: bool = True) -> None:
     found = None if value is None else parse_json(value)
+    if isinstance(found, list):
+        return
     if isinstance(found, dict):
         members[name] = _bare(found) if bare else found
     else:

@@ -15,6 +15,7 @@ from refshard_fs.core.consolidated import update_consolidated
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_json.source import FRAMES, LooksLikeTemplate, encode_chunk_members, encode_member
 from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.references.values import decode
 from refshard_fs.security.origins import MEMBER
 from refshard_fs.sinks.sink import Destination, Sink
 
@@ -53,7 +54,10 @@ def _write(references: ReferenceStream, destination: Destination, version: int) 
     with destination.objects.stream() as whole, _compressing(destination.url, whole) as file:
         file.write(start)
         comma = b""
-        others = update_consolidated({key: value for key, value in references.documents() if zarrmeta.is_metadata(key)})
+        metadata = ((key, value) for key, value in references.documents() if zarrmeta.is_metadata(key))
+        others = update_consolidated(
+            {key: decode(value) if isinstance(value, str) else value for key, value in metadata}
+        )
         for key, value in references.documents():
             file.write(comma + encode_member(key, others.get(key, value), version))
             comma = b","

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,20 @@ def test_a_reduced_dict_is_saved_in_step(tmp_path: Path, kind: Any, version: int
     fs = RefShardFileSystem(str(tmp_path / "set"))
     assert not [name for name in members(fs, "", version) if name.split("/")[0] == "b"]
     assert members(fs, "", version)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("spelled", ["base64", "reference"])
+def test_consolidated_metadata_keep_documents_spelled_otherwise(tmp_path: Path, spelled: str, version: int) -> None:
+    whole = {key: json.dumps(document) for key, document in documents(version).items()}
+    refs: dict[str, Any] = dict(whole)
+    for key in [key for key in refs if key.startswith("b/")]:
+        path = tmp_path / key.replace("/", "_")
+        path.write_text(whole[key])
+        refs[key] = [str(path)] if spelled == "reference" else "base64:" + b64encode(path.read_bytes()).decode()
+    RefShardFileSystem(refs).save(str(tmp_path / "set.json"))
+    saved = RefShardFileSystem(str(tmp_path / "set.json"))
+    assert members(saved, "", version) == members(RefShardFileSystem(whole), "", version)
 
 
 def test_metadata_that_are_consolidated_alone_are_kept(tmp_path: Path) -> None:
