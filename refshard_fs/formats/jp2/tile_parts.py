@@ -189,7 +189,7 @@ def _parse(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError | N
 
 
 def _find_headers(file: FileBytes, first: int, stop: int, tiles: int) -> Steps[list[int]]:
-    """Search what looks like headers of tile parts, at about as many places as there are tiles between two of them."""
+    """Return positions of bytes that look like headers of tile parts, at most one for each √tiles of them."""
     count = math.isqrt(tiles)
     step, most = (stop - first) // count, 2 * (stop - first) // tiles
     seeking = {first + number * step: 0 for number in range(1, count)}  # bytes that were searched, by place

@@ -62,8 +62,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
         part, size = Part.parse(data), self.header.size
         if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):  # fewer: a writer's error
             raise ValueError(
-                f"expected part {number} of {len(self.sizes)} of tile {self.tile}, found part {part.number} of "
-                f"{part.total or 'some'} of tile {part.tile}"
+                f"expected part {number} of {len(self.sizes)} of tile {self.tile}, found part {part.number} of tile "
+                f"{part.tile}, which has {part.total or 'an unknown number'}"
             )
         if part.size not in (0, len(data)):
             raise ValueError(f"expected a tile part of {len(data)} bytes, found one of {part.size}")

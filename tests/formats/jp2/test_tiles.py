@@ -28,7 +28,7 @@ def test_edge_tiles_are_padded(dtype: str, bands: int) -> None:
 def test_a_tile_part_of_another_tile_is_an_error() -> None:
     data = code_stream(smooth(200, 300), tlm=0x60)
     at = data.index(b"\xff\x90\x00\x0a\x00\x01")
-    for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of 2 of tile 1")):
+    for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of tile 1, which has 2")):
         changed = bytearray(data)
         changed[at + place] = number
         files = Files({ROOT: bytes(changed)})
