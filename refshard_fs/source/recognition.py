@@ -52,6 +52,14 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
     return (yield from _open(probe, options, format))
 
 
+def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
+    """Open a source that another one names. If it is gone, that one still exists: a writer must not make it anew."""
+    try:
+        return (yield from open_source(url, options))
+    except NoSuchSource as e:
+        raise SourceNotReachable(str(e)) from e
+
+
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
     """Open a document in memory."""
     return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format))
@@ -71,7 +79,7 @@ def empty(url: str, options: OpenOptions) -> KeySpace:
 
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:
     if options.open_other is None:
-        options = msgspec.structs.replace(options, open_other=open_source)
+        options = msgspec.structs.replace(options, open_other=_open_other)
     probe = yield from _look_inside(probe, options)
     found = _format_of(probe, format)
     if options.version != Version() and not found.has_versions:

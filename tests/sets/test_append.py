@@ -356,3 +356,24 @@ def test_cube_that_shows_a_part_takes_no_more_of_it(tmp_path: Path) -> None:
     cube.select(isel={"time": 1}).save(f"{tmp_path}/day.refshard")
     with pytest.raises(ManifestError, match="shows a part along 'time'"):
         refshard_fs.append(f"{tmp_path}/day.refshard", f"{tmp_path}/*.nc")
+
+
+def test_document_whose_first_file_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """Before it was mended, ``create=True`` took the document for absent, and wrote another one over it."""
+    meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None}
+    array = {".zarray": json.dumps({**meta, "filters": None, "compressor": None})}
+    urls = [str(tmp_path / f"{number}.json") for number in range(3)]
+    for number, url in enumerate(urls):
+        named = {f"{name}/.zattrs": '{"_ARRAY_DIMENSIONS": ["t"]}' for name in "ta"}
+        named |= {f"{name}/.zarray": array[".zarray"] for name in "ta"} | {"t/0": chr(number), "a/0": "x"}
+        Path(url).write_text(json.dumps(named))
+    there = tmp_path / "made.refshard"
+    refshard_fs.concat(urls[:2], "t", lazy=True).save(str(there))
+    before = there.read_bytes()
+    Path(urls[0]).unlink()
+    for more in ({}, {"create": True}, {"on_duplicate": "replace"}):
+        with pytest.raises(SourceNotReachable, match=r"0\.json"):
+            refshard_fs.append(str(there), urls[2], **more)
+    with pytest.raises(SourceNotReachable, match=r"0\.json"):
+        RefShardFileSystem(str(there), mode="a").find("")
+    assert there.read_bytes() == before
