@@ -79,7 +79,7 @@ def join(sources: Any, site: Site, **arguments: Any) -> Any:
     """Return the cube of ``sources``."""
     import refshard_fs
 
-    return refshard_fs.open(sources, allow=[site.url], **arguments)
+    return refshard_fs.open(sources, **arguments)
 
 
 def merge_files(sources: list[Any], dim: str | list[str] = "time", **options: Any) -> xr.Dataset:
