@@ -6,6 +6,7 @@ A dtype with objects is refused, since its bytes would be pickles. No I/O here.
 from __future__ import annotations
 
 import ast
+import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,10 @@ def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
 
 
 _NUMERIC: Final = "biufcmM"
+_TEXTS: Final = {
+    "fixed_length_utf32": ("U", 4),
+    "null_terminated_bytes": ("S", 1),
+}  # numpy's kind, bytes of a character
 
 
 def dtype_of(meta: ArrayMeta) -> np.dtype[Any] | None:
@@ -132,15 +137,26 @@ def is_big_endian(meta: ArrayMeta) -> bool:
 
 def itemsize_of(meta: ArrayMeta) -> int | None:
     """Return the size of an element in bytes, also of fixed-length text; None if numpy alone cannot read the type."""
+    dtype = element_type(meta)
+    return None if dtype is None else dtype.itemsize
+
+
+def element_type(meta: ArrayMeta) -> np.dtype[Any] | None:
+    """Return the type of an array's elements, also of fixed-length text; None if numpy alone cannot read them."""
     dtype = dtype_of(meta)
-    if dtype is not None:
-        return dtype.itemsize
     match meta.raw.get("data_type", meta.raw.get("dtype")):
-        case {"name": "fixed_length_utf32", "configuration": {"length_bytes": int(size)}} if size > 0:
-            return size
-        case str(name) if re.fullmatch(r"[<>|][US]\d{1,6}", name):
-            return np.dtype(name).itemsize or None
-    return None
+        case {"name": str(name), "configuration": {"length_bytes": int(size)}} if dtype is None and 0 < size < 1 << 22:
+            kind, width = _TEXTS.get(name, ("", 1))
+            return np.dtype(f"<{kind}{size // width}") if kind and size % width == 0 else None
+        case str(name) if dtype is None and re.fullmatch(r"[<>|][US][1-9]\d{0,5}", name):
+            return np.dtype(name)
+    return dtype
+
+
+def text_document(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Return the data type of fixed-length text in metadata of zarr version 3."""
+    name = next(name for name, (kind, _) in _TEXTS.items() if kind == dtype.kind)
+    return {"name": name, "configuration": {"length_bytes": dtype.itemsize}}
 
 
 LONG: Final = 1 << 20  # bytes: zarr itself refuses shorter chunks that are longer than the metadata say
@@ -181,6 +197,8 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     try:
         if dtype.kind in "mM":
             return np.array(int(fill)).astype("<i8").view(dtype)[()]
+        if dtype.kind in "SU":
+            return np.array(fill if dtype.kind == "U" else base64.b64decode(fill), dtype)[()] if fill else dtype.type()
         if dtype.kind == "c" and isinstance(fill, list):
             real, imaginary = map(_number, fill)
             return np.array(complex(real, imaginary), dtype)[()]

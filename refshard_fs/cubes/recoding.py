@@ -19,7 +19,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import check_blosc, check_chunk, chunk_limits
-from refshard_fs.core.dtypes import dtype_of, fill_of
+from refshard_fs.core.dtypes import element_type, fill_of
 from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import ON_BYTES, of_xarray
@@ -44,7 +44,7 @@ class ChunkDecoder:
     @classmethod
     def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
         """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
-        dtype = dtype_of(meta)
+        dtype = element_type(meta)
         if dtype is None or meta.chunks is None or decoding_problem(meta, "") or safety_problem(meta):
             return None
         pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
@@ -273,6 +273,8 @@ class Recoding(msgspec.Struct, frozen=True):
         raise ManifestError(f"{self.where}: its chunks are joined from parts of others, and cannot be recoded")
 
     def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
+        if mine.dtype.kind in "SU":
+            return values.astype(mine.dtype)
         missing = theirs.is_missing(values)
         if theirs.times is not None and mine.times is not None and theirs.times != mine.times:
             out = self._convert_times(values, missing, theirs.times, mine)
@@ -379,7 +381,7 @@ def recoding(
             raise ValueError("packed times cannot be converted to other units")
         if one.times != other.times and one.times is not None and other.times is not None:
             other.times.convert(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
-        elif (one.scale, one.offset) == (other.scale, other.offset) and not np.can_cast(other.meant, one.meant, "safe"):
+        elif (one.scale, one.offset) == (other.scale, other.offset) and not _holds(one.meant, other.meant):
             raise ValueError("no data type can hold the values of both")
         chunk_limits(one.meta)  # before chunks of that size are made
         chunk_limits(other.meta)
@@ -391,6 +393,11 @@ def recoding(
             f"{made.where} is {_describe(*theirs, units)}, and {one_name} has {_describe(*mine, units)}: {e}"
         ) from e
     return made
+
+
+def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Whether a type holds all values of another one: numbers are no text, and bytes no characters."""
+    return np.can_cast(other, dtype, "safe") and (dtype.kind == other.kind or dtype.kind not in "SU")
 
 
 def _dump(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> bytes:
@@ -408,9 +415,11 @@ def _encoding(document: bytes) -> _Encoding:
     """Parse a document of `_dump`; ValueError unless its array is of numbers."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
-    dtype = None if meta is None else dtype_of(meta)
-    if meta is None or dtype is None or dtype.kind not in "iuf" or meta.chunks is None:
-        raise ValueError("only integers and floating-point numbers can be recoded")
+    dtype = None if meta is None else element_type(meta)
+    if meta is None or dtype is None or dtype.kind not in "iufSU" or meta.chunks is None:
+        raise ValueError("only integers, floating-point numbers and fixed-length text can be recoded")
+    if dtype.kind in "SU":
+        return _Encoding(meta, dtype, None, None, np.zeros(0, dtype), dtype, ChunkDecoder.of(meta))
     attributes = found["attributes"]
     scale, offset = (attributes.get(name) for name in PACKING)
     if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):

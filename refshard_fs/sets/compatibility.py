@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import dtype_of, plain_document
+from refshard_fs.core.dtypes import dtype_of, element_type, plain_document, text_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import convert_fill_attribute
@@ -402,6 +402,11 @@ def roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dict[str
 
 def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
     """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
+    texts = [dtype for v in (first, *others) if (dtype := element_type(v.meta)) is not None and dtype.kind in "SU"]
+    if len(texts) > len(others) and len({dtype.kind for dtype in texts}) == 1 and first.meta.chunks is not None:
+        longest = max(texts, key=lambda dtype: dtype.itemsize)
+        is_longer = longest.itemsize > texts[0].itemsize
+        return _stored_as(first, longest, first.meta.raw.get("fill_value"), first.attributes) if is_longer else {}
     every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
     known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
     packed_by = [value for variable in (first, *others) for value in _packing(variable) if value is not None]
@@ -443,7 +448,10 @@ def _stored_as(
     """Return the documents of an array of another type, its chunks without codecs."""
     meta, old = variable.meta, dtype_of(variable.meta)
     doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
-    doc |= {"data_type": dtype.name} if meta.zarr_format == 3 else {"dtype": dtype.str}
+    if meta.zarr_format == 3:
+        doc |= {"data_type": text_document(dtype) if dtype.kind in "SU" else dtype.name}
+    else:
+        doc |= {"dtype": dtype.str}
     if meta.zarr_format == 3 and old is not None:
         attributes = convert_fill_attribute(attributes, old, dtype)
     return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}

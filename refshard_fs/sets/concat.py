@@ -286,7 +286,7 @@ def concat(
 
     With ``lazy=True`` the result is a cube: a small document with the URLs of the sources, their lengths along ``dim``,
     and the values of this coordinate. A source is opened when one of its chunks is read. Its arrays may have other
-    codecs, byte orders, types, fill values, ``scale_factor`` and ``add_offset`` than those of the first source: their
+    codecs, byte orders, types, texts, fill values, ``scale_factor`` and ``add_offset`` than the first one: their
     chunks are recoded when they are read, exactly, or reading one is an error that says why. Where ``scale_factor`` or
     ``add_offset`` differ, the array is shown as 64-bit floating-point numbers. Where chunks do not meet (months of 28
     to 31 days), the array is shown in chunks of the length that most sources have.

@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 
 import refshard_fs
+from refshard_fs.errors import ManifestError
 from tests.servers.http import RangeServer
 from tests.support.cube_files import DAYS, X, opened, values, write
 
@@ -316,3 +317,33 @@ def test_wells_of_ome_zarr_cost_few_requests(
         for row, column in wells:
             assert (ds["0"].sel(row=row, column=column).values == pixels[row, column]).all()
     assert len(http_server.requests()) <= (1 + saved) * len(wells) + 3 * joined
+
+
+@pytest.mark.filterwarnings("ignore")  # of zarr, of what version 3 does not specify
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("types", [("S3", "S7"), ("U7", "U3"), ("S2", "U4"), ("U3", "f8")])
+def test_texts_of_other_lengths_are_joined(tmp_path: Path, version: Any, types: tuple[str, str]) -> None:
+    zarr = pytest.importorskip("zarr", "3")
+    urls = []
+    for number, dtype in enumerate(types):
+        urls.append(str(tmp_path / f"{number}.zarr"))
+        group = zarr.open_group(urls[-1], mode="w", zarr_format=version)
+        texts = np.array(["12", "3", "4"] if number else ["5", "é6" if dtype[0] == "U" else "6", "7"]).astype(dtype)
+        for name, given in {"x": np.arange(3) + 3 * number, "name": texts}.items():
+            names = {"dimension_names": ("x",)} if version == 3 else {}
+            array = group.create_array(name, shape=3, chunks=(1,), dtype=given.dtype, **names)
+            array[:2] = given[:2]  # the last text is missing: an empty one
+            if name == "x":
+                array[2:] = given[2:]
+            array.attrs.update({"_ARRAY_DIMENSIONS": ["x"]} if version == 2 else {})
+    if {dtype[0] for dtype in types} not in ({"S"}, {"U"}):
+        with pytest.raises(ManifestError, match="hold the values of both|other than numbers|can be recoded"):
+            refshard_fs.concat(urls, "x", lazy=True)
+        return
+    parts = [xr.open_zarr(url, chunks=None, consolidated=False) for url in urls]
+    expected = xr.concat(parts, "x").load()
+    with xr.open_dataset(refshard_fs.concat(urls, "x", lazy=True), engine="refshard") as ds:
+        assert ds["name"].values.tolist() == expected["name"].values.tolist()
+        assert ds["name"].dtype == expected["name"].dtype
+    with pytest.raises(ManifestError, match="lazy=True"):
+        refshard_fs.concat(urls, "x")

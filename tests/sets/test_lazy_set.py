@@ -339,7 +339,7 @@ def test_part_that_became_another_one_is_refused_when_it_is_read(
 
 
 def test_what_does_not_fit_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="only integers and floating-point numbers"):
+    with pytest.raises(ManifestError, match="only integers, floating-point numbers"):
         refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.concat([day(0, 2)], "time", lazy=True)
