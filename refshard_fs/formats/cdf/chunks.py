@@ -194,7 +194,7 @@ class VariableChunks(FilledChunks):
         if not others and self._is_plain and first.size == self._size:
             if not self._layout.is_compressed:
                 return first
-            if isinstance(first, Packed) and first.start is None:
+            if isinstance(first, Packed) and isinstance(first.recipe, Decompressed) and first.start is None:
                 return first.source  # the compressed bytes, as they are
         return self._join(parts, self._recipe, self._decoded)
 

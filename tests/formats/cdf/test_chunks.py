@@ -92,6 +92,12 @@ def test_missing_records_are_padded_or_repeated(sparse: int, expected: list[int]
     assert np.frombuffer(files.read(keys, "v/0") or b"", "<i4").tolist() == expected
 
 
+def test_a_compressed_chunk_of_repeated_records_is_made() -> None:
+    values = numbers(4, 10_000)
+    files, keys = opened(Variable(values, compression=GZIP, runs=[(0, 1)], sparse=2))
+    assert gzip.decompress(files.read(keys, "v/1.0") or b"") == values[1].tobytes() * 2
+
+
 def test_records_without_a_run_are_the_fill_value_or_written() -> None:
     for fill, kind in ((-1, type(None)), (5, Inline)):
         variable = Variable(numbers(8), {"FILLVAL": np.int32(fill)}, runs=[], pad=np.array(-1, "<i4").tobytes())
