@@ -84,7 +84,8 @@ def append(
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
     ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last
     ones of the old set; in a document, also instead of one part anywhere that has the same values, which may be damaged
-    or gone. What comes late takes its place in the gap that a document has there (``freq=`` of `concat`). A
+    or gone, unless it is the document's first.
+    What comes late takes its place in the gap that a document has there (``freq=`` of `concat`). A
     set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many elements the set has more, or
     a gap has less; 0 means that it was left as it is, unless some were replaced.
 
