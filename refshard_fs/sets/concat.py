@@ -782,7 +782,7 @@ def _grid_of(
         dims = list(rows[0][1])
         if order is not None and any(order) and set(order) != set(dims):
             raise ValueError(f"URLs come with their places along {dims}, and the dimensions are {list(order)}")
-        grid = FileGrid.of(rows, dims if order is None or not any(order) else [str(dim) for dim in order])
+        grid = FileGrid.of(rows, dims if order is None or not any(order) else [str(dim) for dim in order], assets)
         if join == "exact":
             grid.check_whole()
         return grid

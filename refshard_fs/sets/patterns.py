@@ -138,8 +138,16 @@ class FileGrid(NamedTuple):
         return cls.of([(url, places) for url, places in named if places is not None], dims), others
 
     @classmethod
-    def of(cls, files: Iterable[tuple[str, Mapping[str, Place]]], dims: Sequence[str]) -> FileGrid:
-        """Return the grid of ``files``, given with their places; ManifestError where two files have one place."""
+    def of(
+        cls,
+        files: Iterable[tuple[str, Mapping[str, Place]]],
+        dims: Sequence[str],
+        assets: Sequence[str] | None = None,
+    ) -> FileGrid:
+        """Return the grid of ``files``, given with their places; ManifestError where two files have one place.
+
+        Places are sorted, except those along ``asset`` if ``assets`` gives their order.
+        """
         by_place: dict[tuple[Place, ...], str] = {}
         for url, places in files:
             key = tuple(places[dim] for dim in dims)
@@ -147,6 +155,8 @@ class FileGrid(NamedTuple):
                 raise ManifestError(f"{by_place[key]} and {url} have the same place, {_place_text(dims, key)}")
             by_place[key] = url
         along = {dim: sorted({key[axis] for key in by_place}, key=_order) for axis, dim in enumerate(dims)}
+        if assets is not None and "asset" in along and set(along["asset"]) <= set(assets):
+            along["asset"] = [name for name in dict.fromkeys(assets) if name in along["asset"]]
         number = {dim: {place: i for i, place in enumerate(places)} for dim, places in along.items()}
         numbers = {key: tuple(number[d][p] for d, p in zip(dims, key, strict=True)) for key in by_place}
         return cls(dims, along, {numbers[key]: url for key, url in by_place.items()})

@@ -431,3 +431,8 @@ def test_a_name_with_brackets_is_itself(tmp_path: Path) -> None:
         granule(tmp_path / name, 1, "f4")
     found = refshard_fs.concat(str(tmp_path / "a[1].nc"), "time")
     assert found.references["v/0.0"][0] == str(tmp_path / "a[1].nc")
+
+
+def test_assets_have_the_order_in_which_they_are_given() -> None:
+    files = [(name, {"asset": name}) for name in ("blue", "green", "red")]
+    assert FileGrid.of(files, ["asset"], ["red", "blue", "green"]).files == {(0,): "red", (1,): "blue", (2,): "green"}
