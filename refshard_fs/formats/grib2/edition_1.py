@@ -29,9 +29,9 @@ from refshard_fs.formats.grib2.messages import (
 
 PRODUCT: Final = 60  # octets of section 1 that are looked at: local definitions may be longer
 ECMWF: Final = 98
-# ECMWF's local definitions that have the member at octet 50, of one octet or of two
+# ECMWF's local definitions with the number of a member, a cluster or a component at octet 50, in one octet or two
 _MEMBERS: Final = {
-    **dict.fromkeys([1, 13, 14, 17, 18, 19, 26, 27, 28, 30, 31, 36, 37, 40, 49, 50, 218], 1),
+    **dict.fromkeys([1, 2, 5, 7, 10, 13, 14, *range(17, 20), *range(25, 33), 36, 37, 39, 40, 49, 50, 218, 244, 245], 1),
     **dict.fromkeys([12, 15, 16, 23], 2),
 }
 _WAVES: Final = 13  # the one of wave spectra, whose direction and frequency follow

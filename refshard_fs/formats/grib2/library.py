@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from refshard_fs.formats.grib2.edition_1 import ECMWF
-from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, TEMPLATES, TO_AND_FRO, Parameter, integer
+from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, TEMPLATES, TO_AND_FRO, Parameter, integer, signed
 
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
 
@@ -68,22 +68,43 @@ class Points(msgspec.Struct, frozen=True):
         return bytes(np.asarray(values, "<f8").tobytes())
 
     def _check_rows(self, grid: bytes) -> None:
-        """Raise ValueError if a row of a reduced Gaussian grid has less than two points: eccodes may then abort."""
+        """Raise ValueError if a grid contradicts itself, or is reduced in a strange way.
+
+        eccodes damages the memory of the process where its sizes differ, and aborts over rows that cannot be.
+        """
+        kind = integer(grid, 6) if self.edition == 1 else integer(grid, 13, 2)
         if self.edition == 1:
-            is_reduced = integer(grid, 6) in (4, 14) and integer(grid, 7, 2) == 0xFFFF
-            rows, size, begin = integer(grid, 9, 2), 2, integer(grid, 5) + 4 * integer(grid, 4)
+            is_gaussian, begin, size = kind in (4, 14), integer(grid, 5) + 4 * integer(grid, 4), 2
+            across, rows, missing = integer(grid, 7, 2), integer(grid, 9, 2), 0xFFFF
+            has_rows, basic, parallels = integer(grid, 5) != 255 and begin <= len(grid), 0, integer(grid, 26, 2)
+            north, west, south, east = (signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21))
+        elif kind in _ROWS:
+            is_gaussian, begin, size = kind != 0, _ROWS[kind], integer(grid, 11)
+            across, rows, missing = integer(grid, 31, 4), integer(grid, 35, 4), 0xFFFFFFFF
+            has_rows, basic, parallels = size > 0, integer(grid, 39, 4), integer(grid, 68, 4)
+            north, west, south, east = (signed(grid, octet, 4) / 1e6 for octet in (47, 51, 56, 60))
+            if len(grid) != begin - 1 + size * rows * has_rows:
+                raise ValueError(f"its grid has a section of {len(grid)} bytes, which do not fit {rows} rows")
         else:
-            is_reduced = integer(grid, 13, 2) in range(40, 44) and integer(grid, 31, 4) == 0xFFFFFFFF
-            rows, size = integer(grid, 35, 4), integer(grid, 11)
-            begin = len(grid) - rows * size + 1
-        if not is_reduced:
             return
-        if begin < 1 or not rows:
-            raise ValueError(
-                f"expected the number of points in each of {rows} rows, found a section of {len(grid)} bytes"
-            )
-        if (least := min(integer(grid, begin + row * size, size) for row in range(rows))) < 2:
-            raise ValueError(f"expected two points or more in each row of its grid, found {least}")
+        points = across * rows if self.edition == 1 else integer(grid, 7, 4)
+        if across != missing and not has_rows and points == across * rows:
+            return
+        if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
+            raise ValueError(f"its grid of {points} points has {rows} rows of {across}, and no number for each row")
+        counts = [integer(grid, begin + row * size, size) for row in range(rows)] or [0]
+        limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
+        is_possible = (
+            basic in (0, 0xFFFFFFFF) and max(abs(north), abs(south)) <= 90 and max(abs(west), abs(east)) <= 720
+        )
+        is_whole = sum(counts) == self.count and limits[0] <= min(counts) and max(counts) <= limits[1]
+        if not is_possible or not is_whole:
+            reason = f"{min(counts)} to {max(counts)} points in a row, corners {(north, west, south, east)}"
+            raise ValueError(f"expected a reduced grid of {self.count} points, found {reason}")
+
+
+# Templates of edition 2 whose rows may have a number of points each, and the octet from which these are listed.
+_ROWS: Final = {0: 73, 40: 73, 41: 85, 42: 85, 43: 97}
 
 
 class ParameterName(NamedTuple):

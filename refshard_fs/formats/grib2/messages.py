@@ -189,7 +189,9 @@ class Grid(NamedTuple):
 
 
 # Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
-_SCANNED: Final = {0: 72, 1: 72, 10: 60, 12: 60, 20: 65, 30: 65, 31: 65, 40: 72, 41: 72, 90: 64, 140: 64}
+_SCANNED: Final = {
+    0: 72, 1: 72, 10: 60, 12: 60, 13: 60, 20: 65, 23: 65, 30: 65, 31: 65, 33: 65, 40: 72, 41: 72, 90: 64, 140: 64,
+}  # fmt: skip
 
 
 HARMONICS: Final = 50  # of spherical harmonics, with triangular truncation: real and imaginary parts of coefficients

@@ -56,6 +56,7 @@ _UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as
 # Templates of grids whose points eccodes locates. Those of others are in another file (`_UNSTRUCTURED`), there are none
 # (spectra), or eccodes does not know the projection, and cfgrib, too, shows dimensions without coordinates.
 _LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 90, 140, 150])
+_FLAT: Final = frozenset([0, *range(40, 44), 150])  # and of these where they are lists of points: eccodes may abort
 _REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 
@@ -422,7 +423,7 @@ class FieldGroup(ArrayGroupBuilder):
         if grid.parallels > _FINEST:
             raise ValueError(f"its Gaussian grid has N={grid.parallels}, and {_FINEST} is the limit")
         number = self._number("grid", field.grid)
-        if template not in _LOCATED:
+        if template not in (_FLAT if is_flat else _LOCATED):
             names = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
             return names, [], (field.count,) if is_flat else (down, across)
         is_regular = template in _REGULAR and not is_flat

@@ -19,6 +19,7 @@ from tests.support.shards_in_memory import ROOT
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
 IS_TEXT = False
+_POINTS = 1 << 20  # of grids whose coordinates are computed: eccodes takes 3 s for the largest in a small file
 _GRIDS = ("regular_ll_sfc", "rotated_ll_sfc", "regular_gg_ml", "reduced_gg_pl_32", "polar_stereographic_pl")
 _PACKINGS = {
     1: ("grid_simple", "grid_second_order"),
@@ -59,5 +60,5 @@ def one_input(data: bytes) -> None:
                     sections = b"".join([data[at : at + size] for at, size in field.parts])
                     made = values_recipe(field, inner[-1], scan_flags(field, inner)).make(sections)
                     assert len(made) == 4 * field.count
-                    for name in places:
+                    for name in places if field.count < _POINTS else ():
                         _run_in_memory(group.chunks[name].entry(0))
