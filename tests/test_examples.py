@@ -140,7 +140,7 @@ def test_first_hour_is_five_lines_and_few_requests(run: Callable[..., str]) -> N
 
 def test_files_that_differ_are_a_cube_whose_values_are_right(run: Callable[..., str]) -> None:
     printed = run("files_that_differ.py")
-    assert "'air' is recoded in 6 of 9 sets" in printed
+    assert "'air' is converted while reading in 6 of 9 sets" in printed
     assert "every value equals what its own file says" in printed
 
 

@@ -70,12 +70,12 @@ def url_of_set(fo: Any, options: Mapping[str, Any], who: str) -> str:
     """Return the URL of the set ``fo``; TypeError where it has none that ``who`` could name, or names a version."""
     for name in ("branch", "tag", "snapshot", "as_of"):
         if options.get(name) is not None:
-            raise TypeError(f"{who} holds URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
+            raise TypeError(f"{who} saves URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
     is_path = isinstance(fo, str | os.PathLike)
     url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
         raise TypeError(
-            f"{who} holds the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
+            f"{who} saves the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
         )
     return url
 

@@ -438,7 +438,7 @@ def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -
 def test_versions_are_joined_as_references_alone(parts: list[str]) -> None:
     joined = refshard_fs.concat(parts, "time", tag="first")
     assert xr.open_dataset(joined, engine="refshard")["air"].values.sum() == 2 * 66 + 12
-    with pytest.raises(TypeError, match="not tag='first' of them: leave lazy=True out"):
+    with pytest.raises(TypeError, match="without tag='first': leave lazy=True out"):
         refshard_fs.concat(parts, "time", tag="first", lazy=True)
 
 
