@@ -330,7 +330,10 @@ def _spectrum(
     if subset == truncation:  # eccodes writes and reads these as IEEE numbers in edition 1, too
         return np.frombuffer(data, ">f4", plain) * scale.decimal
     orders = np.arange(1, truncation + 1)
-    scales = np.array([0, *(1 / order**power for order in (orders * (orders + 1)).tolist())])
+    try:
+        scales = np.array([0, *(1 / order**power for order in (orders * (orders + 1)).tolist())])
+    except ArithmeticError as e:
+        raise ValueError(f"its spectral coefficients cannot be scaled by the power {power}: {e}") from None
     values = np.zeros((len(m), 2))
     values[is_plain] = (ibm_floats(data, plain) if is_edition_1 else np.frombuffer(data, ">f4", plain)).reshape(-1, 2)
     if is_edition_1:  # GRIBEX scaled the last order of the subset, too

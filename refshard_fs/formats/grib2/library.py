@@ -94,12 +94,11 @@ class Points(msgspec.Struct, frozen=True):
             raise ValueError(f"its grid of {points} points has {rows} rows of {across}, and no number for each row")
         counts = [integer(grid, begin + row * size, size) for row in range(rows)] or [0]
         limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
-        is_possible = (
-            basic in (0, 0xFFFFFFFF) and max(abs(north), abs(south)) <= 90 and max(abs(west), abs(east)) <= 720
-        )
+        is_possible = basic == 0 and max(abs(north), abs(south)) <= 90 and max(abs(west), abs(east)) <= 720
         is_whole = sum(counts) == self.count and limits[0] <= min(counts) and max(counts) <= limits[1]
         if not is_possible or not is_whole:
-            reason = f"{min(counts)} to {max(counts)} points in a row, corners {(north, west, south, east)}"
+            corners = (north, west, south, east)
+            reason = f"{min(counts)} to {max(counts)} points in a row, corners {corners}, basic angle {basic}"
             raise ValueError(f"expected a reduced grid of {self.count} points, found {reason}")
 
 

@@ -60,3 +60,6 @@ def test_rows_of_one_point_never_reach_eccodes(edition: int, points: int) -> Non
     assert len(recipe.make(grid)) == recipe.size
     with pytest.raises(ValueError, match=f"expected a reduced grid of 6114 points, found {points} to"):
         recipe.make(grid[:-128] + points.to_bytes(2) + grid[-126:])
+    if edition == 2:  # a basic angle, octets 39 to 42
+        with pytest.raises(ValueError, match="basic angle 4294967295"):
+            recipe.make(grid[:38] + b"\xff" * 4 + grid[42:])
