@@ -439,7 +439,7 @@ def drive(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]
 
 
 def meet_unknown(need: Need | tuple[Need, ...], find: Callable[[Need], tuple[Any] | None]) -> Steps[Any]:
-    """Return the answer to ``need``: what ``find`` has, as a tuple of one; needs of which it has None are yielded."""
+    """Return the answer to ``need``. Yield the parts of it for which ``find`` returns None, not a known answer."""
     needs = need if isinstance(need, tuple) else (need,)
     found = [find(each) for each in needs]
     unknown = tuple(each for each, known in zip(needs, found, strict=True) if known is None)

@@ -396,7 +396,7 @@ def recoding(
 
 
 def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Whether a type holds all values of another one: numbers are no text, and bytes no characters."""
+    """Whether a type holds all values of another one. Numbers, bytes and characters never hold each other."""
     return np.can_cast(other, dtype, "safe") and (dtype.kind == other.kind or dtype.kind not in "SU")
 
 

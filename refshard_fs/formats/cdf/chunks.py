@@ -1,6 +1,6 @@
 """Where the chunks of a CDF variable lie. No I/O here.
 
-The records of a variable are a stream of bytes, of which each VVR or CVVR has a run. A chunk is a range of the stream.
+The records of a variable form a stream of bytes. Each VVR or CVVR holds a run of it; a chunk is a range of it.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class VariableChunks(FilledChunks):
         return whole if size == count else whole.part(offset, size)
 
     def _missing(self, start: int, stop: int, before: Run | None) -> Entry:
-        """Return values of records that are not in the file, of which ``before`` is the run before."""
+        """Return the values of records that are not in the file; ``before`` is the run before them."""
         if before is None or self._variable.sparse != _PREVIOUS:
             return Inline(self._pad * ((stop - start) // len(self._pad)))
         last = (before.last - before.first) * self._record

@@ -23,7 +23,7 @@ _UNITS: Final = {
 
 
 def describe_pyramid(name: str, group: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return ``multiscales`` for the attributes of a ``group``; None if it is no pyramid, or has them already.
+    """Return ``multiscales`` for the attributes of a ``group``; None if it is not a pyramid, or has them already.
 
     ``datasets`` are the attributes of the datasets in the group, by name.
     """
