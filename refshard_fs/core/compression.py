@@ -14,6 +14,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -211,19 +212,34 @@ def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> npt.NDArray[
         return np.frombuffer(data, f">u{bits // 8}", count)
     dtype = "u1" if bits < 8 else "u2" if bits < 16 else "u4"
     data = memoryview(data)[: -(-bits * count // 8)]
+    unpack = _unpacker(bits, dtype)
+    return _unpack_by_numpy(data, bits, count, dtype) if unpack is None else unpack(data, dtype, bits)[:count]
+
+
+@cache
+def _unpacker(bits: int, dtype: str) -> Callable[..., npt.NDArray[Any]] | None:
+    """Return the function of imagecodecs; None unless it is installed and unpacks a sample correctly.
+
+    imagecodecs 2026.1 does not swap the bytes of numbers of 24 bits.
+    """
+    sample = bytes(range(1, 2 * bits + 1))  # 16 numbers
     try:
-        library = importlib.import_module("imagecodecs")
-    except ImportError:
-        numbers = np.empty(count, dtype)
-        for first in range(0, count, _UNPACKED):  # a multiple of 8, so that each part begins with a whole byte
-            some = numbers[first : first + _UNPACKED]
-            part = np.frombuffer(data, "u1", -(-bits * some.size // 8), first * bits // 8)
-            digits = np.zeros((some.size, 32), "u1")
-            digits[:, 32 - bits :] = np.unpackbits(part, count=bits * some.size).reshape(-1, bits)
-            some[:] = np.packbits(digits).view(">u4")
-        return numbers
-    unpacked: npt.NDArray[Any] = library.packints_decode(data, dtype, bits)[:count]
-    return unpacked
+        unpack: Callable[..., npt.NDArray[Any]] = importlib.import_module("imagecodecs").packints_decode
+        is_right = np.array_equal(unpack(sample, dtype, bits)[:16], _unpack_by_numpy(sample, bits, 16, dtype))
+    except Exception:  # noqa: BLE001  # it is not installed, or does not know this number of bits
+        return None
+    return unpack if is_right else None
+
+
+def _unpack_by_numpy(data: bytes | memoryview, bits: int, count: int, dtype: str) -> npt.NDArray[Any]:
+    numbers = np.empty(count, dtype)
+    for first in range(0, count, _UNPACKED):  # a multiple of 8, so that each part begins with a whole byte
+        some = numbers[first : first + _UNPACKED]
+        part = np.frombuffer(data, "u1", -(-bits * some.size // 8), first * bits // 8)
+        digits = np.zeros((some.size, 32), "u1")
+        digits[:, 32 - bits :] = np.unpackbits(part, count=bits * some.size).reshape(-1, bits)
+        some[:] = np.packbits(digits).view(">u4")
+    return numbers
 
 
 _UNPACKED: Final = 1 << 15  # numbers that numpy unpacks at a time: each takes 32 bytes

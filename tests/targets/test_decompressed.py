@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import pickle
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,9 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 def netcdf(start: int = 0, engine: Any = "h5netcdf") -> bytes:
     ds = xr.Dataset({"z": (("time", "x"), np.arange(12.0).reshape(4, 3) + start)}, {"time": np.arange(4) + start})
-    return bytes(ds.to_netcdf(engine=engine))
+    with tempfile.TemporaryDirectory() as folder:
+        ds.to_netcdf(f"{folder}/z.nc", engine=engine)  # older versions of xarray make no bytes by h5netcdf
+        return Path(folder, "z.nc").read_bytes()
 
 
 @pytest.fixture
@@ -87,6 +90,7 @@ def test_a_wrong_checksum_is_an_error(at: int) -> None:
 
 @pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
 def test_a_file_is_opened_as_if_it_were_decompressed(http_server: RangeServer, engine: Any) -> None:
+    pytest.importorskip(engine)
     plain = netcdf(engine=engine)
     want = RefShardFileSystem(plain)
     for source in (http_server.put("/a.nc.gz", gzip.compress(plain)), gzip.compress(plain)):
