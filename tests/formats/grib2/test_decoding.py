@@ -65,7 +65,7 @@ def test_spectral_coefficients_are_those_of_eccodes(sample: str, packing: str, t
 
 @pytest.mark.parametrize("power", [2_000_000_000, 0x80000000 + 2_000_000_000], ids=["large", "small"])
 def test_spectral_coefficients_of_a_wild_power_are_an_error(power: int) -> None:
-    data = message(RNG.normal(size=506), sample="sh_ml_grib2", J=21, K=21, M=21, packingType="spectral_complex")
+    data = message(np.linspace(-1, 1, 506), sample="sh_ml_grib2", J=21, K=21, M=21, packingType="spectral_complex")
     at = data.index(b"\x05", data.index((35).to_bytes(4) + b"\x05")) - 4  # section 5 has 35 bytes
     wild = data[: at + 20] + power.to_bytes(4) + data[at + 24 :]
     with pytest.raises(Exception, match="cannot be scaled by the power"):
