@@ -28,6 +28,7 @@ from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, proto
 from refshard_fs.sharding.layout import shard_formats
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, unsupported_kind
+from refshard_fs.targets.failures import Denied
 
 FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file: fewer may decompress to nothing
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
@@ -194,9 +195,9 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
             return found
     try:
         facts, head = yield from _head(url, min(options.head, most))
-    except TimeoutError:  # other requests would take as long
-        raise
     except OSError as e:  # a web server may refuse the URL of a directory, and serve the objects below it
+        if _is_final(e):
+            raise
         try:
             return (yield from _probe_directory(url, most))
         except SourceNotReachable:
@@ -217,9 +218,9 @@ def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None
     below = locator(url)
     try:
         found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in names)
-    except TimeoutError:
-        raise
-    except OSError:  # the caller then requests single names, and raises their errors
+    except OSError as e:  # the caller then requests single names, and raises their errors
+        if _is_final(e):
+            raise
         return None
     there: dict[str, Document] = {}
     for name, answer in zip(names, found, strict=True):
@@ -239,14 +240,19 @@ def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
     """Return the facts and the first bytes of a document, by one request if the server supports ranges."""
     try:
         found: tuple[Facts, bytes] | None = yield Head(url, length)
-    except TimeoutError:
-        raise
-    except OSError:
+    except OSError as e:
+        if _is_final(e):
+            raise
         facts: Facts | None = yield Stat(url, fresh=True)
         if facts is None or facts.size == 0:
             return facts, b""
         return facts, (yield Load(Span(url, 0, length, exact=False, pin=facts.pin), Raw()))
     return found or (None, b"")
+
+
+def _is_final(error: OSError) -> bool:
+    """Return whether further requests would fail, too: the server does not answer, or requires a login."""
+    return isinstance(error, TimeoutError) or (isinstance(error, Denied) and error.status in (401, 407))
 
 
 def _probe_directory(url: str, most: int) -> Steps[Probe]:

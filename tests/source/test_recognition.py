@@ -72,3 +72,11 @@ def test_silent_server_is_asked_once(name: str, requests: int) -> None:
                 silent.accept()[0].close()
                 count += 1
     assert count == requests
+
+
+@pytest.mark.parametrize(("name", "requests"), [("/refs.json", 1), ("/store.zarr", 4)])
+def test_server_that_requires_a_login_is_asked_once(http_server: RangeServer, name: str, requests: int) -> None:
+    http_server.fault(401)
+    with pytest.raises(SourceNotReachable, match="401.*Credentials go into"):
+        opened(http_server.url + name).find("")
+    assert len(http_server.requests()) == requests
