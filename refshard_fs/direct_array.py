@@ -27,7 +27,7 @@ from refshard_fs.reading.plan import MIB, Unmade
 from refshard_fs.reading.selection import GUARD, WORKERS
 
 LARGE: Final = 16 * MIB  # zarr's pipeline reads a selection whose chunks have more bytes than this after decoding
-ALONE: Final = 2 * MIB  # the main thread decodes more bytes than this with a pool: other threads may be dask's workers
+ALONE: Final = 2 * MIB  # above this, the main thread decodes with a pool; other threads may be dask's workers
 
 
 class _ChunkSlice(NamedTuple):
@@ -35,7 +35,7 @@ class _ChunkSlice(NamedTuple):
 
     chunk: int
     within: int | slice
-    target: slice | None  # None where an integer takes the dimension away
+    target: slice | None  # None if an integer removes the dimension
 
 
 class _ChunkValues(NamedTuple):
@@ -48,7 +48,7 @@ class _ChunkValues(NamedTuple):
 class DirectArray(ZarrArrayWrapper):
     """Read small selections of numbers, by integers and ascending slices, in the calling thread.
 
-    zarr reads everything else: other selections, codecs and data types, and all reads while a dataset is opened.
+    zarr reads everything else: other selections, codecs and data types, and all selections while a dataset is opened.
     """
 
     __slots__ = ("_decoder", "_fs", "_is_open", "_meta", "_token")
@@ -129,7 +129,7 @@ class DirectArray(ZarrArrayWrapper):
                 filled = list(pool.map(fill, keys, chunks))
         else:
             filled = list(map(fill, keys, chunks))
-        return None if any(each is None for each in filled) else filled[0]
+        return None if any(values is None for values in filled) else filled[0]
 
     def _decode(self, meta: ArrayMeta, data: bytes | Unmade | None) -> _ChunkValues | None:
         """Decode a chunk, or return the fill value for a chunk that does not exist; None if zarr has to decode it."""

@@ -67,10 +67,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         `fsspec.open` returns), a mapping, bytes or a binary file; a virtual dataset of VirtualiZarr; or
         ``(store, path)``, an object in a store of obstore, or in any other store with obspec's methods. The format is
         recognised by the content; ``format=`` overrides this.
-        A pattern, a list of URLs, or a table of URLs and their positions opens all of these, joined as by
+        A pattern, a list of URLs, or a table of URLs and their positions opens all of these as one cube: see
         `refshard_fs.open`.
     target:
-        URL of the references that have none (``[null, offset, length]``).
+        URL of references without a URL (``[null, offset, length]``).
     ref_storage_args:
         Older name of ``target_options`` in fsspec.
     target_protocol:
@@ -78,9 +78,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     target_options:
         Options for opening ``fo`` itself.
     remote_protocol:
-        Protocol of references whose URL has none.
+        Protocol of references whose URL has no protocol.
     remote_options:
-        Options for ``remote_protocol``; without that, for the protocol of the first reference that has one.
+        Options for ``remote_protocol``; by default, for the protocol of the first reference that has a protocol.
     fs:
         A filesystem instance for the targets, or a mapping of protocol to instance or options. Instances may be
         synchronous or asynchronous, and use any event loop. Stores of obstore (or others with obspec's methods) may
@@ -96,31 +96,31 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         False evaluates templates with jinja2, in its sandbox: only for sources that you trust. A source that is not
         on this machine needs ``allow=`` as well.
     base_url:
-        The directory that relative URLs in a manifest start from; by default the manifest's own.
+        The directory to which relative URLs in a manifest are relative; by default, the manifest's directory.
     format:
         Name of the source's format; by default it is recognised by the content.
     index_cache:
         Directory that keeps decoded manifests, and indexes of GRIB2 files, so that other processes open them at
-        once; True for this platform's directory of caches, False for none. By default, large ones are kept as
-        with True.
+        once; True for this platform's directory of caches, False for none. By default, only large manifests and
+        indexes are kept, in this platform's directory.
     max_manifest_bytes:
-        The most bytes of a manifest or a metadata document, after decompression; by default 8 GiB. No more are
-        fetched if a server does not report the length. A compressed document that grows more than 500 times
-        is refused once it has 64 MiB.
+        The most bytes of a manifest or a metadata document, after decompression; by default 8 GiB. If a server does
+        not report the length, the download stops there. A document that grows more than 500 times when it is
+        decompressed is refused above 64 MiB.
     head:
-        Bytes that the first request for a source reads, by default 64 KiB. More help if all metadata of a file lie at
-        its start, as in HDF5 files that were repacked or written with the paged strategy.
+        Bytes that the first request for a source reads, by default 64 KiB. A larger number saves requests if all
+        metadata of a file lie at its start, as in HDF5 files that were repacked or written with the paged strategy.
     max_gap:
         Ranges of one target are merged over gaps of at most this many bytes (negative: never).
     max_block:
         Ranges are merged into requests of at most this many bytes. A longer range is read in several requests of about
-        this size, but of 1 MiB at least.
+        this size, but of at least 1 MiB.
     retries:
-        How often a request is repeated that failed for a temporary reason.
+        How often a request is repeated if it fails for a temporary reason.
     timeout:
         Seconds that a request may take, with all its repetitions.
     fast_s3:
-        Whether this package sends requests to S3 itself, where it can, instead of using s3fs.
+        Whether this package sends requests to S3 itself, if the options permit it, instead of using s3fs.
     readahead:
         Bytes that may be fetched ahead of reads that follow a pattern; 0 turns this off.
     max_memory:
@@ -128,9 +128,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         until they are decoded, and decoded chunks in a cache. All copies of this filesystem in a process (pickles,
         zarr's asynchronous copy) share it, on any event loop. ``block_cache``, decoded manifests and indexes, and the
         arrays that you get are not included. Each event loop may always have one request, and each selection one
-        chunk, so that no reader waits forever. A whole object of unknown size counts as many bytes as recent objects
-        of its host had, since asking for its size would cost a request. It is read whatever its size is; over HTTP and
-        from S3, up to 8 GiB.
+        chunk, so that no reader waits forever. Asking for the size of an object would cost a request. So a whole
+        object of unknown size counts as many bytes as recent objects of its host had, and is read even if it is
+        larger; over HTTP and from S3, up to 8 GiB.
     concurrency:
         The most requests to one host at a time, of all copies of this filesystem.
     block_cache:
@@ -144,11 +144,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     cache_size:
         Number of partitions of a lazily read manifest, or of pieces of a lazy cube, that are kept open.
     allow:
-        URL prefixes that references may point to, and no others; ``"any"`` for all. Without
-        it, a source on this machine, or in memory, may point anywhere. A source from elsewhere may
-        point to its own server and, without your credentials, to other web servers and
-        object stores, but not to local files, chains or private networks. Anything that you name in
-        another option (a protocol, a URL prefix, an instance) is allowed.
+        The only URL prefixes that references may point to; ``"any"`` for all. Without ``allow``, a source on this
+        machine, or in memory, may point anywhere. A source from elsewhere may point to its own server and, without
+        your credentials, to other web servers and object stores, but not to local files, chains or private networks.
+        Anything that you name in another option (a protocol, a URL prefix, an instance) is allowed.
     shards:
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
         leaves them as they are.
@@ -156,8 +155,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Layout of shards of zarr v2 prototypes, which their files do not state: ``{"endian": "big"}``,
         ``{"slots": "morton"}``.
     zarr_format:
-        Version, 2 or 3, of the metadata that is shown for a source without zarr metadata of
-        its own (bcolz, bloscpack).
+        Version, 2 or 3, of the metadata that are made for a source without zarr metadata (bcolz, bloscpack).
     branch, tag, snapshot:
         The version of an Icechunk repository: the last snapshot of a branch (by default ``main``), the snapshot of a
         tag, or the snapshot with this id.
@@ -169,8 +167,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         Arguments of `refshard_fs.open`, if ``fo`` is many sources: a pattern (``"2024/*.nc"``), a list of URLs, or a
         table. They are joined when the filesystem is made: ``{"dim": "time", "keep": ["sst"]}``.
     verify:
-        Whether to verify each chunk's checksum, if the source (bloscpack) has checksums; a
-        chunk is then read with the bytes of its checksum.
+        Whether to verify each chunk's checksum, if the source (bloscpack) has checksums. Each chunk is then read
+        together with its checksum.
     mode:
         ``"r"`` refuses writes. ``"a"`` keeps them in an overlay: reads see them at once, and `commit` (or the
         end of ``with fs.transaction:``) saves them in the source, which is created if it does not exist.
@@ -218,21 +216,22 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         writes = WriteSettings.of(options)
         self.mode = options.writing.mode or ("r" if writes is None else "a")
         source = Source(Settings.of(options), transaction_for(options))
-        self.source: Source = source.share(self._session_name, (type(self), self._alike))
+        self.source: Source = source.share(self._session_name, (type(self), self._shared_options))
         if mapper is not None:
             self.source.mapper = mapper
         self._writer = None if writes is None else Writer(self.source, writes)  # None: all writes are refused
 
     @property
-    def _alike(self) -> Options:
+    def _shared_options(self) -> Options:
         """The options that all copies of this filesystem have: all but ``overlay``."""
         writing = msgspec.structs.replace(self._options.writing, overlay=None)
         return msgspec.structs.replace(self._options, writing=writing)
 
     def is_alike(self, other: RefShardFileSystem) -> bool:
         """Return whether ``other`` shows the same source, with the same options and the same uncommitted writes."""
-        mine, theirs = (type(self), self._alike, self.overlay), (type(other), other._alike, other.overlay)
-        return self is other or mine == theirs
+        if self is other:
+            return True
+        return (type(self), self._shared_options, self.overlay) == (type(other), other._shared_options, other.overlay)
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -278,19 +277,19 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return the arguments as JSON, in fsspec's form.
 
         Without ``include_password``, all credentials are left out: headers, cookies, and all options and parameters of
-        URLs whose names say that they are keys, tokens or the like.
+        URLs with names such as "key" or "token".
 
-        References in memory are included up to 1 MiB. Larger ones are only named, so that this takes no time: such a
-        form can be used only while this process holds the references, and raises ManifestError elsewhere. Pickle the
-        filesystem to send it to another process.
+        References in memory are included if they have at most 1 MiB. Otherwise, the JSON has only their digest, to
+        save time. Only this process can use it, as long as it holds the references; another process raises
+        ManifestError. Pickle the filesystem to send it to another process.
         """
         stand_in = object.__new__(type(self))
         stand_in._session_name = self._session_name
-        stand_in.storage_args = tuple(_spell_out(value) for value in self.storage_args)
+        stand_in.storage_args = tuple(_to_json_value(value) for value in self.storage_args)
         overlay = {} if self.overlay is None else {"overlay": self.overlay}
         options = {name: value for name, value in (self.storage_options | overlay).items() if value is not None}
         # Options without a value are left out: fsspec has no form for None.
-        stand_in.storage_options = {name: _spell_out(value) for name, value in options.items()}
+        stand_in.storage_options = {name: _to_json_value(value) for name, value in options.items()}
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out if include_password else _drop_credentials(out)
 
@@ -298,7 +297,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         make, (cls, args, options) = super().__reduce__()
         # dask names arrays by a hash of their pickles, so equal filesystems must have equal pickles
         if isinstance(self.fo, InMemorySource):
-            options = {**options, SESSION: hashlib.sha256(repr((cls, self._alike)).encode()).hexdigest()}
+            options = {**options, SESSION: hashlib.sha256(repr((cls, self._shared_options)).encode()).hexdigest()}
         overlay_copy = None if self._writer is None else self._writer.overlay_copy()
         if overlay_copy is not None:
             options = {**options, "overlay": overlay_copy}
@@ -364,7 +363,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         is_one = isinstance(path, (str, os.PathLike))
         keys = await self._match(path) if is_one else [self._strip_protocol(name) for name in path]
         if recursive:
-            keys = [below for key in keys for below in await self._files_at(key)]
+            keys = [inner for key in keys for inner in await self._find_keys(key)]
         callback = kwargs.get("callback", DEFAULT_CALLBACK)
         callback.set_size(len(keys))
         requests = [Request(key, kwargs.get("start"), kwargs.get("end")) for key in keys]
@@ -428,8 +427,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return [], []
         return keys, other_paths([f"/{key}" for key in keys], target, exists=goes_into, flatten=not is_one)
 
-    async def _files_at(self, key: str) -> list[str]:
-        """Return ``key`` itself, or all keys below it; FileNotFoundError if there are none."""
+    async def _find_keys(self, key: str) -> list[str]:
+        """Return ``key`` itself, or all keys below it; raise FileNotFoundError if nothing exists there."""
         keys: list[str] = await self._find(key)
         if not keys:
             raise FileNotFoundError(key)
@@ -469,7 +468,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         finally:
             if not is_open and file is not None:
                 file.close()
-                if not is_whole:  # it would look like a whole file
+                if not is_whole:  # a part of the file would look like the whole file
                     os.remove(lpath)
 
     def _open(
@@ -487,14 +486,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 raise IsADirectoryError(f"{path!r} is a directory: list it with ls()")
             return file
         key, _ = self._to_write(path)
-        before, kind = b"", mode.replace("b", "").replace("+", "")
+        content, kind = b"", mode.replace("b", "").replace("+", "")
         if kind not in ("w", "x", "a", "r"):
             raise ValueError(f"invalid mode {mode!r}: expected 'r', 'w', 'x' or 'a', with or without 'b' and '+'")
         if kind == "x" and self.exists(key):
             raise FileExistsError(key)
         if kind == "r" or (kind == "a" and self.exists(key)):
-            before = self.cat_file(key)
-        return WrittenFile(self, key, before, at_end="a" in mode)
+            content = self.cat_file(key)
+        return WrittenFile(self, key, content, at_end="a" in mode)
 
     def _dircache_from_items(self) -> None:
         """Do nothing: kerchunk calls this after it changes `references`, and listings here show changes at once."""
@@ -514,7 +513,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def ukey(self, path: str) -> str:
         """Return a hash of the location of the bytes of ``path`` and of their targets' current versions.
 
-        The hash changes when a target changes, even if reading it would raise TargetChanged. This asks the targets.
+        The hash changes when a target changes, even if reading it would raise TargetChanged. This sends requests for
+        the versions.
         """
         key = self._strip_protocol(path)
         return self.source.wait(files.ukey, self.source, key)
@@ -526,8 +526,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def modified(self, path: str) -> datetime:
         """Return the time at which the bytes of ``path`` were last changed.
 
-        For several targets, this is the last change of any of them; for bytes in the manifest, of the manifest.
-        NotImplementedError if a target has no time of modification.
+        If the bytes lie in several targets, this is the time of their last change; if they lie in the manifest, of the
+        manifest's. Raise NotImplementedError if a target has no time of modification.
         """
         key = self._strip_protocol(path)
         return self.source.wait(files.modification_time, self.source, key)
@@ -550,24 +550,24 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return StreamedFile(self, key, mode, size=info["size"])
 
     async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        found = await files.ls(self.source, self._strip_protocol(path), detail=detail)
+        rows = await files.ls(self.source, self._strip_protocol(path), detail=detail)
         name = path.lstrip("/")
         slashes = path[: len(path) - len(name)]
         if not (self.asynchronous and slashes and name):
-            return found
-        # zarr 3.1 lists "/group", and removes this prefix, with the slash, from the names that it gets.
-        return [{**item, "name": slashes + item["name"]} if detail else slashes + item for item in found]
+            return rows
+        # zarr 3.1 lists "/group", and removes this prefix, with the slash, from the names in the listing.
+        return [{**row, "name": slashes + row["name"]} if detail else slashes + row for row in rows]
 
     async def _find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
         key = self._strip_protocol(path)
-        found = await files.find(self.source, key, maxdepth=maxdepth, withdirs=withdirs)
-        return found if kwargs.get("detail", False) else list(found)
+        rows = await files.find(self.source, key, maxdepth=maxdepth, withdirs=withdirs)
+        return rows if kwargs.get("detail", False) else list(rows)
 
     async def _du(
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
     ) -> Any:
-        found = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
-        sizes = {name: info["size"] for name, info in found.items()}
+        rows = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {name: info["size"] for name, info in rows.items()}
         sizes |= {name: (await self._info(name))["size"] for name, size in sizes.items() if size is None}
         return sum(sizes.values()) if total else sizes
 
@@ -593,18 +593,18 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def fss(self) -> dict[str | None, AbstractFileSystem]:
         """The filesystems of targets by protocol; None is the key for URLs without a protocol.
 
-        Reading uses its own connections, so filesystems that are described by options are made only for this property.
+        Reading does not use these filesystems: it has its own connections. They are made when you read this property.
         """
         return self.source.filesystems()
 
     @property
     def left_whole(self) -> dict[str, str]:
-        """Arrays that are not shown, or whose shards are left whole: the reason by path, for arrays read so far."""
+        """The reasons, by path, why an array is not shown or its shards are left whole; for arrays read so far."""
         return dict(self.source.open().reports)
 
     @property
     def attribute_dtypes(self) -> Mapping[str, Mapping[str, str]]:
-        """The dtypes of attributes in the source that JSON cannot hold, by path of the array or group and by name."""
+        """The dtypes of attributes, by path of the array or group and by name, for dtypes that JSON cannot hold."""
         return self.source.open().attribute_dtypes
 
     @property
@@ -623,13 +623,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> None:
         """Fetch chunks ahead of reads, in few parallel requests, and hold them until they are read.
 
-        ``what`` is a sequence of keys; or the path of an array, with a ``selection`` (all, by
-        default) as numpy understands it (``mode="orthogonal"``, ``mode="block"``:
-        as zarr's ``oindex`` and ``blocks``); or a mapping of such paths to selections (None: all).
-        At most ``max_memory`` bytes are held: the rest is fetched as reads make room. With ``wait``, this
-        returns when all that fits into ``max_memory`` has arrived. Reads report errors; this method does not. Chunks
-        are fetched on the event loop of the last read, such as zarr's, and are held for reads on that loop.
-        ``callback`` counts the requests that have been answered.
+        ``what`` is a sequence of keys; or the path of an array, with a ``selection`` as in numpy (with
+        ``mode="orthogonal"`` or ``mode="block"``, as in zarr's ``oindex`` or ``blocks``; by default, the whole array);
+        or a mapping of such paths to selections (None: the whole array).
+        At most ``max_memory`` bytes are held; the other chunks are fetched when reads have made room. With ``wait``,
+        this method returns when ``max_memory`` is full or all chunks have arrived. It does not raise errors of
+        fetching: the reads do. Chunks are fetched on the event loop of the last read, such as zarr's, and are held for
+        reads on that loop. ``callback`` counts the requests that have been answered.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -660,17 +660,17 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             )
         if isinstance(what, Mapping):
             chosen = {self._strip_protocol(path): Ellipsis if part is None else part for path, part in what.items()}
-            several = [self.source.keys_of(path, part, mode) for path, part in chosen.items()]
-            keys = [key for some in await asyncio.gather(*several) for key in some]
+            lists = await asyncio.gather(*(self.source.keys_of(path, part, mode) for path, part in chosen.items()))
+            keys = [key for keys_of_array in lists for key in keys_of_array]
         else:
             keys = [self._strip_protocol(key) for key in what]
         await self.source.prefetch(keys, wait=wait, on_progress=callback.relative_update)
 
     def resolve(self, path: str) -> tuple[str, int, int | None] | bytes:
-        """Return where a key's bytes are: (url, start, stop), or the bytes themselves if they are not a range of a URL.
+        """Return the place of a key's bytes, (url, start, stop); or the bytes, if they are not a range of a target.
 
-        ``stop=None`` is the end of the target. Reads only indexes, unless the bytes have to be returned.
-        FileNotFoundError if the key does not exist, ReferenceNotReachable if an index cannot be read.
+        ``stop=None`` means the end of the target. Only indexes are read, unless the bytes have to be returned.
+        Raise FileNotFoundError if the key does not exist, ReferenceNotReachable if an index cannot be read.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50], "a/1": "inline"})
@@ -689,11 +689,11 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return self.cat_file(path)
 
     def plan(self, paths: str | Sequence[str]) -> Plan:
-        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would send; send none.
+        """Return the requests, (url, start, stop, keys), that reading ``paths`` together would send; do not send them.
 
-        The result is a list that prints as a table. ``start`` and ``stop`` are bytes of the object at ``url``;
-        ``stop=None`` is its end. Indexes (of shards, partitions) are read if they are not in memory yet.
-        FileNotFoundError if a key does not exist, ReferenceNotReachable if an index cannot be read.
+        The result is a list that prints as a table. ``start`` and ``stop`` are positions in the object at ``url``;
+        ``stop=None`` means its end. Indexes of shards, and partitions, are read if they are not in memory yet.
+        Raise FileNotFoundError if a key does not exist, ReferenceNotReachable if an index cannot be read.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://b/x.nc", 0, 400], "a/1": ["s3://b/x.nc", 500, 400]})
@@ -720,21 +720,21 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         All names are those of this filesystem. A name without a slash means the variables, or groups, of that name in
         every group; a name with a slash is one path (``"/air"`` in the root).
 
-        ``drop`` leaves out variables and groups. ``keep`` keeps only these and their coordinates, as
-        ``ds[["air"]]`` does in xarray. ``rename`` gives variables, groups and dimensions other names, also in the
-        attributes that name them (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``,
-        ``cell_measures`` ...). ``attrs`` sets attributes of a variable or group (``""``: of the root); None removes
-        one. ``isel`` takes a range of elements along dimensions: slices of step 1, whose negative bounds count from
-        the end, or an integer, which drops the dimension. ``sel`` takes labels of coordinates as xarray does
-        (``{"time": slice("2024-01", "2024-03")}``); it needs xarray, and reads the coordinates. If a slice begins where
-        a chunk begins, its chunks stay references, wherever it ends. Otherwise chunks are decoded, cut and joined,
+        ``drop`` leaves out variables and groups. ``keep`` keeps only these and their coordinates, as ``ds[["air"]]``
+        does in xarray. ``rename`` gives variables, groups and dimensions other names, also in the attributes that name
+        them (``coordinates``, ``bounds``, ``grid_mapping``, ``ancillary_variables``, ``cell_measures`` ...). ``attrs``
+        sets attributes of a variable or group (``""``: of the root); the value None removes an attribute. ``isel``
+        takes a range of elements along dimensions: slices of step 1, whose negative bounds count from the end, or an
+        integer, which drops the dimension. ``sel`` takes labels of coordinates as xarray does (``{"time":
+        slice("2024-01", "2024-03")}``); it needs xarray, and reads the coordinates. If a slice begins where a chunk
+        begins, its chunks stay references, wherever it ends. Otherwise chunks are decoded, cut and joined,
         uncompressed, when they are read. ``squeeze`` drops dimensions of length 1: those that it names, or all if it is
-        True. ``assign`` adds small arrays, or replaces others, under the names that are shown: values along a dimension
-        of the array's name, or ``(dims, values, attrs)``, as ``ds.assign_coords`` takes them.
+        True. ``assign`` adds or replaces small arrays, under the names of the result: values along a dimension with the
+        array's name, or ``(dims, values, attrs)``, as in ``ds.assign_coords``.
 
-        Raises ManifestError, with the names that exist, for a name that does not exist, and for a slice that begins
-        within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. ValueError if
-        there are uncommitted writes. Keys that belong to no array or group are not shown.
+        Raise ManifestError, with the names that exist, for a name that does not exist, and for a slice that begins
+        within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. Raise ValueError
+        if there are uncommitted writes. Keys outside of arrays and groups are not shown.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -751,7 +751,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 f"{count_text(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
             )
         if sel:
-            isel = {**(isel or {}), **importlib.import_module("refshard_fs.labels").places_of(self, sel)}
+            isel = {**(isel or {}), **importlib.import_module("refshard_fs.labels").find_positions(self, sel)}
         choice = Choice.of(drop, keep, rename, attrs, isel, squeeze, assign).to_json()
         others = (SESSION, MAPPER, "mode", "overlay")
         options = {name: value for name, value in self._storage_options.items() if name not in others}
@@ -776,16 +776,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return counters
 
     def tree(self, *args: Any, **kwargs: Any) -> str:
-        """Return the tree of keys that fsspec draws, its control characters escaped."""
+        """Draw the keys as a tree, as fsspec does, with control characters escaped."""
         return "\n".join(map(printable, super().tree(*args, **kwargs).split("\n")))
 
     def visualize(self, array: str | None = None, select: Any = None) -> Picture:
         """Draw where the bytes of ``array`` lie; without ``array``, the files of all arrays.
 
-        Each chunk has the same colour in the grid and in its file. With ``select``, an index as numpy takes it or
-        a text (``"air[0:10, :, :]"``), the picture shows the requests that reading that slice would send. Notebooks
-        show the picture; ``.save("map.svg")`` writes it (also as .html and, with matplotlib, as .png). This reads
-        metadata and indexes, but no chunks.
+        Each chunk has the same colour in the grid and in its file. ``select`` is an index as in numpy, or a text
+        (``"air[0:10, :, :]"``): the picture then shows the requests that reading this slice would send. Notebooks show
+        the picture; ``.save("map.svg")`` writes it (also as .html and, with matplotlib, as .png). Only metadata and
+        indexes are read.
 
         >>> import json, refshard_fs
         >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -799,7 +799,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return picture_of(self, array, select)
 
     def __repr__(self) -> str:
-        # With the address: fsspec compares filesystems that are arguments of others by their repr.
+        # The address keeps filesystems apart: fsspec compares arguments that are filesystems by their repr.
         source = self.fo if isinstance(self.fo, str) else "references in memory"
         overlay = self.source.transaction
         pending = 0 if overlay is None else len(overlay.edits)
@@ -831,7 +831,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
-        self._writing(f"write {rpath!r}")
+        self._require_writer(f"write {rpath!r}")
         if await asyncio.to_thread(os.path.isdir, lpath):
             return
         data = await asyncio.to_thread(Path(lpath).read_bytes)
@@ -853,7 +853,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
             path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
             if recursive:  # manifests of arrays are not copied: a commit makes new ones for the copies
-                manifests = await self._writing("copy").manifests_among(path1)
+                manifests = await self._require_writer("copy").manifests_among(path1)
                 pairs = [pair for pair in zip(path1, path2, strict=True) if pair[0] not in manifests]
                 path1, path2 = [source for source, _ in pairs], [target for _, target in pairs]
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
@@ -861,7 +861,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Make ``path2`` refer to the bytes of ``path1``, without copying bytes of objects."""
         source = self._strip_protocol(path1)
-        self._writing(f"write {path2!r}")
+        self._require_writer(f"write {path2!r}")
         if await self._isdir(source):
             return
         key, writer = self._to_write(path2)
@@ -876,7 +876,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Move ``path1`` to ``path2``, as fsspec does; do nothing if both name the same place."""
+        """Move ``path1`` to ``path2``, as fsspec does; do nothing if both are the same key."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if source == target:
             return
@@ -901,7 +901,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         zarr removes chunks with this, also of arrays whose names look like patterns.
         """
-        writer = self._writing(f"remove {path!r}")
+        writer = self._require_writer(f"remove {path!r}")
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
             key = self._strip_protocol(name)
             kind = (await self._info(key))["type"]
@@ -912,8 +912,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             elif maxdepth is None:
                 await writer.remove_below(key)
             else:
-                for below in await self._find(key, maxdepth=maxdepth):
-                    await writer.remove(below)
+                for inner in await self._find(key, maxdepth=maxdepth):
+                    await writer.remove(inner)
 
     def rm(
         self, path: str | Iterable[str], recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
@@ -922,7 +922,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.source.wait(self._rm_matching, path, recursive, maxdepth)
 
     async def _rm_matching(self, path: str | Iterable[str], recursive: bool, maxdepth: int | None) -> None:
-        self._writing(f"remove {path!r}")
+        self._require_writer(f"remove {path!r}")
         if isinstance(path, (str, os.PathLike)):
             keys = await self._match(path)
             if keys != [self._strip_protocol(path)] and not recursive:
@@ -940,14 +940,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Do nothing: a directory exists as soon as a key is in it."""
-        self._writing(f"make {path!r}")
+        self._require_writer(f"make {path!r}")
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self._writing(f"make {path!r}")
+        self._require_writer(f"make {path!r}")
 
     async def _rmdir(self, path: str) -> None:
-        """Raise OSError unless the directory is empty; then it does not exist, so that nothing has to be removed."""
-        self._writing(f"remove {path!r}")
+        """Raise OSError if keys are in the directory. An empty directory does not exist: there is nothing to remove."""
+        self._require_writer(f"remove {path!r}")
         if await self._ls(path, detail=False):
             raise OSError(f"{path!r} is not empty: remove the keys in it with rm(path, recursive=True)")
 
@@ -956,8 +956,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         ``url=None`` stands for the URL of the option ``target``.
 
-        Nothing is read. TargetNotAllowed if references may not point to ``url``, ReadOnlyError if the filesystem takes
-        no writes.
+        The object is not read. Raise TargetNotAllowed if references may not point to ``url``, ReadOnlyError if the
+        filesystem takes no writes.
 
         >>> import fsspec, refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem("memory://made.json", mode="w")
@@ -978,9 +978,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             self.source.wait(writer.refer, key, span)
 
     def _to_write(self, path: str) -> tuple[str, Writer]:
-        """Return ``path`` as a key, and the writer; ValueError if no source can have such a key."""
+        """Return ``path`` as a key, and the writer; raise ValueError if a source cannot have such a key."""
         key = self._strip_protocol(path)
-        writer = self._writing(f"write {key!r}")
+        writer = self._require_writer(f"write {key!r}")
         if not key:
             raise IsADirectoryError("cannot write to '': the root is a directory")
         try:
@@ -989,13 +989,13 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"cannot write {key!r}: {e}") from e
         return key, writer
 
-    def _writing(self, action: str) -> Writer:
-        """Return the writer; ReadOnlyError, which names the ``action``, if the filesystem takes no writes."""
+    def _require_writer(self, action: str) -> Writer:
+        """Return the writer; raise ReadOnlyError, which names the ``action``, if the filesystem takes no writes."""
         if self._writer is None:
             raise ReadOnlyError(
                 f"cannot {action}: {self.source.options.source} is opened for reading: open it with mode='a'. "
-                "In the options of a URL, fsspec drops mode='a': pass there {'fo': ..., 'overlay': fs.overlay}, with a "
-                "filesystem fs that takes writes, or {'refshard': {'fo': ..., 'mode': 'a'}}"
+                "fsspec drops mode='a' from storage_options of a URL: pass {'refshard': {'fo': ..., 'mode': 'a'}} "
+                "there, or {'fo': ..., 'overlay': fs.overlay}, where fs is a filesystem that takes writes"
             )
         return self._writer
 
@@ -1003,30 +1003,30 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     @property
     def overlay(self) -> str | None:
-        """The name of the uncommitted writes: another filesystem in this process shares them with ``overlay=``."""
+        """The id of the uncommitted writes: another filesystem in this process shares them with ``overlay=``."""
         overlay = self.source.transaction
         return None if overlay is None else overlay.id
 
     def commit(self, message: str | None = None) -> None:
         """Save all uncommitted writes in the source; do nothing if there are none.
 
-        A set of references, and a branch of an Icechunk repository, is committed whole or not at all; ``message`` is
-        the message of the repository's new snapshot. In a zarr hierarchy, each object is written whole: chunks
-        first, then metadata, removals at the end. If this fails, a note on the error lists the objects written so far.
+        A commit to a set of references, or to a branch of an Icechunk repository, changes all or nothing; ``message``
+        is the message of the repository's new snapshot. In a zarr hierarchy, each object is written whole: first
+        chunks, then metadata, then removals. If this fails, a note on the error lists the objects written so far.
 
-        Raises ConflictError if the source has been changed since it was opened, and ReadOnlyError if it cannot be
+        Raise ConflictError if the source has been changed since it was opened, and ReadOnlyError if it cannot be
         written. The uncommitted writes are then kept, for another `commit` or for `save`.
         """
         from refshard_fs.writing.commit import commit  # imported only for writing
 
-        commit(self._writing("commit"), message)
+        commit(self._require_writer("commit"), message)
 
     def fork(self) -> RefShardFileSystem:
-        """Return a filesystem for other processes to write with; pass it to `merge` to get its writes.
+        """Return a filesystem with which other processes can write; `merge` adds its writes to this filesystem.
 
         The fork begins with the uncommitted writes of this filesystem, and can be pickled. Each write to it becomes an
-        object in ``data_url`` at once, so that a worker need not send the fork back before it is merged. A fork cannot
-        commit.
+        object in ``data_url`` at once. So workers need not send the fork back: merge the fork that you sent to them. A
+        fork cannot commit.
 
         >>> import refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem("memory://forked.json", mode="a")
@@ -1039,12 +1039,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         b'1'
         >>> fs.commit()
         """
-        writer = self._writing("fork")
+        writer = self._require_writer("fork")
         writer.refuse_elsewhere()
         if writer.store is None:
-            raise ReadOnlyError(
-                "cannot fork: this source has no directory to which several processes can write: pass data_url="
-            )
+            raise ReadOnlyError("cannot fork: other processes need a directory for their writes: pass data_url=")
         options = {**self.storage_options, SESSION: uuid.uuid4().hex, "overlay": writer.overlay.make_fork()}
         return type(self)(*self.storage_args, **options)
 
@@ -1052,12 +1050,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Add the writes of ``forks`` to this filesystem, for its next commit; reads see them at once.
 
         Without ``forks``, add the writes of copies of this filesystem in other processes (pickles, forked children);
-        a commit does so by itself. Raises ConflictError, which names the key, if two forks have different values for
-        a key, or a fork and a write that was made here after the fork: then nothing is merged.
+        a commit does so by itself. Raise ConflictError, which names the key, if two forks have different values for a
+        key, or if this filesystem wrote another value after it made the fork: then nothing is merged.
         """
         from refshard_fs.writing.commit import merge_forks  # imported only for writing
 
-        writer = self._writing("merge")
+        writer = self._require_writer("merge")
         overlays = [fork.source.ensure_transaction() for fork in forks]
         if any(not each.fork or each.origin != writer.overlay.id for each in overlays):
             raise ValueError("merge() expects forks of this filesystem: pass filesystems that fs.fork() returned")
@@ -1070,7 +1068,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def discard(self) -> None:
         """Drop all uncommitted writes, and remove their objects; reads see the source as it is now."""
-        self._writing("discard").discard()
+        self._require_writer("discard").discard()
 
     # ------------------------------------------------------------------ references
 
@@ -1078,9 +1076,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def references(self) -> MutableMapping[str, Any]:
         """The references as a dict, by key: text, bytes or ``[url, offset, length]``, with templates expanded.
 
-        Values are made when they are read, and `copy` returns a plain dict. Setting a value writes it, if this
-        filesystem takes writes. If the source has a URL to commit to, the result is not a dict, but a mapping that
-        works as fsspec's ``LazyReferenceMapper`` does for kerchunk: `flush` commits.
+        Each value is made when you read it, and `copy` returns a plain dict. To set a value is to write the key, if
+        this filesystem takes writes. If a commit can write to the source's URL, the result is not a dict, but a mapping
+        like fsspec's ``LazyReferenceMapper``, as kerchunk expects: `flush` commits.
 
         >>> import json, refshard_fs
         >>> fs = refshard_fs.RefShardFileSystem({"a/0": ["s3://bucket/x.nc", 100, 50]})
@@ -1106,27 +1104,26 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         Other packages may add formats: see `refshard_fs.sinks`.
 
-        By default, the ending of the name chooses the format: ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``,
-        ``.zst``) JSON, ``.zarr`` chunk manifests, ``.icechunk`` an Icechunk repository, and any other a parquet set.
+        By default, the suffix of ``url`` decides the format: ``.json`` (or ``.json.gz``, ``.bz2``, ``.xz``, ``.zst``)
+        is JSON, ``.zarr`` chunk manifests, ``.icechunk`` an Icechunk repository, and any other suffix a parquet set.
 
         - A **parquet set** has ``record_size`` references per file. It is written to a new or empty
-          directory. With ``overwrite`` it replaces another parquet set: on this machine once the new set is
-          complete, elsewhere the old set is removed first.
-        - **JSON** replaces a file that exists.
+          directory. With ``overwrite`` it replaces another parquet set: a local set when the new one is complete; a
+          remote set is removed first.
+        - **JSON** replaces an existing file.
         - **Chunk manifests** are a zarr version 3 hierarchy; metadata of version 2 are converted.
         - An **Icechunk repository** (extra ``icechunk``; ``branch=``, ``message=``, ``virtual_stores=``) gets one
           commit: ranges of objects are virtual chunks, and all other chunks are copied.
 
-        Each file appears whole or not at all. URLs keep their meaning. Uncommitted writes are included.
+        Readers never see a part of a file. URLs still name the same targets. Uncommitted writes are included.
         If the source is not a reference set, chunks that are ranges of objects (for sharded arrays, the shards)
-        become references. Chunks that have to be decoded from other bytes, as those of GRIB2, are copied into the set
-        or, if they have more than 64 MiB, into an object in ``<url>.data``. Returns one line that says what was copied,
-        or None.
+        become references. Chunks that have to be decoded from other bytes, such as those of GRIB2, are copied into the
+        set or, if they have more than 64 MiB together, into an object in ``<url>.data``. The result is one line about
+        the copies, or None.
 
-        Raises ManifestError, which names the key, if the format cannot hold a reference,
-        and TargetNotAllowed if the source may not point to a target: then nothing is
-        written. fsspec's own reader takes parquet sets of zarr version 2
-        with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
+        Raise ManifestError, which names the key, if the format cannot hold a reference, and TargetNotAllowed if the
+        source may not point to a target: then nothing is written. fsspec's ``reference`` filesystem can read parquet
+        sets of zarr version 2 with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.writing.save import save  # imported only for writing
 
@@ -1147,7 +1144,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def _collect(self, unread: Unread | None = None) -> ReferenceSet:
         """Return the references in columns, with absolute URLs and whole shards, for `refshard_fs.concat` and others.
 
-        Chunks of ``unread`` arrays are not read if they would have to be decoded: see `gather`.
+        Chunks of ``unread`` arrays that would have to be decoded are not read: see `gather`.
         """
         from refshard_fs.source.collect import collect  # as in `save`
 
@@ -1195,8 +1192,8 @@ def _gives_access(name: str) -> bool:
     return is_secret(name) or name.lower().endswith(("headers", "cookies"))
 
 
-def _spell_out(argument: Any) -> Any:
-    return argument.spell_out() if isinstance(argument, InMemorySource) else argument
+def _to_json_value(argument: Any) -> Any:
+    return argument.to_json_value() if isinstance(argument, InMemorySource) else argument
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Labels of coordinates turned into places along dimensions, as xarray does it."""
+"""Convert labels of coordinates (``sel=``) to positions along dimensions (``isel=``), with xarray."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.xarray_backend import RefShardBackend
 
 
-def places_of(fs: RefShardFileSystem, sel: Mapping[str, Any]) -> dict[str, int | slice]:
-    """Return, by dimension, what ``ds.sel`` takes: a place, or a slice of step 1; ManifestError for anything else.
+def find_positions(fs: RefShardFileSystem, sel: Mapping[str, Any]) -> dict[str, int | slice]:
+    """Return the position, or the slice of step 1, that ``ds.sel(sel)`` would take along each dimension.
 
-    The values of the coordinates are read.
+    This reads the coordinates. Raise ManifestError if a dimension or a label does not exist, or if the labels are not
+    neighbours in the coordinate's order.
     """
     nodes = nodes_of(fs.source.run("", lambda: all_documents(fs.source.open())))
-    found: dict[str, int | slice] = {}
+    isel: dict[str, int | slice] = {}
     for dim, label in sel.items():
         path = next((path for path in nodes.named(dim) if nodes[path].dims == [parent(path)[1]]), None)
         if path is None:
@@ -32,16 +33,17 @@ def places_of(fs: RefShardFileSystem, sel: Mapping[str, Any]) -> dict[str, int |
         with xr.open_dataset(source, engine=RefShardBackend, group=group or None, cache=False) as ds:
             numbers = xr.DataArray(np.arange(ds.sizes[name]), {name: ds[name]}, (name,))
             try:
-                places = numbers.sel({name: label}).values
+                positions = numbers.sel({name: label}).values
             except (KeyError, TypeError, ValueError) as e:
                 ends = f"{ds[name].values[:1]} to {ds[name].values[-1:]}"
                 raise ManifestError(f"sel={{{dim!r}: {label!r}}}: {e}; the coordinate goes from {ends}") from e
-        if places.ndim and (np.diff(places) != 1).any():
+        if positions.ndim and (np.diff(positions) != 1).any():
             raise ManifestError(
-                f"sel={{{dim!r}: {label!r}}} takes places that do not follow one another: expected a label or a slice"
+                f"sel={{{dim!r}: {label!r}}}: expected a label, or a slice of step 1 in the coordinate's order, got "
+                f"the positions {', '.join(map(str, positions[:4]))}{' ...' if positions.size > 4 else ''}"
             )
-        if places.ndim:
-            found[name] = slice(int(places[0]), int(places[-1]) + 1) if places.size else slice(0, 0)
+        if positions.ndim:
+            isel[name] = slice(int(positions[0]), int(positions[-1]) + 1) if positions.size else slice(0, 0)
         else:
-            found[name] = int(places)
-    return found
+            isel[name] = int(positions)
+    return isel

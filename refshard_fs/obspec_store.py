@@ -1,4 +1,4 @@
-"""`ObspecStore`: the keys of a source as a store of the obspec protocols, which obstore's stores have, too.
+"""`ObspecStore`: the keys of a source as a store with obspec's methods, which obstore's stores have, too.
 
 Source: obspec's protocols (https://developmentseed.org/obspec): Get, GetRange, GetRanges, Head, List and
 ListWithDelimiter, blocking and asynchronous.
@@ -19,18 +19,18 @@ from refshard_fs.source import files
 
 T = TypeVar("T")
 
-LISTED: Final = 1000  # keys in each part of a listing
-UNKNOWN: Final = datetime.fromtimestamp(0, UTC)  # when a key was last modified
+PAGE: Final = 1000  # keys in each list that `ObspecStore.list` yields
+UNKNOWN_TIME: Final = datetime.fromtimestamp(0, UTC)  # obspec's listings need a time of modification; keys have none
 
 Meta = dict[str, Any]  # obspec's ObjectMeta
 
 
 class NotSupportedError(Exception):
-    """What obspec calls an operation that a store does not have."""
+    """The store does not have the operation; the name is obspec's."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """An object, or a range of it: obspec's `GetResult` and `GetResultAsync`."""
+    """The bytes of an object, or of a range of it: obspec's `GetResult` and `GetResultAsync`."""
 
     data: bytes
     meta: Meta
@@ -53,12 +53,13 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class ObspecStore:
-    """The keys of a source as an object store that can be read: for whatever takes stores of obstore or obspec.
+    """Show the keys of a source as a read-only object store, for libraries that take stores of obstore or obspec.
 
-    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is one. Its chunks are read as
-    the filesystem reads them, so that also chunks that are decoded, or put together, have a place for readers of ranges
-    (a registry of VirtualiZarr, for one). Objects have no ETags, and 1970 stands for the unknown time of their last
-    change: conditions on these raise NotSupportedError. FileNotFoundError means only that there is no such key.
+    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is a `RefShardFileSystem`. The
+    store reads chunks as the filesystem does. So it also has chunks that are not ranges of an object, such as those
+    that are decoded or joined; a registry of VirtualiZarr can read these from it. Objects have no ETags, and their time
+    of modification is always 1970: conditions on either raise NotSupportedError. FileNotFoundError means only that the
+    key does not exist.
 
     >>> import refshard_fs
     >>> store = refshard_fs.ObspecStore({"a/0": "abcdef"})
@@ -67,10 +68,13 @@ class ObspecStore:
     """
 
     def __init__(self, source: Any, **options: Any) -> None:
-        if isinstance(source, RefShardFileSystem) and options:
-            raise TypeError(f"{', '.join(options)}: a filesystem was given, which has its options already")
-        is_given = isinstance(source, RefShardFileSystem)
-        self.fs: RefShardFileSystem = source if is_given else RefShardFileSystem(source, **options)
+        is_filesystem = isinstance(source, RefShardFileSystem)
+        if is_filesystem and options:
+            raise TypeError(
+                f"expected no options beside a filesystem, got {', '.join(options)}: pass them when you make the "
+                "filesystem"
+            )
+        self.fs: RefShardFileSystem = source if is_filesystem else RefShardFileSystem(source, **options)
 
     def __repr__(self) -> str:
         return f"<ObspecStore of {self.fs!r}>"
@@ -78,26 +82,29 @@ class ObspecStore:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObspecStore) and self.fs.is_alike(other.fs)
 
-    __hash__ = None  # type: ignore[assignment]  # what it shows may change
+    __hash__ = None  # type: ignore[assignment]  # its keys may change
 
     # ------------------------------------------------------------------ Get, GetRange, GetRanges
 
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Result:
-        """Return an object, or the range of it that ``options`` name."""
+        """Return an object, or the range of it in ``options["range"]``; only its metadata with ``options["head"]``."""
         return self._wait(self.get_async, path, options=options)
 
     async def get_async(self, path: str, *, options: Mapping[str, Any] | None = None) -> Result:
-        """Return an object, or the range of it that ``options`` name."""
-        given = {name: value for name, value in (options or {}).items() if value is not None}
-        if unknown := given.keys() - {"range", "head"}:
-            raise NotSupportedError(f"{', '.join(sorted(unknown))}: the keys of a source have no versions to compare")
-        wanted = given.get("range")
-        if wanted is None and not given.get("head"):
+        """Return an object, or the range of it in ``options["range"]``; only its metadata with ``options["head"]``."""
+        options = {name: value for name, value in (options or {}).items() if value is not None}
+        if unknown := options.keys() - {"range", "head"}:
+            raise NotSupportedError(
+                f"expected only the options 'range' and 'head', got {', '.join(sorted(unknown))}: the keys of a source "
+                "have no ETags and no times of modification"
+            )
+        bounds = options.get("range")
+        if bounds is None and not options.get("head"):
             data = await self.fs._cat_file(path)
             return Result(data, _meta(path, len(data)), (0, len(data)))
         meta = await self.head_async(path)
         size = meta["size"]
-        match wanted:
+        match bounds:
             case None:
                 start, stop = 0, size
             case {"offset": int(start)}:
@@ -108,21 +115,21 @@ class ObspecStore:
                 pass
             case _:
                 raise ValueError(
-                    f"range={wanted!r}: expected (start, end), {{'offset': start}} or {{'suffix': length}}"
+                    f"invalid range {bounds!r}: expected (start, end), {{'offset': start}} or {{'suffix': length}}"
                 )
-        if given.get("head"):
+        if options.get("head"):
             return Result(b"", meta, (start, start))
         return Result(await self.get_range_async(path, start=start, end=stop), meta, (start, min(stop, size)))
 
     def get_range(self, path: str, *, start: int, end: int | None = None, length: int | None = None) -> bytes:
-        """Return bytes of an object, fewer where it ends before; ValueError where it ends before ``start``."""
-        return _checked(path, start, self.fs.cat_file(path, start, _end(start, end, length)))
+        """Return a range of an object, or the part of it before the object's end; ValueError if that is empty."""
+        return _check_not_empty(path, start, self.fs.cat_file(path, start, _end(start, end, length)))
 
     async def get_range_async(
         self, path: str, *, start: int, end: int | None = None, length: int | None = None
     ) -> bytes:
-        """Return bytes of an object, fewer where it ends before; ValueError where it ends before ``start``."""
-        return _checked(path, start, await self.fs._cat_file(path, start, _end(start, end, length)))
+        """Return a range of an object, or the part of it before the object's end; ValueError if that is empty."""
+        return _check_not_empty(path, start, await self.fs._cat_file(path, start, _end(start, end, length)))
 
     def get_ranges(
         self,
@@ -132,7 +139,7 @@ class ObspecStore:
         ends: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> list[bytes]:
-        """Return ranges of one object, which are read together."""
+        """Read several ranges of one object together."""
         return self._wait(self.get_ranges_async, path, starts=starts, ends=ends, lengths=lengths)
 
     async def get_ranges_async(
@@ -143,66 +150,67 @@ class ObspecStore:
         ends: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> list[bytes]:
-        """Return ranges of one object, which are read together."""
-        unknown = [None] * len(starts)
-        given = zip(starts, ends or unknown, lengths or unknown, strict=True)
+        """Read several ranges of one object together."""
+        absent = [None] * len(starts)
+        ranges = zip(starts, ends or absent, lengths or absent, strict=True)
         key = self.fs._strip_protocol(path)
-        requests = [Request(key, start, _end(start, end, length)) for start, end, length in given]
+        requests = [Request(key, start, _end(start, end, length)) for start, end, length in ranges]
         out: list[bytes] = []
         for start, data in zip(starts, await self.fs.source.read_all(requests), strict=True):
             if isinstance(data, BaseException):
                 raise data
-            out.append(_checked(path, start, data))
+            out.append(_check_not_empty(path, start, data))
         return out
 
     # ------------------------------------------------------------------ Head, List, ListWithDelimiter
 
     def head(self, path: str) -> Meta:
-        """Return what is known of an object, which is not read."""
+        """Return the metadata of an object, without reading its bytes."""
         return self._wait(self.head_async, path)
 
     async def head_async(self, path: str) -> Meta:
-        """Return what is known of an object, which is not read."""
+        """Return the metadata of an object, without reading its bytes."""
         info = await self.fs._info(path)
         if info["type"] != "file":
             raise FileNotFoundError(path)
         return _meta(path, info["size"])
 
     def list(self, prefix: str | None = None, *, offset: str | None = None) -> Iterator[Sequence[Meta]]:
-        """Yield all objects below ``prefix``, those after ``offset`` if it is given, in parts."""
-        found = self._wait(self._below, prefix, offset)
-        return (found[first : first + LISTED] for first in range(0, len(found), LISTED))
+        """Yield lists of the objects below ``prefix``; with ``offset``, only of keys that sort after it."""
+        objects = self._wait(self._find, prefix, offset)
+        return (objects[first : first + PAGE] for first in range(0, len(objects), PAGE))
 
     async def list_async(
         self, prefix: str | None = None, *, offset: str | None = None
     ) -> AsyncIterator[Sequence[Meta]]:
-        """Yield all objects below ``prefix``, those after ``offset`` if it is given, in parts."""
-        found = await self._below(prefix, offset)
-        for first in range(0, len(found), LISTED):
-            yield found[first : first + LISTED]
+        """Yield lists of the objects below ``prefix``; with ``offset``, only of keys that sort after it."""
+        objects = await self._find(prefix, offset)
+        for first in range(0, len(objects), PAGE):
+            yield objects[first : first + PAGE]
 
     def list_with_delimiter(self, prefix: str | None = None) -> dict[str, Sequence[Any]]:
-        """Return the objects and the directories that lie directly below ``prefix``."""
+        """Return the objects and the directories directly below ``prefix``."""
         return self._wait(self.list_with_delimiter_async, prefix)
 
     async def list_with_delimiter_async(self, prefix: str | None = None) -> dict[str, Sequence[Any]]:
-        """Return the objects and the directories that lie directly below ``prefix``."""
+        """Return the objects and the directories directly below ``prefix``."""
         directory = self.fs._strip_protocol(prefix or "")
         try:
             rows = await files.ls(self.fs.source, directory, detail=True)
         except FileNotFoundError:
             rows = []
         rows = [row for row in rows if row["name"] != directory]  # a key is not a directory
-        objects = [await self._listed(row) for row in rows if row["type"] == "file"]
+        objects = [await self._find_meta(row) for row in rows if row["type"] == "file"]
         return {"common_prefixes": [row["name"] for row in rows if row["type"] == "directory"], "objects": objects}
 
-    async def _below(self, prefix: str | None, offset: str | None) -> Any:
+    async def _find(self, prefix: str | None, offset: str | None) -> Any:
         directory = self.fs._strip_protocol(prefix or "")
-        found = await self.fs._find(directory, detail=True)
-        names = [name for name in found if name != directory and (offset is None or name > offset)]
-        return [await self._listed(found[name]) for name in names]
+        rows = await self.fs._find(directory, detail=True)
+        names = [name for name in rows if name != directory and (offset is None or name > offset)]
+        return [await self._find_meta(rows[name]) for name in names]
 
-    async def _listed(self, row: Mapping[str, Any]) -> Meta:
+    async def _find_meta(self, row: Mapping[str, Any]) -> Meta:
+        """Return the metadata of an object in a listing; find its size if the listing does not have it."""
         return await self.head_async(row["name"]) if row["size"] is None else _meta(row["name"], row["size"])
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
@@ -211,18 +219,18 @@ class ObspecStore:
 
 def _end(start: int, end: int | None, length: int | None) -> int:
     if end is None and length is None:
-        raise ValueError("expected end= or length= of a range")
+        raise ValueError("a range needs its end: pass end= or length=")
     stop = start + (length or 0) if end is None else end
     if not 0 <= start < stop:
-        raise ValueError(f"expected a range of one byte at least, got [{start}, {stop})")
+        raise ValueError(f"expected a range of at least one byte, got start {start} and end {stop}")
     return stop
 
 
-def _checked(path: str, start: int, data: bytes) -> bytes:
+def _check_not_empty(path: str, start: int, data: bytes) -> bytes:
     if not data:
-        raise ValueError(f"{path!r} ends before byte {start}, where the range begins")
+        raise ValueError(f"the range begins at byte {start}, but {path!r} ends before")
     return data
 
 
 def _meta(path: str, size: int) -> Meta:
-    return {"path": path, "last_modified": UNKNOWN, "size": size, "e_tag": None, "version": None}
+    return {"path": path, "last_modified": UNKNOWN_TIME, "size": size, "e_tag": None, "version": None}

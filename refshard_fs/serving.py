@@ -1,8 +1,8 @@
 """A source as plain zarr over HTTP, for any client: `asgi` makes an application, which ``refshard serve`` runs.
 
-Keys are objects with ETags, ranges and conditional requests (RFC 9110); metadata are consolidated, and compressed for
-clients that take gzip. Nothing is listed: a client has to know a key, which the metadata tell. No answer names the
-targets of the source, which may be private: the log of the server does.
+Keys are objects with ETags, ranges and conditional requests (RFC 9110). Metadata are consolidated, and compressed for
+clients that accept gzip. There are no listings: clients compute the keys of chunks from the metadata. Answers never
+contain URLs of targets, which may be private; the log of the server has them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import parent
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Span
+from refshard_fs.core.stats import bytes_text
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import RefShardError, sanitize
 from refshard_fs.fs import RefShardFileSystem
@@ -43,15 +44,15 @@ from refshard_fs.tools.map import as_picture, map_of_array
 from refshard_fs.tools.survey import survey
 from refshard_fs.tools.views import arrays_table, view
 
-MAX_AGE: Final = 3600  # seconds that clients may keep chunks; metadata are asked for again after a minute
+MAX_AGE: Final = 3600  # seconds that clients may keep chunks; they may keep metadata for a minute
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _GZIP: Final = re.compile(r"\b(gzip|\*)\s*(?!;\s*q=0(\.0*)?\s*(,|$))(;|,|$)")
-_SMALL: Final = 256  # bytes of metadata that are not worth compressing
-_NAME: Final = re.compile(r"[^/{}?#]+")  # of a source among several
-KEPT: Final = 64 << 20  # bytes of chunks that are kept: several clients often want the same
-PICTURES: Final = 32  # pictures that are kept
+_SMALL: Final = 256  # metadata of at most this many bytes are sent uncompressed
+_NAME: Final = re.compile(r"[^/{}?#]+")  # the name of a source, a segment of the URL's path
+CACHE_BYTES: Final = 64 << 20  # bytes of chunks in the cache: several clients often read the same chunks
+PICTURES: Final = 32  # pictures in the cache
 SIDE: Final = 1024  # elements of an array that a picture shows along each side
-DECODED: Final = 64 << 20  # most bytes of chunks that a picture is made of
+DECODED: Final = 64 << 20  # the most bytes of decoded chunks that one picture may need
 
 logger = logging.getLogger(__package__)
 
@@ -65,31 +66,31 @@ def asgi(
     bytes_per_second: float | None = None,
     **options: Any,
 ) -> Starlette:
-    """Return an ASGI application that serves a source as a zarr store: for uvicorn, or to be mounted in another one.
+    """Return an ASGI application that serves a source as a zarr store: run it with uvicorn, or mount it in another one.
 
     Parameters
     ----------
     source:
-        What `RefShardFileSystem` takes as ``fo``, or such a filesystem; or a mapping of names to filesystems, each of
-        which is served below its name. A source is shown as it is when this is called.
+        The argument ``fo`` of `RefShardFileSystem`, or a `RefShardFileSystem`; or a mapping of names to filesystems,
+        each of which is served below its name. Clients see the source as it is now; later changes are not shown.
     token:
-        What a request has to bring, as ``Authorization: Bearer TOKEN``; by default nothing.
+        The token that each request must have, as ``Authorization: Bearer TOKEN``; by default, none.
     redirect:
-        Whether a chunk that is a whole object on a public web server is answered with its own URL (status 307). One
-        of a pinned version is not, since no one would compare the version.
+        Whether to redirect (status 307) a request for a chunk that is a whole object on a public web server to the URL
+        of the object. Chunks with a pinned version are never redirected, since the client would not check the version.
     max_age:
-        Seconds that clients may keep chunks; shared caches keep nothing that needs a token.
+        Seconds that clients may keep chunks. With ``token``, shared caches keep nothing.
     bytes_per_second:
-        Most that is sent, to all clients together; by default any number.
+        The most bytes per second for all clients together; by default, there is no limit.
     options:
-        Further arguments of `RefShardFileSystem`: ``max_memory=`` bounds what reading takes.
+        Other arguments of `RefShardFileSystem`, such as ``max_memory``, the most memory that reading takes.
 
     Raises
     ------
     RefShardError
         If a source cannot be opened.
     ValueError
-        If a name cannot be a part of a URL's path.
+        If a name cannot be a segment of a URL's path.
 
     Examples
     --------
@@ -105,19 +106,21 @@ def asgi(
     (b'abc', 404)
 
     """
-    sources = source if _are_named(source) else {"": source}
-    pace = _Pace(bytes_per_second)
+    sources = source if _is_mapping_of_filesystems(source) else {"": source}
+    rate_limit = _RateLimit(bytes_per_second)
     routes: list[Route | Mount] = []
     for name, fo in sources.items():
         if name and not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} cannot be the name of a served source: expected no '/', '?', '#', '{{' or '}}'")
+            raise ValueError(
+                f"invalid name of a source: {name!r}: expected a name without '/', '?', '#', '{{' and '}}'"
+            )
         fs = fo if isinstance(fo, RefShardFileSystem) else RefShardFileSystem(fo, **options)
-        served = _Served(fs, token, max_age, pace, redirects=redirect)
-        own = [Route("/", served.page), Route("/{key:path}", served.key)]
+        server = _SourceServer(fs, token, max_age, rate_limit, redirects=redirect)
+        own = [Route("/", server.answer_page), Route("/{key:path}", server.answer_key)]
         routes += own if not name else [Mount(f"/{name}", routes=own)]
     if "" not in sources:
         links = "".join(f'<li><a href="{quote(name)}/">{html.escape(name)}</a></li>' for name in sources)
-        routes.append(Route("/", _page_of("Sources", f"<ul>{links}</ul>", token)))
+        routes.append(Route("/", _page_endpoint("Sources", f"<ul>{links}</ul>", token)))
     cors = Middleware(
         CORSMiddleware,
         allow_origins=["*"],
@@ -128,16 +131,20 @@ def asgi(
     return Starlette(routes=routes, middleware=[cors])
 
 
-def _are_named(source: Any) -> bool:
-    """Whether ``source`` is a mapping of names to sources, and not a set of references."""
-    is_named = isinstance(source, Mapping) and any(isinstance(fo, RefShardFileSystem) for fo in source.values())
-    if is_named and not all(isinstance(fo, RefShardFileSystem) for fo in source.values()):
-        raise TypeError("expected a filesystem for each name: only some of the values are RefShardFileSystems")
-    return is_named
+def _is_mapping_of_filesystems(source: Any) -> bool:
+    """Return whether ``source`` maps names to filesystems; a dict of references is a source itself."""
+    if not isinstance(source, Mapping):
+        return False
+    others = [name for name, fo in source.items() if not isinstance(fo, RefShardFileSystem)]
+    if others and len(others) < len(source):
+        raise TypeError(
+            f"expected a RefShardFileSystem for each name, got {type(source[others[0]]).__name__} for {others[0]!r}"
+        )
+    return len(source) > 0 and not others
 
 
-class _Pace:
-    """Lets no more than so many bytes a second pass."""
+class _RateLimit:
+    """Delay answers so that all of them together have at most ``bytes_per_second``; None does not delay them."""
 
     def __init__(self, bytes_per_second: float | None) -> None:
         self._rate = bytes_per_second
@@ -158,9 +165,10 @@ class _Range(NamedTuple):
 
     @classmethod
     def of(cls, header: str | None, size: int) -> _Range | None:
-        """Return the one range that a request asks for, of ``size`` bytes; None for all of them.
+        """Parse the header ``Range`` of a request for an object of ``size`` bytes; return None for the whole object.
 
-        HTTPException (416) for one outside. Several ranges, and other units, are answered with everything.
+        The server sends the whole object, too, if a request has several ranges or another unit, as RFC 9110 permits.
+        Raise HTTPException (416) if the range lies outside of the object.
         """
         match = None if header is None else _RANGE.fullmatch(header.strip())
         if match is None or match.groups() == ("", ""):
@@ -173,13 +181,14 @@ class _Range(NamedTuple):
         return cls(start, stop)
 
 
-class _Served:
-    """One source as HTTP."""
+class _SourceServer:
+    """Answer the requests for one source."""
 
     def __init__(
-        self, fs: RefShardFileSystem, token: str | None, max_age: int, pace: _Pace, *, redirects: bool
+        self, fs: RefShardFileSystem, token: str | None, max_age: int, rate_limit: _RateLimit, *, redirects: bool
     ) -> None:
-        self._fs, self._token, self._max_age, self._pace, self._redirects = fs, token, max_age, pace, redirects
+        self._fs, self._token, self._max_age, self._redirects = fs, token, max_age, redirects
+        self._rate_limit = rate_limit
         self._sharing = "public" if token is None else "private"
         keyspace = self._keyspace = fs.source.open()
         documents = fs.source.run("", partial(keyspace.documents, ""))
@@ -190,18 +199,18 @@ class _Served:
         self._title = fs.fo.rstrip("/").rpartition("/")[2].partition("?")[0] if isinstance(fs.fo, str) else "A source"
         self._pictures: LRU[tuple[str, str], Response] = LRU(PICTURES)
         self._drawing = asyncio.Lock()
-        self._kept: LRU[str, tuple[bytes, str]] = LRU(KEPT)
+        self._cache: LRU[str, tuple[bytes, str]] = LRU(CACHE_BYTES)  # bytes and ETag, by key
 
-    async def page(self, request: Request) -> Response:
-        """Answer with a page about the source, or with a picture.
+    async def answer_page(self, request: Request) -> Response:
+        """Return a page about the source, or a picture.
 
         ``?map=ARRAY`` draws in which files the bytes of the array lie, ``?slice=ARRAY`` its first elements.
         """
         _check_token(request, self._token)
-        for name, draw in (("map", self._map), ("slice", self._slice)):
+        for name, draw in (("map", self._draw_map), ("slice", self._draw_slice)):
             array = request.query_params.get(name)
             if array is not None:
-                return await self._picture(name, array, draw)
+                return await self._answer_picture(name, array, draw)
         url = html.escape(str(request.url.replace(query="")))
         path = max(self._arrays, key=lambda path: (len(path.split("/")) == 1, self._size(path)), default="")
         lines = {
@@ -220,13 +229,13 @@ class _Served:
         shown = f'<p><img alt="{html.escape(path)}" src="?slice={quote(path)}"></p>' if path else ""
         arrays = view("Arrays", self._keyspace.format or "", arrays_table(self._keyspace))
         body = f"{arrays}{shown}<h2>Read it</h2><dl>{code}</dl><h2>Pictures</h2><ul>{pictures}</ul>"
-        return _page(self._title, body)
+        return _render_page(self._title, body)
 
     def _size(self, path: str) -> int:
         return self._keyspace.grids[path].size if path in self._keyspace.grids else 0
 
-    async def _picture(self, kind: str, array: str, draw: Callable[[str], Response]) -> Response:
-        """Answer with a picture of an array. One is drawn at a time."""
+    async def _answer_picture(self, kind: str, array: str, draw: Callable[[str], Response]) -> Response:
+        """Return a picture of an array. One picture is drawn at a time, since drawing takes memory."""
         if array not in self._arrays:
             raise HTTPException(404)
         async with self._drawing:
@@ -235,21 +244,21 @@ class _Served:
                 try:
                     picture = await asyncio.to_thread(draw, array)
                 except (RefShardError, ValueError, OSError) as e:
-                    raise _failure(f"the {kind} of {array!r} cannot be drawn", e) from e
+                    raise _bad_gateway(f"cannot draw the {kind} of {array!r}", e) from e
                 self._pictures.put((kind, array), picture)
             return picture
 
-    def _map(self, array: str) -> Response:
-        found = survey(self._fs, array)
-        files = [f"file {number + 1}" for number in range(len(found.urls))]
-        picture = as_picture(map_of_array(self._title, found.arrays[array], files))
+    def _draw_map(self, array: str) -> Response:
+        locations = survey(self._fs, array)
+        files = [f"file {number + 1}" for number in range(len(locations.urls))]  # URLs of targets may be private
+        picture = as_picture(map_of_array(self._title, locations.arrays[array], files))
         return Response(picture.encode(".svg"), media_type="image/svg+xml", headers=_SAFE)
 
-    def _slice(self, array: str) -> Response:
+    def _draw_slice(self, array: str) -> Response:
         return Response(slice_png(self._fs, array), media_type="image/png", headers=_SAFE)
 
-    async def key(self, request: Request) -> Response:
-        """Answer with a key's bytes."""
+    async def answer_key(self, request: Request) -> Response:
+        """Return the bytes of a key."""
         _check_token(request, self._token)
         key = request.path_params["key"]
         is_metadata = zarrmeta.is_metadata(key)
@@ -260,7 +269,7 @@ class _Served:
         except (FileNotFoundError, IsADirectoryError):
             raise HTTPException(404) from None
         except (RefShardError, OSError, ValueError) as e:
-            raise _failure(f"{key!r} exists, but its bytes cannot be read", e) from e
+            raise _bad_gateway(f"{key!r} exists, but its bytes cannot be read", e) from e
         headers = {
             "ETag": etag,
             "Accept-Ranges": "bytes",
@@ -270,34 +279,34 @@ class _Served:
         known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
         if not known.isdisjoint((etag, "*")):
             return Response(status_code=304, headers=headers)
-        asked = None if request.headers.get("if-range", etag) != etag else request.headers.get("range")
-        part = _Range.of(asked, len(data))
+        header = None if request.headers.get("if-range", etag) != etag else request.headers.get("range")
+        part = _Range.of(header, len(data))
         if part is not None:
             headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(data)}"
             data = data[part.start : part.stop]
         elif is_metadata and len(data) > _SMALL and _GZIP.search(request.headers.get("accept-encoding", "")):
-            is_kept = key in self._consolidated
-            data = await asyncio.to_thread(self._compress, data) if is_kept else gzip.compress(data, 6)
+            is_cached = key in self._consolidated
+            data = await asyncio.to_thread(self._compress, data) if is_cached else gzip.compress(data, 6)
             headers |= {"Content-Encoding": "gzip", "ETag": f"W/{etag}"}
         if request.method != "HEAD":
-            await self._pace.wait_for(len(data))
+            await self._rate_limit.wait_for(len(data))
         kind = "application/json" if is_metadata else "application/octet-stream"
         return Response(data, 200 if part is None else 206, headers, kind)
 
     async def _read(self, key: str) -> tuple[bytes, str]:
-        """Return the bytes of a key, and their ETag. Those of a source that takes writes are not kept."""
-        known = self._kept.get(key)
-        if known is not None and self._fs.source.transaction is None:
-            return known
+        """Return the bytes of a key, and their ETag: from the cache, unless the source takes writes."""
+        cached = self._cache.get(key)
+        if cached is not None and self._fs.source.transaction is None:
+            return cached
         data = self._consolidated.get(key)
         if data is None:
             data = await self._fs._cat_file(key)
-        found = data, f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
-        self._kept.put(key, found, len(data))
-        return found
+        answer = data, f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
+        self._cache.put(key, answer, len(data))
+        return answer
 
     async def _public_url(self, key: str) -> str | None:
-        """Return the URL of a chunk that is a whole object on a public web server."""
+        """Return the URL of a chunk that is a whole object on a public web server; None for any other chunk."""
         keyspace = await self._fs.source.keyspace()
         entry = await self._fs.source.look(key, keyspace.lookup(key))
         if not isinstance(entry, Span) or (entry.start, entry.stop) != (0, None) or protocol_of(entry.url) not in WEB:
@@ -312,13 +321,13 @@ class _Served:
 def _check_token(request: Request, token: str | None) -> None:
     if token is None:
         return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), token.encode()):
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secrets.compare_digest(credentials.strip().encode(), token.encode()):
         raise HTTPException(401, headers={"WWW-Authenticate": "Bearer"})
 
 
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the root document, by key, that repeats all of ``documents``; nothing for a source that is one array."""
+    """Return the root's document with all of ``documents`` in it, by its key; an empty dict if the root is an array."""
     if "zarr.json" in documents:
         root = zarrmeta.object_in(documents["zarr.json"], "zarr.json")
         if root.get("node_type") != "group":
@@ -341,35 +350,38 @@ def _is_array(document: bytes, name: str) -> bool:
     return name == ".zarray" or (name == "zarr.json" and zarrmeta.loads(document).get("node_type") == "array")
 
 
-def _failure(what: str, error: Exception) -> HTTPException:
-    """Return the answer to a request that fails: 502, which no client takes for a missing chunk, as many do 403.
+def _bad_gateway(message: str, error: Exception) -> HTTPException:
+    """Return an answer with status 502 and log the error, which may contain URLs of targets.
 
-    The error itself names targets, and is only logged.
+    The status is not 403 or 404: many clients fill a chunk with NaN if they get one of these.
     """
-    logger.warning("%s: %s", what, sanitize(str(error)))
-    return HTTPException(502, f"{what}: {type(error).__name__} (the log of the server says more)")
+    logger.warning("%s: %s", message, sanitize(str(error)))
+    return HTTPException(502, f"{message}: {type(error).__name__}: see the log of the server")
 
 
 def slice_png(fs: RefShardFileSystem, array: str) -> bytes:
-    """Return a picture of the first elements of an array, along its last two dimensions, as PNG.
+    """Draw the first elements of an array, along its last two dimensions, as PNG.
 
-    ValueError where the array has no such picture.
+    Raise ValueError if the array has no elements, no numbers, or too large chunks.
     """
     try:
         import matplotlib.image
         import zarr
     except ImportError as e:
-        raise ValueError(f"pictures of slices need {e.name}") from e
+        raise ValueError(f"pictures of slices need {e.name}: install it where the server runs") from e
     import numpy as np
 
     opened = zarr.open_array(fs.get_mapper(array), mode="r")
     shape, ndim = opened.shape, len(opened.shape)
     if opened.dtype.kind not in "iufb" or not math.prod(shape) or not ndim:
-        raise ValueError(f"{array!r} has no elements that are numbers")
+        raise ValueError(f"expected an array of numbers, got {array!r} of shape {shape} and dtype {opened.dtype}")
     sides = [1 if axis < ndim - 2 else min(length, SIDE) for axis, length in enumerate(shape)]
     chunks = [-(-side // size) * size for side, size in zip(sides, opened.chunks, strict=True)]
     if math.prod(chunks) * opened.dtype.itemsize > DECODED:
-        raise ValueError(f"the chunks of {array!r} are too large for a picture")
+        raise ValueError(
+            f"the first chunks of {array!r} are too large for a picture: expected at most {bytes_text(DECODED)} after "
+            f"decoding, got {bytes_text(math.prod(chunks) * opened.dtype.itemsize)}"
+        )
     values = np.asarray(opened[tuple(map(slice, sides))], float).reshape(sides[-2:] if ndim > 1 else (1, -1))
     fill = opened.fill_value
     if fill is not None:
@@ -384,22 +396,24 @@ def slice_png(fs: RefShardFileSystem, array: str) -> bytes:
     return file.getvalue()
 
 
-def _page_of(title: str, body: str, token: str | None) -> Any:
-    async def page(request: Request) -> Response:
+def _page_endpoint(title: str, body: str, token: str | None) -> Any:
+    """Return an endpoint of Starlette that answers with one page."""
+
+    async def answer(request: Request) -> Response:
         _check_token(request, token)
-        return _page(title, body)
+        return _render_page(title, body)
 
-    return page
+    return answer
 
 
-# Whatever a source names itself: nothing that its text says is run, and nothing is loaded from elsewhere.
+# Names and attributes of a source may contain HTML: browsers must not run scripts or load anything from elsewhere.
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'",
     "X-Content-Type-Options": "nosniff",
 }
 
 
-def _page(title: str, body: str) -> Response:
+def _render_page(title: str, body: str) -> Response:
     style = (
         "body{font:16px sans-serif;margin:2em auto;max-width:60em;padding:0 1em}code{background:#8882;"
         "padding:.1em .3em;overflow-wrap:anywhere}dt{margin-top:.5em}img{max-width:100%}:root{color-scheme:light dark}"

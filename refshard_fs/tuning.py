@@ -11,16 +11,16 @@ from typing import Any, cast
 PIPELINE = "refshard_fs.zarr_pipeline"
 VARIABLE = "REFSHARD_ZARR_PIPELINE"  # 0 in the environment leaves zarr's own pipeline
 
-_hooked = False  # zarr's pipeline is set once in a process: a setting that a user makes later stays
+_hooked = False  # zarr's pipeline is set once in a process, so that a later setting by the user stays
 _problem: str | None = None
 
 
 def hook_zarr(*, wait: bool = True) -> None:
-    """Make zarr 3, if it is imported, hand us whole selections of our arrays (`refshard_fs.zarr_pipeline`).
+    """Make zarr 3, if it is imported, pass whole selections of our arrays to `refshard_fs.zarr_pipeline`.
 
-    Reads that may come from zarr call this; making a filesystem does not, since this changes a setting of zarr.
-    Without it, zarr reads a chunk at a time. With ``wait``, this waits for the trial that shows whether this version
-    of zarr can do so.
+    Without this, zarr reads one chunk at a time. Methods that zarr calls for reading call this function; the
+    constructor of the filesystem does not, since this changes a setting of zarr. With ``wait``, the function returns
+    when the trial of this version of zarr has ended.
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
@@ -35,7 +35,7 @@ def hook_zarr(*, wait: bool = True) -> None:
         _pipeline().install()
         if wait:
             _pipeline().problem()
-    except Exception as e:  # noqa: BLE001  # reading must work with a later zarr, whatever it has changed
+    except Exception as e:  # noqa: BLE001  # reading must work with any later version of zarr
         _problem = _describe_change(e)
 
 
@@ -44,7 +44,7 @@ def _describe_change(error: Exception) -> str:
 
 
 def pipeline_problem() -> str | None:
-    """Return the reason why zarr 3 does not hand us whole selections; None if it does, or is not imported."""
+    """Return the reason why zarr 3 does not pass us whole selections; None if it does, or is not imported."""
     module = sys.modules.get(PIPELINE)
     if not _hooked or (module is not None and module.is_set()):
         return None
@@ -58,12 +58,12 @@ def _pipeline() -> Any:
 
 
 def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) -> AbstractContextManager[object]:
-    """Set how zarr 3 reads chunks; used as a context manager, restore the old settings at the end.
+    """Set how zarr 3 reads chunks; as a context manager, restore the old settings at the end.
 
     ``concurrency`` is the number of chunks that zarr requests at a time (its ``async.concurrency``, 10 by default;
-    None leaves it). Arrays in a `RefShardFileSystem` do not need it, since their selections are read as a whole.
-    ``pipeline`` turns this off (False) or on (True) for arrays that are opened from now on. Raises NotImplementedError
-    with zarr 2, which requests all chunks at once.
+    None does not change it). Arrays in a `RefShardFileSystem` do not need it, since their selections are read as a
+    whole. ``pipeline=False`` turns the reading of whole selections off for arrays that are opened from now on, and
+    ``pipeline=True`` turns it on. Raise NotImplementedError with zarr 2, which requests all chunks at once.
 
     >>> import refshard_fs, zarr
     >>> with refshard_fs.tune_zarr(64):

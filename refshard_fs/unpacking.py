@@ -93,7 +93,7 @@ def _apply(functions: Sequence[Callable[[Any], Any]], values: Any) -> Any:
         whole[start : start + BLOCK] = apply_all(flat[start : start + BLOCK])
 
     starts = range(BLOCK, flat.size, BLOCK)
-    if threading.current_thread() is not threading.main_thread():  # a worker of a pool: others compute beside it
+    if threading.current_thread() is not threading.main_thread():  # most often a worker of dask, beside other workers
         for start in starts:
             fill(start)
         return out

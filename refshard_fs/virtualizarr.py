@@ -1,7 +1,7 @@
-"""VirtualiZarr's parser for every source that is opened here: `Parser`.
+"""`Parser`: a parser for VirtualiZarr that opens any source of `RefShardFileSystem`.
 
-Chunks that are ranges of objects become virtual chunks. All others (chunks that are decoded, or put together of several
-ranges, and those that the source itself holds) go into the manifests as bytes, which VirtualiZarr holds since 2.6.1.
+Chunks that are ranges of objects become virtual chunks. The bytes of all other chunks (those that are decoded, joined
+from several ranges, or inline in the source) are copied into the manifests, which VirtualiZarr permits since 2.6.1.
 
 Source: VirtualiZarr's `parsers/typing.py`, and its `ChunkManifest`.
 """
@@ -32,22 +32,22 @@ from refshard_fs.writing.save import respelling, stream_of
 if TYPE_CHECKING:
     from virtualizarr.manifests import ChunkManifest, ManifestArray, ManifestGroup, ManifestStore
 
-ROWS: Final = 100_000  # references that are handed over at a time
+ROWS: Final = 100_000  # references in each step of making a manifest
 
 
 class Parser:
-    """VirtualiZarr's parser for whatever `RefShardFileSystem` opens: TIFF, GRIB, DMR++, sets, cubes, archives and more.
+    """Parse any source of `RefShardFileSystem` for VirtualiZarr: TIFF, GRIB, DMR++, sets, cubes, archives and more.
 
-    ``group`` is the group that becomes the root: `open_virtual_dataset` shows no other. ``skip_variables`` are left
-    out, in all groups. ``options`` are those of `RefShardFileSystem`. The registry's stores read what lies below their
-    prefixes; files of this machine, and objects for which no store is registered, are read by our own clients.
+    ``group`` becomes the root, because `open_virtual_dataset` shows only the root. ``skip_variables`` are left out, in
+    all groups. ``options`` are those of `RefShardFileSystem`. The registry's stores read objects below their prefixes.
+    Clients of this package read local files, and objects for which no store is registered.
 
     Sharded arrays become arrays of their inner chunks, since VirtualiZarr writes sets of zarr format 2, which has no
-    shards; ``shards="whole"`` leaves them as they are. Versions and checksums of chunks are not carried over:
-    VirtualiZarr has no place for them.
+    shards; ``shards="whole"`` leaves them as they are. VirtualiZarr cannot hold versions and checksums of chunks, so
+    they are lost.
 
-    Raises ManifestError, which names the key, where VirtualiZarr cannot hold a chunk, and where chunks that are no
-    ranges have more than 64 MiB together. TargetNotAllowed where the source may not point to what it does.
+    Raises ManifestError, which names the key, if VirtualiZarr cannot hold a chunk, or if the chunks that have to be
+    copied have more than 64 MiB together. Raises TargetNotAllowed if the source may not point to a target.
 
     >>> import refshard_fs.virtualizarr, virtualizarr
     >>> from obspec_utils.registry import ObjectStoreRegistry
@@ -62,7 +62,7 @@ class Parser:
         self.options = options
 
     def __call__(self, url: str, registry: Any) -> ManifestStore:
-        """Return the manifests of all arrays of the source at ``url``."""
+        """Make the manifests of all arrays of the source at ``url``."""
         from virtualizarr.manifests import ManifestStore
 
         fs = RefShardFileSystem(url, **{"fs": registry, **self.options})
@@ -73,19 +73,19 @@ class Parser:
         def respell(written: str | None) -> str | None:
             url = spell(written)
             if url is not None and not rule.admits_all:
-                rule.admit(url)  # VirtualiZarr reads whatever a store is registered for
+                rule.admit(url)  # VirtualiZarr itself reads any URL for which a store is registered
             return url
 
         try:
-            made = _Manifests(stream_of(fs.source.open(), fs.source, respell, None, _Held))
-            return ManifestStore(made.group(self.group), registry=registry)
+            manifests = _Manifests(stream_of(fs.source.open(), fs.source, respell, None, _ManifestSink))
+            return ManifestStore(manifests.make_group(self.group), registry=registry)
         except ManifestError as e:
-            e.add_note("Parser(skip_variables=[...]) leaves variables out that VirtualiZarr cannot hold")
+            e.add_note("To leave out variables that VirtualiZarr cannot hold, pass Parser(skip_variables=[...])")
             raise
 
 
-class _Held(Sink):
-    """What VirtualiZarr's manifests hold of a set."""
+class _ManifestSink(Sink):
+    """State which kinds of references VirtualiZarr's manifests can hold."""
 
     name: ClassVar[str] = "virtualizarr"
     holds_packed = True
@@ -93,45 +93,44 @@ class _Held(Sink):
 
 
 class _Manifests:
-    """VirtualiZarr's groups, arrays and manifests of one source."""
+    """Make VirtualiZarr's groups, arrays and manifests of one source."""
 
     def __init__(self, references: ReferenceStream) -> None:
         self._references = references
         documents = ((key, value) for key, value in references.documents() if zarrmeta.is_metadata(key))
         self._nodes = convert_documents(documents, references.grids)
-        self._copied = 0  # bytes of chunks that are no ranges
+        self._copied = 0  # bytes of chunks in the manifests so far
 
-    def group(self, path: str) -> ManifestGroup:
-        """Return the group at ``path``, and all below it."""
+    def make_group(self, path: str) -> ManifestGroup:
+        """Make the group at ``path``, with all groups and arrays below it."""
         from virtualizarr.manifests import ManifestGroup
 
         document = self._nodes.get(path)
         if document is None or document["node_type"] != "group":
-            what = "an array" if document is not None else "absent"
+            kind = "an array" if document is not None else "nothing"
             raise ManifestError(
-                f"expected a group at {path!r}, which is {what}: VirtualiZarr's stores begin at a group"
+                f"expected a group at {path!r}, found {kind}: the root of a store of VirtualiZarr must be a group"
             )
-        below = [name for name in self._nodes if name and name != path and parent(name)[0] == path]
-        arrays = {parent(name)[1]: self.array(name) for name in below if self._nodes[name]["node_type"] == "array"}
-        groups = {parent(name)[1]: self.group(name) for name in below if self._nodes[name]["node_type"] == "group"}
+        names = [name for name in self._nodes if name and name != path and parent(name)[0] == path]
+        kinds = {name: self._nodes[name]["node_type"] for name in names}
+        arrays = {parent(name)[1]: self.make_array(name) for name in names if kinds[name] == "array"}
+        groups = {parent(name)[1]: self.make_group(name) for name in names if kinds[name] == "group"}
         return ManifestGroup(arrays=arrays, groups=groups, attributes=document.get("attributes") or {})
 
-    def array(self, path: str) -> ManifestArray:
-        """Return the array at ``path``."""
+    def make_array(self, path: str) -> ManifestArray:
+        """Make the array at ``path``."""
         from virtualizarr.manifests import ManifestArray
         from zarr.core.metadata.v3 import ArrayV3Metadata
 
-        encoding: dict[str, Any] = {
-            "name": "default",
-            "configuration": {"separator": "/"},
-        }  # by which VirtualiZarr finds chunks
+        # VirtualiZarr finds chunks by this encoding of keys only.
+        encoding: dict[str, Any] = {"name": "default", "configuration": {"separator": "/"}}
         try:
             metadata = ArrayV3Metadata.from_dict({**self._nodes[path], "chunk_key_encoding": encoding})
         except (TypeError, ValueError, LookupError) as e:
-            raise ManifestError(f"{path!r}: zarr does not take its metadata as those of version 3: {e}") from e
-        return ManifestArray(metadata, self._manifest(path))
+            raise ManifestError(f"{path!r}: its metadata cannot be converted to zarr format 3: {e}") from e
+        return ManifestArray(metadata, self._make_manifest(path))
 
-    def _manifest(self, array: str) -> ChunkManifest:
+    def _make_manifest(self, array: str) -> ChunkManifest:
         from virtualizarr.manifests import ChunkManifest
 
         grid = self._references.grids[array]
@@ -160,43 +159,42 @@ class _Manifests:
             known = np.concatenate([at, np.array([*others], np.int64) + numbers.start])
             for number in known[lengths[known] == 0].tolist():
                 key = join(array, grid.tail(number))
-                raise ManifestError(f"{key!r} has no bytes: VirtualiZarr cannot hold a chunk of length 0")
-        held: dict[str, Any] = {}
+                raise ManifestError(f"{key!r} is empty: VirtualiZarr cannot hold a chunk of 0 bytes")
+        more: dict[str, Any] = {}
         if inlined:
             if "inlined" not in inspect.signature(ChunkManifest.from_arrays).parameters:
                 key = join(array, grid.tail(min(inlined)))
                 raise ManifestError(
-                    f"{key!r} is not a range of an object, and this version of VirtualiZarr holds nothing else: "
-                    "install virtualizarr>=2.6.1"
+                    f"{key!r} is not a range of an object: to hold such a chunk, install virtualizarr>=2.6.1"
                 )
             module = importlib.import_module("virtualizarr.manifests.manifest")
-            paths[list(inlined)] = vars(module)["INLINED_CHUNK_PATH"]  # which older versions lack
-            held["inlined"] = {tuple(grid.coords(number)): data for number, data in inlined.items()}
+            paths[list(inlined)] = vars(module)["INLINED_CHUNK_PATH"]  # older versions do not have it
+            more["inlined"] = {tuple(grid.coords(number)): data for number, data in inlined.items()}
         shape = tuple(grid.counts)
         return ChunkManifest.from_arrays(
             paths=paths.reshape(shape),
             offsets=offsets.reshape(shape),
             lengths=lengths.reshape(shape),
             validate_paths=False,
-            **held,
+            **more,
         )
 
     def _count(self, entries: Mapping[str, Entry | bytes]) -> None:
-        """Raise ManifestError where the chunks that have to be read are more than manifests should hold."""
+        """Count the bytes of ``entries`` that have to be copied; raise ManifestError above `INLINED` bytes."""
         for key, entry in entries.items():
             if not isinstance(entry, bytes):
                 size = entry.size
                 self._copied += sum(span.size or 0 for span in entry.spans) if size is None else size
             if self._copied > INLINED:
                 raise ManifestError(
-                    f"{key!r} is not a range of an object that VirtualiZarr can read, and more than "
-                    f"{bytes_text(INLINED)} of such chunks are not held in memory: save the source as an Icechunk "
-                    "repository (RefShardFileSystem(url).save('made.icechunk'))"
+                    f"{key!r} is not a range of an object that VirtualiZarr can read, so it has to be copied into the "
+                    f"manifest, but manifests hold at most {bytes_text(INLINED)} of copies: save the source as an "
+                    "Icechunk repository instead, with RefShardFileSystem(url).save('NAME.icechunk')"
                 )
 
 
 def _uri(url: str | None) -> str | None:
-    """Return ``url`` as VirtualiZarr spells it; None where its stores cannot read from there."""
+    """Return ``url`` in the spelling of VirtualiZarr; None if its stores cannot read it."""
     if url is None or "::" in url or url.startswith("data:"):
         return None
     if protocol_of(url) in (None, *LOCAL):

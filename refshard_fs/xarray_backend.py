@@ -40,7 +40,7 @@ from refshard_fs.unpacking import unpack_in_blocks
 M = TypeVar("M")
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
-# Least size of a chunk of dask, in bytes after decoding: a task costs as much time as decoding about as many.
+# The least bytes of a chunk of dask after decoding: dask needs about as much time for a task as for decoding 1 MiB.
 TASK = 1 << 20
 MOST = 16  # The largest chunk of dask is this many times TASK: variables with the same chunks grow by the same factor.
 
@@ -51,14 +51,14 @@ _URLS = ("refshard://", "refshard::", "reference://")
 class RefShardBackend(BackendEntrypoint):
     """Open any source of `RefShardFileSystem` as a Dataset or a DataTree.
 
-    ``filename_or_obj`` is the ``fo`` of `RefShardFileSystem` (a path, a URL, a dict of references, bytes,
+    ``filename_or_obj`` is the argument ``fo`` of `RefShardFileSystem` (a path, a URL, a dict of references, bytes,
     a file object) or a ``refshard://`` or ``refshard::`` URL. ``storage_options`` are the other arguments of
     `RefShardFileSystem`. ``open_dataset_options`` go to `xarray.open_dataset`, and all other keywords
     (``group``, ``zarr_format``, ``consolidated``) to xarray's zarr engine.
 
-    By default, consolidated metadata are read if the root of a zarr store at a URL, or a file that is shown as zarr,
-    has them. They may be older than the arrays: chunks that do not match them raise `ManifestError`, and
-    ``consolidated=False`` reads the metadata of each array instead.
+    By default, consolidated metadata are read if the source has them at its root. In a zarr store, they may be older
+    than the arrays: chunks that do not match them raise `ManifestError`, and ``consolidated=False`` reads the metadata
+    of each array instead.
 
     With ``chunks={}``, a chunk of dask holds one or more stored chunks, joined along the first dimensions until they
     have ``task_size`` bytes after decoding, because each task costs about a millisecond. Variables that have the same
@@ -153,18 +153,18 @@ class RefShardBackend(BackendEntrypoint):
         return groups
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Return whether it is a ``refshard`` URL; xarray must not read files in order to guess."""
+        """Return whether ``filename_or_obj`` is a ``refshard`` URL, without reading it: xarray asks every engine."""
         url = filename_or_obj
         return isinstance(url, str) and (url.startswith(("refshard://", "refshard::")) or url.endswith("|refshard:"))
 
     def _check_names(self, options: Iterable[str]) -> None:
-        """Raise TypeError for an option that xarray's zarr engine does not have: most often it is for the source."""
+        """Raise TypeError for an option that xarray's zarr engine does not have; most often, it is for the source."""
         for name in options:
             if name not in self.open_dataset_parameters:
                 near = difflib.get_close_matches(name, self.open_dataset_parameters, 1)
-                meant = f": did you mean {near[0]}=?" if near else "."
+                hint = f": did you mean {near[0]}=?" if near else "."
                 raise TypeError(
-                    f"engine='refshard' has no argument {name!r}{meant} Options of the source go into "
+                    f"engine='refshard' has no argument {name!r}{hint} Pass options of the source as "
                     f"storage_options={{{name!r}: ...}}"
                 )
 
@@ -173,32 +173,35 @@ _FILTERS: Final = {"shuffle": "shuffle", "fletcher32": "fletcher32", "zlib": "zl
 
 
 def _netcdf_encoding(variable: xr.Variable) -> dict[str, Any]:
-    """Return what `xarray.Dataset.to_netcdf` needs to compress a variable as its source does; nothing if it cannot."""
-    known = variable.encoding
-    codecs = [*(known.get("filters") or ()), *(known.get("compressors") or ()), known.get("compressor")]
-    found: dict[str, Any] = {}
+    """Return the encoding with which `xarray.Dataset.to_netcdf` compresses a variable as its source does.
+
+    The encoding is empty if NetCDF does not have one of the codecs.
+    """
+    encoding = variable.encoding
+    codecs = [*(encoding.get("filters") or ()), *(encoding.get("compressors") or ()), encoding.get("compressor")]
+    netcdf: dict[str, Any] = {}
     for codec in filter(None, codecs):
         name = str(getattr(codec, "codec_id", None) or getattr(codec, "codec_name", type(codec).__name__))
         option = _FILTERS.get(name.removeprefix("numcodecs.").removesuffix("Codec").lower())
         if option is None:
             return {}
-        found[option] = True
+        netcdf[option] = True
         if option == "zlib":
-            found["complevel"] = getattr(codec, "level", None) or getattr(codec, "codec_config", {}).get("level", 4)
-    chunks = known.get("chunks")
-    return {**found, "chunksizes": tuple(chunks), "original_shape": variable.shape} if found and chunks else {}
+            netcdf["complevel"] = getattr(codec, "level", None) or getattr(codec, "codec_config", {}).get("level", 4)
+    chunks = encoding.get("chunks")
+    return {**netcdf, "chunksizes": tuple(chunks), "original_shape": variable.shape} if netcdf and chunks else {}
 
 
 class _TypedStore(ZarrStore):
-    """xarray's store, with facts of the file that zarr's metadata cannot hold.
+    """xarray's store, with the unlimited dimensions and the dtypes of attributes, which zarr's metadata cannot hold.
 
-    These are the unlimited dimensions and the dtypes of attributes, since JSON has one type of numbers. xarray
-    decodes to single or double precision by the dtype of ``scale_factor``. Codecs of zarr format 2 are left out of
-    ``encoding``: `xarray.Dataset.to_zarr` would pass them to zarr format 3, which refuses them.
+    JSON has one type of numbers, but xarray decodes to single or double precision by the dtype of ``scale_factor``.
+    Codecs of zarr format 2 are left out of ``encoding``: `xarray.Dataset.to_zarr` would pass them to zarr format 3,
+    which refuses them.
     """
 
     task_size = 0
-    # Index coordinates that are not loaded. None: no coordinate is loaded together with others.
+    # Names of index coordinates that are not loaded together with the others; None for all of them.
     not_loaded: Container[Any] | None = None
 
     @classmethod
@@ -222,7 +225,7 @@ class _TypedStore(ZarrStore):
 
     def get_variables(self) -> Any:
         variables = self._in_order(super().get_variables())
-        if self.not_loaded is not None:  # xarray would read each in turn: its first value, its last, and then all
+        if self.not_loaded is not None:  # xarray would read one after the other: first value, last value, all values
             indexes = {name: v for name, v in variables.items() if v.dims == (name,) and name not in self.not_loaded}
             _load_together(indexes.values())
         if self.task_size:
@@ -230,7 +233,7 @@ class _TypedStore(ZarrStore):
         return variables
 
     def _in_order(self, members: Mapping[Any, M]) -> Mapping[Any, M]:
-        """Return ``members`` in the order of the source; without consolidated metadata zarr lists them by name."""
+        """Sort ``members`` in the order of the source; without consolidated metadata, zarr sorts them by name."""
         fs = self._filesystem
         if fs is None:
             return members
@@ -253,14 +256,14 @@ class _TypedStore(ZarrStore):
         self._restore_dtypes(variable.attrs, name)
         if self._filesystem is not None:
             variable.encoding |= _netcdf_encoding(variable)
-            metadata = getattr(self.zarr_group, "metadata", None)  # None in zarr 2, which writes these codecs itself
+            metadata = getattr(self.zarr_group, "metadata", None)  # None in zarr 2, which can write these codecs
             if getattr(metadata, "zarr_format", None) == 2:
                 for name in ("compressors", "filters"):
                     variable.encoding.pop(name, None)
         return variable
 
     def _array(self, name: Any) -> Any:
-        """Return an array of the group: the one in xarray's cache, if there is one, else a new one."""
+        """Return an array of the group: from xarray's cache, if it is there, or newly opened."""
         return self.members[name] if getattr(self, "_cache_members", False) else self.zarr_group[name]
 
     def get_attrs(self) -> dict[str, Any]:
@@ -282,7 +285,7 @@ class _TypedStore(ZarrStore):
     def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
         """Convert ``attributes``, of the group or of its member ``name``, to the dtypes that they have in the file."""
         if self._filesystem is not None:
-            if self._filesystem.source.open().format == "hdf5":  # as h5netcdf does: a list of one value is a scalar
+            if self._filesystem.source.open().format == "hdf5":  # h5netcdf, too, shows a list of one value as a scalar
                 for attribute, value in attributes.items():
                     if isinstance(value, list) and len(value) == 1:
                         attributes[attribute] = value[0]
@@ -299,7 +302,7 @@ class _TypedStore(ZarrStore):
 class _Preferred(dict[Any, Any]):
     """The stored chunks of a variable by dimension; `get` with a default returns the enlarged chunks instead.
 
-    xarray passes a default where it makes chunks, and none where it warns that the user's chunks divide stored ones.
+    xarray passes a default when it makes chunks, but not when it warns that the user's chunks divide stored chunks.
     """
 
     def __init__(self, stored: Mapping[Any, Any], enlarged: Mapping[Any, Any]) -> None:
@@ -316,8 +319,8 @@ class _Preferred(dict[Any, Any]):
 def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
     """Enlarge the chunks of dask along the first dimensions until they have ``least`` bytes or span the whole array.
 
-    Variables with the same stored chunks along a dimension get the same chunks there, unless one of them would get
-    chunks of more than ``MOST * least`` bytes.
+    Variables with the same stored chunks along a dimension get the same chunks there. For that, chunks may grow up to
+    ``MOST * least`` bytes.
     """
     regular: dict[Any, dict[Any, int]] = {}
     for name, variable in variables.items():
@@ -350,7 +353,7 @@ def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _opening(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the options of xarray's zarr engine that its store takes."""
+    """Return the ``options`` that xarray's zarr store takes; its engine takes more."""
     names = ("group", "consolidated", "zarr_format", "cache_members")
     return {name: options[name] for name in names if name in options}
 
@@ -376,11 +379,11 @@ def _consolidates(store: Any, group: str | None) -> bool:
 
 
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
-    """Load all variables of ``ds`` together, and return it: a Dataset or a DataArray, as its own ``load()`` does.
+    """Load all variables of a Dataset or a DataArray together, and return it, as ``ds.load()`` does.
 
     ``ds.load()`` reads one variable after the other. This function reads as many at once as fit into the filesystem's
-    ``max_memory``. ``callback`` counts the variables that have arrived. It may be called in a notebook, and in
-    a thread that runs an event loop. If a read fails, the first error is raised; its text names the key.
+    ``max_memory``. ``callback`` counts the variables that have arrived. The function works in notebooks and in any
+    other thread that runs an event loop. If a read fails, it raises the first error, which names the key.
 
     >>> import json, refshard_fs, xarray
     >>> meta = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "|u1", "order": "C",
@@ -391,21 +394,21 @@ def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
     array([97, 98, 99], dtype=uint8)
     """
     if isinstance(ds, xr.DataArray):
-        every = [ds.variable, *(coordinate.variable for coordinate in ds.coords.values())]
+        variables = [ds.variable, *(coordinate.variable for coordinate in ds.coords.values())]
     else:
-        every = list(ds.variables.values())
-    with progress("load", callback) as shown:
-        shown.set_size(len(every))
-        _load_together(every, shown.relative_update)
-    return ds.load()  # variables of dask
+        variables = list(ds.variables.values())
+    with progress("load", callback) as counter:
+        counter.set_size(len(variables))
+        _load_together(variables, counter.relative_update)
+    return ds.load()  # this loads the variables of dask
 
 
 def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
-    """Load all index coordinates together: xarray would load one after the other, to make its indexes."""
+    """Load all index coordinates together; xarray would load one after the other, to make its indexes."""
     coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
     _load_together(coordinates)
     if _guard.get() is not None:
-        for variable in coordinates:  # else xarray would load the rest later, without the guard
+        for variable in coordinates:  # `_load_together` skips some, which xarray would load later, without the guard
             variable.load()
 
 
@@ -414,7 +417,7 @@ _guard: ContextVar[OpeningGuard | None] = ContextVar("_guard", default=None)
 
 @contextlib.contextmanager
 def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
-    """Limit the memory and time of chunks that are decoded in this block, if the set is not the user's own."""
+    """Limit the memory and the time of decoding in this block, unless the source is the user's own."""
     fs.source.open()  # `is_own` is known only then
     guard = None if fs.source.is_own else OpeningGuard()
     tokens = _guard.set(guard), GUARD.set(None if guard is None else guard.check)
@@ -433,7 +436,7 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
         return
 
-    async def load_one(variable: xr.Variable) -> None:
+    async def load_variable(variable: xr.Variable) -> None:
         if not variable._in_memory and variable.chunks is None:
             with contextlib.suppress(NotImplementedError):  # load_async refuses big-endian numbers; load() reads them
                 await variable.load_async()
@@ -442,7 +445,7 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
 
     async def load_all() -> None:
         TOGETHER.set(Together())  # a context variable: only the tasks made here see it
-        tasks = [asyncio.ensure_future(load_one(variable)) for variable in variables]
+        tasks = [asyncio.ensure_future(load_variable(variable)) for variable in variables]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -469,7 +472,7 @@ def _explain_missing_group(store: Any, group: str | None) -> Iterator[None]:
 
         names = sorted(zarr.open_group(store, mode="r").group_keys())
         known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-        raise FileNotFoundError(f"no group {group!r}: the groups at the root are {known or '(none)'}") from e
+        raise FileNotFoundError(f"there is no group {group!r}: the groups at the root are {known or '(none)'}") from e
 
 
 def _warn_of_groups(root: Any, group: str | None) -> None:
@@ -492,8 +495,8 @@ def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
         scheme, _, rest = source.partition("://")
         if rest and scheme in _PLAIN and "fo" not in options:
             raise ValueError(
-                f"{source!r} names a key, but no source is given: to open {rest!r} as the source, pass {rest!r} or "
-                f"'refshard::{rest}', or 'refshard://' with storage_options={{'fo': {rest!r}}}"
+                f"{source!r} names a key, but the source is missing: if {rest!r} is the source, pass {rest!r} or "
+                f"'refshard::{rest}', or pass 'refshard://' with storage_options={{'fo': {rest!r}}}"
             )
         if scheme == "reference":
             source = f"refshard://{rest}"

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 TESTED: Final = ("3.1.", "3.2.", "3.3.", "3.4.")  # versions of zarr
 SETTING: Final = "codec_pipeline.path"
-OURS: Final = f"{__name__}.RefShardCodecPipeline"
+OUR_PATH: Final = f"{__name__}.RefShardCodecPipeline"
 
 _Fused: Any = getattr(codec_pipeline, "FusedCodecPipeline", None)  # since zarr 3.4
 _decode_and_scatter: Any = getattr(codec_pipeline, "decode_and_scatter_chunk", None)
@@ -65,7 +65,7 @@ _factory: ContextVar[Any] = ContextVar("_factory", default=None)  # makes the pi
 
 
 class RefShardCodecPipeline(CodecPipeline):
-    """The class that zarr's setting names: it makes our pipeline for our arrays, and zarr's own for all others."""
+    """The class in zarr's setting: make our pipeline for our arrays, and zarr's pipeline for all others."""
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: abc.Store) -> Any:
@@ -124,12 +124,12 @@ class SelectionPipeline(_Base):
     """The codec pipeline of one array in a `RefShardFileSystem`."""
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """Read the chunks of one selection into ``out``: the fill value for a missing chunk; other failures raise."""
+        """Read the chunks of a selection into ``out``; fill chunks that do not exist, and raise all other errors."""
         batch = list(batch_info)
-        ours = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
-        if ours is None:
+        found = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
+        if found is None:
             return await super().read(batch, out, drop_axes)
-        fs, root = ours
+        fs, root = found
         spec = batch[0][1]
         size = math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
         together = TOGETHER.get()
@@ -167,7 +167,7 @@ class SelectionPipeline(_Base):
     async def _read_parts(
         self, fs: RefShardFileSystem, root: str, size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> tuple[Any, ...]:
-        """Let zarr read the ranges that it needs of each shard, with as many shards at a time as fit into memory."""
+        """Let zarr read ranges of each shard, with as many shards at a time as fit into memory."""
         memory = fs.source.selections
         share = Share(memory, memory.memory // 2)  # the rest is for the bytes of requests, which zarr makes one by one
         results: list[Any] = [None] * len(batch)
@@ -186,7 +186,7 @@ class SelectionPipeline(_Base):
                 try:
                     results[number] = task.result()
                 except Exception as e:
-                    if not isinstance(e, RefShardError):  # our errors name their key themselves
+                    if not isinstance(e, RefShardError):  # the texts of our errors have the key already
                         await fs.source.note_decoding(e, join(root, batch[number][0].path))
                     raise
                 share.give_back(size)
@@ -197,23 +197,25 @@ class SelectionPipeline(_Base):
                 await asyncio.gather(*running, return_exceptions=True)  # they write into the caller's memory
             finally:
                 share.give_back(share.used)
-        return tuple(result for some in results for result in some or ())
+        return tuple(result for results_of_shard in results for result in results_of_shard or ())
 
     async def _read_then_decode(
         self, fs: RefShardFileSystem, keys: list[str], size: int, batch: list[Any], out: NDBuffer, drop_axes: Any
     ) -> Any:
-        """Read as many chunks as fit into memory, let zarr's pipeline decode them, and repeat for the rest."""
+        """Read as many chunks as fit into memory, let zarr's pipeline decode them, and so on to the last chunk."""
         results: list[Any] = []
         share = Share(fs.source.selections, ANSWER)
         first = 0
         try:
             while first < len(batch):
-                step = share.take(repeat(2 * size, len(batch) - first))  # a chunk's bytes, and its values
-                some, names = batch[first : first + step], keys[first : first + step]
+                step = share.take(repeat(2 * size, len(batch) - first))  # memory for a chunk's bytes and its values
+                infos, names = batch[first : first + step], keys[first : first + step]
                 chunks: list[bytes | None] = [None] * step
-                memory: SharedMemory = SharedMemory(2 * step * size)  # reserved in `share` until all is decoded
+                memory: SharedMemory = SharedMemory(
+                    2 * step * size
+                )  # `share` has reserved it until the end of decoding
                 await fs._read_selection(names, chunks.__setitem__, chunk_size=size, threads=False, memory=memory)
-                in_memory = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, some, strict=True)]
+                in_memory = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, infos, strict=True)]
                 try:
                     results += await super().read(in_memory, out, drop_axes) or ()
                 except Exception as e:
@@ -226,7 +228,7 @@ class SelectionPipeline(_Base):
         return tuple(results)
 
     async def _find_failing(self, chunks: list[Any], out: NDBuffer, drop_axes: Any) -> int:
-        """Return the number of the first chunk that cannot be decoded, by decoding one after the other."""
+        """Decode one chunk after the other, and return the number of the first that cannot be decoded."""
         for number, chunk in enumerate(chunks[:-1]):
             try:
                 await super().read([chunk], out, drop_axes)
@@ -241,7 +243,7 @@ class SelectionPipeline(_Base):
 
 
 class _InMemory:
-    """The bytes of a chunk, in place of the `StorePath` that zarr's pipelines read it from."""
+    """The bytes of a chunk, with the method of `StorePath` by which zarr's pipelines read chunks."""
 
     def __init__(self, data: bytes | None) -> None:
         self._data = data
@@ -251,7 +253,7 @@ class _InMemory:
 
 
 def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
-    """Return the `RefShardFileSystem` that ``store`` reads, and the key of the store's root; None for other stores."""
+    """Return the `RefShardFileSystem` of ``store``, and the key of the store's root; None for other stores."""
     if isinstance(store, Store) and type(store).get is Store.get:
         return store.fs, ""
     if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
@@ -277,24 +279,24 @@ def _zarr_pipeline() -> Any:
 
 
 def setting(ours: bool) -> dict[str, str]:
-    """Return the setting that makes zarr use our pipeline for our arrays (``ours``), or zarr's own for all."""
-    factory: Any = RefShardCodecPipeline  # an abstract class, which is never instantiated
+    """Return the setting of zarr for our pipeline (``ours``), or for zarr's own pipeline."""
+    factory: Any = RefShardCodecPipeline  # type checkers refuse an abstract class here; it is never instantiated
     register_pipeline(factory)
-    return {SETTING: OURS if ours else _default_path()}
+    return {SETTING: OUR_PATH if ours else _default_path()}
 
 
 def is_set() -> bool:
     """Return whether zarr uses our pipeline for our arrays."""
     problem()
-    return bool(config.get(SETTING) == OURS)
+    return bool(config.get(SETTING) == OUR_PATH)
 
 
 def install() -> None:
-    """Make zarr use our pipeline for our arrays, unless its setting names another pipeline than zarr's default.
+    """Make zarr use our pipeline for our arrays, unless the user has set another pipeline.
 
-    With a version of zarr that the tests do not know, a thread first reads two chunks on trial, so that users see no
-    error if zarr has changed. This takes some milliseconds, while the first request for a source is under way:
-    `problem` waits for it.
+    A version of zarr that is not in `TESTED` may have changed its pipelines. For such a version, a thread first reads
+    two chunks on trial, so that users do not see an error. This takes some milliseconds, during the first request for a
+    source; `problem` waits for its end.
     """
     global _trial
     if config.get(SETTING) != _default_path():
@@ -308,7 +310,7 @@ def install() -> None:
 
 
 def problem() -> Exception | None:
-    """Wait for the trial, and return its error, if it failed: then zarr uses its own pipeline."""
+    """Wait for the end of the trial; return its error, after which zarr uses its own pipeline, or None."""
     trial = _trial
     if trial is None or trial is threading.current_thread():
         return None
@@ -317,7 +319,7 @@ def problem() -> Exception | None:
 
 
 class _Trial(threading.Thread):
-    """Read two chunks on an event loop of its own, since one may be running in the thread that starts the trial."""
+    """Read two chunks in a thread with its own event loop: the starting thread may be running another."""
 
     error: Exception | None = None
 
@@ -335,12 +337,12 @@ _trial: _Trial | None = None
 async def _read_two_chunks() -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     document = json.dumps({**meta, "filters": None, "compressor": None}).encode()
-    # Not a dict of references: the module that parses these is slow to import.
+    # A dict of references would do, but the module that parses dicts is slow to import.
     refs = ReferenceSet(Texts.of(()), {}, {".zarray": document, "0": b"a", "1": b"b"})
     fs = RefShardFileSystem(InMemorySource(refs, digest_of(refs)), asynchronous=True, skip_instance_cache=True)
     array = await AsyncArray.open(StorePath(FsspecStore(fs, read_only=True, path="")), zarr_format=2)
     if type(array.codec_pipeline) is not SelectionPipeline:
-        raise NotImplementedError("this zarr does not use the pipeline of its setting for arrays in our stores")
+        raise NotImplementedError("zarr does not use the pipeline in its setting codec_pipeline.path for our arrays")
     values: Any = await array.getitem(slice(None))
     if bytes(values) != b"ab":
-        raise NotImplementedError("this zarr reads other bytes through our pipeline than were stored")
+        raise NotImplementedError(f"zarr read wrong bytes through our pipeline: expected b'ab', got {bytes(values)!r}")

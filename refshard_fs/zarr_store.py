@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Store(abc.Store):
     """Show a source as a store of zarr 3, for zarr's functions and for xarray's ``engine="zarr"``.
 
-    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is such a filesystem. The store
-    takes writes if the filesystem does (``mode="a"``), unless ``read_only``; ``store.fs.commit()`` saves them in the
-    source.
+    ``source`` and ``options`` are the arguments of `RefShardFileSystem`; or ``source`` is a `RefShardFileSystem`. The
+    store takes writes if the filesystem does (``mode="a"``), unless ``read_only``; ``store.fs.commit()`` saves them in
+    the source.
 
     Two stores are equal if they show the same source, with the same options, and share uncommitted writes. Stores can
     be pickled. A chunk whose bytes cannot be read raises `ReferenceNotReachable`, so that zarr does not fill it.
@@ -58,7 +58,7 @@ class Store(abc.Store):
         else:
             fs = RefShardFileSystem(source, asynchronous=True, **options)
         if read_only is False and fs.mode == "r":
-            raise ValueError("read_only=False needs a source that is opened for writing, but its mode is 'r': use 'a'")
+            raise ValueError("read_only=False needs a source that is open for writing: pass mode='a' instead of 'r'")
         self.fs = fs
         super().__init__(read_only=fs.mode == "r" if read_only is None else read_only)
 
@@ -100,7 +100,7 @@ class Store(abc.Store):
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: abc.ByteRequest | None = None
     ) -> Buffer | None:
-        """Do what `get` does, and block."""
+        """Do what `get` does, as a blocking call."""
         try:
             data = self.fs.cat_file(key, *_bounds(byte_range))
         except FileNotFoundError:
@@ -161,7 +161,7 @@ class Store(abc.Store):
         await self.fs._pipe_file(key, value.to_bytes())
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Do what `set` does, and block."""
+        """Do what `set` does, as a blocking call."""
         self._check_writable()
         self.fs.pipe_file(key, value.to_bytes())
 
@@ -178,7 +178,7 @@ class Store(abc.Store):
             await self.fs._rm(key)
 
     def delete_sync(self, key: str) -> None:
-        """Do what `delete` does, and block."""
+        """Do what `delete` does, as a blocking call."""
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             self.fs.source.wait(self.fs._rm, key)

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from refshard_fs import ManifestError, RefShardFileSystem
-from refshard_fs.labels import places_of
+from refshard_fs.labels import find_positions
 from tests.support.cube_files import DAYS, values
 
 
@@ -34,7 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
     ],
 )
 def test_labels_become_places(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert places_of(source, sel) == expected
+    assert find_positions(source, sel) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_labels_become_places(source: RefShardFileSystem, sel: dict[str, Any], e
     [
         ({"z": 1}, "sel= names 'z'.*model/time"),
         ({"y": 5.0}, r"sel={'y': 5.0}.*\[9.\] to \[0.\]"),
-        ({"y": [9.0, 3.0]}, "do not follow one another"),
+        ({"y": [9.0, 3.0]}, "slice of step 1"),
     ],
 )
 def test_labels_that_are_not_there_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
-        places_of(source, sel)
+        find_positions(source, sel)

@@ -128,7 +128,7 @@ def test_store_is_pickled_and_compared(tmp_path: Path) -> None:
     assert copy == store
     assert copy.get_range("a", start=0, length=1) == b"b"
     assert store != ObspecStore({"a": "c"})
-    with pytest.raises(TypeError, match="shards: a filesystem was given"):
+    with pytest.raises(TypeError, match="expected no options beside a filesystem, got shards"):
         ObspecStore(store.fs, shards="whole")
 
 

@@ -230,7 +230,7 @@ def test_a_url_of_reference_is_taken_as_ours() -> None:
 
 def test_a_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
     with pytest.raises(
-        ValueError, match=r"pass 'refs\.json' or 'refshard::refs\.json', or 'refshard://' with storage_options"
+        ValueError, match=r"pass 'refs\.json' or 'refshard::refs\.json', or pass 'refshard://' with storage_options"
     ):
         xr.open_dataset("refshard://refs.json", engine=RefShardBackend)
 

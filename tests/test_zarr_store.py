@@ -204,7 +204,7 @@ def test_store_of_a_url_takes_no_writes(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text(json.dumps(REFS))
     store = refshard_fs.Store(str(tmp_path / "refs.json"))
     assert (store.read_only, store.supports_writes, store.supports_deletes) == (True, False, False)
-    with pytest.raises(ValueError, match="read_only=False needs a source that is opened for writing"):
+    with pytest.raises(ValueError, match="read_only=False needs a source that is open for writing"):
         store.with_read_only(False)
     with pytest.raises(TypeError, match="no options beside a filesystem, got shards"):
         refshard_fs.Store(store.fs, shards="whole")

@@ -127,7 +127,7 @@ def _append(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
     options = {name: value for name, value in options.items() if name != "branch"}  # which is the target's
-    base = fs._writing("append").base()
+    base = fs._require_writer("append").base()
     joined = base.keyspace.cube
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
@@ -150,7 +150,7 @@ def _append(
         with progress("append", callback) as shown:
             shown.set_size(len(edits))
             for key, edit in edits.items():
-                fs._writing("append").overlay.put(key, edit)
+                fs._require_writer("append").overlay.put(key, edit)
                 shown.relative_update(1)
             fs.commit(rules.message)
         if whole.remark:

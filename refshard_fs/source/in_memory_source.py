@@ -40,7 +40,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         """Return the first bytes of the sources behind this one; None if this process does not have them."""
         return None
 
-    def spell_out(self) -> dict[str, str]:
+    def to_json_value(self) -> dict[str, str]:
         """Return a JSON value for `source_of`: the digest, which this process can look up, and the content if small."""
         _known[self.digest] = self
         out = {_MARK: self.digest}

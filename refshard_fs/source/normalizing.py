@@ -108,7 +108,7 @@ def source_of_pipeline(url: str) -> str:
 
 
 # The keywords for finding and opening the sources of a cube; all others are for the filesystem of the cube.
-_OF_SOURCES: Final = frozenset(
+_KEYWORDS_OF_SOURCES: Final = frozenset(
     (
         *("allow", "concurrency", "fast_s3", "fs", "max_manifest_bytes", "max_memory", "options", "ref_storage_args"),
         *("remote_options", "remote_protocol", "retries", "target_options", "target_protocol", "timeout"),
@@ -143,7 +143,7 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     # Imported here, because sets import filesystems, and those import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
-    for_sources = {name: named[name] for name in named if name in _OF_SOURCES or name in others}
+    for_sources = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
     made = cube(fo, **for_sources, **(named.get("concat") or {}))
     left = {name: value for name, value in kwargs.items() if name not in others}
     return made, {name: left[name] for name in left.keys() - {"concat", "target_options", "ref_storage_args"}}
