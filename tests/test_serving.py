@@ -274,7 +274,7 @@ def test_several_sources_lie_below_their_names(folder: Path) -> None:
 def test_names_that_are_no_part_of_a_path_are_an_error(name: str, folder: Path) -> None:
     with pytest.raises(ValueError, match="invalid name of a source"):
         refshard_fs.asgi({name: RefShardFileSystem(str(folder / "0.nc"))})
-    with pytest.raises(TypeError, match="expected a filesystem for each name"):
+    with pytest.raises(TypeError, match="expected a RefShardFileSystem for each name"):
         refshard_fs.asgi({"a": RefShardFileSystem(str(folder / "0.nc")), "b": str(folder / "1.nc")})
 
 
