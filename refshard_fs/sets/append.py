@@ -27,24 +27,19 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
+from refshard_fs.sets.arrange import Overlap, arrange
 from refshard_fs.sets.changed_set import coordinate_set, gap, in_version_3, trim, with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import check_merged, with_digests
-from refshard_fs.sets.concat import Rules, SetRow, url_of_set
-from refshard_fs.sets.concatenation import (
-    Overlap,
-    arrange,
-    check_one_coordinate,
-    check_order,
-    concatenate,
-    coordinate_values,
-    shown_value,
-)
+from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.coordinates import check_one_coordinate, check_order, format_value, get_coordinate_values
 from refshard_fs.sets.cube import open
+from refshard_fs.sets.inputs import get_set_url
 from refshard_fs.sets.lazy_set import relative_urls
-from refshard_fs.sets.patterns import stack_along, stacked_as
 from refshard_fs.sets.scanning import with_coordinates
+from refshard_fs.sets.set_row import Rules, SetRow
 from refshard_fs.sets.sources import expand, read_sets
+from refshard_fs.sets.stacking import stack_along, stack_like
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -221,7 +216,7 @@ class _Kept(NamedTuple):
 def _find_kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
     """Return the elements that are joined; None where nothing is new. ManifestError where that is not allowed."""
     dim = rules.dim
-    values = coordinate_values([old, new], dim)
+    values = get_coordinate_values([old, new], dim)
     if values is None:
         return _Kept(old.length(dim), 0, new.length(dim))
     before, coming = values
@@ -234,7 +229,7 @@ def _find_kept(old: NamedSet, new: NamedSet, rules: _Rules) -> _Kept | None:
     if known.any():
         if rules.on_duplicate == "error":
             raise ManifestError(
-                f"{old.name} has {dim} = {shown_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
+                f"{old.name} has {dim} = {format_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
                 "appends what is new, on_duplicate='replace' takes the new elements"
             )
         overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
@@ -281,7 +276,7 @@ class _Grown(NamedTuple):
         old = fs.source.run("", lambda: with_coordinates(stored))
         (new,) = read_sets([fo], options, _ignore)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
-        new = stacked_as(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
+        new = stack_like(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
         old, new = with_common_units([old, new], dim).parts
@@ -368,7 +363,7 @@ def _append_lines(
         _check_growable(each, document, rules.dim, base.url)
     if document.select:
         options = {**options, "select": [choice.to_json() for choice in document.select]}
-    urls = [url_of_set(fo, options, base.url) for fo in sets]
+    urls = [get_set_url(fo, options, base.url) for fo in sets]
     leads = list(dict.fromkeys(each.pieces[each.first].url for each in before))
     unread = Unread(frozenset([rules.dim]), rules.same)
     read = read_sets([*map(joined.resolve, leads), *urls], options, _ignore, unread=unread)
@@ -480,7 +475,7 @@ def _add_line(
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = with_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
-    values, coming = _values_of(document, shown), coordinate_values([new], dim)
+    values, coming = _values_of(document, shown), get_coordinate_values([new], dim)
     extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
     replaced_part = 0  # the length of a part that the new set takes the place of
     if values is not None and document.coordinate is not None:
@@ -523,7 +518,7 @@ def _add_line(
         metadata,
         {**document.bounds, **times.bounds},
         document.chunks,
-    ).document()
+    ).make_document()
     if found.unions:
         raise ManifestError(
             f"{url} has other values of {', '.join(map(repr, found.unions))} than {name}, to which it cannot be "

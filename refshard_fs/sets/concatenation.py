@@ -1,12 +1,12 @@
-"""Reference sets concatenated along a dimension, as columns: no chunk is read or copied. No I/O here.
+"""Concatenate reference sets along a dimension, as columns: no chunk is read or copied. No I/O here.
 
-Where sets do not fit, a ManifestError names them, the variable and the field.
+If sets do not fit, a ManifestError names them, the variable and the field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.moving import Move, shift_by
 from refshard_fs.cubes.recoding import exactly
-from refshard_fs.cubes.recutting import Placement, Recut, check_recut, commonest
+from refshard_fs.cubes.recutting import Recut, check_recut
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
@@ -29,8 +29,8 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.origins import NOTHING, Origins
 from refshard_fs.sets.changed_set import grid_of, placed_chunks
-from refshard_fs.sets.common_units import comparable, times_along
-from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, check_shapes, same_values
+from refshard_fs.sets.common_units import times_along
+from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, check_shapes
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
 
 
@@ -303,178 +303,3 @@ def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]])
     shapes: list[Any] = list(first.chunks or ())
     shapes[axis] = edges
     return {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
-
-
-def recut_shapes(
-    sets: Sequence[NamedSet],
-    dim: str,
-    chunks: Mapping[str, int],
-    subchunks: Mapping[str, int],
-    places: Sequence[Mapping[str, Placement]],
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of chunks (by path) of arrays that are recut: whose chunks do not meet along ``dim``.
-
-    Along each dimension the length that most elements have is taken, or that of ``chunks``, and no more than
-    ``subchunks`` says. Arrays whose chunks meet, and have that shape, are not recut. ``places`` say of each set
-    where its elements lie along other dimensions.
-    """
-    recut = {}
-    placements = {item for own in places for item in own.items()}
-    coordinate = sets[0].coordinate(dim)  # the document has its values; other groups keep theirs in the sets
-    for path, first in sets[0].variables.items():
-        if dim not in first.dims or first is coordinate:
-            continue
-        axis = first.dims.index(dim)
-        metas = [part.variables[path].meta for part in sets if path in part.variables]
-        shapes = [(m.chunks, m.shape[axis]) for m in metas if m.chunks is not None and len(m.shape) == len(first.dims)]
-        if len(shapes) < len(sets):
-            continue  # `check_joinable` says why
-
-        def chunks_of(shape: Sequence[int], dims: Sequence[str | None] = first.dims) -> tuple[int, ...]:
-            most = [chunks.get(name or "", size) for name, size in zip(dims, shape, strict=True)]
-            return tuple(min(size, subchunks.get(name or "", size)) for name, size in zip(dims, most, strict=True))
-
-        whole = chunks_of(shapes[0][0])
-        begins = [part.take[0] for part in sets if part.take is not None and path in part.variables]
-        meet = whole[axis] and all(length % whole[axis] == 0 for _, length in shapes[:-1])
-        meet = meet and all(begin % whole[axis] == 0 for begin in begins)
-        for name, placement in placements:
-            if name in first.dims:
-                k = first.dims.index(name)
-                meet = meet and placement.in_chunks(whole[k], first.meta.shape[k]) is not None
-        if not meet or any(theirs != whole for theirs, _ in shapes):
-            recut[path] = chunks_of(commonest(shapes, axis))
-    return recut
-
-
-# ----------------------------------------------------------------------------------------------------
-# Sets ordered by the coordinate of their dimension, and values of it that several sets have.
-
-
-# Which set gives a value of the coordinate that several have.
-Overlap = Literal["error", "first", "last"]
-
-
-class Kept(NamedTuple):
-    """The elements ``[start, stop)`` of the set ``number``, along the dimension."""
-
-    number: int
-    start: int
-    stop: int
-
-
-def arrange(
-    parts: Sequence[NamedSet], dim: str, *, sort: bool = False, overlap: Overlap = "error"
-) -> list[Kept] | None:
-    """Return the elements of sets that are joined along ``dim``, in order; None if all are, in the given order.
-
-    With ``sort`` the sets are ordered by their first value, and divided where others have values between theirs.
-    ManifestError where sets have values of the coordinate in common and ``overlap`` does not say whose are taken.
-    """
-    values = coordinate_values(parts, dim)
-    if values is None:
-        if sort or overlap != "error":
-            without = name_without(parts, dim)
-            raise ManifestError(f"{without} has no coordinate {dim!r} of numbers, by which the sets could be sorted")
-        return None
-    order = [number for number, own in enumerate(values) if len(own)]
-    if not order:
-        return None
-    is_descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
-    if sort:
-        order.sort(key=lambda number: values[number][0], reverse=is_descending)
-    taken = np.concatenate([values[number] for number in order])
-    lengths = [len(values[number]) for number in order]
-    owners, starts = np.repeat(np.arange(len(order)), lengths), np.cumsum([0, *lengths])
-    distinct = np.unique(taken, return_inverse=True, equal_nan=False)[1].reshape(-1)
-    owner = np.full(len(taken), -1 if overlap == "last" else len(order))  # of each distinct value
-    (np.maximum if overlap == "last" else np.minimum).at(owner, distinct, owners)
-    keep = owners == owner[distinct]
-    if overlap == "error" and not keep.all():
-        place = int(np.flatnonzero(~keep)[0])
-        one, other = (parts[order[position]].name for position in (owners[place], owner[distinct[place]]))
-        raise ManifestError(
-            f"{one} has {dim} = {shown_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
-            "overlap='last' says whose is taken"
-        )
-    rows = np.flatnonzero(keep)
-    if sort and all(is_ordered(own) and (len(own) < 2 or (own[0] > own[-1]) == is_descending) for own in values):
-        rows = rows[np.argsort(taken[rows], kind="stable")[:: -1 if is_descending else 1]]
-    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(owners[rows]) != 0)) + 1
-    kept = [
-        Kept(order[owners[run[0]]], int(run[0] - starts[owners[run[0]]]), int(run[-1] - starts[owners[run[0]]]) + 1)
-        for run in np.split(rows, cuts)
-    ]
-    if kept == [Kept(number, 0, len(own)) for number, own in enumerate(values)]:
-        return None
-    if not keep.all() or len(kept) > len(order):
-        check_one_coordinate(parts, dim)
-    return kept
-
-
-def coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:
-    """Return the values of the coordinate of ``dim`` in each set, as they are compared.
-
-    None where some set has none that are known. Times are in common units.
-    """
-    first = parts[0].coordinate(dim)
-    every = []
-    if first is None:
-        return None
-    for part in parts:
-        variable = part.variables.get(first.path)
-        values = None if variable is None or variable.dims != (dim,) else part.values(first.path)
-        if variable is None or values is None:
-            return None
-        every.append(comparable(variable, values))
-    return every
-
-
-def check_one_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
-    """Raise ManifestError where groups of a set have coordinates of ``dim`` with other values than the first one."""
-    first = parts[0].coordinate(dim)
-    if first is None:
-        return
-    for part in parts:
-        for path, variable in part.variables.items():
-            if variable.is_coordinate and variable.dims == (dim,) and path != first.path:
-                check_same_coordinate(part, dim, first.path, path)
-
-
-def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> None:
-    """Raise ManifestError unless a set has the same values at ``one`` and ``other``, or lacks one of them."""
-    if one in part.variables and other in part.variables:
-        mine, theirs = part.values(one), part.values(other)
-        if mine is None or theirs is None or not same_values(mine, theirs):
-            raise ManifestError(
-                f"{one!r} and {other!r} of {part.name} are not the same, and so they are coordinates of two "
-                f"dimensions {dim!r}: elements are left out, moved or added along one that all groups share"
-            )
-
-
-def name_without(parts: Sequence[NamedSet], dim: str) -> str:
-    """Return the name of the first set whose values of a dimension's coordinate are not known."""
-    return next((part.name for part in parts if coordinate_values([part], dim) is None), parts[0].name)
-
-
-def shown_value(value: Any, part: NamedSet, dim: str) -> str:
-    """Return a value of the coordinate of ``dim`` as an error says it."""
-    coordinate = part.coordinate(dim)
-    units = None if coordinate is None else coordinate.attributes.get("units")
-    return f"{value} {units}" if isinstance(units, str) else str(value)
-
-
-def is_ordered(values: npt.NDArray[Any]) -> bool:
-    """Whether values only ascend, or only descend."""
-    steps = np.diff(values)
-    return bool((steps > 0).all() or (steps < 0).all())
-
-
-def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], name: str, dim: str) -> None:
-    """Raise ManifestError if ``old`` values are sorted, but not together with the ``new`` values after them."""
-    if len(old) > 1 and is_ordered(old) and not is_ordered(np.concatenate([old, new])):
-        first, last = new[0], old[-1]
-        raise ManifestError(
-            f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
-            "any_order=True appends the new values as they are"
-        )

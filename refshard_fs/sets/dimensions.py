@@ -15,8 +15,8 @@ import numpy as np
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.common_units import with_common_units
-from refshard_fs.sets.concatenation import coordinate_values
-from refshard_fs.sets.patterns import FileGrid
+from refshard_fs.sets.coordinates import get_coordinate_values
+from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.variables import NamedSet, Variable, auxiliary
 
 # Scalars that follow from others, by CF and cfgrib: they get the dimensions that these make.
@@ -162,7 +162,7 @@ def _places(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable])
     examples = dict(zip(reversed(identities), reversed(parts), strict=True))
     order = list(dict.fromkeys(identities))
     some = with_common_units([examples[identity] for identity in order], dim, lazy=True).parts
-    values = coordinate_values(some, dim)
+    values = get_coordinate_values(some, dim)
     firsts: list[Any] | None = None
     if values is not None and all(len(own) for own in values):
         firsts = [own[0] for own in values]

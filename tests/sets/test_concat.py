@@ -123,11 +123,6 @@ def test_dimension_that_nothing_is_along_is_told_with_those() -> None:
         refshard_fs.concat([day(0, 4), day(0, 4)], dim="tiem")
 
 
-def test_only_the_last_set_may_end_within_a_chunk() -> None:
-    with pytest.raises(ManifestError, match=r"set 0 has 3 elements of 'air' along 'time'.*chunks of 2"):
-        refshard_fs.concat([day(0, 3), day(4, 2)], dim="time")
-
-
 def test_named_variables_are_taken_from_the_first_set() -> None:
     both = read(refshard_fs.concat([day(0, 4), day(4, 2, first=1)], dim="time", same=["x"]))
     np.testing.assert_array_equal(both["x"], np.arange(5))
@@ -350,24 +345,6 @@ def test_compressed_coordinates_are_read_and_joined() -> None:
     assert json.loads(json.dumps(both.references["time/.zarray"]))["compressor"] is None
 
 
-@pytest.mark.skipif(2 not in VERSIONS or len(VERSIONS) == 1, reason="zarr 2 has no shards")
-def test_sharded_arrays_are_joined_by_their_shards(tmp_path: Any) -> None:
-    paths, values = [], []
-    for i in range(2):
-        path = str(tmp_path / f"part{i}.zarr")
-        group = zarr.open_group(path, mode="w", zarr_format=3)
-        data = np.random.default_rng(i).integers(0, 99, (4, 4)).astype("<i2")
-        array = group.create_array("air", shape=(4, 4), shards=(4, 4), chunks=(2, 2), dtype="<i2",
-                                   dimension_names=["time", "x"])  # fmt: skip
-        array[...] = data
-        values.append(data)
-        paths.append(path)
-    both = refshard_fs.concat(paths, dim="time")
-    assert sorted(key for key in both.references if "/c/" in key) == ["air/c/0/0", "air/c/1/0"]
-    store = zarr.storage.FsspecStore(RefShardFileSystem(both, asynchronous=True), read_only=True, path="")
-    np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
-
-
 def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
     from refshard_fs import SourceNotReachable
 
@@ -375,24 +352,10 @@ def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
         refshard_fs.concat([day(0, 2), str(tmp_path / "none.json")], dim="time")
 
 
-def test_consolidated_metadata_tell_of_the_whole() -> None:
-    one = day(0, 2)
-    one[".zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": {"air/.zarray": {}}})
-    both = refshard_fs.concat([one, day(2, 2)], dim="time")
-    assert both.references[".zmetadata"]["metadata"]["air/.zarray"]["shape"] == [4, 5]
-
-
 def test_the_result_is_a_value() -> None:
     one, two = (refshard_fs.concat([day(0, 4), day(4, 2)], dim="time") for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
     assert hash(one) == hash(two)
-
-
-def test_what_is_no_list_of_lists_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="nested"):
-        refshard_fs.concat([day(0, 2)], dims=("time", "x"))
-    with pytest.raises(ValueError, match="no sets"):
-        refshard_fs.concat([], dim="time")
 
 
 @pytest.mark.parametrize("argument", ["chunks", "subchunks"])

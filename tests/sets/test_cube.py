@@ -17,18 +17,7 @@ import refshard_fs
 from refshard_fs.errors import ManifestError
 from tests.servers.http import RangeServer
 from tests.support.cube_files import DAYS, X, opened, values, write
-
-
-def by_coords(folder: Path) -> xr.Dataset:
-    parts = [xr.open_dataset(path, engine="h5netcdf") for path in sorted(folder.rglob("*.nc"))]
-    return xr.combine_by_coords(parts, data_vars="minimal", coords="minimal", compat="equals").load()  # type: ignore[return-value]
-
-
-def write_days(folder: Path, order: str = "dcab") -> None:
-    for day, name in enumerate(order):
-        ds = xr.Dataset({"t": (("time", "x"), values(1, seed=day))}, {"time": DAYS[day : day + 1], "x": X})
-        units = f"days since 2024-01-0{1 + day % 3}"
-        write(ds, folder / f"{name}.nc", time={"units": units, "dtype": "f8"})
+from tests.support.unordered_days import by_coords, write_days
 
 
 def write_ensemble(folder: Path) -> None:
@@ -37,11 +26,6 @@ def write_ensemble(folder: Path) -> None:
             time = pd.date_range(f"{year}-01-01", periods=3).as_unit("ns")
             ds = xr.Dataset({"t": (("time", "x"), values(3, seed=year + ord(member)))}, {"time": time, "x": X})
             write(ds, folder / member / f"tas_{year}.nc")
-
-
-def test_sets_are_joined_in_order_of_coordinate_that_differs(tmp_path: Path) -> None:
-    write_days(tmp_path)
-    xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), by_coords(tmp_path))
 
 
 def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> None:
@@ -111,7 +95,6 @@ def test_parquet_file_of_urls_or_items_is_a_table(tmp_path: Path) -> None:
     xr.testing.assert_equal(opened(tmp_path / "items.parquet"), xr.concat(parts, pd.Index(DAYS[:4], name="time")))
 
 
-# ----------------------------------------------------------------------------------------------------
 # A part of a cube, by arguments and by `select`, from memory and from its document.
 
 
@@ -155,15 +138,6 @@ def test_cube_says_what_it_joins_and_is_saved_as_a_document(tmp_path: Path) -> N
         refshard_fs.open(tmp_path)
 
 
-def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
-    write_days(tmp_path)
-    refshard_fs.open(f"{tmp_path}/*.nc").save(f"{tmp_path}/t.ref")
-    refshard_fs.open(f"{tmp_path}/*.nc", rename={"t": "u"}).save(f"{tmp_path}/u.ref")
-    whole = by_coords(tmp_path)
-    xr.testing.assert_equal(opened([f"{tmp_path}/t.ref", f"{tmp_path}/u.ref"]), whole.assign(u=whole["t"]))
-
-
-# ----------------------------------------------------------------------------------------------------
 # Archives as they are.
 
 
@@ -176,23 +150,6 @@ def test_nested_lists_get_the_coordinate_that_files_lack(tmp_path: Path) -> None
     xr.testing.assert_equal(found, expected)
     with pytest.raises(ValueError, match="has 1 values for 2 lists"):
         opened(nested, dims=("member", "time"), coords={"member": [1]})
-
-
-def test_variables_of_other_years_are_gaps_where_they_lack_some(tmp_path: Path) -> None:
-    days = {"a": range(3), "b": range(1, 5), "c": (0, 4)}
-    for name, some in days.items():
-        for day in some:
-            time = ("time", [day - 1], {"units": "days since 2024-01-02"} if name == "b" else None)
-            time = ("time", [day], {"units": "days since 2024-01-01"}) if name != "b" else time
-            write(
-                xr.Dataset({name: (("time", "x"), values(1, seed=day))}, {"time": time, "x": X}),
-                tmp_path / f"{name}{day}.nc",
-            )
-    with pytest.raises(refshard_fs.ManifestError, match="time"):
-        opened(f"{tmp_path}/*.nc")
-    found = opened(f"{tmp_path}/*.nc", join="outer")
-    parts = [xr.concat([xr.open_dataset(tmp_path / f"{n}{day}.nc") for day in days[n]], "time") for n in days]
-    xr.testing.assert_equal(found, xr.merge(parts, join="outer", compat="no_conflicts").load())
 
 
 def test_unreadable_file_is_an_error_left_out_or_a_hole(tmp_path: Path) -> None:
@@ -261,7 +218,6 @@ def test_cube_is_written_as_small_as_its_files(tmp_path: Path, engine: Any) -> N
     xr.testing.assert_equal(xr.open_zarr(tmp_path / "copy.zarr", consolidated=False).load(), whole)
 
 
-# ----------------------------------------------------------------------------------------------------
 # As the source of a filesystem.
 
 

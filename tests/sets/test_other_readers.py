@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.cli import main
 from tests.servers.http import RangeServer
 from tests.support.set_files import PLACES, days
 
@@ -130,31 +128,6 @@ def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: 
     found = json.loads(done.stdout)
     assert found["shape"] == [COUNT, PLACES]
     check(np.reshape(found["data"], found["shape"]))
-
-
-# ------------------------------------------------------------------ what is said
-
-
-def test_a_lazy_cube_says_that_others_do_not_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = days(tmp_path, "scipy", 2)
-    made = refshard_fs.concat(files, "time", lazy=True)
-    said = made.save(str(tmp_path / "cube.refshard"))
-    assert said.endswith("this document; concat without lazy=True makes references that other programs read, too")
-    assert pickle.loads(pickle.dumps(made)).remark == said
-    assert main(["concat", *files, "-o", str(tmp_path / "cube"), "--dim", "time", "--lazy"]) == 0
-    assert "only refshard can read this document; concat without --lazy makes references" in capsys.readouterr().out
-
-
-def test_it_says_what_is_recoded(tmp_path: Path) -> None:
-    files = days(tmp_path, "references", 3)
-    for path in map(Path, files[1:]):
-        refs = json.loads(path.read_text())
-        refs["t/.zarray"] = refs["t/.zarray"].replace("<f4", ">f4")
-        path.write_text(json.dumps(refs))
-    made = refshard_fs.concat(files, "time", lazy=True)
-    assert made.remark.startswith(
-        "only refshard can read this document: 't' is converted while reading in 2 of 3 sets. "
-    )
 
 
 def test_it_says_what_lies_within_other_files() -> None:

@@ -1,0 +1,78 @@
+"""Order sets by the coordinate of a dimension, and choose the set for each value that several have. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.coordinates import (
+    check_one_coordinate,
+    format_value,
+    get_coordinate_values,
+    is_ordered,
+    name_set_without_values,
+)
+from refshard_fs.sets.variables import NamedSet
+
+# The set from which a value is taken that several sets have.
+Overlap = Literal["error", "first", "last"]
+
+
+class Kept(NamedTuple):
+    """The elements ``[start, stop)`` of the set ``number``, along the dimension."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def arrange(
+    parts: Sequence[NamedSet], dim: str, *, sort: bool = False, overlap: Overlap = "error"
+) -> list[Kept] | None:
+    """Return the elements of sets that are joined along ``dim``, in order; None for all elements in the given order.
+
+    With ``sort`` the sets are ordered by their first value. A set is divided if others have values between its own.
+    ManifestError if sets have values of the coordinate in common and ``overlap`` is "error".
+    """
+    values = get_coordinate_values(parts, dim)
+    if values is None:
+        if sort or overlap != "error":
+            without = name_set_without_values(parts, dim)
+            raise ManifestError(f"{without} has no coordinate {dim!r} of numbers, by which the sets could be sorted")
+        return None
+    order = [number for number, own in enumerate(values) if len(own)]
+    if not order:
+        return None
+    is_descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
+    if sort:
+        order.sort(key=lambda number: values[number][0], reverse=is_descending)
+    taken = np.concatenate([values[number] for number in order])
+    lengths = [len(values[number]) for number in order]
+    owners, starts = np.repeat(np.arange(len(order)), lengths), np.cumsum([0, *lengths])
+    distinct = np.unique(taken, return_inverse=True, equal_nan=False)[1].reshape(-1)
+    owner = np.full(len(taken), -1 if overlap == "last" else len(order))  # of each distinct value
+    (np.maximum if overlap == "last" else np.minimum).at(owner, distinct, owners)
+    keep = owners == owner[distinct]
+    if overlap == "error" and not keep.all():
+        place = int(np.flatnonzero(~keep)[0])
+        one, other = (parts[order[position]].name for position in (owners[place], owner[distinct[place]]))
+        raise ManifestError(
+            f"{one} has {dim} = {format_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
+            "overlap='last' says whose is taken"
+        )
+    rows = np.flatnonzero(keep)
+    if sort and all(is_ordered(own) and (len(own) < 2 or (own[0] > own[-1]) == is_descending) for own in values):
+        rows = rows[np.argsort(taken[rows], kind="stable")[:: -1 if is_descending else 1]]
+    cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(owners[rows]) != 0)) + 1
+    kept = [
+        Kept(order[owners[run[0]]], int(run[0] - starts[owners[run[0]]]), int(run[-1] - starts[owners[run[0]]]) + 1)
+        for run in np.split(rows, cuts)
+    ]
+    if kept == [Kept(number, 0, len(own)) for number, own in enumerate(values)]:
+        return None
+    if not keep.all() or len(kept) > len(order):
+        check_one_coordinate(parts, dim)
+    return kept

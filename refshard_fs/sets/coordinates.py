@@ -1,0 +1,82 @@
+"""The values of a coordinate in several sets, and checks of them. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.common_units import comparable
+from refshard_fs.sets.compatibility import same_values
+from refshard_fs.sets.variables import NamedSet
+
+
+def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArray[Any]] | None:
+    """Return the values of the coordinate of ``dim`` in each set, in a form in which they can be compared.
+
+    None if a set lacks the coordinate, or if its values are not known. Times must be in common units.
+    """
+    first = parts[0].coordinate(dim)
+    every = []
+    if first is None:
+        return None
+    for part in parts:
+        variable = part.variables.get(first.path)
+        values = None if variable is None or variable.dims != (dim,) else part.values(first.path)
+        if variable is None or values is None:
+            return None
+        every.append(comparable(variable, values))
+    return every
+
+
+def check_one_coordinate(parts: Sequence[NamedSet], dim: str) -> None:
+    """Raise ManifestError if groups of a set have coordinates of ``dim`` whose values differ from the first one's."""
+    first = parts[0].coordinate(dim)
+    if first is None:
+        return
+    for part in parts:
+        for path, variable in part.variables.items():
+            if variable.is_coordinate and variable.dims == (dim,) and path != first.path:
+                check_same_coordinate(part, dim, first.path, path)
+
+
+def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> None:
+    """Raise ManifestError unless a set has the same values at ``one`` and ``other``, or lacks one of them."""
+    if one in part.variables and other in part.variables:
+        mine, theirs = part.values(one), part.values(other)
+        if mine is None or theirs is None or not same_values(mine, theirs):
+            raise ManifestError(
+                f"{one!r} and {other!r} of {part.name} are not the same, and so they are coordinates of two "
+                f"dimensions {dim!r}: elements are left out, moved or added along one that all groups share"
+            )
+
+
+def name_set_without_values(parts: Sequence[NamedSet], dim: str) -> str:
+    """Return the name of the first set that lacks known values of a dimension's coordinate."""
+    return next((part.name for part in parts if get_coordinate_values([part], dim) is None), parts[0].name)
+
+
+def format_value(value: Any, part: NamedSet, dim: str) -> str:
+    """Format a value of the coordinate of ``dim``, with its units, for an error."""
+    coordinate = part.coordinate(dim)
+    units = None if coordinate is None else coordinate.attributes.get("units")
+    return f"{value} {units}" if isinstance(units, str) else str(value)
+
+
+def is_ordered(values: npt.NDArray[Any]) -> bool:
+    """Whether values only ascend, or only descend."""
+    steps = np.diff(values)
+    return bool((steps > 0).all() or (steps < 0).all())
+
+
+def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], name: str, dim: str) -> None:
+    """Raise ManifestError if ``old`` values are sorted, but not together with the ``new`` values after them."""
+    if len(old) > 1 and is_ordered(old) and not is_ordered(np.concatenate([old, new])):
+        first, last = new[0], old[-1]
+        raise ManifestError(
+            f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
+            "any_order=True appends the new values as they are"
+        )

@@ -1,0 +1,101 @@
+"""Files by their places along dimensions. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.patterns import Pattern, Place
+from refshard_fs.sets.sources import natural
+
+
+class FileGrid(NamedTuple):
+    """Files by their places along ``dims``; a place may have no file."""
+
+    dims: Sequence[str]
+    places: Mapping[str, list[Place]]  # ascending, by dimension
+    files: Mapping[tuple[int, ...], str]
+
+    @classmethod
+    def by_names(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
+        """Return the grid of files, and those that do not match; ManifestError where two files have one place."""
+        named = [(url, pattern.places(url)) for url in urls]
+        others = [url for url, places in named if places is None]
+        return cls.of([(url, places) for url, places in named if places is not None], dims), others
+
+    @classmethod
+    def of(
+        cls,
+        files: Iterable[tuple[str, Mapping[str, Place]]],
+        dims: Sequence[str],
+        assets: Sequence[str] | None = None,
+    ) -> FileGrid:
+        """Return the grid of ``files``, given with their places; ManifestError where two files have one place.
+
+        Places are sorted, except those along ``asset`` if ``assets`` gives their order.
+        """
+        by_place: dict[tuple[Place, ...], str] = {}
+        for url, places in files:
+            key = tuple(places[dim] for dim in dims)
+            if key in by_place:
+                raise ManifestError(f"{by_place[key]} and {url} have the same place, {_place_text(dims, key)}")
+            by_place[key] = url
+        along = {dim: sorted({key[axis] for key in by_place}, key=_order) for axis, dim in enumerate(dims)}
+        if assets is not None and "asset" in along and set(along["asset"]) <= set(assets):
+            along["asset"] = [name for name in dict.fromkeys(assets) if name in along["asset"]]
+        number = {dim: {place: i for i, place in enumerate(places)} for dim, places in along.items()}
+        numbers = {key: tuple(number[d][p] for d, p in zip(dims, key, strict=True)) for key in by_place}
+        return cls(dims, along, {numbers[key]: url for key, url in by_place.items()})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(self.places[dim]) for dim in self.dims)
+
+    @property
+    def holes(self) -> list[tuple[int, ...]]:
+        """The places that have no file."""
+        return [at for at in np.ndindex(self.shape) if at not in self.files]
+
+    def check_whole(self) -> None:
+        """Raise ManifestError, which names the places, where files are missing."""
+        if self.holes:
+            shown = some_of(list(map(self.describe, self.holes)), "; ")
+            raise ManifestError(f"no file has {shown}: with join='outer', values without a file are missing")
+
+    def describe(self, at: Sequence[int]) -> str:
+        """Return a place, or the first numbers of several places, as an error says it."""
+        dims = self.dims[: len(at)]
+        return _place_text(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
+
+    def without_empty(self, dims: Container[str | None] | None = None) -> FileGrid:
+        """Return the grid without places along any dimension, or those in ``dims``, that have no file at all."""
+        kept = [range(len(self.places[dim])) for dim in self.dims]
+        numbers = [
+            sorted({at[axis] for at in self.files}) if dims is None or dim in dims else list(kept[axis])
+            for axis, dim in enumerate(self.dims)
+        ]
+        places = {dim: [self.places[dim][n] for n in some] for dim, some in zip(self.dims, numbers, strict=True)}
+        moved = [{number: now for now, number in enumerate(some)} for some in numbers]
+        files = {tuple(m[n] for m, n in zip(moved, at, strict=True)): url for at, url in self.files.items()}
+        return FileGrid(self.dims, places, files)
+
+    def is_of_times(self, dim: str) -> bool:
+        return isinstance(self.places[dim][0], datetime)
+
+
+def some_of(texts: Sequence[str], separator: str = ", ") -> str:
+    """Return the first three of ``texts``, and the number of others."""
+    return separator.join(texts[:3]) + (f" and {len(texts) - 3:,} others" if len(texts) > 3 else "")
+
+
+def _order(place: Place) -> Any:
+    return natural(place) if isinstance(place, str) else place
+
+
+def _place_text(dims: Sequence[str], key: Sequence[Place]) -> str:
+    shown = [place.isoformat()[:19] if isinstance(place, datetime) else place for place in key]
+    return ", ".join(f"{dim} = {place}" for dim, place in zip(dims, shown, strict=True))

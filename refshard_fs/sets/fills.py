@@ -1,0 +1,70 @@
+"""Fill values that mean "missing", for arrays with chunks that do not exist. No I/O here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.cubes.recoding import missing_values
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.changed_set import with_metadata
+from refshard_fs.sets.variables import NamedSet
+
+
+def choose_fill_values(parts: Sequence[NamedSet], paths: Iterable[str], *, lazy: bool = False) -> dict[str, Any]:
+    """Return by path the fill values that arrays need, so that readers show chunks that do not exist as missing.
+
+    An array without one gets its ``_FillValue`` or ``missing_value``, or NaN if it is of floating-point numbers, if all
+    of its chunks exist so far. ManifestError where neither can be.
+    """
+    return {path: fill for path in sorted(paths) if (fill := _fill(path, parts, lazy=lazy)) is not None}
+
+
+def set_fill_values(part: NamedSet, fills: Mapping[str, Any]) -> NamedSet:
+    """Give arrays of a set other fill values, by path."""
+    shown = {path: part.variables[path] for path in fills if path in part.variables}
+    return with_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[path]} for path, v in shown.items()})
+
+
+def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
+    """Return the fill value that an array needs; None where it has one already.
+
+    If ``lazy``, chunks of sets with another one are recoded when they are read.
+    """
+    parts = [part for part in parts if path in part.variables]
+    first = parts[0].variables[path]
+    meta, dtype = first.meta, dtype_of(first.meta)
+    fill, marked = meta.raw.get("fill_value"), first.attributes.get("_FillValue")
+    if fill in ("NaN",) or (isinstance(fill, float) and math.isnan(fill)):
+        return None
+    if meta.zarr_format == 2 and fill is not None:
+        return None
+    named = [] if dtype is None else missing_values(meta, first.attributes, dtype)
+    if fill in named or (marked is not None and fill == marked):
+        return None
+    wanted: Any = None
+    if dtype is not None and dtype.kind in "iu":
+        wanted = next((int(value) for value in named if value in _range(dtype)), None)
+    elif dtype is not None and dtype.kind == "f":
+        wanted = next((value for value in named if math.isfinite(value)), "NaN")
+    if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
+        what = "and has chunks that do not exist" if wanted is not None else "or none of its type"
+        raise ManifestError(
+            f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value for its gaps, {what}: "
+            "they would be read as numbers. Give it a _FillValue"
+        )
+    return wanted
+
+
+def _range(dtype: np.dtype[Any]) -> range:
+    limits = np.iinfo(dtype)
+    return range(int(limits.min), int(limits.max) + 1)
+
+
+def _has_gaps(part: NamedSet, path: str) -> bool:
+    table = part.refs.tables.get(path)
+    return table is None or len(table) + len(part.inline.get(path, {})) < table.grid.size

@@ -1,0 +1,137 @@
+"""Join sets along several dimensions, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.sets.changed_set import cut_chunks
+from refshard_fs.sets.common_units import CommonUnits, with_common_units
+from refshard_fs.sets.file_grid import FileGrid
+from refshard_fs.sets.fills import choose_fill_values, set_fill_values
+from refshard_fs.sets.gaps import PlannedPiece, insert_regular_gaps, insert_union_gaps
+from refshard_fs.sets.inputs import Position
+from refshard_fs.sets.set_row import Rules, SetRow
+from refshard_fs.sets.stacking import Stacking, make_coordinate_set
+from refshard_fs.sets.variables import NamedSet
+
+Leaf = tuple[Any, NamedSet]  # the URL or document of a set, and the set
+
+
+class GridJoin(msgspec.Struct, frozen=True):
+    """A join of sets along several dimensions: to references, or to documents within documents.
+
+    The last dimension is joined first.
+    """
+
+    dims: Sequence[str | None]
+    grid: FileGrid | None  # if names of files give their places
+    units: Mapping[str, Any]  # by path, of the first set's coordinates: all sets get them
+    rules: Rules
+    made: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []
+    examples: dict[tuple[str | None, int], NamedSet] = {}  # a set at each number along dimensions that sets have
+
+    def join(self, leaves: Mapping[Position, Leaf]) -> Leaf:
+        """Join all ``leaves``, sets by their positions, to one set; if lazy, with the document that shows it."""
+        rules = self.rules
+        parts = {place: part for place, (_, part) in leaves.items()}
+        if rules.subchunks:
+            for place, part in parts.items():
+                parts[place] = cut_chunks(part, rules.subchunks, lazy=rules.lazy)
+        if self.grid is not None:
+            known = find_dims(parts.values())
+            for place, part in parts.items():
+                for dim, number in zip(self.dims, place, strict=True):
+                    if dim in known:
+                        self.examples.setdefault((dim, number), part)
+            if self.grid.holes and not rules.lazy:
+                variables = [item for part in parts.values() for item in part.variables.items()]
+                spread = {p for p, v in variables if not v.is_coordinate and not set(self.dims).isdisjoint(v.dims)}
+                fills = choose_fill_values(list(parts.values()), spread)
+                parts = {place: set_fill_values(part, fills) for place, part in parts.items()}
+        sources = {place: source if rules.lazy else parts[place].name for place, (source, _) in leaves.items()}
+        return self._join_below((), {place: (sources[place], parts[place]) for place in sorted(leaves)})
+
+    def _join_below(self, start: Position, leaves: Mapping[Position, Leaf]) -> Leaf:
+        """Join ``leaves``, whose positions begin with ``start``, to one set."""
+        axis, dim = len(start), self.dims[len(start)]
+        groups: dict[int, dict[Position, Leaf]] = {}
+        for place, leaf in leaves.items():
+            groups.setdefault(place[axis], {})[place] = leaf
+        below = [leaves.get((*start, n)) or self._join_below((*start, n), group) for n, group in groups.items()]
+        sources: list[Any] = [source for source, _ in below]
+        parts = [part for _, part in below]
+        stacking = self._stack(dim, parts, list(groups))
+        parts = parts if stacking is None else stacking.parts
+        holes = self._make_holes(start, groups, parts[0])
+        # Holes come last: all are recoded to the units of the first set.
+        times = CommonUnits([*parts, *holes.values()], {}, {})
+        if self.rules.lazy:
+            times = with_common_units(times.parts, dim, lazy=True, fixed=self.units)
+        real = times.parts[: len(parts)]
+        row = list(real)
+        for number, hole in zip(holes, times.parts[len(parts) :], strict=True):
+            sources.insert(number, "")
+            row.insert(number, hole)
+        if dim in self.rules.regular or dim in self.rules.union:
+            sources, row = self._insert_gaps(sources, row, str(dim))
+        if not self.rules.lazy:
+            whole = SetRow(dim, sources, row, self.rules).make_references() if len(row) > 1 else row[0]
+            return whole.name, whole
+        metadata = {**times.metadata, **(stacking.metadata if stacking else {})}
+        document, whole = SetRow(
+            dim, sources, row, self.rules, metadata, times.bounds, stacking=stacking
+        ).make_document()
+        self.made.append((document, real))
+        return document, whole
+
+    def _stack(self, dim: str | None, parts: Sequence[NamedSet], numbers: Sequence[int]) -> Stacking | None:
+        """Give sets the dimension ``dim``; None if they have it themselves."""
+        known = find_dims(parts)
+        if dim is None or dim in known:
+            return None
+        if self.grid is None:
+            return Stacking.by_scalar(dim, parts)
+        return Stacking.of(self.grid, dim, parts, numbers, [name for name in self.dims if name in known])
+
+    def _make_holes(self, start: Position, numbers: Container[int], like: NamedSet) -> dict[int, NamedSet]:
+        """Return by number, for places without a file, sets that have only a length or a coordinate."""
+        axis, dim = len(start), self.dims[len(start)]
+        if self.grid is None or dim is None:
+            return {}
+        holes: dict[int, NamedSet] = {}
+        for number in range(self.grid.shape[axis]):
+            if number in numbers:
+                continue
+            name = f"the missing file at {self.grid.describe((*start, number))}"
+            example = self.examples.get((dim, number))
+            if example is None:
+                holes[number] = make_coordinate_set(self.grid, dim, number, like, name)
+                continue
+            along = {path: example.variables[path] for path in example.along(dim)}
+            coordinates = {path: v for path, v in along.items() if v.is_coordinate}
+            holes[number] = NamedSet(name, example.refs, coordinates or dict(list(along.items())[:1]))
+        return holes
+
+    def _insert_gaps(
+        self, sources: Sequence[Any], parts: Sequence[NamedSet], dim: str
+    ) -> tuple[list[Any], list[NamedSet]]:
+        """Insert gaps between sources and sets where values of the coordinate are missing."""
+        rules = self.rules
+        regular, union = rules.regular.get(dim), rules.union.get(dim)
+        pieces = [PlannedPiece(number, part) for number, part in enumerate(parts)]
+        if regular is not None:
+            pieces = insert_regular_gaps(parts, dim, regular, lazy=rules.lazy)
+        if union is not None:
+            numbers = [piece.number for piece in pieces]
+            divided = insert_union_gaps([piece.part for piece in pieces], dim, union, lazy=rules.lazy)
+            pieces = [PlannedPiece(None if p.number is None else numbers[p.number], p.part) for p in divided]
+        return ["" if p.number is None else sources[p.number] for p in pieces], [piece.part for piece in pieces]
+
+
+def find_dims(parts: Iterable[NamedSet]) -> set[str | None]:
+    """Return the dimensions of all variables."""
+    return {dim for part in parts for variable in part.variables.values() for dim in variable.dims}

@@ -1,0 +1,161 @@
+"""The sources that are joined, and the place of each along the dimensions. No chunk is read here."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+import warnings
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.file_grid import FileGrid, some_of
+from refshard_fs.sets.patterns import Pattern
+from refshard_fs.sets.sources import OnError, expand
+from refshard_fs.sets.tables import as_place, placed_sources
+from refshard_fs.source.in_memory_source import source_of
+
+Position = tuple[int, ...]  # the number of a set along each dimension
+
+
+class Inputs(NamedTuple):
+    """Sources, and the number of each along every dimension of ``dims``.
+
+    ``grid`` is there if a pattern with fields, a table or ``coords=`` gives the places.
+    """
+
+    dims: tuple[str | None, ...]
+    positions: tuple[Position, ...]
+    sources: tuple[Any, ...]
+    grid: FileGrid | None = None
+
+    @classmethod
+    def find(
+        cls,
+        sets: Any,
+        dims: tuple[str | None, ...] | None,
+        options: Mapping[str, Any],
+        *,
+        on_error: OnError,
+        coords: Mapping[str, Sequence[Any]] | None,
+        assets: Sequence[str] | None,
+    ) -> Inputs:
+        """Return the sources among ``sets``, as `concat` takes them.
+
+        ``dims`` are None if fields, columns or, later, values of coordinates give the dimensions. ValueError if there
+        are no sources; ManifestError if two sources have the same place.
+        """
+        order = (None,) if dims is None else dims
+        grid = _find_grid(sets, dims, on_error, options, assets) if coords is None else _nest(sets, order, coords)
+        if grid is not None:
+            leaves: Iterable[tuple[Position, Any]] = sorted(grid.files.items())
+            order = tuple(grid.dims)
+        else:
+            leaves = list(_leaves(expand(sets, options) if len(order) == 1 else sets, len(order)))
+        if not leaves:
+            raise ValueError("there are no sets to concatenate")
+        positions, sources = zip(*leaves, strict=True)
+        return cls(order, positions, sources, grid)
+
+    def without(self, failed: Container[int], dims: Container[str | None] | None, *, is_outer: bool) -> Inputs:
+        """Return the inputs without the sources whose numbers ``failed``.
+
+        Places without any source are removed along ``dims``, or along all dimensions if None. Unless the join
+        ``is_outer``, ManifestError names the places that lack a source.
+        """
+        opened = [number for number in range(len(self.sources)) if number not in failed]
+        positions, grid = tuple(self.positions[n] for n in opened), self.grid
+        if grid is not None and len(opened) < len(self.sources):
+            grid = grid._replace(files={at: grid.files[at] for at in positions})
+            if not is_outer:
+                grid.check_whole()
+            grid = grid.without_empty(dims)
+            positions = tuple(sorted(grid.files))
+        return Inputs(self.dims, positions, tuple(self.sources[n] for n in opened), grid)
+
+
+def _find_grid(
+    sets: Any,
+    order: Sequence[str | None] | None,
+    on_error: OnError,
+    options: Mapping[str, Any],
+    assets: Sequence[str] | None,
+) -> FileGrid | None:
+    """Return the grid of files that a pattern with fields, or a table, stands for; None for other ``sets``.
+
+    ``order`` are the dimensions; None if the fields, or the columns, are.
+    """
+    rows = placed_sources(sets, assets)
+    if rows is not None:
+        dims = list(rows[0][1])
+        if order is not None and any(order) and set(order) != set(dims):
+            raise ValueError(f"URLs come with their places along {dims}, and the dimensions are {list(order)}")
+        return FileGrid.of(rows, dims if order is None or not any(order) else [str(dim) for dim in order], assets)
+    pattern = Pattern.of(os.fspath(sets), order) if isinstance(sets, str | os.PathLike) else None
+    if pattern is None:
+        return None
+    dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
+    grid, others = FileGrid.by_names(pattern, expand(pattern.glob, options), dims)
+    if others:
+        misnamed = f"{some_of(others)} are not named as {pattern.text!r} says"
+        if on_error == "raise" or not grid.files:
+            raise ManifestError(f"{misnamed}: on_error='skip' leaves them out")
+        warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=4)
+    return grid
+
+
+def _nest(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[Any]]) -> FileGrid:
+    """Return the grid of sets in nested lists; ``coords`` has the values of dimensions that the sets lack."""
+    unknown = coords.keys() - set(order)
+    if unknown:
+        raise ValueError(f"coords= names {', '.join(sorted(unknown))}: expected dimensions of dims={list(order)}")
+    dims = [str(dim) for dim in order]
+    files = dict(_leaves(sets, len(order)))
+    places: dict[str, list[Any]] = {}
+    for axis, dim in enumerate(dims):
+        count = 1 + max(at[axis] for at in files)
+        places[dim] = [as_place(value, dim, "coords=") for value in coords.get(dim, range(count))]
+        if len(places[dim]) != count:
+            raise ValueError(f"coords={{{dim!r}: ...}} has {len(places[dim])} values for {count} lists of sets")
+    grid = FileGrid(dims, places, files)
+    grid.check_whole()
+    return grid
+
+
+def get_set_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
+    """Return the URL of the set ``fo``, as the document of a cube names it.
+
+    TypeError, which names the argument or function ``who``, if it has no URL, or if options name a version of it.
+    """
+    for name in ("branch", "tag", "snapshot", "as_of"):
+        if options.get(name) is not None:
+            raise TypeError(f"{who} saves URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
+    is_path = isinstance(fo, str | os.PathLike)
+    url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
+    if not isinstance(url, str):
+        raise TypeError(
+            f"{who} saves the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
+        )
+    return url
+
+
+def iter_urls(sets: Any) -> Iterator[str]:
+    """Yield the URLs among ``sets``, which may be nested lists."""
+    if isinstance(sets, str | os.PathLike):
+        yield os.fspath(sets)
+    elif isinstance(sets, Sequence) and not isinstance(sets, bytes):
+        for each in sets:
+            yield from iter_urls(each)
+
+
+def _leaves(nested: Any, depth: int, position: Position = ()) -> Iterator[tuple[Position, Any]]:
+    """Yield each set of ``nested`` lists, and its number in the list of each level."""
+    if depth == 0:
+        yield position, nested
+        return
+    if isinstance(nested, (str, bytes, Mapping)) or not isinstance(nested, Sequence):
+        raise TypeError(
+            f"for dims=, expected lists of sets, nested once for each dimension, got {reprlib.repr(nested)}"
+        )
+    for number, member in enumerate(nested):
+        yield from _leaves(member, depth - 1, (*position, number))

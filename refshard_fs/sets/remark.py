@@ -1,0 +1,44 @@
+"""Explain in one line why only this package reads the document of a cube."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from refshard_fs.core.stats import count_text
+from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.cubes.fit import fit
+from refshard_fs.sets.changed_set import with_metadata
+from refshard_fs.sets.compatibility import array_facts
+from refshard_fs.sets.lazy_set import OTHERS, REMARK
+from refshard_fs.sets.variables import NamedSet
+
+
+def explain_document(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:
+    """Return one line for users: which arrays of documents are converted or joined while they are read.
+
+    ``made`` has the sets that were read for each document.
+    """
+    reasons = [
+        f"chunks of {path!r} are joined while reading" for path in sorted({p for doc, _ in made for p in doc.chunks})
+    ]
+    recoded: Counter[str] = Counter()
+    for document, read in made:
+        shown = with_metadata(read[0], document.metadata)
+        for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
+            one = array_facts(path, next(part for part in (shown, *read) if path in part.variables))
+            known: dict[Any, bool] = {}  # sets that are alike share their variables
+            for part in read:
+                if path in part.variables:
+                    like = id(part.variables[path]), str(part.units.get(path))
+                    if like not in known:
+                        known[like] = not fit(path, one, array_facts(path, part)).is_same
+                    recoded[path] += known[like]
+    total = count_text(sum(len(read) for _, read in made), "set")
+    reasons += [
+        f"{path!r} is converted while reading in {count} of {total}" for path, count in sorted(recoded.items()) if count
+    ]
+    if reasons:
+        return f"{REMARK}: {', '.join(reasons)}. {OTHERS}"
+    return f"{REMARK}; concat without lazy=True makes references that other programs read, too"

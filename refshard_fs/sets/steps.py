@@ -1,0 +1,126 @@
+"""Values of a coordinate at equal distances: every ``freq``. No I/O here."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from fractions import Fraction
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.cubes.cf_times import (
+    CHANGE,
+    GREGORIAN,
+    SECOND,
+    TimeUnits,
+    calendar_of,
+    instant,
+    parsed_units,
+)
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.variables import MOST, NamedSet, Variable
+
+_FREQUENCY: Final = re.compile(r"\s*(\d*)\s*([A-Za-z]+)\s*")
+
+
+# Seconds, as pandas spells them.
+_SECONDS: Final = {
+    **dict.fromkeys(("s", "S"), 1),
+    **dict.fromkeys(("min", "T"), 60),
+    **dict.fromkeys(("h", "H"), 3600),
+    **dict.fromkeys(("D", "d"), 86400),
+    "W": 7 * 86400,
+}
+
+
+_MONTH: Final = 146_097 * 86400 // 4800  # seconds of a Gregorian month, on average
+
+
+_MONTHS: Final = {"MS": 1, "QS": 3, "YS": 12, "AS": 12}
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Values at equal distances: ``step`` units of the coordinate each, or ``months``, that long on average."""
+
+    first: Any
+    dtype: np.dtype[Any]
+    step: Fraction
+    months: int = 0
+    unit: int = SECOND  # in nanoseconds, where there are months
+    since: Any = None
+    units: TimeUnits | None = None
+
+    @classmethod
+    def of(cls, freq: str | float, variable: Variable, first: Any, name: str) -> Steps:
+        dtype = np.dtype(first.dtype)
+        where = f"freq={freq!r} and the units {variable.attributes.get('units')!r} of {variable.path!r} of {name}"
+        if dtype.kind not in "iuf":
+            raise ManifestError(f"{where}: expected a numeric type, found {dtype}")
+        try:
+            if not isinstance(freq, str):
+                steps = cls(first, dtype, Fraction(freq))
+            else:
+                match = _FREQUENCY.fullmatch(freq)
+                count, name_of = (int(match[1] or 1), match[2]) if match else (0, "")
+                if not count or name_of not in {*_SECONDS, *_MONTHS}:
+                    raise ValueError(f"expected a number of {', '.join([*_SECONDS, *_MONTHS])}")
+                unit, since = parsed_units(variable.attributes.get("units"))
+                if name_of in _SECONDS:
+                    length = Fraction(_SECONDS[name_of] * count * SECOND, unit)
+                    steps = cls(first, dtype, length, units=TimeUnits.of(variable.attributes))
+                else:
+                    calendar = calendar_of(variable.attributes)
+                    if calendar not in GREGORIAN:
+                        raise ValueError(f"expected a standard calendar for steps of months, found {calendar!r}")
+                    begin = instant(since)
+                    if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
+                        raise ValueError("the standard calendar changes before 1582-10-15")
+                    months = _MONTHS[name_of] * count
+                    step = Fraction(months * _MONTH * SECOND, unit)
+                    steps = cls(first, dtype, step, months, unit, np.datetime64(begin, "s"))
+        except ValueError as e:
+            raise ManifestError(f"{where}: {e}") from e
+        if not steps.months and (steps.step <= 0 or (dtype.kind in "iu" and steps.step.denominator != 1)):
+            raise ManifestError(f"{where}: a step is {steps.step} of these units, which {dtype} cannot hold")
+        return steps
+
+    def places(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
+        """Return the steps from the first value to each of ``values``; ManifestError if not an integer."""
+        numbers = values.astype(np.float64)
+        places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
+        near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
+        apart = np.flatnonzero(~(np.abs(self.values(places).astype(np.float64) - numbers) <= near))
+        if len(apart):
+            raise ManifestError(
+                f"{part.name} has {dim} = {values[apart[0]]}, which is not on the grid of freq= that begins at "
+                f"{self.first}"
+            )
+        return places
+
+    def all_of(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
+        """Return ``values``, which begin with the first one, and all steps between them."""
+        last = int(self.places(values[-1:], part, dim)[0])
+        if not 0 <= last < MOST:
+            raise ManifestError(
+                f"{dim!r} would have {last + 1:,} values with those of {part.name}, of {MOST:,} at most"
+            )
+        self.places(values, part, dim)
+        return self.values(np.arange(last + 1))
+
+    def values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the values that are ``places`` steps after the first."""
+        values: npt.NDArray[Any]
+        if self.months:
+            begin = self.since + np.rint(float(self.first) * self.unit / SECOND).astype("m8[s]")
+            month = begin.astype("M8[M]")
+            seconds = (month + places * self.months).astype("M8[s]") + (begin - month.astype("M8[s]")) - self.since
+            values = seconds.astype(np.int64) / (self.unit / SECOND)
+        elif self.dtype.kind in "iu":
+            values = int(self.first) + places * int(self.step)
+        else:
+            values = float(self.first) + places * float(self.step)
+            values = values if self.units is None else self.units.snap(values)
+        return np.asarray(values, self.dtype)

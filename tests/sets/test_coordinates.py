@@ -1,0 +1,85 @@
+"""Coordinates of one name in several groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs.errors import ManifestError
+from tests.support.day_sets import _base64, write_refs
+from tests.support.set_values import values_of
+
+
+def grouped(times: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
+    """Return a set of groups, each of which has a time and an x of its own."""
+
+    def array(path: str, values: Any, dims: list[str]) -> dict[str, str]:
+        data = np.array(values, "<f4")
+        meta = {"zarr_format": 2, "shape": data.shape, "chunks": [1] * data.ndim, "dtype": "<f4", "order": "C"}
+        refs = {f"{path}/.zarray": json.dumps({**meta, "fill_value": "NaN", "filters": None, "compressor": None})}
+        refs[f"{path}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": dims})
+        chunks = {".".join(map(str, at)): _base64(data[at].tobytes()) for at in np.ndindex(data.shape)}
+        return refs | {f"{path}/{name}": f"base64:{chunk}" for name, chunk in chunks.items()}
+
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
+    for group in times:
+        t, x = times[group], places[group]
+        refs[f"{group}/.zgroup"] = '{"zarr_format": 2}'
+        refs |= array(f"{group}/time", t, ["time"]) | array(f"{group}/x", x, ["x"])
+        refs |= array(f"{group}/v", np.add.outer(np.array(t) * 100, x), ["time", "x"])
+    return refs
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, which: str, lazy: bool) -> None:
+    """Before it was mended: In sets of groups that each have a coordinate of one name, `join="outer"` gave all groups
+    the union of one group's values, `freq=` filled times of one into others, and `overlap=` and `append(...,
+    on_duplicate=)` left out of all what one of them had already.
+    """
+
+    def both(first: int, x: Any, other: Any) -> dict[str, Any]:
+        rest = "b" if which == "a" else "a"
+        return grouped({g: [first, first + 1] for g in "ab"}, {which: x, rest: other})
+
+    names = [
+        write_refs(tmp_path, f"{i}.json", both(2 * i, x, other))
+        for i, (x, other) in enumerate([([0, 1], [5, 6]), ([1, 2], [5, 6])])
+    ]
+    with pytest.raises(ManifestError, match="two dimensions 'x'"):
+        refshard_fs.concat(names, "time", join="outer", lazy=lazy)
+    same = [write_refs(tmp_path, f"s{i}.json", both(2 * i, x, x)) for i, x in enumerate([[0, 1], [1, 2]])]
+    cube: Any = refshard_fs.concat(same, "time", join="outer", lazy=lazy)
+    for group in "ab":
+        assert values_of(cube, f"{group}/x", "<f4") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", [{"overlap": "first"}, {"overlap": "last"}, {"freq": 1}])
+def test_duplicates_in_one_group_do_not_change_another(tmp_path: Path, how: dict[str, Any]) -> None:
+    second = 4 if "freq" in how else 0
+    alone = {"a": [0], "b": [0]}
+    starts = (0, second)
+    parts = [grouped({"a": [t, t + 1], "b": [10 + i, 20 + i]}, alone) for i, t in enumerate(starts)]
+    names = [write_refs(tmp_path, f"{i}.json", part) for i, part in enumerate(parts)]
+    with pytest.raises(ManifestError, match="two dimensions 'time'"):
+        refshard_fs.concat(names, "time", **how)
+    parts = [grouped({"a": [t, t + 1], "b": [t, t + 1]}, alone) for t in starts]
+    cube: Any = refshard_fs.concat(parts, "time", **how)
+    for group in "ab":
+        assert values_of(cube, f"{group}/time", "<f4") == ([0, 1, 2, 3, 4, 5] if second else [0, 1])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("how", ["skip", "replace"])
+def test_set_with_new_times_in_another_group_is_not_known(tmp_path: Path, how: Any, lazy: bool) -> None:
+    first, second = (grouped({"a": [0, 1], "b": [10 + i, 20 + i]}, {"a": [0], "b": [0]}) for i in range(2))
+    url = str(tmp_path / "cube.json")
+    made: Any = refshard_fs.concat([write_refs(tmp_path, "0.json", first)], "time", lazy=lazy)
+    made.save(url)
+    with pytest.raises(ManifestError, match="two dimensions 'time'|is the first set of"):
+        refshard_fs.append(url, write_refs(tmp_path, "1.json", second), "time", on_duplicate=how)

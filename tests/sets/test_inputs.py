@@ -1,0 +1,85 @@
+"""Sources of a join: patterns, nested lists, and sources that cannot be opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import refshard_fs
+from refshard_fs.errors import ManifestError
+from tests.support.day_sets import make_days, read_times, write_refs
+from tests.support.joined_sets import day
+
+xr = pytest.importorskip("xarray")
+h5py = pytest.importorskip("h5py")
+zarr = pytest.importorskip("zarr")
+pytest.importorskip("h5netcdf")
+
+from tests.support.member_files import DIMS, MEMBERS, combine_members  # noqa: E402  # xarray may be absent
+from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
+
+
+def test_pattern_stands_for_all_that_it_matches_in_natural_order(tmp_path: Path) -> None:
+    for number in (10, 9, 100):
+        folder = tmp_path / f"month{number % 2}"
+        folder.mkdir(exist_ok=True)
+        write_refs(folder, f"day{number}.json", make_days(number, 1))
+    (tmp_path / "month0" / "notes.txt").write_text("")
+    assert read_times(refshard_fs.concat(f"{tmp_path}/month*/day*.json", "time")) == [10, 100, 9]
+    assert read_times(refshard_fs.concat([f"{tmp_path}/month0/day*.json"], "time")) == [10, 100]
+    with pytest.raises(ManifestError, match="matches nothing"):
+        refshard_fs.concat(f"{tmp_path}/year*.json", "time")
+
+
+def test_patterns_on_s3(s3_server: Any) -> None:
+    s3_server.create_bucket("patterns")
+    for number in (2, 10):
+        s3_server.put(f"patterns/days/{number}.json", json.dumps(make_days(number, 1)).encode())
+    options = {"options": {"s3://patterns/": s3_server.storage_options}, "allow": "any"}
+    assert read_times(refshard_fs.concat("s3://patterns/days/*.json", "time", **options)) == [2, 10]
+
+
+def test_where_nothing_is_listed_a_pattern_is_refused() -> None:
+    with pytest.raises(ManifestError, match="cannot be listed"):
+        refshard_fs.concat("http://127.0.0.1:9/day*.json", "time")
+
+
+def test_sets_that_cannot_be_opened_are_left_out_on_request(tmp_path: Path) -> None:
+    names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1)) for i in range(3)]
+    Path(names[1]).write_text("{")
+    with pytest.raises(ManifestError):
+        refshard_fs.concat(names, "time")
+    with pytest.warns(UserWarning, match=r"set 1 is left out: .*1\.json"):
+        made = refshard_fs.concat(names, "time", on_error="skip")
+    assert read_times(made) == [0, 2]
+    with pytest.raises(ManifestError):
+        refshard_fs.concat(names[1:2], "time", on_error="skip")
+
+
+def test_files_that_are_named_otherwise_are_named_or_left_out(tmp_path: Path) -> None:
+    expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
+    for name in ("20240199.nc", "notes.nc"):
+        (tmp_path / "r1" / name).write_text("")
+    pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
+    with pytest.raises(ManifestError, match=r"r1/20240199\.nc, .*r1/notes\.nc are not named as .*on_error='skip'"):
+        refshard_fs.concat(pattern, dims=DIMS)
+    with pytest.warns(UserWarning, match=r"notes\.nc are not named"):
+        made = refshard_fs.concat(pattern, dims=DIMS, on_error="skip")
+    xr.testing.assert_equal(load_dataset(made).transpose(*expected["v"].dims), expected)
+
+
+def test_what_is_no_list_of_lists_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="nested"):
+        refshard_fs.concat([day(0, 2)], dims=("time", "x"))
+    with pytest.raises(ValueError, match="no sets"):
+        refshard_fs.concat([], dim="time")
+
+
+def test_brackets_in_the_name_of_an_existing_file_are_no_pattern(tmp_path: Path) -> None:
+    for name in ("a[1].nc", "a1.nc"):
+        xr.Dataset({"v": ("time", [1.0]), "time": [1]}).to_netcdf(tmp_path / name, engine="h5netcdf")
+    found = refshard_fs.concat(str(tmp_path / "a[1].nc"), "time")
+    assert found.references["v/0"][0] == str(tmp_path / "a[1].nc")

@@ -1,0 +1,194 @@
+"""Dimensions of which each file has one value, by a scalar of its own or by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.sets.variables import NamedSet
+from tests.support.joined_sets import VERSIONS
+
+xr = pytest.importorskip("xarray")
+h5py = pytest.importorskip("h5py")
+pytest.importorskip("h5netcdf")
+pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
+
+
+def one_time(folder: Path, day: int) -> str:
+    """Write a field of one time, which is a scalar, as are a height and an age; places have coordinates of two."""
+    path = folder / f"day{day}.nc"
+    places = (("y", "x"), np.arange(6.0).reshape(2, 3))
+    time = np.datetime64("2024-01-01", "ns") + np.timedelta64(day, "D")
+    coords = {"time": time, "since": time, "height": 2.0, "age": np.int32(day), "lat": places, "x": [1, 2, 3]}
+    xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))}, coords=coords).to_netcdf(path, engine="h5netcdf")
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_files_of_one_time_each_are_joined_as_by_xarray(tmp_path: Path, version: int, *, lazy: bool) -> None:
+    files = [one_time(tmp_path, day) for day in range(4)]
+    expected = xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
+    shuffled = [files[1], files[2], files[0]]
+    made: Any = refshard_fs.concat(shuffled, "time", sort=True, zarr_format=version, lazy=lazy)  # type: ignore[call-overload]
+    found = load_dataset(made)
+    xr.testing.assert_equal(found, expected.isel(time=slice(3)))
+    assert {name: found[name].dims for name in expected.variables} == {n: v.dims for n, v in expected.variables.items()}
+    fs = RefShardFileSystem(made)
+    keys = fs.find("")
+    assert "time/c" not in keys  # the scalar's chunk in a file
+    assert all(fs.exists(key) for key in keys)
+    url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
+    made.save(url)
+    assert refshard_fs.append(url, files[3], "time", zarr_format=version) == 1
+    assert refshard_fs.append(url, files[3], "time", on_duplicate="skip", zarr_format=version) == 0
+    xr.testing.assert_equal(load_dataset(url), expected)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("lazy", [False, True])
+def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *, lazy: bool) -> None:
+    pytest.importorskip("eccodes", exc_type=Exception)
+    pytest.importorskip("cfgrib", exc_type=Exception)
+    from tests.support.grib_messages import message
+
+    files = [[str(tmp_path / f"{time}-{step}.grib2") for step in (0, 3)] for time in (0, 600, 1200)]
+    for row, time in zip(files, (0, 600, 1200), strict=True):
+        for file, step in zip(row, (0, 3), strict=True):
+            Path(file).write_bytes(message(dataDate=20240101, dataTime=time, step=step))
+    expected = xr.combine_nested(
+        [
+            [xr.load_dataset(file, engine="cfgrib", indexpath="", decode_timedelta=True) for file in row]
+            for row in files
+        ],
+        ["time", "step"],
+    )
+    made: Any = refshard_fs.concat(files, dims=("time", "step"), lazy=lazy)  # type: ignore[call-overload]
+    found = xr.open_dataset(made, engine=RefShardBackend, decode_timedelta=True).load()
+    for name, variable in expected.variables.items():
+        assert set(found[name].dims) == set(variable.dims)
+        np.testing.assert_array_equal(found[name].transpose(*variable.dims).values, variable.values, err_msg=str(name))
+
+
+def test_a_scalar_that_no_attribute_names_is_a_dimension_as_well(tmp_path: Path) -> None:
+    for day in range(3):
+        with h5py.File(tmp_path / f"{day}.h5", "w") as file:
+            file["time"], file["v"] = np.int32(day), np.full((2, 3), day, "f4")
+            file["time"].attrs["units"] = "days since 2024-01-01"
+    found = load_dataset(refshard_fs.concat(f"{tmp_path}/*.h5", "time"))
+    assert (
+        found["time"].values.tolist() == np.arange("2024-01-01", "2024-01-04", dtype="M8[D]").astype("M8[ns]").tolist()
+    )
+    np.testing.assert_array_equal(found["v"].values[:, 1, 2], [0, 1, 2])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, *, lazy: bool) -> None:
+    files = [one_time(tmp_path, day) for day in range(2)]
+    with h5py.File(files[1], "r+") as file:
+        file["w"] = np.zeros((2, 3))
+    with pytest.raises(ManifestError, match=r"has no variable 'w', which .* has along 'time'"):
+        refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
+
+
+def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
+    other = tmp_path / "other.nc"
+    xr.Dataset({"v": (("y", "x"), np.zeros((2, 3), "f4"))}).to_netcdf(other, engine="h5netcdf")
+    with pytest.raises(
+        ManifestError,
+        match=r"no variable has the dimension 'time'.*does not exist in set 1 .*other\.nc.*set 0 .*day1",
+    ):
+        refshard_fs.concat([one_time(tmp_path, 1), str(other)], "time")
+
+
+def granule(path: Path, number: int, kind: str, *, named: bool = False) -> str:
+    """Write a file of one time, as those of GOES are, with a scalar that differs and one that does not."""
+    netCDF4 = pytest.importorskip("netCDF4")
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("x", 3)
+        time = file.createVariable("time", "f8", ())
+        time.units = "days since 2000-01-01"
+        time[...] = number
+        v = file.createVariable("v", "i2", ("x",), fill_value=-1)
+        v.coordinates = "time scene" if named else "time"
+        v[:] = np.arange(3) + number
+        for name, value in (("scene", number), ("all", 7)):
+            scalar = file.createVariable(name, {"text": str}.get(kind, kind), ())
+            scalar[...] = f"n{value}" if kind == "text" else np.array(str(value) if kind == "S1" else value, kind)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("lazy", "kind", "named", "how"),
+    [  # each with each of the others
+        (True, "f4", True, "list"),
+        (True, "f4", False, "class"),
+        (False, "f4", True, "field"),
+        (False, "S1", False, "list"),
+        (False, "S1", False, "class"),
+        (True, "S1", True, "field"),
+        (False, "text", True, "list"),
+        (True, "text", True, "class"),
+        (False, "text", False, "field"),
+    ],
+)
+def test_scalars_that_differ_get_the_dimension(tmp_path: Path, lazy: bool, kind: str, named: bool, how: str) -> None:
+    xr = pytest.importorskip("xarray")
+    files = [granule(tmp_path / f"f{i:03}.nc", i, kind, named=named) for i in range(3)]
+    sets: Any = {"class": "f[0-9][0-9]?.nc", "field": "f{time:d}.nc"}.get(how)
+    sets = files if sets is None else str(tmp_path / sets)
+    found = xr.open_dataset(refshard_fs.concat(sets, "time", lazy=lazy), engine="refshard").load()  # type: ignore[call-overload]
+    each = [xr.load_dataset(file, engine="netcdf4") for file in files]
+    assert found["all"].dims == ()
+    assert str(found["all"].item()) == str(each[0]["all"].item())
+    for name in ("scene", "v", "time"):
+        assert found[name].dims == ("time", *each[0][name].dims)
+        assert str(found[name].values.tolist()) == str(np.stack([ds[name].values for ds in each]).tolist())
+
+
+def test_scalars_that_differ_get_a_dimension_of_names(tmp_path: Path) -> None:
+    xr = pytest.importorskip("xarray")
+    for number in range(2):
+        granule(tmp_path / f"f{number}.nc", number, "text")
+    found = xr.open_dataset(refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"]), engine="refshard")
+    assert found["scene"].values.tolist() == ["n0", "n1"]
+    assert found["time"].dims == found["scene"].dims == found["member"].dims
+    assert found["all"].dims == ()
+
+
+def test_scalars_are_decoded_once_or_twice_in_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        granule(tmp_path / f"f{number}.nc", number, "f4")
+    decoded: list[str] = []
+    decode = NamedSet.decode
+
+    def watched(self: NamedSet, path: str, chunks: Any) -> Any:
+        decoded.append(path)
+        return decode(self, path, chunks)
+
+    monkeypatch.setattr(NamedSet, "decode", watched)
+    refshard_fs.concat(str(tmp_path / "f{member:d}.nc"), dims=["member"])
+    assert max(map(decoded.count, set(decoded) - {"member"})) <= 4 * 9
+
+
+def test_times_of_names_are_a_coordinate_where_files_have_none(tmp_path: Path) -> None:
+    for day in (1, 3):
+        ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))})
+        folder = tmp_path / "2024"
+        folder.mkdir(exist_ok=True)
+        ds.to_netcdf(folder / f"01{day:02d}T06.nc", engine="h5netcdf")
+    found = load_dataset(refshard_fs.concat(f"{tmp_path}/{{time:%Y}}/{{time:%m%dT%H}}.nc", "time"))
+    assert found["v"].dims == ("time", "y", "x")
+    assert (
+        found["time"].values.astype("M8[h]").tolist() == np.array(["2024-01-01T06", "2024-01-03T06"], "M8[h]").tolist()
+    )
+    assert found["v"][:, 0, 0].values.tolist() == [1, 3]
