@@ -376,7 +376,7 @@ class ArrayGroup(KeySpace):
                 grid, existing = self.grids[path], (yield from self._existing(path))
                 column = None if existing is None else np.array([grid.number(each.name) for each in existing], "u8")
                 arrays[path] = ArrayChunks(grid, [range(grid.size)] if column is None else column)
-        return Contents(members, arrays, others)
+        return Contents(members, arrays, others, frozenset(others))
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[ChunkColumns]:
         if array not in self._chunks or (grid is not None and grid != self.grids[array]):

@@ -130,7 +130,7 @@ class ReferenceStream:
             some = np.flatnonzero(np.isin(targets, list(versions)))
             checks |= {row: versions[target] for row, target in zip(some.tolist(), targets[some].tolist(), strict=True)}
         own = self._checks.get(array, {})
-        checks |= {number - numbers.start: dict(own[number]) for number in own.keys() & numbers}
+        checks |= {number - numbers.start: own[number] for number in own.keys() & numbers}
         packed = dict(found.packed)
         theirs = self._packed.get(array, {})
         packed |= {number - numbers.start: theirs[number] for number in theirs.keys() & numbers}
@@ -220,7 +220,7 @@ def convert_documents(
         if name == ".zmetadata":
             continue
         if not zarrmeta.is_metadata(key):
-            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a chunk manifest cannot hold it")
+            raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: version 3 has no place for it")
         if isinstance(value, list):
             raise ManifestError(f"{key!r} is a reference: metadata must be inline to be converted to version 3")
         check_name(key)

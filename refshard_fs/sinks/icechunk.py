@@ -14,17 +14,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import numpy as np
+import numpy.typing as npt
 from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE
-from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keys import ChunkGrid, join, nearest
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
@@ -42,6 +44,7 @@ TOGETHER: Final = 64  # native chunks that are put at a time
 S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
+NAMED: Final = 5  # keys that are left out
 MAIN_BRANCH: Final = "main"
 REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # of a repository whose maker was killed
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
@@ -72,17 +75,22 @@ class IcechunkSink(Sink):
 
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         settings = destination.settings
-        nodes = convert_documents(references.documents(), references.grids)
+        documents, left_out = _divide_documents(references)
+        nodes = convert_documents(documents, references.grids)
         stores = stores_of(references.targets(ROWS), settings.get("virtual_stores") or {})
         branch = settings.get("branch") or MAIN_BRANCH
         repository, is_new = _open_repository(storage_at(destination.url, destination.options), stores, destination)
         session = writable_session(repository, branch)
         count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
         commit(repository, branch, session, settings.get("message"), destination.origins())
-        if not count:
-            return None
-        what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
-        return f"{what}, were copied into the repository: {_WHY}"
+        said = []
+        if count:
+            what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
+            said.append(f"{what}, were copied into the repository: {_WHY}")
+        if left_out:
+            what = f"{count_text(len(left_out), 'key is', 'keys are')} left out"
+            said.append(f"{what}, since they are neither metadata nor chunks: {', '.join(left_out[:NAMED])}")
+        return "; ".join(said) or None
 
 
 def _require_icechunk() -> Any:
@@ -271,6 +279,20 @@ def _location(url: str | None) -> str | None:
 # Documents, virtual chunks and native chunks.
 
 
+def _divide_documents(references: ReferenceStream) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Return the documents for a repository, and the keys beside the arrays that it has no place for.
+
+    Keys within an array are among the documents: they may be chunks that do not fit the metadata, which is an error.
+    """
+    documents, left_out = [], []
+    for key, value in references.documents():
+        if zarrmeta.is_metadata(key) or nearest(key, references.grids) is not None:
+            documents.append((key, value))
+        else:
+            left_out.append(key)
+    return documents, left_out
+
+
 async def _write(
     store: Any, nodes: Mapping[str, Mapping[str, Any]], references: ReferenceStream, url: str, *, is_new: bool
 ) -> tuple[int, int]:
@@ -337,9 +359,8 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
     if not len(rows):
         return left
     texts = [location or "" for location in locations]
-    versions = {row: _version(checks, texts[targets[row]]) for row, checks in chunks.checks.items() if row in rows}
-    versions = {row: version for row, version in versions.items() if version is not None}
-    if not versions and grid.counts:
+    versions = _versions(rows, targets, chunks.checks, texts)
+    if not any(versions) and grid.counts:
         names = [""] * len(numbers)  # of chunks that do not exist
         for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
             names[row] = texts[target]
@@ -352,20 +373,11 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
 
         indexes = np.unravel_index(rows + numbers.start, grid.counts) if grid.counts else ()
         columns = zip(*(column.tolist() for column in indexes), strict=True) if grid.counts else [()] * len(rows)
+        values = zip(*(column[rows].tolist() for column in chunks.ranges), versions, strict=True)
         specs = []
-        values = zip(rows.tolist(), *(column[rows].tolist() for column in chunks.ranges), strict=True)
-        for index, (row, target, start, length) in zip(columns, values, strict=True):
-            version = versions.get(row)
-            specs.append(
-                VirtualChunkSpec(
-                    list(index),
-                    texts[target],
-                    start,
-                    length,
-                    version if isinstance(version, str) else None,
-                    version if isinstance(version, datetime) else None,
-                )
-            )
+        for index, (target, start, length, version) in zip(columns, values, strict=True):
+            etag, time = (version, None) if isinstance(version, str) else (None, version)
+            specs.append(VirtualChunkSpec(list(index), texts[target], start, length, etag, time))
         failed = await store.set_virtual_refs_async(array, specs)
     if failed:
         raise ManifestError(f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}")
@@ -391,21 +403,34 @@ def rows_of(grid: ChunkGrid) -> int:
     return max(1, ROWS // inner) * inner
 
 
-def _version(checks: Mapping[str, str], location: str) -> str | datetime | None:
+def _versions(
+    rows: npt.NDArray[Any], targets: npt.NDArray[Any], checks: Mapping[int, Mapping[str, str]], texts: Sequence[str]
+) -> list[str | datetime | None]:
+    """Return what Icechunk compares the version of the target of each of ``rows`` with."""
+    if not checks:
+        return [None] * len(rows)
+    compute = lru_cache(len(texts))(lambda target, etag, time: _version(etag, time, texts[target]))
+    found = []
+    for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
+        some = checks.get(row, {})
+        found.append(compute(target, some.get("etag"), some.get("last_modified")))
+    return found
+
+
+def _version(etag: str | None, time: str | None, location: str) -> str | datetime | None:
     """Return what Icechunk compares the version of a target with: its ETag, or when it was last modified."""
-    if "etag" in checks and protocol_of(location) not in WEB:  # Icechunk sends it without quotes: web servers refuse it
-        return checks["etag"]
-    text = checks.get("last_modified")
-    if text is None:
+    if etag is not None and protocol_of(location) not in WEB:  # Icechunk sends it without quotes: web servers refuse it
+        return etag
+    if time is None:
         return None
     try:
-        return datetime.fromtimestamp(math.ceil(float(text)), UTC)
+        return datetime.fromtimestamp(math.ceil(float(time)), UTC)
     except ValueError:
         pass
     try:
-        return parsedate_to_datetime(text)
+        return parsedate_to_datetime(time)
     except ValueError:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(time)
 
 
 def _native(

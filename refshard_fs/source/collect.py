@@ -228,12 +228,12 @@ class Collection:
             self._parts[path].append(Part(numbers[rows], ranges._replace(targets=codes[ranges.targets])))
         for row, data in chunks.inline.items():
             self._side[join(path, array.grid.tail(int(numbers[row])))] = data
-        checks = {row: dict(own) for row, own in chunks.checks.items()}
+        checks = dict(chunks.checks)
         if array.pins_chunks and chunks.pins:
+            versions = [{} if pin is None or pin.exact else pin.version for pin in pins]
             for row, target in zip(rows.tolist(), ranges.targets.tolist(), strict=True):
-                pin = pins[target]
-                if pin is not None and not pin.exact and pin.version:
-                    checks[row] = {**checks.get(row, {}), **pin.version}
+                if version := versions[target]:
+                    checks[row] = {**checks[row], **version} if row in checks else version
         if checks:
             self._checks.setdefault(path, {}).update((int(numbers[row]), own) for row, own in checks.items())
         for row, entry in computed.items():

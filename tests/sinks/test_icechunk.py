@@ -196,6 +196,20 @@ def test_target_with_a_name_that_is_quoted_is_virtual(name: str, tmp_path: Path,
     assert zarr.open_array(opened(there).store, path="a", mode="r")[:4].tolist() == [10, 11, 20, 21]
 
 
+def test_keys_beside_the_arrays_are_left_out_by_name(tmp_path: Path) -> None:
+    """OME-Zarr has such keys (``OME/METADATA.ome.xml``), and JSON alone holds them."""
+    path = Path(store(tmp_path, 3))
+    (path / "OME").mkdir()
+    (path / "OME" / "METADATA.ome.xml").write_text("<OME/>")
+    (path / "README").write_text("air")
+    said = RefShardFileSystem(str(path)).save(str(tmp_path / "made.icechunk"))
+    assert said == "2 keys are left out, since they are neither metadata nor chunks: OME/METADATA.ome.xml, README"
+    xr.testing.assert_equal(read(str(tmp_path / "made.icechunk")), dataset())
+    (path / "air" / "notes").write_text("of an array")
+    with pytest.raises(refshard_fs.ManifestError, match="'air/notes' is neither metadata nor a chunk"):
+        RefShardFileSystem(str(path)).save(str(tmp_path / "other.icechunk"))
+
+
 def test_array_without_elements_is_saved(tmp_path: Path) -> None:
     zarr.open_group(str(tmp_path / "a.zarr"), mode="w").create_array("a", shape=(3, 0), chunks=(1, 1), dtype="i4")
     RefShardFileSystem(str(tmp_path / "a.zarr")).save(str(tmp_path / "made.icechunk"))

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from refshard_fs import ManifestError
 from refshard_fs.formats.neuroglancer.info import parse_info
 from tests.support.neuroglancer_info import VALUES, info
-from tests.support.shard_writers import opened
+from tests.support.shard_writers import array, opened
 from tests.support.volumes import KEY, write_volume
 
 
@@ -32,6 +33,16 @@ def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
     assert "'compresso': expected raw, jpeg, png, compressed_segmentation" in volume.reports["16_16_16"]
     assert "leads out of" in volume.reports["_elsewhere"]
     assert fs.cat_file("info") == (tmp_path / "info").read_bytes()
+
+
+@pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
+def test_volume_is_saved_without_its_info(format: str, tmp_path: Path) -> None:
+    write_volume(tmp_path / "volume", VALUES, (4, 4, 4))
+    fs = opened(str(tmp_path / "volume"))
+    fs.save(str(tmp_path / "saved"), format)
+    saved = opened(str(tmp_path / "saved"))
+    assert [name for name in saved.ls("", detail=False) if not name.startswith((".", "zarr"))] == [KEY]
+    np.testing.assert_array_equal(array(str(tmp_path / "saved"), KEY)[...], VALUES)
 
 
 def test_a_volume_of_which_nothing_can_be_shown_says_why() -> None:
