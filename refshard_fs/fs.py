@@ -25,14 +25,12 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import other_paths
 
 from refshard_fs.core.keys import check_key, is_within, normalise, parent
-from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.core.selection import Mode
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import LONGEST, ManifestError, ReadOnlyError, is_secret, printable, redact, sanitize
 from refshard_fs.reading.plan import Request
-from refshard_fs.reading.selection import Take
 from refshard_fs.references.values import decode
 from refshard_fs.source import files
 from refshard_fs.source.async_filesystem import AsyncFileSystem
@@ -51,9 +49,6 @@ from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.writer import Writer
 
 if TYPE_CHECKING:
-    from refshard_fs.references.reference_set import ReferenceSet
-    from refshard_fs.references.stream import Respell
-    from refshard_fs.source.collect import Unread
     from refshard_fs.tools.picture import Picture
 
 
@@ -322,9 +317,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         data = await self.source.read(Request(self._strip_protocol(path), start, end))
         hook_zarr()
         return data
-
-    async def _read_selection(self, keys: Sequence[str], take: Take, **how: Any) -> None:
-        await self.source.read_selection(keys, take, **how)
 
     async def _cat_ranges(
         self,
@@ -831,7 +823,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", callback: Any = DEFAULT_CALLBACK, **kwargs: Any
     ) -> None:
-        self._require_writer(f"write {rpath!r}")
+        self.require_writer(f"write {rpath!r}")
         if await asyncio.to_thread(os.path.isdir, lpath):
             return
         data = await asyncio.to_thread(Path(lpath).read_bytes)
@@ -853,7 +845,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
             path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
             if recursive:  # manifests of arrays are not copied: a commit makes new ones for the copies
-                manifests = await self._require_writer("copy").manifests_among(path1)
+                manifests = await self.require_writer("copy").manifests_among(path1)
                 pairs = [pair for pair in zip(path1, path2, strict=True) if pair[0] not in manifests]
                 path1, path2 = [source for source, _ in pairs], [target for _, target in pairs]
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)
@@ -861,7 +853,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Make ``path2`` refer to the bytes of ``path1``, without copying bytes of objects."""
         source = self._strip_protocol(path1)
-        self._require_writer(f"write {path2!r}")
+        self.require_writer(f"write {path2!r}")
         if await self._isdir(source):
             return
         key, writer = self._to_write(path2)
@@ -901,7 +893,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         zarr removes chunks with this, also of arrays whose names look like patterns.
         """
-        writer = self._require_writer(f"remove {path!r}")
+        writer = self.require_writer(f"remove {path!r}")
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
             key = self._strip_protocol(name)
             kind = (await self._info(key))["type"]
@@ -922,7 +914,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         self.source.wait(self._rm_matching, path, recursive, maxdepth)
 
     async def _rm_matching(self, path: str | Iterable[str], recursive: bool, maxdepth: int | None) -> None:
-        self._require_writer(f"remove {path!r}")
+        self.require_writer(f"remove {path!r}")
         if isinstance(path, (str, os.PathLike)):
             keys = await self._match(path)
             if keys != [self._strip_protocol(path)] and not recursive:
@@ -940,14 +932,14 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Do nothing: a directory exists as soon as a key is in it."""
-        self._require_writer(f"make {path!r}")
+        self.require_writer(f"make {path!r}")
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self._require_writer(f"make {path!r}")
+        self.require_writer(f"make {path!r}")
 
     async def _rmdir(self, path: str) -> None:
         """Raise OSError if keys are in the directory. An empty directory does not exist: there is nothing to remove."""
-        self._require_writer(f"remove {path!r}")
+        self.require_writer(f"remove {path!r}")
         if await self._ls(path, detail=False):
             raise OSError(f"{path!r} is not empty: remove the keys in it with rm(path, recursive=True)")
 
@@ -973,14 +965,17 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 f"{key!r}: expected offset and length of at least 0, and an end below 2**63, got offset {offset} and "
                 f"length {length} of {sanitize(url or 'target=')}"
             )
-        span = Span(self._respelling()(url) or url or "", start, None if size is None else start + size)
+        from refshard_fs.writing.save import respelling  # imported only for writing
+
+        respell = respelling(self.source.options.open, self.fo)
+        span = Span(respell(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
             self.source.wait(writer.refer, key, span)
 
     def _to_write(self, path: str) -> tuple[str, Writer]:
         """Return ``path`` as a key, and the writer; raise ValueError if a source cannot have such a key."""
         key = self._strip_protocol(path)
-        writer = self._require_writer(f"write {key!r}")
+        writer = self.require_writer(f"write {key!r}")
         if not key:
             raise IsADirectoryError("cannot write to '': the root is a directory")
         try:
@@ -989,7 +984,12 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             raise ValueError(f"cannot write {key!r}: {e}") from e
         return key, writer
 
-    def _require_writer(self, action: str) -> Writer:
+    @property
+    def writer(self) -> Writer | None:
+        """The writer of this filesystem; None if it is opened for reading."""
+        return self._writer
+
+    def require_writer(self, action: str) -> Writer:
         """Return the writer; raise ReadOnlyError, which names the ``action``, if the filesystem takes no writes."""
         if self._writer is None:
             raise ReadOnlyError(
@@ -1019,7 +1019,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.writing.commit import commit  # imported only for writing
 
-        commit(self._require_writer("commit"), message)
+        commit(self.require_writer("commit"), message)
 
     def fork(self) -> RefShardFileSystem:
         """Return a filesystem with which other processes can write; `merge` adds its writes to this filesystem.
@@ -1039,7 +1039,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         b'1'
         >>> fs.commit()
         """
-        writer = self._require_writer("fork")
+        writer = self.require_writer("fork")
         writer.refuse_elsewhere()
         if writer.store is None:
             raise ReadOnlyError("cannot fork: other processes need a directory for their writes: pass data_url=")
@@ -1055,7 +1055,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         from refshard_fs.writing.commit import merge_forks  # imported only for writing
 
-        writer = self._require_writer("merge")
+        writer = self.require_writer("merge")
         overlays = [fork.source.ensure_transaction() for fork in forks]
         if any(not each.fork or each.origin != writer.overlay.id for each in overlays):
             raise ValueError("merge() expects forks of this filesystem: pass filesystems that fs.fork() returned")
@@ -1068,7 +1068,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def discard(self) -> None:
         """Drop all uncommitted writes, and remove their objects; reads see the source as it is now."""
-        self._require_writer("discard").discard()
+        self.require_writer("discard").discard()
 
     # ------------------------------------------------------------------ references
 
@@ -1126,6 +1126,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         sets of zarr version 2 with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.writing.save import save  # imported only for writing
+        from refshard_fs.writing.shards import stored_keys
 
         if format is None and url.endswith(".refshard"):
             cube = importlib.import_module("refshard_fs.sets.lazy_set").LazySet.of(self)
@@ -1135,43 +1136,20 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return remark
         with progress("save", callback) as shown:
             format = format or format_named(url)
-            return save(self._stored_keys(), self.source, url, format, record_size, overwrite, storage_options, shown)
+            return save(
+                stored_keys(self.source, self._writer),
+                self.source,
+                url,
+                format,
+                record_size,
+                overwrite,
+                storage_options,
+                shown,
+            )
 
     def save_json(self, url: str, **storage_options: Any) -> None:
         """Write the references as a JSON set to ``url``."""
         self.save(url, "json", **storage_options)
-
-    def _collect(self, unread: Unread | None = None) -> ReferenceSet:
-        """Return the references in columns, with absolute URLs and whole shards, for `refshard_fs.concat` and others.
-
-        Chunks of ``unread`` arrays that would have to be decoded are not read: see `gather`.
-        """
-        from refshard_fs.source.collect import collect  # as in `save`
-
-        return collect(self._stored_keys(), self.source.run, self._respelling(), unread)
-
-    def _pin(self, inline_threshold: int, *, flatten: bool, callback: Callback = DEFAULT_CALLBACK) -> ReferenceSet:
-        """Return the references, pinned to the current versions of their targets, for `refshard_fs.snapshot`."""
-        from refshard_fs.source.collect import pin  # as in `save`
-
-        shard_options = self.source.options.open.shard_options if flatten else None
-        arguments = self._stored_keys(), self.source.run, self._respelling(), inline_threshold, shard_options
-        with progress("snapshot", callback) as shown:
-            return pin(*arguments, shown.relative_update)
-
-    def _stored_keys(self) -> KeySpace:
-        """Return the keys as they are stored, or would be after a commit: keys of shards, not of inner chunks."""
-        if self._writer is None:
-            return self.source.open()
-        from refshard_fs.writing.shards import stored_keys  # as in `save`
-
-        return stored_keys(self._writer)
-
-    def _respelling(self) -> Respell:
-        """Return the function that makes URLs of the source absolute."""
-        from refshard_fs.writing.save import respelling  # as in `save`
-
-        return respelling(self.source.options.open, self.fo)
 
 
 def _drop_credentials(value: Any) -> Any:

@@ -161,7 +161,7 @@ class SelectionPipeline(_Base):
                 decode=transform.decode_chunk,
             )
 
-        await fs._read_selection(keys, take, chunk_size=size, threads=self._is_compressed)
+        await fs.source.read_selection(keys, take, chunk_size=size, threads=self._is_compressed)
         return tuple(results)
 
     async def _read_parts(
@@ -214,7 +214,7 @@ class SelectionPipeline(_Base):
                 memory: SharedMemory = SharedMemory(
                     2 * step * size
                 )  # `share` has reserved it until the end of decoding
-                await fs._read_selection(names, chunks.__setitem__, chunk_size=size, threads=False, memory=memory)
+                await fs.source.read_selection(names, chunks.__setitem__, chunk_size=size, threads=False, memory=memory)
                 in_memory = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, infos, strict=True)]
                 try:
                     results += await super().read(in_memory, out, drop_axes) or ()

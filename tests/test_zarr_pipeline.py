@@ -176,7 +176,7 @@ def test_a_slow_chunk_keeps_no_other_from_being_decoded(
 
     fs = RefShardFileSystem(references(url), readahead=0)
     keys = [f"a/{number}" for number in range(CHUNKS)]
-    fsspec.asyn.sync(fs.loop, fs._read_selection, keys, take, chunk_size=CHUNK, threads=True)
+    fsspec.asyn.sync(fs.loop, fs.source.read_selection, keys, take, chunk_size=CHUNK, threads=True)
     assert waited == list(range(1, CHUNKS))
 
 
@@ -208,7 +208,7 @@ def read_in_threads(fs: RefShardFileSystem, *takes: Any) -> list[threading.Threa
     """Begin to read the whole array once for each of ``takes``, each in a thread with an event loop of its own."""
     threads = []
     for take in takes:
-        reading = fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
+        reading = fs.source.read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
         threads.append(threading.Thread(target=asyncio.run, args=(reading,), daemon=True))
         threads[-1].start()
     return threads
@@ -269,7 +269,7 @@ def test_a_failed_selection_gives_its_memory_back(http_server: RangeServer) -> N
         raise ValueError("damaged")
 
     with pytest.raises(ValueError, match="damaged") as failure:  # which keeps what the read had, by its traceback
-        fsspec.asyn.sync(fs.loop, fs._read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
+        fsspec.asyn.sync(fs.loop, fs.source.read_selection, KEYS, fail, chunk_size=CHUNK, threads=True)
     assert fs.source.selections.used == 0
     assert failure.traceback
 

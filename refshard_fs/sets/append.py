@@ -29,6 +29,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
 from refshard_fs.sets.arrange import Overlap, arrange
 from refshard_fs.sets.changed_set import coordinate_set, gap, in_version_3, trim, with_metadata
+from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.compatibility import check_merged, with_digests
 from refshard_fs.sets.concatenation import concatenate
@@ -122,7 +123,7 @@ def _append(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
     options = {name: value for name, value in options.items() if name != "branch"}  # which is the target's
-    base = fs._require_writer("append").base()
+    base = fs.require_writer("append").base()
     joined = base.keyspace.cube
     if not rules.dim and joined is None:
         raise TypeError(f"append needs dim= for {sanitize(str(url))}, which is not the document of a cube")
@@ -145,7 +146,7 @@ def _append(
         with progress("append", callback) as shown:
             shown.set_size(len(edits))
             for key, edit in edits.items():
-                fs._require_writer("append").overlay.put(key, edit)
+                fs.require_writer("append").overlay.put(key, edit)
                 shown.relative_update(1)
             fs.commit(rules.message)
         if whole.remark:
@@ -268,7 +269,7 @@ class _Grown(NamedTuple):
     ) -> _Grown | None:
         """Return the set of ``fs``, at ``url``, with ``fo``; None where that has nothing new."""
         dim = rules.dim
-        before = fs._collect()
+        before = collect_references(fs)
         if not len(before):
             raise NoSuchSource(f"there is no set at {url} to append to: concat makes one")
         name = f"the set at {url}"

@@ -20,12 +20,15 @@ from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
+from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.lazy_set import OTHERS, REMARK, LazySet
-from refshard_fs.source.collect import respell_urls
+from refshard_fs.source.collect import pin, respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
-from refshard_fs.tools.views import html_of
+from refshard_fs.tools.views import html_of, progress
+from refshard_fs.writing.save import respelling
+from refshard_fs.writing.shards import stored_keys
 
 # ----------------------------------------------------------------------------------------------------
 # Reference sets that this package made: values to open, to compare, to pickle and to save.
@@ -159,7 +162,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
 
     fs = open_read(fo, options)
     try:
-        refs = fs._collect()
+        refs = collect_references(fs)
     except SourceNotReachable:
         joined = _lazy_set_of(fs)
         if joined is None:
@@ -297,5 +300,11 @@ names all replaced objects
 
 
 def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
-    refs = fs._pin(threshold, flatten=flatten, callback=callback)
-    return made(adopt(refs, fs.source.admission))
+    """Pin all references of ``fs`` to the current versions of their targets."""
+    source = fs.source
+    shard_options = source.options.open.shard_options if flatten else None
+    respell = respelling(source.options.open, fs.fo)
+    with progress("snapshot", callback) as shown:
+        keys = stored_keys(source, fs.writer)
+        refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
+    return made(adopt(refs, source.admission))

@@ -22,6 +22,7 @@ from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.alike import DocumentParser
+from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.rebase import MadeSet, open_read
 from refshard_fs.sets.scanning import (
     Known,
@@ -110,7 +111,7 @@ def read_sets(
     def read(number: int) -> NamedSet | None:
         try:
             fs = open_read(sets[number], options)
-            refs = adopt(fs._collect(unread), fs.source.admission)
+            refs = adopt(collect_references(fs, unread), fs.source.admission)
             part = name_set(number, refs)
             part = fs.source.run("", lambda: with_coordinates(part))
         except TargetNotAllowed:

@@ -57,15 +57,15 @@ Renamed = dict[str, dict[int, str | None]]
 class ParquetCommit:
     """One commit to the set at the source's URL, which is made if there is none."""
 
-    def __init__(self, url: str, session: Source, base: Base, edits: Edits, record_size: int, sent: set[bytes]) -> None:
+    def __init__(self, url: str, source: Source, base: Base, edits: Edits, record_size: int, sent: set[bytes]) -> None:
         """Take the ``edits`` of the set at ``url``, which was ``base`` when it was opened.
 
         ``record_size`` applies to a new set; ``sent`` is the document that this process has put at the URL.
         """
         require_pyarrow()
-        self._run = session.run
+        self._run = source.run
         self._edits = edits
-        self._stores = session.stores
+        self._stores = source.stores
         self._store = Objects(url.rstrip("/"), self._stores)
         self._url = self._store.url_of(PARQUET)
         self._document = Document(self._url, self._stores, base.facts, sent)

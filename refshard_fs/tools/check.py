@@ -327,12 +327,12 @@ class _Check:
     """One check of a source that could be surveyed."""
 
     def __init__(self, fs: Surveyed, source: Survey, found: Findings, callback: Callback) -> None:
-        self._fs, self._session = fs, fs.source
-        self._source, self._found, self._callback = source, found, callback
+        self._fs, self._source = fs, fs.source
+        self._survey, self._found, self._callback = source, found, callback
         self._read = self._bytes = self._decoded = 0
 
     def report(self, faults: Sequence[Fault], mode: CheckMode, sample: int) -> Report:
-        source, arrays = self._source, list(self._source.arrays.values())
+        source, arrays = self._survey, list(self._survey.arrays.values())
         for key, error in faults:
             self._found.add_error(key, error, "metadata" if zarrmeta.is_metadata(key) else "unreadable")
         check_documents(source.documents, self._found)
@@ -341,7 +341,7 @@ class _Check:
         self._check_names()
         wanted = _choose_chunks(arrays, mode, sample)
         self._callback.set_size(len(source.urls) + sum(len(positions) for _, positions in wanted))
-        self._session.wait(self._check_targets)
+        self._source.wait(self._check_targets)
         decodes = mode == "full" and is_installed("zarr")
         closed = {parent(refusal.key)[0] for refusal in refused if refusal.by in ("zarr", "codec")}
         for extents, positions in wanted:
@@ -371,7 +371,7 @@ class _Check:
 
     async def _check_targets(self) -> None:
         """Ask each target once, and compare the ranges of keys with the answers."""
-        urls, found, ranges = self._source.urls, self._found, Ranges(self._source)
+        urls, found, ranges = self._survey.urls, self._found, Ranges(self._survey)
         sizes = np.full(len(urls), WHOLE, np.uint64)
         first, uses = ranges.users()
         for some in batches(range(len(urls)), STAT_TOGETHER):
@@ -385,7 +385,7 @@ class _Check:
                         else:
                             sizes[i] = size
                         self._check_pins(i, answer, key)
-                    case None if i in self._source.optional:
+                    case None if i in self._survey.optional:
                         continue
                     case None:
                         text = f"there is no such object; {count_text(int(uses[i]), 'reference')} to it"
@@ -396,12 +396,12 @@ class _Check:
         self._check_ranges(ranges, sizes)
 
     async def _ask(self, target: int) -> Facts | Exception | None:
-        url = self._source.urls[target]
+        url = self._survey.urls[target]
         try:
             if not url:
                 return ValueError("a reference without a URL needs target=, the URL it stands for")
-            answer: Facts | None = await self._session.engine().need(
-                Stat(url, fresh=True, origin=self._source.origins[target])
+            answer: Facts | None = await self._source.engine().need(
+                Stat(url, fresh=True, origin=self._survey.origins[target])
             )
             return answer
         except Exception as e:  # noqa: BLE001  # whatever the target's library raises, it becomes a finding
@@ -410,24 +410,24 @@ class _Check:
             self._callback.relative_update()
 
     def _check_pins(self, target: int, facts: Facts, key: str) -> None:
-        url = self._source.urls[target]
+        url = self._survey.urls[target]
         try:
-            for pin in self._source.pins.get(target, ()):
+            for pin in self._survey.pins.get(target, ()):
                 Versions().of(url).observe(facts, pin)
         except TargetChanged as e:
             self._found.add("error", "changed", key, url, e.reason)
 
     async def _check_servers(self, sizes: UInt64s) -> None:
         """Ask each web server of large files for one byte, and find those that answer with the whole file."""
-        urls = self._source.urls
+        urls = self._survey.urls
         large = [
             i for i in np.flatnonzero((sizes != WHOLE) & (sizes >= UNASKED)).tolist() if protocol_of(urls[i]) in WEB
         ]
         largest = {server_of(urls[i]): i for i in sorted(large, key=sizes.__getitem__)}
         for server, i in largest.items():
             with contextlib.suppress(OSError, RefShardError):  # what cannot be read has been found already
-                await self._session.engine().need(Head(urls[i], 1, self._source.origins[i]))
-            if self._session.stats.ignores_ranges(server):
+                await self._source.engine().need(Head(urls[i], 1, self._survey.origins[i]))
+            if self._source.stats.ignores_ranges(server):
                 text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"
                 self._found.add("warning", "no-ranges", url=urls[i], text=text)
 
@@ -448,8 +448,8 @@ class _Check:
 
     def _check_names(self) -> None:
         """Find keys that look like chunk keys and lie outside of their array's grid."""
-        for key in self._source.rest.names:
-            path, grid = _grid_of(self._source, key)
+        for key in self._survey.rest.names:
+            path, grid = _grid_of(self._survey, key)
             if grid is not None and CHUNK_NAME.fullmatch(relative(key, path)):
                 shape = " × ".join(map(str, grid.counts)) or "one chunk"
                 text = f"array {path!r} has no such chunk: its grid is {shape}"
@@ -473,7 +473,7 @@ class _Check:
 
     def _decode(self, extents: Extents, chunks: Sequence[StoredChunk]) -> bool:
         """Decode chunks of an array on trial; return whether that can be done."""
-        is_safe = self._session.is_own or is_bounded(extents.meta)
+        is_safe = self._source.is_own or is_bounded(extents.meta)
         try:
             problems = Trial(extents.meta).problems(chunks, apart=not is_safe)
         except ValueError as e:

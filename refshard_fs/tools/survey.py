@@ -172,8 +172,8 @@ class Blocks(Protocol):
 class _Blocks:
     """The chunks of one array of a reference set, which are read as they are asked for."""
 
-    def __init__(self, session: Source, keyspace: KeySpace, path: str, array: ArrayChunks) -> None:
-        self._session = session
+    def __init__(self, source: Source, keyspace: KeySpace, path: str, array: ArrayChunks) -> None:
+        self._source = source
         self._keyspace = keyspace
         self._path = path
         self._array = array
@@ -184,7 +184,7 @@ class _Blocks:
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
         grid = self._array.grid
         numbers = range(numbers.start, min(numbers.stop, grid.size))
-        found = self._session.run(self._path, partial(self._keyspace.chunks, self._path, numbers, grid))
+        found = self._source.run(self._path, partial(self._keyspace.chunks, self._path, numbers, grid))
         resolve = partial(_resolve, self._keyspace)
         return _place_chunks(found, numbers, None, lambda url, *_: urls.setdefault(resolve(url), len(urls)))
 
@@ -248,10 +248,10 @@ def array_of(key: str, arrays: Mapping[str, object]) -> str:
 class _Surveying:
     def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None, *, in_blocks: bool) -> None:
         self._fs, self._only, self._faults = fs, only, faults
-        self._session = fs.source
+        self._source = fs.source
         self._in_blocks = in_blocks
         self._blocks: dict[str, Blocks] = {}
-        self._keyspace = strip_edits(self._session.open())
+        self._keyspace = strip_edits(self._source.open())
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
         self._origins: dict[int, Origin] = {}
@@ -262,7 +262,7 @@ class _Surveying:
     def run(self) -> Survey:
         errors: dict[str, Exception] = {}
         prefix = self._only or ""
-        contents: Contents = self._session.run(prefix, partial(self._keyspace.contents, prefix, errors))
+        contents: Contents = self._source.run(prefix, partial(self._keyspace.contents, prefix, errors))
         documents = {key: value for key, value in contents.members.items() if zarrmeta.is_metadata(key)}
         texts = {key: value for key, value in documents.items() if isinstance(value, bytes)}
         texts |= self._read([key for key in documents if key not in texts])
@@ -308,7 +308,7 @@ class _Surveying:
         self._faults.append((key, error))
 
     async def _find_all(self, keys: Sequence[str]) -> list[Any]:
-        return await self._session.engine().find_all(self._keyspace, keys)
+        return await self._source.engine().find_all(self._keyspace, keys)
 
     # ------------------------------------------------------------------ where keys lie
 
@@ -322,7 +322,7 @@ class _Surveying:
             shown.set_size(count)
             for path, array in contents.arrays.items():
                 if self._in_blocks and self._keyspace.is_reference_set and not array.grid.shards:
-                    self._blocks[path] = _Blocks(self._session, self._keyspace, path, array)
+                    self._blocks[path] = _Blocks(self._source, self._keyspace, path, array)
                     continue
                 for numbers, sizes in array.batches(COLUMNS):
                     self._add_chunks(path, array.grid, numbers, sizes)
@@ -330,7 +330,7 @@ class _Surveying:
 
     def _add_chunks(self, path: str, grid: ChunkGrid, numbers: Numbers, sizes: UInt64s | None) -> None:
         try:
-            found: Chunks = self._session.run(path, partial(self._keyspace.chunks, path, numbers, grid))
+            found: Chunks = self._source.run(path, partial(self._keyspace.chunks, path, numbers, grid))
         except (OSError, RefShardError, ValueError):
             keys = [join(path, grid.tail(number)) for number in column_of(numbers).tolist()]
             known = [None] * len(keys) if sizes is None else sizes.tolist()

@@ -75,24 +75,24 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and
     ReadOnlyError if it cannot take edits.
     """
-    source = writer.source
-    if not isinstance(source, str):
+    url = writer.fo
+    if not isinstance(url, str):
         raise ReadOnlyError("these references are in memory, and cannot be committed: fs.save(url) writes them")
-    if not takes_objects(source):
+    if not takes_objects(url):
         raise ReadOnlyError(
-            f"{source} cannot be written, because it is over HTTP or in an archive: fs.save(url) writes it, with your "
+            f"{url} cannot be written, because it is over HTTP or in an archive: fs.save(url) writes it, with your "
             "writes, as a set of references at another place"
         )
     _learn_manifests(writer, base, edits)
     format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
-            f"{source} takes no commits: expected a JSON or parquet set of references, a branch of an Icechunk "
+            f"{url} takes no commits: expected a JSON or parquet set of references, a branch of an Icechunk "
             "repository, or a zarr hierarchy without chunk manifests. fs.save(url) writes it, and what you have "
             "written, as a set to another place"
         )
     if message is not None and format != ICECHUNK:
-        raise ValueError(f"message=: {source} keeps no messages of commits, as Icechunk repositories do")
+        raise ValueError(f"message=: {url} keeps no messages of commits, as Icechunk repositories do")
     stored, made = base, edits
     if format != HIERARCHY:
         if (whole := base.keyspace.whole_shards) is not base.keyspace:
@@ -103,11 +103,11 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     try:
         if format == ICECHUNK:
             finish = None
-            IcechunkCommit(source, writer.session, stored, made, message).run()
+            IcechunkCommit(url, writer.source, stored, made, message).run()
         else:
             finish = _COMMITTERS[format](writer, stored, made)
     except TargetChanged as e:
-        if not e.target.startswith(sanitize(source).rstrip("/")):
+        if not e.target.startswith(sanitize(url).rstrip("/")):
             raise
         raise ConflictError(
             f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "
@@ -124,11 +124,11 @@ def _learn_manifests(writer: Writer, base: Base, edits: Edits) -> None:
     """Find out whether arrays that were edited have chunk manifests."""
     if base.keyspace.committed_as == HIERARCHY:
         for key in {parent(key)[0]: key for key in edits.changes()}.values():
-            writer.session.run(key, partial(base.keyspace.is_empty, key))
+            writer.source.run(key, partial(base.keyspace.is_empty, key))
 
 
 def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
-    session = writer.session
+    session = writer.source
     refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
     document = Document(base.url, session.stores, base.facts, writer.overlay.sent)
     JsonSink().write(
@@ -137,8 +137,8 @@ def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
 
 
 def _commit_parquet(writer: Writer, base: Base, edits: Edits) -> Finish:
-    url, sent = str(writer.source), writer.overlay.sent
-    return ParquetCommit(url, writer.session, base, edits, writer.options.record_size, sent).run()
+    url, sent = str(writer.fo), writer.overlay.sent
+    return ParquetCommit(url, writer.source, base, edits, writer.options.record_size, sent).run()
 
 
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {

@@ -48,10 +48,10 @@ class HierarchyCommit:
 
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
         url = base.keyspace.source.root_url
-        self._run = writer.session.run
+        self._run = writer.source.run
         self._base = base
         self._edits = edits
-        self._objects = Objects(url or str(writer.source), writer.session.stores)
+        self._objects = Objects(url or str(writer.fo), writer.source.stores)
         self._overlay = writer.overlay
         self._is_new = url is None
         self._put: dict[str, None] = {}  # names of the objects that were put

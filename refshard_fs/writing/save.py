@@ -39,7 +39,7 @@ logger = logging.getLogger(__package__)
 
 def save(
     keyspace: KeySpace,
-    session: Source,
+    source: Source,
     url: str,
     format: str,
     record_size: int,
@@ -47,7 +47,7 @@ def save(
     options: Mapping[str, Any],
     callback: Callback = DEFAULT_CALLBACK,
 ) -> str | None:
-    """Write the references of ``keyspace``, URLs with the meaning that they have in ``session``, to ``url``.
+    """Write the references of ``keyspace``, URLs with the meaning that they have in ``source``, to ``url``.
 
     Returns in one line what was copied into an object beside the set, if anything was. Raises ManifestError, which
     names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
@@ -57,9 +57,9 @@ def save(
     settings = {name: options[name] for name in sink.settings if name in options}
     options = {name: value for name, value in options.items() if name not in settings}
     objects = Objects(url, options)
-    spell = partial(respelling, session.options.open, session.options.source)
+    spell = partial(respelling, source.options.open, source.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
-    adoption = Adoption(session.admission)  # what is written here is the user's own
+    adoption = Adoption(source.admission)  # what is written here is the user's own
     recorded = NOTHING
 
     def respell(written: str | None) -> str | None:
@@ -75,7 +75,7 @@ def save(
             for edit in found.edits.changes().values():
                 if isinstance(edit, Span) and not edit.origin:
                     adoption.add_own(edit.url)
-        stream = stream_of(found, session, respell, copies, sink)
+        stream = stream_of(found, source, respell, copies, sink)
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.on_progress = callback.relative_update
 
@@ -94,16 +94,16 @@ def save(
 
 
 def stream_of(
-    keyspace: KeySpace, session: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
+    keyspace: KeySpace, source: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
 ) -> ReferenceStream:
     """Return the references of ``keyspace`` as ``sink`` takes them.
 
     Chunks that no reference can stand for go to ``copies`` if they are many, unless the sink holds them.
     """
-    run = session.run
+    run = source.run
 
     def read(entries: Mapping[str, Entry]) -> Sequence[bytes]:
-        return session.wait(session.read_entries, entries)
+        return source.wait(source.read_entries, entries)
 
     given: dict[str, Any] = {"pins_as_checks": sink.holds_versions, "read": read, "needs_lengths": sink.needs_lengths}
     if keyspace.is_reference_set:
@@ -121,7 +121,7 @@ def stream_of(
         elif copies is None:
             refs, checks = run("", partial(gather, keyspace))
         else:
-            refs, checks = _gather_copying(keyspace, session, copies)
+            refs, checks = _gather_copying(keyspace, source, copies)
 
         def spell(url: str | None) -> str | None:
             is_own = url is None or (copies is not None and url == copies.url)
@@ -130,16 +130,16 @@ def stream_of(
     return ReferenceStream.of_set(refs, spell, checks, run, packed=packed, **given)
 
 
-def _gather_copying(keyspace: KeySpace, session: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
+def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
     """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `INLINED` go to ``copies``."""
-    collection = session.run("", partial(collect_keys, keyspace, for_others=True))
+    collection = source.run("", partial(collect_keys, keyspace, for_others=True))
     is_much = collection.first_beyond_limit() is not None
     if is_much:
         _warn_of_copies(collection, keyspace, copies.url)
         copies.begin(len(collection.packed))
         target = collection.urls.setdefault(copies.url, len(collection.urls))
     for batch in collection.batches():
-        read = session.wait(session.read_entries, {packed.key: packed.entry for packed in batch})
+        read = source.wait(source.read_entries, {packed.key: packed.entry for packed in batch})
         for packed, data in zip(batch, read, strict=True):
             collection.keep(packed, Row(target, copies.add(data), len(data)) if is_much else data)
     copies.finish()

@@ -24,6 +24,7 @@ from refshard_fs.sharding.index import Buffer, Misfit
 from refshard_fs.sharding.layout import ChunkInShard, ShardLayout
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.sharding.writing import restore_document
+from refshard_fs.source.source import Source
 from refshard_fs.writing.writer import Writer
 
 # ------------------------------------------------------------------ arrays that a commit makes longer
@@ -302,7 +303,7 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     that is damaged.
     """
     stored = view.whole_shards
-    run, overlay = writer.session.run, writer.overlay
+    run, overlay = writer.source.run, writer.overlay
     plan: Plan = run("", partial(plan_commit, view, edits, overlay.spool, loads_all=False))
     made = Edits()
     for prefix in plan.prefixes:
@@ -339,13 +340,13 @@ def _old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
             return url, found
 
 
-def stored_keys(writer: Writer) -> KeySpace:
-    """Return the keys as a commit would store them: those of shards, not of inner chunks.
+def stored_keys(source: Source, writer: Writer | None) -> KeySpace:
+    """Return the keys of a source as they are stored, or as a commit would store them: of shards, not of inner chunks.
 
-    Other sets may refer to their objects, so that none of these is removed from now on.
+    Other sets may then refer to objects of uncommitted writes, so that none of these objects is removed from now on.
     """
-    keyspace = writer.session.open()
-    if writer.session.transaction is None:
+    keyspace = source.open()
+    if writer is None or source.transaction is None:
         return keyspace
     view, edits = keyspace.base, keyspace.edits
     if view is not None and edits is not None and len(edits) and view.whole_shards is not view:

@@ -24,16 +24,16 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         self._begin()
 
     def _begin(self) -> None:
-        self._savepoint = self.fs._require_writer("begin a transaction").overlay.begin()
+        self._savepoint = self.fs.require_writer("begin a transaction").overlay.begin()
 
     def complete(self, commit: bool = True) -> None:
         fs, self.fs = self.fs, None
         fs._intrans = False
         fs._transaction = None
-        writer = fs._require_writer("commit")
+        writer = fs.require_writer("commit")
         if not commit:
             writer.roll_back(self._savepoint)
-        elif writer.overlay.worker is None and isinstance(writer.session.options.source, str):
+        elif writer.overlay.worker is None and isinstance(writer.source.options.source, str):
             # A process that writes for another one leaves it to that, and a source in memory has what was written.
             from refshard_fs.writing import commit as committing  # not imported for reading
 

@@ -40,37 +40,37 @@ _ELSEWHERE = (
 
 
 class Writer:
-    """Writes to the overlay of a session, which is read at once by all that share it.
+    """Writes to the overlay of a source; all filesystems that share the overlay see them at once.
 
-    The source itself is not touched before a commit. Any thread and event loop may use it.
+    The source itself does not change before a commit. Any thread and event loop may use a writer.
     """
 
-    def __init__(self, session: Source, options: WriteSettings) -> None:
-        self.session = session
+    def __init__(self, source: Source, options: WriteSettings) -> None:
+        self.source = source
         self.options = options
 
     @property
     def overlay(self) -> Transaction:
         """The uncommitted writes; a source in memory has an overlay from the first use on."""
-        return self.session.ensure_transaction()
+        return self.source.ensure_transaction()
 
     @property
-    def source(self) -> str | InMemorySource:
-        """What is written to."""
-        return self.session.options.source
+    def fo(self) -> str | InMemorySource:
+        """The URL of the source, or the source in memory."""
+        return self.source.options.source
 
     @cached_property
     def store(self) -> Objects | None:
         """Where values become objects; None where all are kept in memory."""
         url = self.options.data_url
-        return None if url is None else Objects(url, self.session.stores)
+        return None if url is None else Objects(url, self.source.stores)
 
     def format_of(self, base: Base) -> str | None:
         """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
-        if base.facts is None and base.url == self.source:  # there was nothing at its URL
+        if base.facts is None and base.url == self.fo:  # there was nothing at its URL
             format = self.options.format
             if format is None:
-                return READ_AS[format_named(str(self.source))]
+                return READ_AS[format_named(str(self.fo))]
             if format not in _NEW:
                 raise ReadOnlyError(f"unknown format={format!r}: expected one of {', '.join(_NEW)}")
             return _NEW[format]
@@ -109,7 +109,7 @@ class Writer:
             return False
         if entry.size is None and (entry.start, entry.stop) != (0, None):
             return False
-        await self.refer(key, of_origin(entry, origin_for(self.session.admission, entry.url)))
+        await self.refer(key, of_origin(entry, origin_for(self.source.admission, entry.url)))
         return True
 
     async def manifests_among(self, keys: Iterable[str]) -> set[str]:
@@ -117,7 +117,7 @@ class Writer:
         keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
-            listing: Listing | None = await self.session.look(directory, keyspace.list_chunks(directory))
+            listing: Listing | None = await self.source.look(directory, keyspace.list_chunks(directory))
             found |= listing.indexes if listing is not None else set()
         return found
 
@@ -216,7 +216,7 @@ class Writer:
 
     def base(self) -> Base:
         """Return the source as it was opened, below the edits."""
-        self.session.open()
+        self.source.open()
         base = self.overlay.base
         assert base is not None, "opening the source sets the base of the overlay"
         return base
@@ -224,14 +224,14 @@ class Writer:
     async def _open_async(self) -> Base:
         """Return the same on an event loop."""
         while True:
-            await self.session.keyspace()
+            await self.source.keyspace()
             base = self.overlay.base
             if base is not None:  # no other thread has replaced the edits meanwhile
                 return base
 
     def overlay_copy(self) -> OverlayCopy | None:
         """Return ``overlay=`` of copies in other processes; that of a copy has what was written to it, too."""
-        overlay = self.session.transaction
+        overlay = self.source.transaction
         return None if overlay is None else overlay.copy()
 
     def refuse_elsewhere(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.references.keyspace import FlatKeySpace
+from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.tools.survey import survey
 from tests.servers.http import RangeServer
 from tests.support.joined_sets import chunked, day
@@ -74,7 +75,7 @@ def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypa
     find = FlatKeySpace.find
     monkeypatch.setattr(FlatKeySpace, "find", lambda space, key: (asked.append(key), find(space, key))[1])
     fs = RefShardFileSystem(refshard_fs.concat(paths, "t", lazy=True), skip_instance_cache=True)
-    assert len(fs._collect()) == 3 * 40 * 50 + 3
+    assert len(collect_references(fs)) == 3 * 40 * 50 + 3
     assert survey(fs).keys == 3 * 40 * 50 + 3
     assert len(asked) < 200
 

@@ -78,7 +78,7 @@ def test_loops_that_fail_or_are_cancelled_leave_nothing(threads: bool, memory: i
                 raise ValueError("damaged")
             found[keys[number]] = data
 
-        task = asyncio.ensure_future(fs._read_selection(keys, take, chunk_size=CHUNK, threads=threads))
+        task = asyncio.ensure_future(fs.source.read_selection(keys, take, chunk_size=CHUNK, threads=threads))
         if ends.startswith("cancel"):
             await asyncio.sleep(chance.uniform(0, 0.02))
             task.cancel()
@@ -125,7 +125,7 @@ def test_decoding_may_read_by_the_same_filesystem(http_server: RangeServer) -> N
 
     async def run() -> None:
         async with asyncio.timeout(60):
-            await fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
+            await fs.source.read_selection(KEYS, take, chunk_size=CHUNK, threads=True)
 
     asyncio.run(run())
     assert b"".join(found[number] for number in range(CHUNKS)) == DATA
@@ -154,7 +154,7 @@ def test_local_chunks_are_not_read_after_the_end(ends: str, tmp_path: Path, monk
         may_go_on.wait(20)
 
     async def run() -> None:
-        task = asyncio.ensure_future(fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True))
+        task = asyncio.ensure_future(fs.source.read_selection(KEYS, take, chunk_size=CHUNK, threads=True))
         await asyncio.to_thread(has_begun.wait, 20)
         if ends == "cancelled":
             task.cancel()
@@ -180,7 +180,7 @@ def test_reader_cancelled_twice_writes_no_more_and_holds_nothing(http_server: Ra
 
     async def run() -> None:
         nonlocal is_over
-        task = asyncio.ensure_future(fs._read_selection(KEYS, take, chunk_size=CHUNK, threads=True))
+        task = asyncio.ensure_future(fs.source.read_selection(KEYS, take, chunk_size=CHUNK, threads=True))
         await asyncio.to_thread(has_begun.wait, 20)
         for _ in range(2):
             task.cancel()
@@ -278,7 +278,7 @@ def test_an_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pyte
 
     def read() -> dict[int, bytes | None]:
         found: dict[int, bytes | None] = {}
-        asyncio.run(fs._read_selection(keys, found.__setitem__, chunk_size=10, threads=False))
+        asyncio.run(fs.source.read_selection(keys, found.__setitem__, chunk_size=10, threads=False))
         return found
 
     first = read()

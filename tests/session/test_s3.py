@@ -15,6 +15,7 @@ import pytest
 from numcodecs.zstd import Zstd
 
 from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, snapshot
+from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.tools.info import summarise
 from tests.servers.proxy import CountingProxy
 from tests.support.reference_sets import VALUES, open_group, reference_set
@@ -195,7 +196,7 @@ def test_all_keys_on_s3_are_one_flat_listing(image: RefShardFileSystem, s3_proxy
         lambda fs: fs.find("p/a/1/2/3") == ["p/a/1/2/3"],
         lambda fs: fs.find("q") == [],
         lambda fs: summarise(fs).arrays[0].present == 24,
-        lambda fs: len(fs._collect().tables["p/a"]) == 24,
+        lambda fs: len(collect_references(fs).tables["p/a"]) == 24,
     ],
 )
 def test_what_lists_all_on_s3_lists_flat(
@@ -205,7 +206,7 @@ def test_what_lists_all_on_s3_lists_flat(
     assert len(listings(s3_proxy)) <= 3
 
 
-@pytest.mark.parametrize("ask", [lambda fs: fs.find(""), summarise, lambda fs: fs._collect()])
+@pytest.mark.parametrize("ask", [lambda fs: fs.find(""), summarise, lambda fs: collect_references(fs)])
 def test_no_document_that_a_listing_lacks_is_asked_for(
     ask: Callable[[RefShardFileSystem], Any], image: RefShardFileSystem, s3_proxy: CountingProxy
 ) -> None:

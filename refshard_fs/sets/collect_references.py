@@ -1,0 +1,17 @@
+"""Collect the references of a filesystem in columns."""
+
+from __future__ import annotations
+
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.source.collect import Unread, collect
+from refshard_fs.writing.save import respelling
+from refshard_fs.writing.shards import stored_keys
+
+
+def collect_references(fs: RefShardFileSystem, unread: Unread | None = None) -> ReferenceSet:
+    """Collect the references of ``fs``, with absolute URLs and whole shards; uncommitted writes are included.
+
+    Chunks of ``unread`` arrays that would have to be decoded are not read.
+    """
+    return collect(stored_keys(fs.source, fs.writer), fs.source.run, respelling(fs.source.options.open, fs.fo), unread)
