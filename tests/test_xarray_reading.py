@@ -8,6 +8,7 @@ import pickle
 import threading
 from concurrent.futures import Future
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
 zarr = pytest.importorskip("zarr", minversion="3")
 
+import refshard_fs  # noqa: E402
 from refshard_fs import RefShardFileSystem  # noqa: E402
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
@@ -194,3 +196,19 @@ def in_a_running_loop(cell: Any) -> None:
     done: Future[None] = Future()
     threading.Thread(target=run, daemon=True).start()
     done.result(20)  # or it waits for ever
+
+
+def test_joining_and_reading_share_connections(http_server: RangeServer, tmp_path: Path, large_files: None) -> None:
+    """A further connection takes two or three round trips to a server with TLS."""
+    tifffile = pytest.importorskip("tifffile")
+    field = np.arange(90_000, dtype="u4").reshape(300, 300)  # more than the first bytes
+    for day in range(3):
+        tifffile.imwrite(tmp_path / f"{day}.tif", field + day, tile=(64, 64), metadata=None)
+    urls = [http_server.put(f"2024010{day + 1}.tif", (tmp_path / f"{day}.tif").read_bytes()) for day in range(3)]
+    table = [(url, {"time": np.datetime64(f"2024-01-0{day + 1}")}) for day, url in enumerate(urls)]
+    cube: Any = refshard_fs.concat(table, lazy=True)
+    with xr.open_dataset(cube, engine=RefShardBackend) as ds:
+        assert ds["0"][:, 299, 299].values.tolist() == [89_999, 90_000, 90_001]
+    connections = [request.connection for request in http_server.requests()]
+    assert len(connections) == 6
+    assert connections[3] in connections[:3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from typing import Any, Final, Literal, Self
@@ -19,7 +19,7 @@ from refshard_fs.core.chunks import Chunks as ChunkColumns
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
-from refshard_fs.core.keyspace import KeySpace, find_chunk, tails
+from refshard_fs.core.keyspace import Chooser, KeySpace, find_chunk, tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, together
 from refshard_fs.core.version_3 import for_xarray, group_3, version_3
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
@@ -111,7 +111,12 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
 
 class Chunks:
-    """Locates the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source."""
+    """Locates the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
+
+    Where ``are_many`` is set, listing the chunks takes long, and no other file has the same ones: a join does without.
+    """
+
+    are_many: bool = False
 
     def entry(self, number: int) -> Steps[Entry | None]:
         """Return the entry of chunk ``number`` of the grid; None if the chunk does not exist.
@@ -361,6 +366,15 @@ class ArrayGroup(KeySpace):
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         if errors is not None:  # the base class lists directories one by one, and knows which one fails
             return (yield from super().contents(prefix, errors))
+        return (yield from self._contents(prefix))
+
+    def contents_to_join(self, choose: Chooser) -> Steps[Contents]:
+        many = [path for path in self.grids if self._chunks[path].are_many]
+        chosen = choose(self._documents, self.grids) if many else ()
+        return (yield from self._contents("", frozenset(path for path in many if path in chosen)))
+
+    def _contents(self, prefix: str, shortened: Collection[str] = ()) -> Steps[Contents]:
+        """Return the contents below ``prefix``, with only the first chunk of the arrays ``shortened``."""
         members: dict[str, bytes] = {}
         others: dict[str, int | None] = {}
         arrays: dict[str, ArrayChunks] = {}
@@ -373,7 +387,11 @@ class ArrayGroup(KeySpace):
                 continue
             members[key] = self._documents[key]
             if name in zarrmeta.ARRAY_DOCUMENTS and path in self.grids:
-                grid, existing = self.grids[path], (yield from self._existing(path))
+                grid = self.grids[path]
+                if path in shortened:
+                    arrays[path] = ArrayChunks(grid, [range(1)])
+                    continue
+                existing = yield from self._existing(path)
                 column = None if existing is None else np.array([grid.number(each.name) for each in existing], "u8")
                 arrays[path] = ArrayChunks(grid, [range(grid.size)] if column is None else column)
         return Contents(members, arrays, others, frozenset(others))

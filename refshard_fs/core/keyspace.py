@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, compress
 from operator import attrgetter
@@ -42,6 +42,9 @@ from refshard_fs.security.origins import NOTHING, Origins
 # run(key, make): run the steps that ``make()`` returns, and return their result. A retry calls ``make`` again; errors
 # name ``key``.
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
+
+# choose(documents, paths): which of the arrays at ``paths`` are meant, by the metadata documents.
+Chooser = Callable[[Mapping[str, Any], Iterable[str]], Container[str]]
 
 DIRECTORIES: Final = 64  # directories that are listed together
 
@@ -275,6 +278,13 @@ class KeySpace(ABC):
         root = prefix if self.url_of is None else self.url_of(prefix)
         yield from answer_from_listing(walk.directory(prefix, None), root, known)
         return walk.contents()
+
+    def contents_to_join(self, choose: Chooser) -> Steps[Contents]:
+        """Return `contents`, perhaps with only the first chunk of the arrays that ``choose`` returns.
+
+        ``choose`` takes the metadata documents by key, and the paths of all arrays.
+        """
+        return (yield from self.contents())
 
     def list_chunks(self, array: str) -> Steps[ArrayListing | None]:
         """Return the listing of ``array``, if there is a better way than listing its directories; else None."""

@@ -89,6 +89,8 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
     if unread is not None and keyspace.url_of is not None:  # listing the chunks takes a request for each thousand
         collection = Collection(keyspace, (yield from _contents_to_compare(keyspace, unread)))
         yield from together([collection.add_array(path) for path in collection.paths])
+    elif unread is not None:
+        collection = yield from _collect_all(keyspace, (yield from keyspace.contents_to_join(unread.choose)))
     else:
         collection = yield from collect_keys(keyspace, prefix)
     if unread is not None:
@@ -162,7 +164,12 @@ def collect_keys(
     readers, chunks in files that are compressed as a whole count as computed.
     """
     contents = yield from keyspace.contents(prefix)
-    collection = Collection(keyspace, contents, with_lengths=with_lengths, for_others=for_others)
+    return (yield from _collect_all(keyspace, contents, with_lengths=with_lengths, for_others=for_others))
+
+
+def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Steps[Collection]:
+    """Collect the references of all keys in ``contents``; ``options`` are those of `Collection`."""
+    collection = Collection(keyspace, contents, **options)
     yield from together([collection.add_array(path) for path in contents.arrays])
     others = list(contents.others.keys() - contents.indexes)
     others += [key for key, value in contents.members.items() if isinstance(value, list)]

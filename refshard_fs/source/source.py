@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -143,7 +144,7 @@ class Engines:
 
     def wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a coroutine function, and return its result, for callers outside of event loops."""
-        result: T = sync(get_loop(), function, *args)
+        result: T = sync(_loop_of_zarr() or get_loop(), function, *args)
         return result
 
     def _at_once_reader(self) -> Immediate:
@@ -199,6 +200,14 @@ class Engines:
         self._engines = weakref.WeakKeyDictionary()
         self._home = None  # its loop runs in the parent
         self._budget = SharedBudget(self.options.budget, [self.decoded])
+
+
+def _loop_of_zarr() -> Loop | None:
+    """Return zarr's event loop, where zarr reads by the same connections; None without zarr 3, or on that loop."""
+    known = sys.modules.get("zarr.core.sync")
+    make = getattr(known, "_get_loop", None)  # if a later version lacks it, zarr opens connections of its own
+    loop: Loop | None = None if make is None else make()
+    return None if loop is running_loop() else loop
 
 
 def running_loop() -> Loop | None:

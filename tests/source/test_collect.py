@@ -15,6 +15,7 @@ from fsspec.callbacks import Callback
 import refshard_fs
 from refshard_fs import ManifestError, ReferenceNotReachable, RefShardFileSystem, concat
 from refshard_fs.cli.program import main
+from refshard_fs.formats.tiff.images import TileChunks
 from refshard_fs.source import collect
 from tests.servers.http import RangeServer
 from tests.support.memory import taking
@@ -128,6 +129,7 @@ KILLED = """
 import os, sys
 from fsspec.callbacks import Callback
 from refshard_fs import RefShardFileSystem  # noqa: E402
+from refshard_fs.formats.tiff.images import TileChunks
 from refshard_fs.source import collect
 from tests.servers.http import RangeServer
 collect.INLINED = 4000
@@ -185,3 +187,26 @@ def test_stores_are_joined_where_chunks_cannot_be_listed(http_server: RangeServe
     with xr.open_dataset(refshard_fs.open(urls), engine="refshard") as found:
         assert found["t"].values.tolist() == [[0, 0, 0], [1, 1, 1]]
         assert (found["x"].values.tolist(), float(found["height"])) == ([1, 2, 3], 2.0)
+
+
+def test_join_looks_up_one_tile_of_arrays_that_it_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scene has hundreds of tiles, and a document only names the scene."""
+    looked_up: list[int] = []
+
+    def locate(chunks: Any, number: int) -> Any:
+        looked_up.append(number)
+        return (yield from find(chunks, number))
+
+    find = TileChunks._locate
+    monkeypatch.setattr(TileChunks, "_locate", locate)
+    for day in range(3):
+        tifffile.imwrite(tmp_path / f"2024010{day + 1}.tif", VALUES + day, tile=(16, 16), compression="zlib")
+    cube: Any = concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"], lazy=True)
+    assert looked_up == [0] * 3
+    shown = array(cube, "0")
+    assert [int(shown[day, 5, 6]) - int(VALUES[5, 6]) for day in range(3)] == [0, 1, 2]
+    looked_up.clear()
+    concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"])
+    assert len(looked_up) == 3 * 40

@@ -31,7 +31,12 @@ TIMES_SHARED: Final = 16  # this many times the size of the file: pages may shar
 
 # Data types by their number in a file; a fraction is a pair.
 _NAMES = ("u1", "S1", "u2", "u4", "u4,u4", "i1", "u1", "i2", "i4", "i4,i4", "f4", "f8")
-_TYPES: Final = {**dict(enumerate(_NAMES, 1)), 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
+_ORDERS: Final[tuple[Literal["<", ">"], ...]] = ("<", ">")
+_TYPES: Final = {
+    order: {kind: np.dtype(name).newbyteorder(order) for kind, name in known}
+    for known in [[*enumerate(_NAMES, 1), (13, "u4"), (16, "u8"), (17, "i8"), (18, "u8")]]
+    for order in _ORDERS
+}
 
 
 class Tag(msgspec.Struct):
@@ -61,14 +66,15 @@ class Tag(msgspec.Struct):
 class Ifd(msgspec.Struct):
     """One directory: its tags by number, and the position of the next directory.
 
-    ``lost`` are the numbers of tags whose values lie beyond the end of the file. ``problem`` is the reason why the
-    directory cannot be read.
+    ``number`` counts the directories of the file. ``lost`` are the numbers of tags whose values lie beyond the end of
+    the file. ``problem`` is the reason why the directory cannot be read.
     """
 
     following: int
     tags: dict[int, Tag]
     lost: list[int] = []
     problem: str | None = None
+    number: int = 0
 
     def integers(self, number: int, *default: int) -> list[int]:
         """Return the values of a tag of integers; ``default`` if absent. Raise ValueError for other values."""
@@ -178,9 +184,10 @@ class Tiff(FileBytes):
         ifd = Ifd(self._link.unpack_from(data, len(data) - self._link.size)[0], {})
         for at in range(self._count.size, self._count.size + self._tag.size * count, self._tag.size):
             number, kind, values, start = self._tag.unpack_from(data, at)
-            if kind not in _TYPES or number in ifd.tags:  # readers skip unknown and repeated tags
+            dtype = _TYPES[self.order].get(kind)
+            if dtype is None or number in ifd.tags:  # readers skip unknown and repeated tags
                 continue
-            tag = Tag(np.dtype(_TYPES[kind]).newbyteorder(self.order), values, start)
+            tag = Tag(dtype, values, start)
             if tag.size <= self._link.size:  # small values are stored in place of their position
                 start = at + self._tag.size - self._link.size
                 tag.start, tag.data = offset + start, data[start : start + tag.size]

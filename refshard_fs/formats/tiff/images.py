@@ -30,6 +30,7 @@ PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
 STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
 TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
+POSITIONS: Final = frozenset([STRIP_OFFSETS, STRIP_SIZES, TILE_OFFSETS, TILE_SIZES, SUB_IFDS])  # in a file
 PRIVATE: Final = (32997, 50674)  # tags above 32767 that are read:
 DEPTH, LERC_PARAMETERS = PRIVATE
 SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
@@ -208,6 +209,16 @@ class Page(msgspec.Struct, frozen=True):
     is_tiled: bool
     recipe: TileRecipe
     tables: tuple[Tag, ...]
+    number: int = 0  # of its IFD in the file
+
+    def of_file(self, ifds: Sequence[Ifd]) -> Page:
+        """Return the image at the same place in another file, whose IFDs say the same."""
+        return msgspec.structs.replace(self, tables=find_tables(ifds[self.number]))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has uncompressed strips, which are perhaps consecutive: see `find_contiguous`."""
+        return self.recipe.encoded and self.recipe.compression == 1 and not self.is_tiled
 
     @property
     def file_codecs(self) -> tuple[str, ...]:
@@ -310,17 +321,22 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     if compression in FAX:
         is_reversed = ifd.integer(FILL_ORDER, 1) == 2
         recipe = msgspec.structs.replace(recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed)
-    places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
-    sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
-    if places is None or (sizes is None and compression != 1):
+    found, subfile = find_tables(ifd), ifd.integer(SUBFILE, 0)
+    if not found or (len(found) == 1 and compression != 1):
         raise ValueError("the tags with the positions or sizes of its strips or tiles are missing")
-    subfile, found = ifd.integer(SUBFILE, 0), (places,) if sizes is None else (places, sizes)
     is_mask = bool(subfile & 4) or photometric == 4
-    page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found)
+    page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found, ifd.number)
     for tag in found:
         if tag.dtype.kind != "u" or tag.count < page.count:
             raise ValueError(f"its tables have {tag.count} entries: expected {page.count}, one for each strip or tile")
     return page
+
+
+def find_tables(ifd: Ifd) -> tuple[Tag, ...]:
+    """Return the tags with the positions of strips or tiles, and with their sizes; fewer if the file lacks them."""
+    places = ifd.tags.get(TILE_OFFSETS) or ifd.tags.get(STRIP_OFFSETS)
+    sizes = ifd.tags.get(TILE_SIZES) or ifd.tags.get(STRIP_SIZES)
+    return () if places is None else (places,) if sizes is None else (places, sizes)
 
 
 def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
@@ -371,6 +387,8 @@ class TileChunks(Chunks):
     version 2.
     """
 
+    are_many = True
+
     def __init__(self, tiff: Tiff, pages: Sequence[Page | None], grid: ChunkGrid, *, has_fill: bool) -> None:
         self._tiff = tiff
         self._pages = pages
@@ -419,8 +437,7 @@ def find_contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...]
     Such an image is cut anew, because one strip may be a whole image, or have only a few rows. Raises ManifestError if
     the image ends beyond the file.
     """
-    is_plain = page.recipe.encoded and page.recipe.compression == 1 and not page.is_tiled
-    if not is_plain or any(tag.data is None for tag in page.tables):
+    if not page.is_plain or any(tag.data is None for tag in page.tables):
         return None
     rows = page.recipe.shape[0]
     first = np.arange(page.count, dtype=np.uint64) % -(-page.height // rows) * rows  # first row of each strip

@@ -16,10 +16,11 @@ from xml.sax.saxutils import unescape
 
 import msgspec
 
-from refshard_fs.core.array_group import ArrayDescription, fill_of
+from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, fill_of
 from refshard_fs.core.format import OpenOptions, Probe, parse_xml
-from refshard_fs.core.keys import join, parent
+from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Steps
 from refshard_fs.core.rasters import RasterGroupBuilder
 from refshard_fs.errors import ManifestError
@@ -32,6 +33,8 @@ from refshard_fs.formats.tiff.images import (
     GDAL_METADATA,
     NATIVE,
     NODATA,
+    POSITIONS,
+    SPARSE,
     SUB_IFDS,
     Page,
     TileChunks,
@@ -74,13 +77,29 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         raise ManifestError(f"{tiff.url} is damaged: it has more than {MOST_IFDS} SubIFDs")
     subs = yield from tiff.at(list(itertools.chain.from_iterable(below)))
     yield from tiff.fill(_list_needed(subs))
+    every = [*ifds, *subs]
+    for number, ifd in enumerate(every):
+        ifd.number = number
+    said = _list_values(every, tuple(map(len, below)), tiff.order, options.zarr_format)
+    layout = None if said is None else _layouts.get(said)
+    if layout is not None:
+        return layout.of_file(tiff, every)
     rest = iter(subs)
     pages = [[ifd, *itertools.islice(rest, len(offsets))] for ifd, offsets in zip(ifds, below, strict=True)]
-    group = _Group(tiff, options.zarr_format)
-    broken = ifds[-1].problem  # if set, further pages are unknown, so a missing plane may exist
+    group = _describe_pages(tiff, pages, options.zarr_format)
+    keyspace = group.keyspace(options.zarr_format, group.groups.pop("", {}))
+    if said is not None and (layout := group.layout(keyspace)) is not None:
+        _layouts.put(said, layout)
+    return keyspace
+
+
+def _describe_pages(tiff: Tiff, pages: Sequence[Sequence[Ifd]], zarr_format: int) -> _Group:
+    """Return the arrays of ``pages``, each an IFD and its SubIFDs."""
+    group = _Group(tiff, zarr_format)
+    broken = pages[-1][0].problem  # if set, further pages are unknown, so a missing plane may exist
     images: list[OmeImage] = []
     try:
-        images = parse_ome_images(ifds[0].text(DESCRIPTION), len(pages))
+        images = parse_ome_images(pages[0][0].text(DESCRIPTION), len(pages))
         for number, image in enumerate(images):
             name = "" if len(images) == 1 else str(number)
             there = [ifd for page in image.pages if page is not None for ifd in pages[page]]
@@ -94,14 +113,14 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     except ValueError as e:
         if broken is not None:
             raise ManifestError(f"{tiff.url}: {broken}") from e
-        images, group = [], _Group(tiff, options.zarr_format)
+        images, group = [], _Group(tiff, zarr_format)
         group.reports["OME-XML"] = f"its pages are shown one by one: {e}"
     if not images:
         group.show_pages(pages)
     else:
         for page in sorted(set(range(len(pages))) - {page for image in images for page in image.pages}):
             group.reports[f"page {page}"] = find_damage(pages[page][0]) or "it is not in an image of the OME-XML"
-    return group.keyspace(options.zarr_format, group.groups.pop("", {}))
+    return group
 
 
 def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
@@ -111,6 +130,62 @@ def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
             yield tag
 
 
+# ----------------------------------------------------------------------------------------------------
+# Files whose IFDs say the same, except where strips and tiles lie: one writer often makes many such files.
+
+REMEMBERED: Final = 16  # layouts in the cache, each of up to
+LONGEST: Final = 1 << 16  # bytes of values
+MANY: Final = 64  # and IFDs
+
+# The values of the IFDs of a file, and everything else that decides its arrays.
+Said = tuple[Any, ...]
+
+
+class _Image(NamedTuple):
+    """The chunks of an array, without the positions that its ``pages`` have in a file."""
+
+    pages: Sequence[Page | None]
+    grid: ChunkGrid
+    has_fill: bool
+
+    def chunks(self, tiff: Tiff, ifds: Sequence[Ifd]) -> TileChunks:
+        """Return the chunks in a file."""
+        pages = [None if page is None else page.of_file(ifds) for page in self.pages]
+        return TileChunks(tiff, pages, self.grid, has_fill=self.has_fill)
+
+
+class _Layout(NamedTuple):
+    """The arrays of a file without the positions of chunks: ``chunks`` are of coordinates, which are computed."""
+
+    group: ArrayGroup
+    chunks: Mapping[str, Chunks]
+    images: Mapping[str, _Image]
+
+    def of_file(self, tiff: Tiff, ifds: Sequence[Ifd]) -> KeySpace:
+        """Return the key space of a file."""
+        tiles = {path: image.chunks(tiff, ifds) for path, image in self.images.items()}
+        return self.group.with_chunks({**self.chunks, **tiles})
+
+
+_layouts: Final[LRU[Said, _Layout]] = LRU(REMEMBERED)
+
+
+def _list_values(ifds: Sequence[Ifd], below: tuple[int, ...], order: str, zarr_format: int) -> Said | None:
+    """Return what decides the arrays of a file with ``below`` SubIFDs in each page; None if it is too long to keep."""
+    if len(ifds) > MANY:
+        return None
+    said, size = [], 0
+    for ifd in ifds:
+        tags = []
+        for number, tag in ifd.tags.items():
+            data = None if number in POSITIONS else tag.data
+            if is_read(number):
+                tags.append((number, tag.dtype.char, tag.count, data))
+                size += 0 if data is None else len(data)
+        said.append((ifd.problem, tuple(ifd.lost), tuple(tags)))
+    return (order, zarr_format, below, *said) if size <= LONGEST else None
+
+
 class _Group(RasterGroupBuilder):
     """Builds the arrays of a TIFF."""
 
@@ -118,6 +193,19 @@ class _Group(RasterGroupBuilder):
         super().__init__(tiff.url)
         self._tiff = tiff
         self._zarr_format = zarr_format
+        self._images: dict[str, _Image] = {}
+
+    def layout(self, keyspace: ArrayGroup) -> _Layout | None:
+        """Return the layout of the file; None if the values of its IFDs do not decide everything that it shows.
+
+        The positions of plain strips decide whether they are cut anew, and the size of the file whether large chunks
+        are shown.
+        """
+        pages = [page for image in self._images.values() for page in image.pages if page is not None]
+        if self.reports or any(page.is_plain or page.recipe.size >= SPARSE for page in pages):
+            return None
+        chunks = {path: chunks for path, chunks in self.chunks.items() if path not in self._images}
+        return _Layout(keyspace.with_chunks({}), chunks, self._images)
 
     def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show each page, followed by its overviews, as arrays of the root."""
@@ -219,7 +307,8 @@ class _Group(RasterGroupBuilder):
             where, shape, chunks, page.dtype, [*names.values()], attributes, codecs, fill, is_masked=True
         )
         array = msgspec.structs.replace(array, file_codecs=page.file_codecs)
-        tiles = TileChunks(self._tiff, pages, array.grid(self._zarr_format), has_fill=fill is not None)
+        own = self._images[path] = _Image(pages, array.grid(self._zarr_format), fill is not None)
+        tiles = TileChunks(self._tiff, pages, own.grid, has_fill=own.has_fill)
         self.add(path, array, tiles if found is None else found[1])
 
 

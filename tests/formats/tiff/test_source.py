@@ -13,6 +13,9 @@ import pytest
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
 from refshard_fs.core.format import OpenOptions
+from refshard_fs.core.lru import LRU
+from refshard_fs.formats.tiff import source
+from refshard_fs.formats.tiff.source import _describe_pages
 from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import check_commands, rounds_to_open
@@ -74,6 +77,48 @@ def test_what_is_not_shown_is_reported_and_the_other_pages_are(tmp_path: Path) -
     assert keyspace.reports == {"1": "its Compression 34713 is not supported"}
     with pytest.raises(ManifestError, match="none of its arrays can be shown. 0: its Compression 6"):
         Files({ROOT: plain_tiff(b"1", 1, 1, 8, 6)}).open()
+
+
+def test_ifds_that_say_the_same_are_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one writer differ in the positions of tiles: these are their own, and what a tag says is, too."""
+    described: list[str] = []
+
+    def describe(tiff: Any, *arguments: Any) -> Any:
+        described.append(tiff.url)
+        return _describe_pages(tiff, *arguments)
+
+    monkeypatch.setattr(source, "_describe_pages", describe)
+    monkeypatch.setattr(source, "_layouts", LRU(4))
+    rng = np.random.default_rng(5)
+    fields = [rng.integers(0, most, (96, 80), "u2") for most in (9, 60000, 300)]
+    options = {"tiled": True, "blockxsize": 32, "blockysize": 32, "compress": "deflate", "predictor": 2}
+    paths = [write(tmp_path / f"{n}.tif", field, overviews=[2], **options) for n, field in enumerate(fields)]
+    other = write(tmp_path / "other.tif", fields[0], overviews=[2], **options, nodata=7)
+    files = [Files({ROOT: path.read_bytes()}) for path in (*paths, other, paths[0])]
+    opened = [file.open() for file in files]
+    assert len(described) == 2
+    for file, keyspace, path in zip(files, opened, (*paths, other, paths[0]), strict=True):
+        with tifffile.TiffFile(path) as tiff:
+            for name, page in zip("01", tiff.pages, strict=True):
+                tile = np.frombuffer(file.read(keyspace, f"{name}/0.0") or b"", "u2").reshape(-1, page.tilewidth)
+                np.testing.assert_array_equal(tile[:32, :32], page.asarray()[:32, :32])
+    assert [json.loads(files[n].read(opened[n], "0/.zarray") or b"")["fill_value"] for n in (2, 3)] == [None, 7]
+
+
+def test_positions_of_plain_strips_are_looked_at_in_each_file(tmp_path: Path) -> None:
+    """Whether strips are consecutive decides the chunks, so such files are never taken for alike."""
+    path = tmp_path / "strips.tif"
+    tifffile.imwrite(path, RGB[..., 0], rowsperstrip=10, metadata=None)
+    with tifffile.TiffFile(path) as tiff:
+        at, first = tiff.pages[0].tags["StripOffsets"].valueoffset, tiff.pages[0].dataoffsets[0]
+    data = path.read_bytes()
+    turned = bytearray(data)
+    for strip, start in enumerate(range(first + 3000, first - 1, -500)):
+        turned[at + 4 * strip : at + 4 * strip + 4] = struct.pack("<I", start)
+        turned[start : start + 500] = data[first + 500 * strip : first + 500 * strip + 500]
+    files = [Files({ROOT: each}) for each in (data, bytes(turned), data)]
+    chunks = [json.loads(file.read(file.open(), "0/.zarray") or b"")["chunks"] for file in files]
+    assert chunks == [[70, 50], [10, 50], [70, 50]]
 
 
 # ------------------------------------------------------------------------------ pyramids, OME-TIFF
