@@ -15,6 +15,7 @@ from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, overload
 
+import msgspec
 import numpy as np
 
 from refshard_fs.core import zarrmeta
@@ -54,6 +55,12 @@ class ChunkPlace(NamedTuple):
 
     array: str
     number: int
+
+
+class Likeness(msgspec.Struct, frozen=True, eq=False):
+    """Shared by the key spaces of files that differ only in the chunks of the arrays ``varying``."""
+
+    varying: frozenset[str]
 
 
 class LookUp(NamedTuple):
@@ -116,6 +123,8 @@ class KeySpace(ABC):
     root_documents: Mapping[str, bytes | None] = {}
     # The cube that this key space is or shows, if any: a key space with a ``document``, in which each set is a line.
     cube: Any = None
+    # What key spaces of files by the same writer have in common, if that is known.
+    likeness: Likeness | None = None
     # The uncommitted writes, if this key space shows any over ``base``.
     edits: Any = None
 

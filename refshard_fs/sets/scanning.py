@@ -25,6 +25,7 @@ from refshard_fs.core.columns import ChunkTable, Texts
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, join
+from refshard_fs.core.keyspace import KeySpace, Likeness
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches, read_once
 from refshard_fs.cubes.document import of_piece
@@ -50,6 +51,7 @@ from refshard_fs.writing.save import respelling
 ROUND: Final = 16  # sources whose look-ups are driven together: each waits for all of them
 ROUNDS: Final = 16  # such rounds that are under way at once, so that some are decoded while others wait
 PIECE: Final = 64  # sources that a worker scans in one call: some 100 ms, so that it is worth being sent
+LIKENESSES: Final = 16  # kinds of files by one writer whose references are remembered in a scan
 REMEMBERED: Final = 32 << 20  # bytes of indexes of sources that are being scanned
 _OTHER_DOCUMENT: Final = re.compile(rb'\s*\{\s*"refshard"\s*:\s*"')  # JSON that is opened, and no set of references
 LONGEST: Final = 1 << 20  # elements of a coordinate that is read and kept in the set
@@ -142,6 +144,7 @@ class _Scanner(Engines):
         self._unread = unread
         self._known = known
         self._variables = VariableReader()
+        self._common: LRU[Likeness, ReferenceSet] = LRU(LIKENESSES)
         self._parser = DocumentParser()
         self._alike = FileTemplates(
             self._collect, lambda url, refs: coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url)))
@@ -179,6 +182,7 @@ class _Scanner(Engines):
     def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
         most = self.options.open.max_manifest_bytes
         first = FirstBytes(url, min(self.options.open.head, most))
+        likeness: Likeness | None = None
         try:
             if url in self._known and (yield Stat(url, fresh=True)) == self._known[url]:
                 return Unchanged()
@@ -190,7 +194,12 @@ class _Scanner(Engines):
                 return Scanned(alike[0], first.facts)
             refs = (yield from self._document(first)) if is_set else alike and alike[0]
             if refs is None:
-                refs = yield from self._collect(first)
+                space = yield from self._open(first)
+                likeness = space.likeness
+                common = None if likeness is None else self._common.get(likeness)
+                if common is not None:
+                    return Scanned(msgspec.structs.replace(common, urls=Texts.of([url])), first.facts)
+                refs = yield from self._references(first, space)
                 if refs is None:
                     return None
                 self._alike.add(first, refs)
@@ -200,6 +209,8 @@ class _Scanner(Engines):
             raise source_failed(url, e) from sanitize_cause(e)
         try:
             part = NamedSet(url, refs, self._variables.read(refs, url))
+            if likeness is not None and self._decides(likeness, part):
+                self._common.put(likeness, refs)
             refs = (yield from first.run(with_coordinates(part))).refs
         except RefShardError:
             raise
@@ -216,10 +227,26 @@ class _Scanner(Engines):
             data = yield Load(Probe(first.url, facts, data).document(self.options.open.max_manifest_bytes), Raw())
         return self._parser.parse(data, first.url)
 
+    def _decides(self, likeness: Likeness, part: NamedSet) -> bool:
+        """Return whether all sources with this ``likeness`` have the references of ``part``, as far as they are read.
+
+        The chunks that vary are not read: only that an array has some.
+        """
+        refs = part.refs
+        if self._unread is None or refs.pins is not None or list(refs.urls) != [part.name]:
+            return False
+        left = self._unread.choose(refs.side, refs.tables)
+        return likeness.varying <= left and coordinate_chunks(part) is None
+
     def _collect(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a source."""
+        return (yield from self._references(first, (yield from self._open(first))))
+
+    def _open(self, first: FirstBytes) -> Steps[KeySpace]:
         opened = yield from first.run(open_source(first.url, self.options.open))
-        space = yield from first.run(selected(opened, self.options.select))
+        return (yield from first.run(selected(opened, self.options.select)))
+
+    def _references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
         try:
             refs = yield from first.run(collect_steps(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which

@@ -204,9 +204,22 @@ def test_join_looks_up_one_tile_of_arrays_that_it_does_not_read(
     for day in range(3):
         tifffile.imwrite(tmp_path / f"2024010{day + 1}.tif", VALUES + day, tile=(16, 16), compression="zlib")
     cube: Any = concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"], lazy=True)
-    assert looked_up == [0] * 3
+    assert looked_up == [0], "all three files have the same IFDs"
     shown = array(cube, "0")
     assert [int(shown[day, 5, 6]) - int(VALUES[5, 6]) for day in range(3)] == [0, 1, 2]
     looked_up.clear()
     concat(f"{tmp_path}/{{time:%Y%m%d}}.tif", dims=["time"])
     assert len(looked_up) == 3 * 40
+
+
+def test_join_compares_tiles_of_files_with_same_ifds(tmp_path: Path) -> None:
+    """Along the rows of the second image, the first one must be the same in all files."""
+    for number, first in enumerate((0, 0, 1)):
+        with tifffile.TiffWriter(tmp_path / f"{number}.tif") as writer:
+            writer.write(VALUES + first, tile=(16, 16), compression="zlib", metadata=None)
+            writer.write(VALUES[:32, :32] + number, tile=(16, 16), compression="zlib", metadata=None)
+    paths = [str(tmp_path / f"{number}.tif") for number in range(3)]
+    cube: Any = concat(paths[:2], "y_1", lazy=True)
+    np.testing.assert_array_equal(array(cube, "1")[...], np.concatenate([VALUES[:32, :32], VALUES[:32, :32] + 1]))
+    with pytest.raises(ManifestError, match="different"):
+        concat(paths, "y_1", lazy=True)

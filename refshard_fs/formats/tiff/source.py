@@ -19,7 +19,7 @@ import msgspec
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, fill_of
 from refshard_fs.core.format import OpenOptions, Probe, parse_xml
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.keyspace import KeySpace, Likeness
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Steps
 from refshard_fs.core.rasters import RasterGroupBuilder
@@ -205,6 +205,7 @@ class _Group(RasterGroupBuilder):
         if self.reports or any(page.is_plain or page.recipe.size >= SPARSE for page in pages):
             return None
         chunks = {path: chunks for path, chunks in self.chunks.items() if path not in self._images}
+        keyspace.likeness = Likeness(frozenset(self._images))
         return _Layout(keyspace.with_chunks({}), chunks, self._images)
 
     def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
