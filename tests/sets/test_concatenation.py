@@ -1,4 +1,4 @@
-"""Sets put in order by their coordinate, values that two sets have, patterns, and appending the same day twice."""
+"""Sets whose chunks become references of one set."""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""Add a set to the document of a cube as a piece: at its end, in a gap, or in place of another piece. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.changed_set import coordinate_set, gap, trim, with_metadata
+from refshard_fs.sets.common_units import comparable, with_common_units
+from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.coordinates import get_coordinate_values
+from refshard_fs.sets.document_gaps import (
+    check_chunks_of_gap,
+    cut_off,
+    fill_gap,
+    find_gap,
+    replace_piece,
+    values_in_gaps,
+)
+from refshard_fs.sets.new_elements import AppendRules, find_new_elements
+from refshard_fs.sets.set_row import Rules, SetRow
+from refshard_fs.sets.stacking import stack_along
+from refshard_fs.sets.variables import NamedSet
+
+
+class LongerDocument(NamedTuple):
+    """A document with one more piece, the set that it shows, and the number of elements added."""
+
+    document: ConcatDocument
+    whole: NamedSet
+    added: int
+
+
+def add_piece(
+    document: ConcatDocument, name: str, by_url: Mapping[str, NamedSet], url: str, rules: AppendRules
+) -> LongerDocument | None:
+    """Append the set at ``url`` to the document at ``name``; None if nothing is new. The sets are given ``by_url``."""
+    dim, length = rules.dim, document.starts[-1]
+    lead = document.pieces[document.first]
+    first, new = (stack_along(by_url[each], dim, document.stacked) for each in (lead.url, url))
+    shown = with_metadata(first, document.metadata)
+    if first.length(dim) != lead.total:
+        raise ManifestError(
+            f"{lead.url!r} of {name} has the length {first.length(dim)} now, not {lead.total}: make the document anew"
+        )
+    if not new.length(dim):
+        return None
+    units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
+    times = with_common_units([first, new], dim, lazy=True, fixed=units)
+    first, new = times.parts
+    values, coming = _read_coordinate(document, shown), get_coordinate_values([new], dim)
+    extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
+    replaced_part = 0  # the length of a part that the new set takes the place of
+    if values is not None and document.coordinate is not None:
+        extent = coordinate_set(shown.variables[document.coordinate], values, shown, name)
+    if values is not None and extent is not None and coming is not None:
+        known = comparable(shown.variables[str(document.coordinate)], values)
+        if rules.on_duplicate == "replace":
+            document, replaced_part = replace_piece(document, known, coming[0])
+        place = find_gap(document, known, coming[0])
+        if place is not None:
+            check_chunks_of_gap(document, new, place[1], name)
+        else:
+            if np.isin(coming[0], values_in_gaps(document, known)).any():
+                raise ManifestError(
+                    f"{url} has values in several gaps of {name}, or in one and outside of it: "
+                    "append one set for each gap"
+                )
+            kept = find_new_elements(extent, new, rules)
+            if kept is None:
+                return None
+            if not kept.old:
+                raise ManifestError(
+                    f"{new.name} would replace the beginning of {name}: append replaces only its "
+                    "end. Make the document anew"
+                )
+            document = cut_off(document, kept.old)
+            new = trim(new, dim, kept.start, kept.stop, lazy=True)
+            extent = coordinate_set(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)
+    first, new = with_digests([first, new], [dim], rules.same)
+    # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
+    # documents of metadata, which have the first one's length, get its own.
+    metadata = {**document.metadata, **times.metadata}
+    old = gap(with_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
+    metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
+    found, whole = SetRow(
+        dim,
+        [lead.url, url],
+        [old, new],
+        Rules(rules.same, is_outer=document.join == "outer", lazy=True),
+        metadata,
+        {**document.bounds, **times.bounds},
+        document.chunks,
+    ).make_document()
+    if found.unions:
+        raise ManifestError(
+            f"{url} has other values of {', '.join(map(repr, found.unions))} than {name}, to which it cannot be "
+            "appended: make it anew"
+        )
+    if found.axes != document.axes or found.coordinate != document.coordinate:
+        raise ManifestError(
+            f"{name} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
+            f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
+        )
+    replaced = length - document.starts[-1]
+    line = msgspec.structs.replace(found.pieces[-1], url=url)
+    document = document.with_values(found.pieces[0].values)
+    document = msgspec.structs.replace(
+        document,
+        pieces=(*document.pieces, line),
+        chunks={**found.chunks, **document.chunks},
+        metadata=found.metadata,
+        bounds=found.bounds,
+    )
+    if place is not None:
+        document = fill_gap(document, place)
+    return LongerDocument(document, whole, line.length - replaced - replaced_part)
+
+
+def _read_coordinate(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:
+    """Decode the values of the coordinate in the pieces of a document; None if it has none."""
+    if document.coordinate is None or any(part.values is None for part in document.pieces):
+        return None
+    meta = first.variables[document.coordinate].meta
+    dtype = dtype_of(meta)
+    if dtype is None:
+        return None
+    values = b"".join(part.values or b"" for part in document.pieces)
+    return np.frombuffer(values, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))

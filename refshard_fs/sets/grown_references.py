@@ -1,0 +1,128 @@
+"""A set of references that grows: the keys that differ from the longer set become edits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ChunkTable, Row
+from refshard_fs.core.edits import REMOVED, Edit
+from refshard_fs.core.keys import join
+from refshard_fs.core.model import Inline, Span
+from refshard_fs.errors import ManifestError, NoSuchSource
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.key_table import Value
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.values import decode
+from refshard_fs.sets.changed_set import in_version_3, trim
+from refshard_fs.sets.collect_references import collect_references
+from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.compatibility import with_digests
+from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.new_elements import AppendRules, find_new_elements
+from refshard_fs.sets.scanning import with_coordinates
+from refshard_fs.sets.sources import read_sets
+from refshard_fs.sets.stacking import stack_like
+from refshard_fs.sets.variables import NamedSet, VariableReader
+
+
+class GrownReferences(NamedTuple):
+    """A set of references as it is stored, and with a new set at its end."""
+
+    before: ReferenceSet
+    whole: ReferenceSet
+    along: frozenset[str]  # paths of the arrays that grow
+    added: int
+    holds_pins: bool
+    remark: str  # a warning about the servers that the new set names
+
+    @classmethod
+    def of(
+        cls,
+        fs: RefShardFileSystem,
+        url: str,
+        fo: Any,
+        rules: AppendRules,
+        options: Mapping[str, Any],
+        *,
+        holds_pins: bool,
+    ) -> GrownReferences | None:
+        """Append ``fo`` to the set of ``fs``, at ``url``, in memory; None if ``fo`` has nothing new."""
+        dim = rules.dim
+        before = collect_references(fs)
+        if not len(before):
+            raise NoSuchSource(f"there is no set at {url} to append to: concat makes one")
+        name = f"the set at {url}"
+        stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
+        old = fs.source.run("", lambda: with_coordinates(stored))
+        (new,) = read_sets([fo], options, lambda _: None)
+        new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
+        new = stack_like(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
+        if new.refs.pins is not None and not holds_pins:
+            raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
+        old, new = with_common_units([old, new], dim).parts
+        kept = find_new_elements(old, new, rules)
+        if kept is None:
+            return None
+        if not kept.old:
+            raise ManifestError(
+                f"{new.name} would replace the beginning of {old.name}: append replaces only the end. Make the set anew"
+            )
+        pieces = [trim(old, dim, 0, kept.old), trim(new, dim, kept.start, kept.stop)]
+        whole = concatenate(with_digests(pieces, [dim], rules.same), dim, rules.same)
+        added = whole.length(dim) - old.length(dim)
+        return cls(before, whole.refs, frozenset(old.along(dim)), added, holds_pins, new.refs.origins.remark)
+
+    def find_edits(self) -> Iterator[tuple[str, Edit]]:
+        """Yield each key that changes, with its new content."""
+        before, whole, first_new = self.before, self.whole, len(self.before.urls)  # URLs of the new set come last
+        for path, table in whole.tables.items():
+            known = before.tables.get(path)
+            if known is not None and path in self.along:
+                yield from _find_removed(path, known, whole, before)
+            part = table.part()
+            is_new = part.ranges.targets >= (0 if known is None else first_new)
+            for number in part.numbers[is_new].tolist():
+                row = table.row(number)
+                if row is not None:
+                    key = join(path, table.grid.tail(number))
+                    yield key, _span(whole, row, key)
+        for key, value in whole.side.items():
+            if key == ".zmetadata" and not self.holds_pins:
+                continue  # a parquet set has its own
+            if type(value) is Row:
+                if value.target >= first_new:
+                    yield key, _span(whole, value, key)
+            elif not _is_same(before.side.get(key), value):
+                yield key, Inline(decode(value))
+
+
+def _find_removed(
+    path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet
+) -> Iterator[tuple[str, Edit]]:
+    """Yield removals of an array's chunks, if a coordinate is in one chunk now."""
+    if len(whole.tables[path]) and whole.tables[path].grid.size >= known.grid.size:
+        return  # references go on where they are
+    keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}
+    keys |= {key for key in before.side if key.startswith(path + "/") and not zarrmeta.is_metadata(key)}
+    yield from ((key, REMOVED) for key in sorted(keys) if key not in whole.side)
+
+
+def _span(refs: ReferenceSet, row: Row, key: str) -> Span:
+    url = refs.urls[row.target]
+    if url is None:
+        raise ManifestError(f"{key!r} is a reference without a URL, which cannot be appended: give target=")
+    pin = None if refs.pins is None else refs.pins.pin(row.target)
+    stop = None if row.length is None else row.offset + row.length
+    return Span(url, row.offset, stop, pin=pin, origin=refs.origins.of(url))
+
+
+def _is_same(before: Value | None, now: Value) -> bool:
+    if before is None or type(before) is Row or type(now) is Row:
+        return False
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before == now
+    return decode(before) == decode(now)

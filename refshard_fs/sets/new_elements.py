@@ -1,0 +1,70 @@
+"""Find the elements of a set that are appended to another one. No I/O here."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from refshard_fs.errors import ManifestError
+from refshard_fs.sets.arrange import Overlap, arrange
+from refshard_fs.sets.coordinates import check_one_coordinate, check_order, format_value, get_coordinate_values
+from refshard_fs.sets.variables import NamedSet
+
+OnDuplicate = Literal["error", "skip", "replace"]  # for values of the coordinate that the old set has
+
+
+class AppendRules(NamedTuple):
+    """The arguments of `append`."""
+
+    dim: str
+    same: frozenset[str]
+    on_duplicate: OnDuplicate
+    any_order: bool
+    message: str | None
+
+
+class NewElements(NamedTuple):
+    """The elements that are joined: the first ``old`` of the old set, and ``start`` to ``stop`` of the new set.
+
+    If the new set replaces the beginning of the old one, ``old`` is 0.
+    """
+
+    old: int
+    start: int
+    stop: int
+
+
+def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewElements | None:
+    """Return the elements that are joined; None if nothing is new. ManifestError if ``rules`` do not permit it."""
+    dim = rules.dim
+    values = get_coordinate_values([old, new], dim)
+    if values is None:
+        return NewElements(old.length(dim), 0, new.length(dim))
+    before, coming = values
+    known = np.isin(coming, before)
+    if known.any() and rules.on_duplicate != "error":
+        check_one_coordinate([old, new], dim)
+    if known.all() and rules.on_duplicate == "skip":
+        return None
+    kept = NewElements(len(before), 0, len(coming))
+    if known.any():
+        if rules.on_duplicate == "error":
+            raise ManifestError(
+                f"{old.name} has {dim} = {format_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
+                "appends what is new, on_duplicate='replace' takes the new elements"
+            )
+        overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
+        arranged = arrange([old, new], dim, overlap=overlap) or []
+        pieces = {piece.number: piece for piece in arranged}
+        if len(pieces) < len(arranged):
+            raise ManifestError(
+                f"some values of {dim!r} of {new.name}, between others, are in {old.name} already: append what is new "
+                "as a set of its own"
+            )
+        if 0 not in pieces or pieces[0].start != 0 or 1 not in pieces:
+            return NewElements(0, 0, len(coming))
+        kept = NewElements(pieces[0].stop, pieces[1].start, pieces[1].stop)
+    if not rules.any_order:
+        check_order(before[: kept.old], coming[kept.start : kept.stop], new.name, dim)
+    return kept

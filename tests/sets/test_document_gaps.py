@@ -1,0 +1,75 @@
+"""Gaps in the documents of cubes, and sets that fill them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError
+
+xr = pytest.importorskip("xarray")
+pytest.importorskip("h5netcdf")
+pytest.importorskip("zarr")
+
+from tests.support.gapped_files import UNITS, load_all, write_days  # noqa: E402  # xarray may be absent
+from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 3}])
+def test_a_day_that_comes_late_takes_its_place_in_the_gap(tmp_path: Path, chunks: dict[str, int] | None) -> None:
+    files = [write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
+    url = str(tmp_path / "cube.refshard")
+    refshard_fs.concat(files, "time", lazy=True, freq="1D", chunks=chunks).save(url)  # type: ignore[attr-defined]
+    for day in (3, 2, 4, 7):
+        files.append(write_days(tmp_path / f"{day}.nc", [day]))
+        assert refshard_fs.append(url, files[-1], "time") == 1
+        expected = xr.concat(load_all(files), "time").sortby("time").resample(time="1D").asfreq()
+        xr.testing.assert_equal(load_dataset(url), expected)
+    for day in (2, 4, 5):
+        with pytest.raises(ManifestError, match=f"has time = {day} days .* already"):
+            refshard_fs.append(url, files[files.index(str(tmp_path / f"{day}.nc"))], "time")
+
+
+@pytest.mark.parametrize(
+    ("days", "how"),
+    [
+        ([1, 2], "error"),
+        ([1, 2], "skip"),
+        ([4, 5], "replace"),
+        ([3, 2], "error"),
+        ([2, 4], "skip"),
+        ([6, 7, 2], "replace"),
+    ],
+)
+def test_what_does_not_lie_within_one_gap_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
+    files = [write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
+    url = tmp_path / "cube.refshard"
+    refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
+    before = url.read_bytes()
+    with pytest.raises(ManifestError, match=r"new\.nc.* has values in several gaps of .*: append one set for each gap"):
+        refshard_fs.append(url, write_days(tmp_path / "new.nc", days), "time", on_duplicate=how)
+    assert url.read_bytes() == before
+
+
+def test_what_fills_a_gap_has_whole_chunks(tmp_path: Path) -> None:
+    def two(name: str, first: int) -> str:
+        path = tmp_path / name
+        days = [first, first + 1]
+        data = xr.DataArray(np.add.outer(days, [0.0, 0.5]), dims=("time", "x"))
+        ds = xr.Dataset({"v": data}, coords={"time": ("time", days, {"units": UNITS}), "x": [0, 1]})
+        ds.to_netcdf(path, engine="h5netcdf", encoding={"v": {"chunksizes": (2, 2), "_FillValue": np.nan}})
+        return str(path)
+
+    files = [two("0.nc", 0), two("6.nc", 6)]
+    url = str(tmp_path / "cube.refshard")
+    refshard_fs.concat(files, "time", lazy=True, freq="1D").save(url)
+    with pytest.raises(ManifestError, match="'v'.* chunks of 2"):
+        refshard_fs.append(url, two("3.nc", 3), "time")
+    files.append(two("4.nc", 4))
+    refshard_fs.append(url, files[-1], "time")
+    expected = xr.concat(load_all(files), "time").sortby("time").resample(time="1D").asfreq()
+    xr.testing.assert_equal(load_dataset(url), expected)

@@ -1,0 +1,70 @@
+"""Elements that a set has already, and elements that are new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import refshard_fs
+from refshard_fs import ManifestError
+from refshard_fs.cli import main
+from tests.support.day_sets import list_targets, make_days, read_times, write_refs
+
+pytest.importorskip("zarr")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_same_day_is_not_taken_twice(tmp_path: Path, lazy: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1)) for i in range(3)]
+    url = str(tmp_path / "all.json")
+    refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    assert refshard_fs.append(url, names[2], "time") == 1
+    before = Path(url).read_bytes()
+    with pytest.raises(ManifestError, match="time = 2 days since 2024-01-01 already"):
+        refshard_fs.append(url, names[2], "time")
+    assert refshard_fs.append(url, names[2], "time", on_duplicate="skip") == 0
+    assert main(["append", url, names[2], "--dim", "time", "--on-duplicate", "skip"]) == 0
+    assert "nothing new, left as it is" in capsys.readouterr().out
+    assert main(["append", url, names[2], "--dim", "time"]) == 2
+    assert Path(url).read_bytes() == before
+
+
+def test_what_is_new_is_appended_and_what_is_known_is_not(tmp_path: Path) -> None:
+    url = str(tmp_path / "all.json")
+    refshard_fs.concat([make_days(0, 3)], "time").save(url)
+    assert refshard_fs.append(url, make_days(1, 4), "time", on_duplicate="skip") == 2
+    assert read_times(url) == [0, 1, 2, 3, 4]
+    assert list_targets(url) == [f"memory://{i}" for i in range(5)]
+
+
+def test_the_last_days_are_replaced(tmp_path: Path) -> None:
+    url = str(tmp_path / "all.json")
+    refshard_fs.concat([make_days(0, 4)], "time").save(url)
+    better = make_days(2, 2)
+    better["t/0"] = ["memory://better", 0, 1]
+    assert refshard_fs.append(url, better, "time", on_duplicate="replace") == 0
+    assert read_times(url) == [0, 1, 2, 3]
+    assert list_targets(url) == ["memory://0", "memory://1", "memory://better", "memory://3"]
+    with pytest.raises(ManifestError, match="the beginning"):
+        refshard_fs.append(url, make_days(0, 5), "time", on_duplicate="replace")
+
+
+def test_a_day_of_big_endian_files_is_not_taken_twice(tmp_path: Path) -> None:
+    names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1, order=">")) for i in range(3)]
+    url = str(tmp_path / "all.json")
+    refshard_fs.concat(names[:2], "time", lazy=True).save(url)
+    assert refshard_fs.append(url, names[2], "time") == 1
+    with pytest.raises(ManifestError, match="time = 1 days since 2024-01-01 already"):
+        refshard_fs.append(url, names[1], "time")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_set_stays_in_order(tmp_path: Path, lazy: bool) -> None:
+    names = [write_refs(tmp_path, f"{i}.json", make_days(i, 2)) for i in (2, 4, 0)]
+    url = str(tmp_path / "all.json")
+    refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
+    with pytest.raises(ManifestError, match="would no longer be sorted"):
+        refshard_fs.append(url, names[2], "time")
+    assert refshard_fs.append(url, names[2], "time", any_order=True) == 2
+    assert read_times(url) == [2, 3, 4, 5, 0, 1]
