@@ -21,7 +21,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.keys import join
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta, array_meta, loads
-from refshard_fs.cubes.recoding import ChunkDecoder
+from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.plan import MIB, Unmade
 from refshard_fs.reading.selection import GUARD, WORKERS

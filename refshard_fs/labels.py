@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 
 from refshard_fs.core.keys import parent
-from refshard_fs.cubes.choice import nodes_of
-from refshard_fs.cubes.selection import all_documents
+from refshard_fs.cubes.nodes import group_by_node
+from refshard_fs.cubes.read_all_documents import read_all_documents
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.xarray_backend import RefShardBackend
@@ -22,7 +22,7 @@ def find_positions(fs: RefShardFileSystem, sel: Mapping[str, Any]) -> dict[str, 
     This reads the coordinates. Raise ManifestError if a dimension or a label does not exist, or if the labels are not
     neighbours in the coordinate's order.
     """
-    nodes = nodes_of(fs.source.run("", lambda: all_documents(fs.source.open())))
+    nodes = group_by_node(fs.source.run("", lambda: read_all_documents(fs.source.open())))
     isel: dict[str, int | slice] = {}
     for dim, label in sel.items():
         path = next((path for path in nodes.named(dim) if nodes[path].dims == [parent(path)[1]]), None)

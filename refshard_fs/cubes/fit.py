@@ -12,8 +12,10 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import are_alike, calendar_of, family_of, is_time
+from refshard_fs.cubes.placement import Placement
 from refshard_fs.cubes.recoding import RECODED, RECODED_ATTRIBUTES, Recoding, recoding
-from refshard_fs.cubes.recutting import PieceArray, Placement, Recut, check_recut
+from refshard_fs.cubes.recutting import Recut, check_recut
+from refshard_fs.cubes.sections import PieceArray
 from refshard_fs.errors import ManifestError
 
 # Attributes that say what the values mean. All others may differ.

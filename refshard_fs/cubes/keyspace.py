@@ -21,36 +21,26 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.columns import WHOLE, UInt64s
-from refshard_fs.core.documents import Documents, NodeView
-from refshard_fs.core.dtypes import itemsize_of, plain_document
+from refshard_fs.core.documents import Documents
+from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative, splits
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, tails
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
 from refshard_fs.core.sharing import Sharing
-from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
+from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS
-from refshard_fs.cubes.document import (
-    DEEPEST,
-    ConcatDocument,
-    Nothing,
-    Overlaid,
-    PieceView,
-    of_piece,
-    stack_metadata,
-)
+from refshard_fs.cubes.document import DEEPEST, ConcatDocument
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
 from refshard_fs.cubes.merging import merge, open_selected, selected
 from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
-from refshard_fs.cubes.recutting import (
-    SECTIONS,
-    Placement,
-    Recut,
-    check_sections,
-    cut_sections,
-    join_sections,
-)
+from refshard_fs.cubes.overlaid import Gap, Overlaid
+from refshard_fs.cubes.piece_view import PieceView, with_origin_of_piece
+from refshard_fs.cubes.placement import Placement
+from refshard_fs.cubes.recutting import SECTIONS, Recut, cut_sections
+from refshard_fs.cubes.sections import check_sections, join_sections
+from refshard_fs.cubes.shown_array import ConcatArray, FullLength, add_dimension
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.references.values import METADATA, resolver
 from refshard_fs.security.admission import is_trusted
@@ -59,112 +49,6 @@ from refshard_fs.security.policy import directory_of, server_of
 LISTED: Final = 10_000_000  # most names in a directory: a few lines of nested documents can claim any number
 COUNTED: Final = 100_000_000  # most chunks of an array that are listed as columns
 TOGETHER: Final = 64  # pieces that are opened at a time when all pieces are listed
-
-
-class ConcatArray(msgspec.Struct, frozen=True):
-    """An array as it is shown.
-
-    ``meta`` is the metadata of the first piece; None if the array is not along the dimension, so that it lies wholly in
-    the first piece. ``starts`` are the chunk coordinates along ``axis`` at which the pieces begin, and at last the end.
-    ``recut``: chunks of the array are joined from chunks of the pieces. ``is_stacked``: in the pieces, chunks lack the
-    first dimension.
-    """
-
-    grid: ChunkGrid | None
-    meta: ArrayMeta | None = None
-    axis: int = 0
-    starts: tuple[int, ...] = ()
-    recut: Recut | None = None
-    is_stacked: bool = False
-
-    def stored_coords(self, coords: Sequence[int]) -> Sequence[int]:
-        """Drop the dimension that the pieces lack from ``coords``."""
-        return coords[1:] if self.is_stacked else coords
-
-    @property
-    def stored_grid(self) -> ChunkGrid:
-        """The grid of a piece, except for the number of chunks."""
-        assert self.grid is not None, "an array that is joined has a grid"
-        return msgspec.structs.replace(self.grid, counts=tuple(self.stored_coords(self.grid.counts)))
-
-    def grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of piece ``number``, which has only the chunks at ``places`` along these axes."""
-        assert self.grid is not None, "an array that is joined has a grid"
-        shown = self.shown_grid_of_piece(number, places)
-        return msgspec.structs.replace(shown, counts=tuple(self.stored_coords(shown.counts)))
-
-    def shown_grid_of_piece(self, number: int, places: Mapping[int, Placement]) -> ChunkGrid:
-        """Return the grid of `grid_of_piece` with all dimensions; chunks have the same numbers in both."""
-        assert self.grid is not None, "an array that is joined has a grid"
-        counts = [places[k].length if k in places else count for k, count in enumerate(self.grid.counts)]
-        if self.axis not in places:
-            counts[self.axis] = self.starts[number + 1] - self.starts[number]
-        return msgspec.structs.replace(self.grid, counts=tuple(counts))
-
-    def locate(self, coords: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the number of the piece that holds the chunk at ``coords``, and the chunk's coordinates in it.
-
-        ``coords`` may be the leading coordinates of several chunks.
-        """
-        number = bisect_right(self.starts, coords[self.axis]) - 1
-        return number, self.move(coords, -self.starts[number])
-
-    def move(self, coords: Sequence[int], by: int) -> list[int]:
-        return [*coords[: self.axis], coords[self.axis] + by, *coords[self.axis + 1 :]]
-
-
-class FullLength:
-    """Rewrite metadata: give arrays in the document's ``axes`` the length of all pieces."""
-
-    def __init__(self, document: ConcatDocument, where: str) -> None:
-        self.document, self.where = document, where
-        self.starts = document.starts
-        self._by_size: dict[int, tuple[int, ...]] = {}  # arrays with chunks of one size have the same starts
-
-    def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[ConcatArray]]:
-        return self._rewrite
-
-    def _rewrite(self, doc: Mapping[str, Any], path: str) -> NodeView[ConcatArray]:
-        if doc.get("node_type") == "group":
-            return doc, None
-        is_stacked = path in self.document.stacked
-        if is_stacked and not any(join(path, name) in self.document.metadata for name in METADATA):
-            doc = _add_dimension(doc, self.document.dim, f"{path!r} of the first set of {self.where}")
-        meta = zarrmeta.array_meta(doc, f"{path!r} of the first set of {self.where}")
-        if meta is None or path not in self.document.axes:
-            return doc, ConcatArray(None if meta is None else meta.grid)
-        axis, total = self.document.axes[path], self.starts[-1]
-        if axis >= len(meta.shape):
-            raise ManifestError(
-                f"{self.where}: {path!r} should be joined along axis {axis}, but has {len(meta.shape)} dimensions"
-            )
-        if path == self.document.coordinate:
-            shown: Mapping[str, Any] = plain_document(meta, [total])
-            return shown, ConcatArray(grid_of(shown), meta, is_stacked=is_stacked)
-        if meta.chunks is None or meta.grid is None:
-            raise ManifestError(f"{self.where}: expected chunks of one known size in {path!r}")
-        if path in self.document.chunks:
-            full = [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]
-            recut = Recut.of(meta, full, self.document.chunks[path], f"{path!r} of {self.where}")
-            return recut.meta.raw, ConcatArray(recut.meta.grid, meta, axis, (), recut, is_stacked)
-        shown = {**doc, "shape": [*meta.shape[:axis], total, *meta.shape[axis + 1 :]]}
-        return shown, ConcatArray(
-            grid_of(shown), meta, axis, self._chunk_starts(meta.chunks[axis], path), None, is_stacked
-        )
-
-    def _chunk_starts(self, size: int, path: str) -> tuple[int, ...]:
-        """Return where the pieces begin, and the last one ends, in chunks of ``size`` elements."""
-        known = self._by_size.get(size)
-        if known is None:
-            for number, start in enumerate(self.starts[:-1]):
-                if start % size:
-                    name = self.document.pieces[number].name
-                    raise ManifestError(
-                        f"{self.where}: {path!r} has chunks of {size} along {self.document.dim!r}, but the set "
-                        f"{name!r} begins at {start}, inside a chunk: only the last set may end inside a chunk"
-                    )
-            known = self._by_size[size] = tuple(-(-start // size) for start in self.starts)
-        return known
 
 
 class _OpenPiece:
@@ -280,7 +164,7 @@ class ConcatKeySpace(KeySpace):
             data = None if key in self.document.metadata else (yield from self.first.read(key))
             doc = None if data is None else zarrmeta.object_in(data, f"{key!r} of {self.where}")
             if doc is not None and key.rpartition("/")[0] in self.document.stacked and not key.endswith(".zattrs"):
-                doc = _add_dimension(doc, self.document.dim, f"{key!r} of {self.where}")
+                doc = add_dimension(doc, self.document.dim, f"{key!r} of {self.where}")
             if doc is not None:
                 found[key] = {name: value for name, value in doc.items() if name != "consolidated_metadata"}
         return found | self.document.metadata
@@ -449,7 +333,7 @@ class ConcatKeySpace(KeySpace):
             return plain[1]
         doc = _parse(data, join(path, name), where)
         if doc is not None and array.is_stacked:
-            doc = _add_dimension(doc, self.document.dim, f"{path!r} of {where}")
+            doc = add_dimension(doc, self.document.dim, f"{path!r} of {where}")
         meta = None if doc is None else zarrmeta.array_meta(doc, f"{join(path, name)!r} of {where}")
         other = next(each for each in METADATA if each != name)
         if doc is None and (yield from piece.read(join(path, other))) is not None:
@@ -818,16 +702,6 @@ def _chunk_places(elements: Mapping[int, Placement], path: str, first: ArrayMeta
     return found
 
 
-def _add_dimension(doc: Mapping[str, Any], dim: str, where: str) -> dict[str, Any]:
-    """Add the dimension that a piece lacks to the metadata of its array."""
-    meta = zarrmeta.array_meta(doc, where)
-    if meta is None:
-        return dict(doc)
-    if meta.grid is None or meta.chunks is None:
-        raise ManifestError(f"{where} cannot get the dimension {dim!r}: expected chunks of one size")
-    return stack_metadata(doc, meta.chunks, dim)
-
-
 def _array_facts(aside: bytes | None, units: Mapping[str, Any], path: str, meta: ArrayMeta, where: str) -> ArrayFacts:
     attributes = meta.raw.get("attributes")
     if meta.zarr_format == 2:
@@ -870,7 +744,7 @@ def _open_document(
         if piece.document is not None:
             return (yield from _open_document(piece.document, where, theirs, resolve))
         if piece.is_gap:
-            return Nothing()
+            return Gap()
         url = resolve(piece.url)
         choices = (*document.select, *piece.select)
         if number != document.first and all(choice.only_leaves_out for choice in choices):
@@ -879,7 +753,7 @@ def _open_document(
         if is_trusted(url):
             return (yield from steps)
         origin = server_of(url)
-        return PieceView((yield from of_piece(steps, (origin,))), origin)
+        return PieceView((yield from with_origin_of_piece(steps, (origin,))), origin)
 
     first = yield from open_piece(document.first)
     space = ConcatKeySpace(document, where, first, open_piece, resolve, options.cache_size)

@@ -7,7 +7,6 @@ Files of an archive are almost alike: one has another compression, another packs
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -18,143 +17,14 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.compression import check_blosc, check_chunk, chunk_limits
+from refshard_fs.core.compression import chunk_limits
 from refshard_fs.core.dtypes import element_type, fill_of
-from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
-from refshard_fs.core.version_3 import ON_BYTES, of_xarray
-from refshard_fs.core.zarrmeta import ArrayMeta, decoding_problem, safety_problem
+from refshard_fs.core.version_3 import of_xarray
+from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
+from refshard_fs.cubes.chunk_codec import ChunkDecoder, decode_chunk, encode_chunk
 from refshard_fs.errors import ManifestError
-
-_KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that make no more bytes than they get
-_NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
-# Codecs that make objects, as many as four bytes say, and no numbers.
-_OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
-
-
-class ChunkDecoder:
-    """Decodes the chunks of one array with numpy and numcodecs. Thread-safe."""
-
-    def __init__(self, meta: ArrayMeta, dtype: np.dtype[Any], codecs: Sequence[Any]) -> None:
-        self._meta = meta
-        self._dtype = dtype
-        self._codecs = codecs
-
-    @classmethod
-    def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
-        """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
-        dtype = element_type(meta)
-        if dtype is None or meta.chunks is None or decoding_problem(meta, "") or safety_problem(meta):
-            return None
-        pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
-        if pipeline is None:
-            return None
-        codecs, order = pipeline
-        return cls(meta, dtype if order is None else dtype.newbyteorder("<" if order == "little" else ">"), codecs)
-
-    def decode(self, data: bytes) -> npt.NDArray[Any]:
-        """Return the values of a chunk, in its shape. ValueError where the bytes are damaged."""
-        meta, codecs = self._meta, self._codecs
-        chunks = meta.chunks or ()
-        decoded: Any = data
-        try:
-            first = _inflate(meta, codecs, data, self._dtype.itemsize)
-            if first is None:
-                check_chunk(meta, data)
-            else:
-                codecs, decoded = codecs[1:], first
-            for codec in codecs:
-                if codec.codec_id == "blosc":
-                    check_blosc(bytes(decoded))
-                decoded = codec.decode(decoded)
-            flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self._dtype)
-        except Exception as e:  # numcodecs' codecs raise what they like
-            raise ValueError(f"a chunk cannot be decoded: {e}") from e
-        if flat.size != math.prod(chunks):
-            raise ValueError(f"a chunk has {flat.size} elements, and chunks are of {chunks}")
-        return flat.reshape(chunks, order=meta.order)
-
-
-def decode_chunk(meta: ArrayMeta, data: bytes) -> npt.NDArray[Any] | None:
-    """Return the values of a chunk, in its shape; None where its codecs or type are not known here.
-
-    ValueError where the bytes are damaged.
-    """
-    decoder = ChunkDecoder.of(meta)
-    return None if decoder is None else decoder.decode(data)
-
-
-def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int) -> bytearray | None:
-    """Return what the first codec makes of a chunk, if it is zlib or gzip and makes no more than a chunk may have.
-
-    Other chunks have to be checked before they are decoded.
-    """
-    count, most = chunk_limits(meta)
-    if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` bounds them
-        return None
-    kind = codecs[0].codec_id if codecs else ""
-    expected = min(count * itemsize, most)
-    return fast_zlib(data, expected) if kind == "zlib" else fast_gzip(data, expected) if kind == "gzip" else None
-
-
-def _codec(config: dict[str, Any]) -> Any:
-    import numcodecs  # heavy, and needed for chunks that are decoded here alone
-
-    return numcodecs.get_codec(config)
-
-
-def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
-    if "shards" in doc:
-        return None
-    configured = [*([doc["compressor"]] if doc.get("compressor") else []), *reversed(doc.get("filters") or [])]
-    if any(codec.get("id") in _OBJECTS for codec in configured if codec is not None):
-        return None
-    try:
-        return [_codec(dict(codec)) for codec in configured], None
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
-    order: str | None = None
-    codecs: list[Any] = []
-    for codec in doc.get("codecs") or []:
-        match codec:
-            case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}}:
-                order = endian
-            case "bytes" | {"name": "bytes"}:  # of elements of one byte
-                order = "little"
-            case {"name": "gzip" | "zstd" as name}:  # whatever the level
-                codecs.append(_codec({"id": name}))
-            case {"name": "blosc"}:
-                codecs.append(_codec({"id": "blosc"}))
-            case {"name": str(name), "configuration": dict(members)} if order and name in _NUMCODECS:
-                try:
-                    codecs.append(_codec({**members, "id": name.removeprefix("numcodecs.")}))
-                except (ValueError, TypeError, KeyError):
-                    return None
-            case _:
-                return None
-    return list(reversed(codecs)), order
-
-
-def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
-    """Return the bytes of a chunk of ``values``, which are in its shape and of its type; ValueError if that fails."""
-    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
-    if pipeline is None:
-        raise ValueError("chunks with these codecs cannot be made here")
-    codecs, order = pipeline
-    if order is not None:
-        values = values.astype(values.dtype.newbyteorder("<" if order == "little" else ">"))
-    flat = values.reshape(-1, order=meta.order)
-    encoded: Any = np.ascontiguousarray(flat)
-    try:
-        for codec in reversed(codecs):
-            encoded = codec.encode(encoded)
-    except Exception as e:  # numcodecs' codecs raise what they like
-        raise ValueError(f"a chunk cannot be encoded: {e}") from e
-    return encoded.tobytes() if isinstance(encoded, np.ndarray) else bytes(encoded)
 
 
 def exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
@@ -163,10 +33,6 @@ def exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] 
         stored = values.astype(dtype)
         is_exact = np.array_equal(stored.astype(values.dtype), values, equal_nan=values.dtype.kind in "fcmM")
     return stored if is_exact else None
-
-
-# ----------------------------------------------------------------------------------------------------
-# From one array's chunks to another's.
 
 
 # Fields of metadata that a chunk's encoding depends on, and that may differ where chunks are recoded.

@@ -15,13 +15,16 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, colu
 from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, nearest, parent, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merge_listings
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
-from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS, ArrayMeta
-from refshard_fs.cubes.choice import Choice, Node, choose, documents_of, nodes_of
-from refshard_fs.cubes.recutting import PieceArray, Recut, Section, check_recut, check_sections, join_sections
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.choice import Choice
+from refshard_fs.cubes.choose import choose
+from refshard_fs.cubes.nodes import Node, collect_documents, group_by_node
+from refshard_fs.cubes.read_all_documents import read_all_documents
+from refshard_fs.cubes.recutting import Recut, Section, check_recut
+from refshard_fs.cubes.sections import PieceArray, check_sections, join_sections
 from refshard_fs.errors import ManifestError, NotListable
 
 LISTED = 10_000_000  # names in a directory of chunks that are made on reading
-DEEPEST = 32  # groups within groups that are looked through
 
 
 class _Array(msgspec.Struct, frozen=True):
@@ -110,7 +113,7 @@ class Selection(View):
         self._arrays = {path: _array_of(owners[path], node) for path, node in nodes.items() if node.is_array}
         for node in nodes.values():
             node.drop_axes()
-        self._documents = {key: zarrmeta.dumps(doc) for key, doc in documents_of(nodes).items()}
+        self._documents = {key: zarrmeta.dumps(doc) for key, doc in collect_documents(nodes).items()}
         self._shown_paths: dict[KeySpace, dict[str, str]] = {space: {} for space in self._spaces}
         for path, node in nodes.items():
             self._shown_paths[owners[path]][node.source] = path
@@ -131,7 +134,7 @@ class Selection(View):
 
         ManifestError, with the names that exist, for a name that is not there.
         """
-        return cls(base, choose(nodes_of((yield from all_documents(base))), choice))
+        return cls(base, choose(group_by_node((yield from read_all_documents(base))), choice))
 
     @property
     def source(self) -> KeySpace:
@@ -388,10 +391,6 @@ def _placed(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[LookUp]:
     return [LookUp([places[number] for number in numbers], steps) for numbers, steps in look_ups]
 
 
-# ----------------------------------------------------------------------------------------------------
-# How arrays are cut.
-
-
 def _array_of(base: KeySpace, node: Node) -> _Array:
     """Return how an array is shown. The document of one that is recut gets other chunks, without a codec."""
     meta = zarrmeta.array_meta(node.stored, repr(node.source))
@@ -477,76 +476,3 @@ def _cut_sections(array: _Array, coords: Sequence[int]) -> list[Section]:
             sections.append((number, (begin - corner, end - corner), (begin - first, end - first)))
         along.append(sections)
     return [Section(*map(tuple, zip(*section, strict=True))) for section in itertools.product(*along)]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The metadata of a source.
-
-
-def all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return all metadata documents of ``base``, by key: consolidated ones, or else those that are found."""
-    if not (base.holds_all_metadata or base.is_reference_set):
-        found = yield from _read_consolidated(base)
-        return found or (yield from _walk(base))
-    documents = yield from base.documents()
-    return {key: zarrmeta.object_in(data, repr(key)) for key, data in documents.items()}
-
-
-def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return the documents that the root's consolidated metadata repeat, and these; empty if there are none."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
-        if any(True for _ in zarrmeta.consolidated_nodes(data, repr(name))):
-            found[name] = data
-            found |= dict(_members("", data))
-    return found
-
-
-def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield key and content of each document that consolidated metadata repeat; `consolidated_nodes` checks them."""
-    is_version_3 = document.get("zarr_format") == 3
-    holder = document.get("consolidated_metadata") if is_version_3 else document
-    for name, value in ((holder or {}).get("metadata") or {}).items():
-        member = zarrmeta.object_in(value if isinstance(value, str) else zarrmeta.dumps(value), repr(name))
-        own = {
-            name: value for name, value in member.items() if name != "consolidated_metadata"
-        }  # which zarr 3 leaves empty
-        yield join(path, join(name, "zarr.json") if is_version_3 else name), own
-        if is_version_3:
-            yield from _members(join(path, name), member)
-
-
-def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
-    """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
-    found: dict[str, dict[str, Any]] = {}
-    level = [""]
-    every = (*NODE_DOCUMENTS, ".zattrs")
-    root = (yield from _read(base, "", every[:1])) or (yield from _read(base, "", every[1:]))
-    names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every  # nodes have their group's version
-    for _ in range(DEEPEST):
-        nodes = yield from together([_read(base, path, names) for path in level])
-        groups = []
-        for path, documents in zip(level, nodes, strict=True):
-            found |= {join(path, name): document for name, document in documents.items()}
-            if not Node(path, documents).is_array:
-                groups.append(path)
-        listings = yield from together([base.children(path) for path in groups])
-        level = [
-            join(path, listed.name)
-            for path, names in zip(groups, listings, strict=True)
-            for listed in names or ()
-            if listed.is_directory
-        ]
-        if not level:
-            break
-    return found
-
-
-def _read(base: KeySpace, path: str, names: Sequence[str]) -> Steps[dict[str, dict[str, Any]]]:
-    """Return those documents ``names`` of a node that there are, by name."""
-    read = yield from together([base.read(join(path, name)) for name in names])
-    return {
-        name: zarrmeta.object_in(data, repr(join(path, name)))
-        for name, data in zip(names, read, strict=True)
-        if data is not None
-    }

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.moving import Move
-from refshard_fs.cubes.recutting import Placement
+from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.common_units import comparable, with_common_units

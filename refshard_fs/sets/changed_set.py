@@ -19,7 +19,7 @@ from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts
 from refshard_fs.core.dtypes import dtype_of, plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.cubes.moving import Move, move_numbers, shift_by
-from refshard_fs.cubes.recutting import contiguous, is_plain
+from refshard_fs.cubes.sections import contiguous, is_plain
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet

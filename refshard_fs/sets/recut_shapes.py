@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from refshard_fs.cubes.recutting import Placement, commonest
+from refshard_fs.cubes.placement import Placement
+from refshard_fs.cubes.recutting import commonest
 from refshard_fs.sets.variables import NamedSet
 
 

@@ -28,8 +28,8 @@ from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, Likeness
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Span, Stat, Steps, batches, read_once
-from refshard_fs.cubes.document import of_piece
 from refshard_fs.cubes.merging import selected
+from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import ManifestError, RefShardError, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
@@ -174,7 +174,7 @@ class _Scanner(Engines):
     def _scan_source(self, url: str) -> Steps[Scanned | Unchanged | None]:
         origin = None if is_trusted(url) else server_of(url)
         steps = read_once(self._read(url))
-        found = yield from steps if origin is None else of_piece(steps, (origin,))
+        found = yield from steps if origin is None else with_origin_of_piece(steps, (origin,))
         if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
             return found
         return found._replace(refs=adopt(found.refs, self.options.open.rule_of(origin)))

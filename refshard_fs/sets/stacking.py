@@ -11,7 +11,7 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.columns import ChunkTable, Row
 from refshard_fs.core.keys import join
-from refshard_fs.cubes.document import stack_metadata
+from refshard_fs.cubes.overlaid import stack_metadata
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet

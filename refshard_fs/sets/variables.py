@@ -18,7 +18,7 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.recoding import decode_chunk
+from refshard_fs.cubes.chunk_codec import decode_chunk
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet

@@ -31,7 +31,7 @@ from refshard_fs.core.model import (
     batches,
     together,
 )
-from refshard_fs.cubes.selection import all_documents
+from refshard_fs.cubes.read_all_documents import read_all_documents
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
@@ -113,7 +113,7 @@ def _contents_to_compare(keyspace: KeySpace, unread: Unread) -> Steps[Contents]:
 
     Directories with chunks of others are not listed.
     """
-    documents = yield from all_documents(keyspace)
+    documents = yield from read_all_documents(keyspace)
     members = {key: zarrmeta.dumps(document) for key, document in documents.items()}
     grids: dict[str, ChunkGrid] = {}
     for key, document in documents.items():

@@ -13,7 +13,7 @@ from numcodecs import blosc, pickles
 
 from refshard_fs import RefShardFileSystem, check
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, dumps, safety_problem
-from refshard_fs.cubes.recoding import decode_chunk
+from refshard_fs.cubes.chunk_codec import decode_chunk
 
 pytestmark = pytest.mark.case(id="P17")
 

@@ -15,7 +15,7 @@ import pytest
 from refshard_fs.core import libdeflate
 from refshard_fs.core.libdeflate import fast_codec, fast_gzip, fast_zlib
 from refshard_fs.core.zarrmeta import array_meta
-from refshard_fs.cubes.recoding import decode_chunk
+from refshard_fs.cubes.chunk_codec import decode_chunk
 from refshard_fs.formats.hdf5 import filters
 from tests.support.shard_writers import IS_ZARR_2
 

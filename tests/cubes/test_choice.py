@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.cubes.choice import Choice, choose, documents_of, nodes_of
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import ManifestError
 
 
@@ -55,19 +55,3 @@ def test_other_forms_are_errors(given: Any) -> None:
 def test_attributes_that_json_cannot_express_are_errors() -> None:
     with pytest.raises(TypeError):
         Choice.of(attrs={"a": {"b": object()}}).to_json()
-
-
-def group(**members: Any) -> dict[str, Any]:
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": members}
-    return {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
-
-
-def test_consolidated_metadata_repeat_what_is_shown() -> None:
-    array = {"zarr_format": 3, "node_type": "array", "shape": [4], "attributes": {"coordinates": "b"}}
-    documents = {"zarr.json": group(a=array, b=array), "a/zarr.json": array, "b/zarr.json": array}
-    shown = documents_of(choose(nodes_of(documents), Choice.of(drop="b", rename={"a": "c"})))
-    assert shown["zarr.json"]["consolidated_metadata"]["metadata"] == {"c": shown["c/zarr.json"]}
-    assert shown["c/zarr.json"]["attributes"] == {}  # no coordinates that are gone
-    empty = documents_of(choose(nodes_of(documents), Choice.of(drop=["a", "b"])))
-    assert empty["zarr.json"]["consolidated_metadata"]["metadata"] == {}
-    assert documents["a/zarr.json"]["attributes"] == {"coordinates": "b"}  # the source's own are not changed

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.zarrmeta import array_meta, zarr_major
-from refshard_fs.cubes.recoding import Recoding, recoding
-from refshard_fs.cubes.recutting import check_recut
+from refshard_fs.core.zarrmeta import zarr_major
+from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from tests.servers.http import RangeServer
 from tests.support.joined_sets import VERSIONS
-from tests.support.memory import taking
 
 xr = pytest.importorskip("xarray")
 netCDF4 = pytest.importorskip("netCDF4")
@@ -239,22 +237,6 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
         file["v"].units = "K"
     with pytest.raises(ManifestError, match="attribute units"):
         refshard_fs.concat(files, "time", lazy=True)
-
-
-@pytest.mark.case(id="P32")
-def test_chunks_too_large_to_decode_are_refused_before() -> None:
-    """A document of two small sets made sixteen gigabytes to see whether their encodings fit."""
-
-    def described(compressor: object) -> Any:
-        document = {"zarr_format": 2, "shape": [2**31], "chunks": [2**31], "dtype": "<f8", "compressor": compressor}
-        return array_meta(document | {"fill_value": 0, "filters": None, "order": "C"}, "a")
-
-    plain, packed = described(None), described({"id": "zlib", "level": 1})
-    with taking(1 << 20):
-        with pytest.raises(ManifestError, match="at most .* are decoded here"):
-            recoding("a", (plain, {}), (packed, {}), "one", "other")
-        with pytest.raises(ManifestError, match="at most .* are decoded here"):
-            check_recut("a", packed, "other")
 
 
 @pytest.mark.parametrize("chunk", [2, 3])

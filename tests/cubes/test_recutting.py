@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,14 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.cli import main
-from tests.servers.http import RangeServer
 from tests.servers.s3 import SeaweedServer
+from tests.support.uneven_files import CUTS, MONTHS, expected, month, of_xarray, year
 
 xr = pytest.importorskip("xarray")
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
-from tests.support.uneven_files import MONTHS, expected, month, of_xarray, year  # noqa: E402
-
-CUTS: dict[str, list[Sequence[int] | None]] = {
-    "a chunk a month": [(days, 3, 4) for days in MONTHS],
-    "chunks that leave a rest": [(10, 2, 4)] * 4,
-    "contiguous": [None] * 4,
-    "cut otherwise everywhere": [(31, 1, 4), (7, 3, 2), None, (1, 2, 2)],
-}
 
 
 @pytest.mark.parametrize(
@@ -74,46 +64,6 @@ def test_document_that_grows_keeps_the_commonest_chunks(tmp_path: Path) -> None:
     found = of_xarray(cube)
     assert found["v"].encoding["chunks"] == (2, 3, 4)
     xr.testing.assert_equal(found, expected(files))
-
-
-def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"])
-    fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True, chunks={"time": 1}))
-    (planned,) = fs.plan(["v/33.0.0"])
-    assert planned.url == files[1]
-    assert (planned.stop or 0) - planned.start == 3 * 4 * 4
-
-
-def test_a_chunk_takes_only_the_files_that_it_lies_in(tmp_path: Path, http_server: RangeServer) -> None:
-    files = year(tmp_path, CUTS["a chunk a month"], compression="gzip")
-    urls = [http_server.put(f"y/{i}.nc", Path(file).read_bytes()) for i, file in enumerate(files)]
-    cube = refshard_fs.concat(urls, "time", lazy=True, allow="any")
-    fs = RefShardFileSystem(cube, allow="any", skip_instance_cache=True)
-    fs.cat_file("v/0.0.0")
-    http_server.log.clear()
-    data = np.frombuffer(fs.cat_file("v/2.0.0"), "<f4")  # days 62 to 92: of March, and two of April
-    assert data.tolist() == list(range(62 * 12, 93 * 12))
-    assert {request.path for request in http_server.log.requests()} == {"/y/2.nc", "/y/3.nc"}
-
-
-def test_memory_is_that_of_chunks_that_chunk_takes_pieces_of(tmp_path: Path) -> None:
-    meta = {"zarr_format": 2, "dtype": "<f8", "order": "C", "fill_value": 0, "filters": None}
-    for number, days in enumerate((31, 29, 31, 30, 31, 30) * 2):
-        size = days * 8192 * 8
-        part = {"v/.zarray": {**meta, "shape": [days, 8192], "chunks": [days, 8192], "compressor": {"id": "zlib"}}}
-        part |= {"v/.zattrs": {"_ARRAY_DIMENSIONS": ["time", "x"]}, "v/0.0": [str(tmp_path / f"{number}.bin")]}
-        (tmp_path / f"{number}.json").write_text(json.dumps(part))
-        (tmp_path / f"{number}.bin").write_bytes(zlib.compress(bytes(size), 1))
-    cube = refshard_fs.concat(f"{tmp_path}/*.json", "time", lazy=True)
-    fs = RefShardFileSystem(cube, skip_instance_cache=True)
-    month = 31 * 8192 * 8
-    fs.cat_file("v/0.0")
-    tracemalloc.start()
-    for number in range(12):
-        assert len(fs.cat_file(f"v/{number}.0")) == month
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 7 * month  # two months decoded, their pieces and the chunk, of the twelve that were read
 
 
 def test_files_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) -> None:
@@ -179,16 +129,6 @@ def test_a_document_cannot_ask_for_more_than_is_made(tmp_path: Path, chunks: Any
     document["sets"] = [[file, days] for file, days in zip(files, MONTHS, strict=False)]
     with pytest.raises(ManifestError, match=said):
         RefShardFileSystem(json.loads(json.dumps(document))).cat_file("v/0.0.0")
-
-
-def test_a_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
-    meta = {"zarr_format": 2, "shape": [9000], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
-    part = {"v/.zarray": {**meta, "filters": None, "compressor": None}}
-    (tmp_path / "part.json").write_text(json.dumps(part))
-    document = {"refshard": "concat", "dim": "time", "axes": {"v": 0}, "chunks": {"v": [9000]}, "length": 9000}
-    document["sets"] = [str(tmp_path / "part.json")]
-    with pytest.raises(ManifestError, match="9,000 others"):
-        RefShardFileSystem(document).cat_file("v/0")
 
 
 # ------------------------------------------------------------------ smaller pieces of chunks without a codec

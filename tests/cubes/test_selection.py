@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import pickle
 import warnings
 from collections.abc import Callable
@@ -14,8 +12,10 @@ import fsspec
 import pytest
 
 import refshard_fs
-from refshard_fs import ManifestError, ReadOnlyError, RefShardError, RefShardFileSystem
+from refshard_fs import ReadOnlyError, RefShardFileSystem
 from refshard_fs.cli.program import main
+from tests.servers.http import RangeServer
+from tests.support.arrays_in_memory import make_array, make_references
 
 np = pytest.importorskip("numpy")
 xr = pytest.importorskip("xarray")
@@ -23,7 +23,6 @@ zarr = pytest.importorskip("zarr", minversion="3")
 pytest.importorskip("h5netcdf")
 
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
-from tests.servers.http import RangeServer  # noqa: E402
 
 CHUNKS = {"air": (5, 4, 8), "time_bnds": (5, 2), "lat2d": (4, 8), "area": (6, 8), "time": (5,)}
 
@@ -259,38 +258,9 @@ def test_commands_take_the_words_of_a_selection(tmp_path: Path) -> None:
     xr.testing.assert_equal(read(RefShardFileSystem(target)), expected)
 
 
-# ----------------------------------------------------------------------------------------------------
-# References in memory, of which each key is known.
-
-
-def array(chunks: list[int], dims: list[str], version: int = 2, **more: Any) -> dict[str, Any]:
-    """Return the metadata of an array of 10 bytes along each dimension."""
-    shape = [10] * len(chunks)
-    if version == 3:
-        grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
-        return {"zarr.json": {"zarr_format": 3, "node_type": "array", "shape": shape, "data_type": "uint8",
-                "chunk_grid": grid, "chunk_key_encoding": {"name": "default"}, "fill_value": 0,
-                "codecs": [{"name": "bytes"}], "dimension_names": dims, **more}}  # fmt: skip
-    meta = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "order": "C", "fill_value": 0,
-            "filters": None, "compressor": None}  # fmt: skip
-    return {".zarray": {**meta, **more}, ".zattrs": {"_ARRAY_DIMENSIONS": dims}}
-
-
-def references(**arrays: dict[str, Any]) -> dict[str, Any]:
-    """Return a set of arrays, by path with ``__`` for a slash; the chunks of each are in an object of its name."""
-    refs: dict[str, Any] = {}
-    for name, documents in arrays.items():
-        path = name.replace("__", "/")
-        refs |= {f"{path}/{key}": json.dumps(document) for key, document in documents.items()}
-        for number in range(4):
-            tail = f"c/{number}" if "zarr.json" in documents else str(number)
-            refs[f"{path}/{tail}"] = [f"s3://b/{path}", number * 3, 3]
-    return refs
-
-
 @pytest.mark.parametrize(("version", "tail"), [(2, ""), (3, "c/")])
 def test_slices_that_begin_with_a_chunk_stay_references(version: int, tail: str) -> None:
-    fs = RefShardFileSystem(references(a=array([3], ["x"], version)))
+    fs = RefShardFileSystem(make_references(a=make_array([3], ["x"], version)))
     selected = fs.select(isel={"x": slice(3, -2)})
     assert [selected.resolve(f"a/{tail}{n}") for n in (0, 1)] == [("s3://b/a", 3, 6), ("s3://b/a", 6, 9)]
     assert len([key for key in selected.find("a") if key.startswith(f"a/{tail}") and key[-1].isdigit()]) == 2
@@ -298,78 +268,8 @@ def test_slices_that_begin_with_a_chunk_stay_references(version: int, tail: str)
     assert within.resolve(f"a/{tail}0") == ("s3://b/a", 4, 6)
 
 
-def test_bare_names_are_meant_in_every_group_and_paths_once() -> None:
-    fs = RefShardFileSystem(references(x=array([3], ["x"]), g__x=array([3], ["x"]), g__a=array([3], ["x"])))
-
-    def arrays(**words: Any) -> set[str]:
-        return {key.removesuffix("/.zarray") for key in fs.select(**words).find("") if key.endswith("/.zarray")}
-
-    assert arrays(drop="x") == {"g/a"}
-    assert arrays(drop="/x") == {"g/x", "g/a"}
-    assert arrays(keep="g/a") == {"x", "g/x", "g/a"}  # coordinates of the group and of those above
-    assert arrays(rename={"x": "y"}) == {"y", "g/y", "g/a"}
-    assert arrays(rename={"g": "h", "g/a": "b"}) == {"x", "h/x", "h/b"}
-    renamed = fs.select(rename={"x": "y"})
-    assert json.loads(renamed.cat_file("g/a/.zattrs"))["_ARRAY_DIMENSIONS"] == ["y"]
-    assert renamed.resolve("g/y/1") == ("s3://b/g/x", 3, 6)
-
-
-def test_attributes_name_renamed_variables() -> None:
-    attributes = {
-        "coordinates": "x lat", "bounds": "x_bnds", "grid_mapping": "crs: x lat", "ancillary_variables": "x q",
-        "cell_measures": "x: x volume: v", "formula_terms": "lat: x", "comment": "x",
-    }  # fmt: skip
-    documents = array([3], ["x"])
-    documents[".zattrs"] |= attributes
-    selected = RefShardFileSystem(references(a=documents, x=array([3], ["x"]))).select(rename={"x": "y"})
-    assert json.loads(selected.cat_file("a/.zattrs")) == {
-        "_ARRAY_DIMENSIONS": ["y"], "coordinates": "y lat", "bounds": "x_bnds", "grid_mapping": "crs: y lat",
-        "ancillary_variables": "y q", "cell_measures": "x: y volume: v", "formula_terms": "lat: y", "comment": "x",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"drop": "nope"}, "drop= names 'nope'.* its names are a, x"),
-        ({"keep": ["nope"]}, "keep= names 'nope'.* its names are a, x"),
-        ({"rename": {"nope": "b"}}, "rename= names 'nope'.* its names are a, x"),
-        ({"rename": {"a": "x"}}, "'a' and 'x' one name, 'x'"),
-        ({"rename": {"a": "g/b"}}, "expected a name in the same group"),
-        ({"rename": {"a": ".zgroup"}}, "expected the name of a variable"),
-        ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),
-        ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
-        ({"isel": {"x": slice(0, 8, 2)}}, "a slice with step 1"),
-        ({"isel": {"x": [3]}}, "expected an integer or a slice"),
-        ({"isel": {"x": 10}}, "'x' has the length 0"),
-        ({"squeeze": "nope"}, "squeeze= names 'nope'.* its dimensions are x"),
-        ({"squeeze": "x"}, "'x' has the length 10"),
-        ({"assign": {"a": object()}}, "expected numbers, texts or times"),
-        ({"assign": {"nope/a": 1}}, "assign= names 'nope/a', whose group"),
-        ({"isel": {"x": slice(4, 8)}}, "4 along 'x', where chunks begin at 0, 3, 6"),
-    ],
-)
-def test_what_cannot_be_selected_is_an_error(words: dict[str, Any], message: str) -> None:
-    odd = array([3], ["x"], compressor={"id": "unknown"})
-    fs = RefShardFileSystem(references(a=odd, x=array([3], ["x"])))
-    with pytest.raises((ManifestError, ValueError, TypeError), match=message):
-        fs.select(**words)
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    ["{}", "[]", '{"zarr_format": 2, "shape": "x", "chunks": 5}', '{"zarr_format": 2, "shape": [-1], "chunks": [0]}'],
-)
-def test_damaged_metadata_are_shown_or_an_error_of_ours(damaged: str) -> None:
-    refs = references(a=array([3], ["x"]), bad=array([3], ["x"]), x=array([3], ["x"])) | {"bad/.zarray": damaged}
-    words: list[dict[str, Any]] = [{"drop": "a"}, {"keep": "bad", "isel": {"x": slice(4, 6)}}, {"rename": {"bad": "b"}}]
-    for each in words:
-        with contextlib.suppress(RefShardError):
-            RefShardFileSystem(refs).select(**each).find("")
-
-
 def test_selections_take_no_writes_and_no_uncommitted_ones() -> None:
-    fs = RefShardFileSystem(references(a=array([3], ["x"])))
+    fs = RefShardFileSystem(make_references(a=make_array([3], ["x"])))
     with pytest.raises(ReadOnlyError):
         fs.select(keep="a").pipe_file("a/0", b"abc")
     with pytest.raises(ValueError, match="read only"):

@@ -17,6 +17,12 @@ zarr = pytest.importorskip("zarr")
 
 
 MONTHS = (31, 29, 31, 30)
+CUTS: dict[str, list[Sequence[int] | None]] = {
+    "a chunk a month": [(days, 3, 4) for days in MONTHS],
+    "chunks that leave a rest": [(10, 2, 4)] * 4,
+    "contiguous": [None] * 4,
+    "cut otherwise everywhere": [(31, 1, 4), (7, 3, 2), None, (1, 2, 2)],
+}
 
 
 def month(path: Path, first: int, days: int, chunks: Sequence[int] | None, **storage: Any) -> str:

@@ -1,0 +1,151 @@
+"""Take a part of the nodes of a source: keep, drop, squeeze and shorten them. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
+
+from refshard_fs.core.keys import join, nearest, parent
+from refshard_fs.cubes.choice import COORDINATES, Attributes, Choice
+from refshard_fs.cubes.nodes import Node, Nodes
+from refshard_fs.cubes.rename import iter_paths_to, rename_nodes
+from refshard_fs.errors import ManifestError
+
+
+def choose(nodes: Nodes, choice: Choice) -> dict[str, Node]:
+    """Return what ``choice`` takes of ``nodes``, which it changes, by the paths under which that is shown.
+
+    ManifestError, with the names that exist, for a name that the source does not have.
+    """
+    kept = set(nodes)
+    if choice.keep is not None:
+        kept = _paths_to_keep(nodes, {path for name in choice.keep for path in nodes.matching(name, "keep")})
+    dropped = {path for name in choice.drop for path in nodes.matching(name, "drop")}
+    kept = {path for path in kept if not _is_in(path, dropped)}
+    shown = {path: node for path, node in nodes.items() if path in kept}
+    _shorten(shown, nodes, choice.isel)
+    if len(shown) < len(nodes):
+        _mend_coordinates(shown, nodes)
+    if choice.squeeze:
+        _squeeze(shown, nodes, choice.squeeze)
+    for name, values in choice.attrs.items():
+        for path in nodes.matching(name, "attrs") if name.strip("/") else [""]:
+            if path in shown:
+                shown[path].edit_attributes(partial(_update_attributes, values))
+    named = rename_nodes(shown, nodes, choice.rename) if choice.rename else shown
+    for path, added in choice.assign.items():
+        group, name = parent(path.strip("/"))
+        if group not in named:
+            raise nodes.unknown(f"assign= names {path!r}, whose group the source does not have")
+        named.pop(join(group, name), None)
+        if added.dims != (name,):
+            _add_coordinates(named[group], [name])
+    return named
+
+
+def _add_coordinates(group: Node, names: Iterable[str]) -> None:
+    """Name variables that are coordinates in the attributes of their group."""
+    words = dict.fromkeys([*_words(group), *names])
+    group.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words) or None}))
+
+
+def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool) -> None:
+    """Let arrays not have dimensions of length 1; their coordinates become scalar ones."""
+    lengths: dict[str | None, set[int]] = {}
+    for node in shown.values():
+        for dim, length in zip(node.dims, node.shape, strict=True):
+            lengths.setdefault(dim, set()).add(length)
+    if isinstance(dims, bool):
+        dims = [dim for dim, known in lengths.items() if dim is not None and known == {1}]
+    for dim in dims:
+        if dim not in lengths:
+            raise nodes.unknown(f"squeeze= names {dim!r}, which is not a dimension of the source", dims=True)
+        if lengths[dim] != {1}:
+            raise ManifestError(
+                f"{dim!r} has the length {', '.join(map(str, sorted(lengths[dim])))}, and squeeze= drops dimensions of "
+                f"length 1: isel={{{dim!r}: 0}} takes one element"
+            )
+    for path, node in shown.items():
+        node.dropped = tuple(axis for axis, dim in enumerate(node.dims) if dim in dims)
+        if node.dropped and node.dims == [parent(path)[1]]:
+            _add_coordinates(shown[parent(path)[0]], node.dims[:1])  # type: ignore[arg-type]
+
+
+def _update_attributes(values: Attributes, before: Attributes) -> Attributes:
+    """Return the attributes ``before`` with others; those that are None are gone."""
+    return {name: value for name, value in {**before, **values}.items() if value is not None}
+
+
+def _is_in(path: str, paths: Container[str]) -> bool:
+    """Whether ``path`` is one of ``paths``, or lies below one."""
+    return path in paths or nearest(path, paths) is not None
+
+
+def _paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:
+    """Return ``paths``, all below them, the groups above them, and the coordinates of arrays."""
+    kept = {"", *(path for path in nodes if _is_in(path, paths))}
+    arrays: dict[str, list[Node]] = {}
+    for path in filter(None, list(kept)):
+        if nodes[path].is_array:
+            arrays.setdefault(parent(path)[0], []).append(nodes[path])
+    for group, some in arrays.items():
+        dims = {dim for node in some for dim in node.dims}
+        words = {word for node in some for word in _words(node)}
+        for above in ["", *iter_paths_to(group)]:
+            members = nodes.by_group.get(above, {})
+            names = {name for name, node in members.items() if node.dims == [name]} | _coordinate_names(
+                nodes, above, members
+            )
+            kept |= {join(above, name) for name in names if name in words or dims.issuperset(members[name].dims)}
+    return kept.union(*(map(iter_paths_to, kept)))
+
+
+def _words(node: Node) -> list[str]:
+    """Return the names of variables in the attribute ``coordinates``."""
+    value = node.attributes.get(COORDINATES)
+    return value.split() if isinstance(value, str) else []
+
+
+def _coordinate_names(nodes: Mapping[str, Node], group: str, arrays: Mapping[str, Node]) -> set[str]:
+    """Return the names of those ``arrays`` of a group that the attribute ``coordinates`` of any, or its own, names."""
+    return {word for node in [*arrays.values(), nodes[group]] for word in _words(node) if word in arrays}
+
+
+def _mend_coordinates(shown: Mapping[str, Node], nodes: Nodes) -> None:
+    """Keep coordinates coordinates, and let the attribute ``coordinates`` name only variables that are left."""
+    for group, before in nodes.by_group.items():
+        after = {name: node for name, node in before.items() if join(group, name) in shown}
+        if group not in shown or len(after) == len(before):
+            continue
+        named = _coordinate_names(nodes, group, before) & after.keys()
+        for node in [*after.values(), shown[group]]:
+            words = _words(node)
+            left = [word for word in words if word in after or word not in before]
+            if left != words:
+                node.edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(left) or None}))
+        lost = named - _coordinate_names(shown, group, after)
+        if lost:  # their names were in attributes of variables that are gone: in those of the group, they tell the same
+            words = [*_words(shown[group]), *sorted(lost)]
+            shown[group].edit_attributes(partial(_update_attributes, {COORDINATES: " ".join(words)}))
+
+
+def _shorten(shown: Mapping[str, Node], nodes: Nodes, isel: Mapping[str, tuple[int | None, int | None]]) -> None:
+    """Let arrays have the elements that ``isel`` takes alone."""
+    known = {dim for node in nodes.values() for dim in node.dims}
+    for name in isel:
+        if name not in known:
+            raise nodes.unknown(f"isel= names {name!r}, which is not a dimension of the source", dims=True)
+    for node in shown.values():
+        dims = node.dims
+        if not any(dim in isel for dim in dims):
+            continue
+        starts, shape = list(node.starts), node.shape
+        for axis, dim in enumerate(dims):
+            if dim is not None and dim in isel:
+                first, last = isel[dim]
+                start, stop, _ = slice(first, last).indices(shape[axis])
+                starts[axis] += start
+                shape[axis] = max(stop - start, 0)
+        node.starts = tuple(starts)
+        for name in {"zarr.json", ".zarray"} & node.documents.keys():
+            node.documents[name]["shape"] = shape

@@ -1,0 +1,181 @@
+"""The metadata of a source by node: an array or a group. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, Final
+
+from refshard_fs.core.consolidated import reconsolidate, repeats
+from refshard_fs.core.keys import join, parent
+from refshard_fs.core.zarrmeta import CONSOLIDATED
+from refshard_fs.cubes.choice import DIMENSIONS, Attributes
+from refshard_fs.errors import ManifestError
+
+_SHOWN: Final = 20  # names in an error
+
+
+class Node:
+    """An array or a group: its metadata documents by name, which are its own. ``source`` is its path in the source.
+
+    Of the elements of an array that is ``stored`` as its document there says, those from ``starts`` on are shown. The
+    axes in ``dropped``, of length 1, are not; `drop_axes` takes them out of the documents.
+    """
+
+    def __init__(self, source: str, documents: Mapping[str, Any]) -> None:
+        self.source = source
+        self.documents = {name: dict(document) for name, document in documents.items()}
+        self.stored = dict(self.array) if self.is_array else {}
+        self.starts = (0,) * len(self.shape)
+        self.dropped: tuple[int, ...] = ()
+
+    @property
+    def is_array(self) -> bool:
+        return ".zarray" in self.documents or self.documents.get("zarr.json", {}).get("node_type") == "array"
+
+    @property
+    def array(self) -> dict[str, Any]:
+        """The document that says how the array is stored."""
+        document: dict[str, Any] = self.documents["zarr.json" if "zarr.json" in self.documents else ".zarray"]
+        return document
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of an array; empty for a group, and where metadata are damaged."""
+        shape = self.array.get("shape") if self.is_array else None
+        return list(shape) if isinstance(shape, list) and all(type(length) is int for length in shape) else []
+
+    @property
+    def attributes(self) -> Attributes:
+        if "zarr.json" in self.documents:
+            return _object(self.documents["zarr.json"].get("attributes"))
+        return self.documents.get(".zattrs") or {}
+
+    @property
+    def dims(self) -> list[str | None]:
+        """The names of the dimensions, as far as they have any."""
+        named = self.documents.get("zarr.json", {}).get("dimension_names") or self.attributes.get(DIMENSIONS)
+        if isinstance(named, list) and self.is_array and len(named) == len(self.shape):
+            return [dim if isinstance(dim, str) else None for dim in named]
+        return [None] * len(self.shape)
+
+    def edit_attributes(self, edit: Callable[[Attributes], Attributes]) -> None:
+        """Replace the attributes, in each version of the metadata, by what ``edit`` returns for them."""
+        if "zarr.json" in self.documents:
+            document = self.documents["zarr.json"]
+            before = _object(document.get("attributes"))
+            after = edit(before)
+            if after != before:
+                document["attributes"] = after
+        if self.documents.keys() & {".zarray", ".zgroup", ".zattrs"}:
+            before = self.documents.get(".zattrs") or {}
+            after = edit(before)
+            if after != before:
+                self.documents[".zattrs"] = after
+
+    def drop_axes(self) -> None:
+        """Take the axes that are not shown out of the documents."""
+        if not self.dropped:
+            return
+
+        def kept(values: Any) -> Any:
+            return (
+                [v for axis, v in enumerate(values) if axis not in self.dropped] if isinstance(values, list) else values
+            )
+
+        dims = [dim or "" for dim in kept(self.dims)]
+        document = dict(self.array)
+        for name in {"shape", "chunks", "dimension_names"} & document.keys():
+            document[name] = kept(list(document[name] or ()) or None)
+        grid = document.get("chunk_grid")
+        if grid is not None:
+            chunks = kept(list(grid["configuration"]["chunk_shape"]))
+            document["chunk_grid"] = {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunks}}
+        self.documents["zarr.json" if "zarr.json" in self.documents else ".zarray"] = document
+        self.edit_attributes(lambda attrs: {**attrs, DIMENSIONS: dims} if DIMENSIONS in attrs else attrs)
+        self.dropped = ()
+
+    def rename_dimensions(self, names: Mapping[str, str]) -> None:
+        """Rename dimensions, wherever the metadata name them."""
+
+        def renamed(attributes: Attributes) -> Attributes:
+            dims = attributes.get(DIMENSIONS)
+            return {**attributes, DIMENSIONS: changed(dims)} if isinstance(dims, list) else attributes
+
+        def changed(dims: list[Any]) -> list[Any]:
+            return [names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
+
+        document = self.documents.get("zarr.json")
+        if document is not None and isinstance(document.get("dimension_names"), list):
+            document["dimension_names"] = changed(document["dimension_names"])
+        self.edit_attributes(renamed)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+class Nodes(dict[str, Node]):
+    """All arrays and groups of a source, by path."""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, list[str]]:
+        """The paths that end in each name."""
+        found: dict[str, list[str]] = {}
+        for path in filter(None, self):
+            found.setdefault(parent(path)[1], []).append(path)
+        return found
+
+    @cached_property
+    def by_group(self) -> Mapping[str, dict[str, Node]]:
+        """The arrays of each group, by name."""
+        found: dict[str, dict[str, Node]] = {}
+        for path, node in self.items():
+            if path and node.is_array:
+                group, name = parent(path)
+                found.setdefault(group, {})[name] = node
+        return found
+
+    def named(self, name: str) -> list[str]:
+        """Return the paths of the arrays and groups that ``name`` means."""
+        if "/" in name:
+            path = name.strip("/")
+            return [path] if path and path in self else []
+        return list(self.by_name.get(name, ()))
+
+    def matching(self, name: str, word: str) -> list[str]:
+        """Return the same; ManifestError, which begins with the ``word`` that names them, if there are none."""
+        found = self.named(name)
+        if not found:
+            raise self.unknown(f"{word}= names {name!r}, which the source does not have")
+        return found
+
+    def unknown(self, what: str, *, dims: bool = False) -> ManifestError:
+        """Return the error that ends with the names that exist, or those of dimensions."""
+        names: Iterable[str | None] = (dim for node in self.values() for dim in node.dims) if dims else self
+        known = sorted(filter(None, dict.fromkeys(names)))
+        more = "" if len(known) <= _SHOWN else f" and {len(known) - _SHOWN:,} more"
+        return ManifestError(f"{what}: its {'dimensions' if dims else 'names'} are {', '.join(known[:_SHOWN])}{more}")
+
+
+def group_by_node(documents: Mapping[str, Mapping[str, Any]]) -> Nodes:
+    """Return the nodes that ``documents`` (by key) describe, by path; ManifestError for a damaged array."""
+    by_path: dict[str, dict[str, Any]] = {}
+    for key, document in documents.items():
+        path, name = parent(key)
+        by_path.setdefault(path, {})[name] = document
+    for path in list(by_path):
+        while path:
+            path = parent(path)[0]
+            by_path.setdefault(path, {})  # a group that has no document
+    return Nodes((path, Node(path, by_path[path])) for path in sorted(by_path))
+
+
+def collect_documents(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
+    """Return the documents of ``nodes``, by key; those that repeat others repeat these."""
+    found = {join(path, name): document for path, node in nodes.items() for name, document in node.documents.items()}
+    for key in sorted(found, key=lambda key: -key.count("/")):
+        if parent(key)[1] in ("zarr.json", CONSOLIDATED) and repeats(key, found[key]):
+            others = {other: document for other, document in found.items() if other != key}
+            found[key] = reconsolidate(key, found[key], others, lambda gone: gone not in found)
+    return found

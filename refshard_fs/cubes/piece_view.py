@@ -1,0 +1,60 @@
+"""Show a piece from elsewhere with its origin, by which its needs are judged. No I/O here.
+
+The needs of a piece within a piece have the origins of both, and both must permit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from refshard_fs.core.chunks import Chunks, Contents, Numbers
+from refshard_fs.core.keys import ChunkGrid
+from refshard_fs.core.keyspace import KeySpace, LookUp, View
+from refshard_fs.core.model import Entry, Listed, Need, Origin, Steps, drive, of_origin
+
+T = TypeVar("T")
+
+
+class PieceView(View):
+    """The set at ``origin``, a piece of another one."""
+
+    def __init__(self, base: KeySpace, origin: str) -> None:
+        super().__init__(base)
+        self._origin = (origin,)
+
+    @property
+    def strangers(self) -> frozenset[str]:
+        return self.base.strangers.union(self._origin)
+
+    def lookup(self, key: str) -> Steps[Entry | None]:
+        return (yield from with_origin_of_piece(self.base.lookup(key), self._origin))
+
+    def lookups(self, keys: Sequence[str]) -> list[LookUp]:
+        return [LookUp(places, self._entries(steps)) for places, steps in self.base.lookups(keys)]
+
+    def _entries(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
+        return [of_origin(entry, self._origin) for entry in (yield from with_origin_of_piece(steps, self._origin))]
+
+    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
+        return (yield from with_origin_of_piece(self.base.children(prefix), self._origin))
+
+    def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
+        return (yield from with_origin_of_piece(self.base.contents(prefix, errors), self._origin))
+
+    def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
+        return (yield from with_origin_of_piece(self.base.chunks(array, numbers, grid), self._origin)).of_origin(
+            self._origin
+        )
+
+    def is_directory(self, prefix: str) -> Steps[bool]:
+        return (yield from with_origin_of_piece(self.base.is_directory(prefix), self._origin))
+
+
+def with_origin_of_piece(steps: Steps[T], origin: Origin) -> Steps[T]:
+    """Return what ``steps`` return; it and all that they need get the ``origin``."""
+
+    def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
+        return (yield of_origin(need, origin))
+
+    return of_origin((yield from drive(steps, meet)), origin)

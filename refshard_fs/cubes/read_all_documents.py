@@ -1,0 +1,84 @@
+"""Read all metadata of a source in few rounds. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.keys import join
+from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.model import Steps, together
+from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
+from refshard_fs.cubes.nodes import Node
+
+DEEPEST: Final = 32  # levels of groups that are walked
+
+
+def read_all_documents(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+    """Return all metadata documents of ``base``, by key: consolidated ones, or else those that are found."""
+    if not (base.holds_all_metadata or base.is_reference_set):
+        found = yield from _read_consolidated(base)
+        return found or (yield from _walk(base))
+    documents = yield from base.documents()
+    return {key: zarrmeta.object_in(data, repr(key)) for key, data in documents.items()}
+
+
+def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+    """Return the documents that the root's consolidated metadata repeat, and these; empty if there are none."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
+        if any(True for _ in zarrmeta.consolidated_nodes(data, repr(name))):
+            found[name] = data
+            found |= dict(_members("", data))
+    return found
+
+
+def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield key and content of each document that consolidated metadata repeat; `consolidated_nodes` checks them."""
+    is_version_3 = document.get("zarr_format") == 3
+    holder = document.get("consolidated_metadata") if is_version_3 else document
+    for name, value in ((holder or {}).get("metadata") or {}).items():
+        member = zarrmeta.object_in(value if isinstance(value, str) else zarrmeta.dumps(value), repr(name))
+        own = {
+            name: value for name, value in member.items() if name != "consolidated_metadata"
+        }  # which zarr 3 leaves empty
+        yield join(path, join(name, "zarr.json") if is_version_3 else name), own
+        if is_version_3:
+            yield from _members(join(path, name), member)
+
+
+def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
+    """Return the documents of all arrays and groups, found by listing the groups; no directory of chunks is listed."""
+    found: dict[str, dict[str, Any]] = {}
+    level = [""]
+    every = (*NODE_DOCUMENTS, ".zattrs")
+    root = (yield from _read(base, "", every[:1])) or (yield from _read(base, "", every[1:]))
+    names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every  # nodes have their group's version
+    for _ in range(DEEPEST):
+        nodes = yield from together([_read(base, path, names) for path in level])
+        groups = []
+        for path, documents in zip(level, nodes, strict=True):
+            found |= {join(path, name): document for name, document in documents.items()}
+            if not Node(path, documents).is_array:
+                groups.append(path)
+        listings = yield from together([base.children(path) for path in groups])
+        level = [
+            join(path, listed.name)
+            for path, names in zip(groups, listings, strict=True)
+            for listed in names or ()
+            if listed.is_directory
+        ]
+        if not level:
+            break
+    return found
+
+
+def _read(base: KeySpace, path: str, names: Sequence[str]) -> Steps[dict[str, dict[str, Any]]]:
+    """Return those documents ``names`` of a node that there are, by name."""
+    read = yield from together([base.read(join(path, name)) for name in names])
+    return {
+        name: zarrmeta.object_in(data, repr(join(path, name)))
+        for name, data in zip(names, read, strict=True)
+        if data is not None
+    }

@@ -1,0 +1,205 @@
+"""Join a chunk from sections of the pieces' chunks. No I/O here.
+
+A section of a chunk without a codec that lies in one range is read as that range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.dtypes import dtype_of, fill_of
+from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
+from refshard_fs.core.zarrmeta import ArrayMeta
+from refshard_fs.cubes.chunk_codec import decode_chunk
+from refshard_fs.cubes.recoding import Recoding
+from refshard_fs.cubes.recutting import SECTIONS, Box, Recut, Section
+
+READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes sections of
+
+
+class PieceArray(msgspec.Struct, frozen=True):
+    """A piece's array: its metadata as JSON, and how its values become those of the array that is shown."""
+
+    document: bytes
+    dtype: str  # of the array that is shown
+    where: str
+    recoding: Recoding | None = None
+
+    @classmethod
+    def of(cls, meta: ArrayMeta, recut: Recut, recoding: Recoding | None, where: str) -> PieceArray:
+        return cls(zarrmeta.dumps({**meta.raw, "attributes": {}}), recut.dtype.str, where, recoding)
+
+    @property
+    def meta(self) -> ArrayMeta:
+        return _meta(self.document)
+
+    def tail(self, coords: Sequence[int]) -> str:
+        """Return the key of a chunk, relative to the array."""
+        grid = self.meta.grid
+        assert grid is not None, "`check_recut` has seen that its chunks are known"
+        return grid.encoding.encode(coords)
+
+    def absent(self) -> npt.NDArray[Any]:
+        """Return the value of elements whose chunk does not exist, as it is shown."""
+        dtype = dtype_of(self.meta)
+        assert dtype is not None, "only arrays of numbers are recut"
+        fill = np.full(1, fill_of(self.meta, dtype), dtype)
+        return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)
+
+    def section(self, found: Entry, box: Box) -> Entry:
+        """Return the entry of the elements ``box`` of the chunk at ``found``."""
+        cut = Cut(self, box)
+        place = self._range(box)
+        if place is not None:
+            found = found.part(*place)
+            if not any(span.optional for span in found.spans):
+                return found
+            cut = Taken(self, box)
+        match found:
+            case Inline(data):
+                return Inline(cut.make(data))
+            case Span():
+                return Packed(found, cut, cut.size)
+        return Packed(found.source, cut, cut.size, parts=(found,))
+
+    def _range(self, box: Box) -> tuple[int, int] | None:
+        """Return offset and length of elements that are one range of the stored chunk; None if they are not."""
+        if self.recoding is not None or not is_plain(self.meta):
+            return None
+        return contiguous(self.meta.chunks or (), box, np.dtype(self.dtype).itemsize)
+
+
+@lru_cache(256)
+def _meta(document: bytes) -> ArrayMeta:
+    meta = zarrmeta.array_meta(zarrmeta.loads(document), "an array that is recut")
+    assert meta is not None, "`Source.of` wrote it"
+    return meta
+
+
+def is_plain(meta: ArrayMeta) -> bool:
+    """Whether chunks are the elements themselves, in C order (of version 3: little-endian)."""
+    if meta.zarr_format == 2:
+        return not meta.raw.get("compressor") and not meta.raw.get("filters") and meta.order == "C"
+    match meta.raw.get("codecs"):
+        case ["bytes"] | [{"name": "bytes", "configuration": {"endian": "little"}}]:
+            return True
+        case [{"name": "bytes"}]:
+            dtype = dtype_of(meta)
+            return dtype is not None and dtype.itemsize == 1
+    return False
+
+
+def contiguous(chunks: Sequence[int], box: Box, itemsize: int) -> tuple[int, int] | None:
+    """Return offset and length, in bytes, of the elements ``box`` of a chunk in C order; None if apart."""
+    offset, length, is_whole = 0, itemsize, True
+    step = itemsize
+    for size, (start, stop) in zip(reversed(chunks), reversed(box), strict=True):
+        if not is_whole and stop - start != 1:
+            return None
+        is_whole &= stop - start == size
+        offset += start * step
+        length *= stop - start
+        step *= size
+    return offset, length
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Makes the elements ``box`` of a chunk."""
+
+    source: PieceArray
+    box: Box
+
+    @property
+    def size(self) -> int:
+        return math.prod(stop - start for start, stop in self.box) * np.dtype(self.source.dtype).itemsize
+
+    def make(self, raw: bytes) -> bytes:
+        try:
+            values = decode_chunk(self.source.meta, raw)
+        except ValueError as e:
+            raise ValueError(f"{self.source.where}: {e}") from e
+        if values is None:
+            raise ValueError(f"{self.source.where}: its chunks cannot be decoded here")
+        values = values[tuple(slice(start, stop) for start, stop in self.box)]
+        if self.source.recoding is not None:
+            values = self.source.recoding.convert(values)
+        return np.ascontiguousarray(values, self.source.dtype).tobytes()
+
+    def absent(self) -> bytes:
+        """Return the elements of a chunk that does not exist."""
+        return np.full([stop - start for start, stop in self.box], self.source.absent()).tobytes()
+
+
+class Taken(Cut, frozen=True):
+    """Takes the elements ``box`` of a chunk as they were read, alone."""
+
+    def make(self, raw: bytes) -> bytes:
+        return raw
+
+
+class SectionJoiner(msgspec.Struct, frozen=True):
+    """Makes a chunk from its sections, one for each of ``places``, and ``fill`` elsewhere."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    fill: bytes
+    places: tuple[Box, ...]
+
+    def make(self, raw: bytes) -> bytes:
+        out = np.full(self.shape, np.frombuffer(self.fill, self.dtype), self.dtype)
+        at = 0
+        for place in self.places:
+            shape = [stop - start for start, stop in place]
+            size = math.prod(shape) * out.itemsize
+            section = np.frombuffer(raw[at : at + size], self.dtype).reshape(shape)
+            out[tuple(slice(start, stop) for start, stop in place)] = section
+            at += size
+        return out.tobytes()
+
+
+def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, Entry | None]]) -> Entry:
+    """Return the entry of a chunk, given its sections and the entries of their chunks (None: no such chunk)."""
+    fill = recut.fill
+    whole = tuple((0, size) for size in recut.chunks)
+    parts: list[Entry] = []
+    places: list[Box] = []
+    for source, section, found in sections:
+        if found is None:
+            absent = source.absent()
+            if absent.tobytes() == fill.tobytes():
+                continue
+            part: Entry = Inline(Cut(source, section.box).absent())
+        else:
+            part = source.section(found, section.box)
+        if section.place == whole:
+            return part
+        parts.append(part)
+        places.append(section.place)
+    recipe: Recipe = SectionJoiner(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
+    spans = [span for part in parts for span in part.spans]
+    if not spans:
+        return Inline(recipe.make(b"".join(part.data for part in parts if isinstance(part, Inline))))
+    return Packed(spans[0], recipe, recut.nbytes, parts=tuple(parts))
+
+
+def check_sections(sections: Sequence[ArrayMeta]) -> None:
+    """Raise ValueError where a chunk takes too many sections, or of too large chunks; an array for each section."""
+    size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in sections)
+    if len(sections) > SECTIONS or size > READ:
+        raise ValueError(
+            f"one chunk is joined from {len(sections):,} others of {size:,} bytes in all: expected at most "
+            f"{SECTIONS:,} of {READ:,} bytes; choose smaller chunks"
+        )
+
+
+def _itemsize(meta: ArrayMeta) -> int:
+    dtype = dtype_of(meta)
+    return 1 if dtype is None else dtype.itemsize

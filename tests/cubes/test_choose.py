@@ -1,0 +1,62 @@
+"""The part of a source that keep, drop, rename and isel show."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from refshard_fs import ManifestError, RefShardFileSystem
+from tests.support.arrays_in_memory import make_array, make_references
+
+np = pytest.importorskip("numpy")
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr", minversion="3")
+pytest.importorskip("h5netcdf")
+
+
+def test_bare_names_are_meant_in_every_group_and_paths_once() -> None:
+    fs = RefShardFileSystem(
+        make_references(x=make_array([3], ["x"]), g__x=make_array([3], ["x"]), g__a=make_array([3], ["x"]))
+    )
+
+    def arrays(**words: Any) -> set[str]:
+        return {key.removesuffix("/.zarray") for key in fs.select(**words).find("") if key.endswith("/.zarray")}
+
+    assert arrays(drop="x") == {"g/a"}
+    assert arrays(drop="/x") == {"g/x", "g/a"}
+    assert arrays(keep="g/a") == {"x", "g/x", "g/a"}  # coordinates of the group and of those above
+    assert arrays(rename={"x": "y"}) == {"y", "g/y", "g/a"}
+    assert arrays(rename={"g": "h", "g/a": "b"}) == {"x", "h/x", "h/b"}
+    renamed = fs.select(rename={"x": "y"})
+    assert json.loads(renamed.cat_file("g/a/.zattrs"))["_ARRAY_DIMENSIONS"] == ["y"]
+    assert renamed.resolve("g/y/1") == ("s3://b/g/x", 3, 6)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"drop": "nope"}, "drop= names 'nope'.* its names are a, x"),
+        ({"keep": ["nope"]}, "keep= names 'nope'.* its names are a, x"),
+        ({"rename": {"nope": "b"}}, "rename= names 'nope'.* its names are a, x"),
+        ({"rename": {"a": "x"}}, "'a' and 'x' one name, 'x'"),
+        ({"rename": {"a": "g/b"}}, "expected a name in the same group"),
+        ({"rename": {"a": ".zgroup"}}, "expected the name of a variable"),
+        ({"attrs": {"nope": {}}}, "attrs= names 'nope'"),
+        ({"isel": {"nope": slice(1)}}, "isel= names 'nope'.* its dimensions are x"),
+        ({"isel": {"x": slice(0, 8, 2)}}, "a slice with step 1"),
+        ({"isel": {"x": [3]}}, "expected an integer or a slice"),
+        ({"isel": {"x": 10}}, "'x' has the length 0"),
+        ({"squeeze": "nope"}, "squeeze= names 'nope'.* its dimensions are x"),
+        ({"squeeze": "x"}, "'x' has the length 10"),
+        ({"assign": {"a": object()}}, "expected numbers, texts or times"),
+        ({"assign": {"nope/a": 1}}, "assign= names 'nope/a', whose group"),
+        ({"isel": {"x": slice(4, 8)}}, "4 along 'x', where chunks begin at 0, 3, 6"),
+    ],
+)
+def test_what_cannot_be_selected_is_an_error(words: dict[str, Any], message: str) -> None:
+    odd = make_array([3], ["x"], compressor={"id": "unknown"})
+    fs = RefShardFileSystem(make_references(a=odd, x=make_array([3], ["x"])))
+    with pytest.raises((ManifestError, ValueError, TypeError), match=message):
+        fs.select(**words)

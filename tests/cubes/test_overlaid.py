@@ -1,0 +1,58 @@
+"""Gaps, and pieces that are shown with other metadata."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.core.model import Inline
+from refshard_fs.cubes.overlaid import Gap, Overlaid, stack_metadata
+from refshard_fs.errors import ManifestError
+from tests.support.arrays_in_memory import make_array, make_references
+from tests.support.key_spaces import answer
+
+META = make_array([10], ["x"])[".zarray"]
+
+
+def overlay(metadata: dict[str, Any], held: dict[str, bytes]) -> Overlaid:
+    base = RefShardFileSystem(make_references(a=make_array([3], ["x"]), x=make_array([3], ["x"]))).source.open()
+    return Overlaid(base, metadata, held, "the document")
+
+
+def test_gap_has_no_keys() -> None:
+    gap = Gap()
+    assert answer(gap.lookup("a/0")) is None
+    assert answer(gap.children("")) is None
+
+
+def test_arrays_that_a_document_holds_hide_chunks_of_the_piece() -> None:
+    shown = overlay({"x/.zarray": META}, {"x": bytes(range(10))})
+    assert answer(shown.lookup("x/0")) == Inline(bytes(range(10)))
+    assert answer(shown.lookup("x/1")) is None
+    assert answer(shown.lookup("a/1")).url == "s3://b/a"
+    assert {listed.name for listed in answer(shown.children("x"))} == {".zarray", ".zattrs", "0"}
+    assert json.loads(answer(shown.lookup("x/.zarray")).data)["chunks"] == [10]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [({}, "do not show as an array of one chunk"), ({"x/.zarray": {**META, "shape": [11]}}, "an array of one chunk")],
+)
+def test_held_bytes_without_an_array_of_one_chunk_are_refused(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        overlay(metadata, {"x": bytes(10)})
+
+
+def test_held_bytes_of_another_length_are_refused() -> None:
+    with pytest.raises(ManifestError, match="it holds 9 bytes of 'x'"):
+        overlay({"x/.zarray": META}, {"x": bytes(9)})
+
+
+def test_stacked_metadata_have_a_first_dimension_of_one() -> None:
+    assert stack_metadata(META, [3], "time")["chunks"] == [1, 3]
+    stacked = stack_metadata(make_array([3], ["x"], 3)["zarr.json"], [3], "time")
+    assert stacked["shape"] == [1, 10]
+    assert stacked["dimension_names"] == ["time", "x"]

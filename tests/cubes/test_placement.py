@@ -1,0 +1,43 @@
+"""Places of a piece's elements along a dimension of a cube."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refshard_fs.cubes.placement import Placement
+
+
+@given(st.permutations(range(12)), st.integers(1, 12))
+def test_places_and_elements_are_the_inverse_of_each_other(order: list[int], count: int) -> None:
+    places = np.array(order[:count])
+    placement = Placement.of(places)
+    assert placement.length == count
+    np.testing.assert_array_equal(placement.places(np.arange(count)), places)
+    np.testing.assert_array_equal(placement.elements(places), np.arange(count))
+    for element, place in enumerate(places.tolist()):
+        assert placement.place(element) == place
+        assert placement.element(place) == element
+    for place in set(order[count:]):
+        assert placement.element(place) is None
+
+
+def test_slice_shows_its_elements_only() -> None:
+    placement = Placement.of_slice(3, 4, 10)
+    assert [placement.place(element) for element in range(10)] == [None] * 3 + [0, 1, 2, 3] + [None] * 3
+    assert placement.places(np.arange(10)).tolist() == [-1, -1, -1, 0, 1, 2, 3, -1, -1, -1]
+
+
+def test_chunks_that_are_divided_have_no_places() -> None:
+    assert Placement(((4, 4),)).in_chunks(2, 12) == Placement(((2, 2),))
+    assert Placement(((3, 4),)).in_chunks(2, 12) is None
+    assert Placement(((4, 3),)).in_chunks(2, 12) is None
+    assert Placement(((4, 3),)).in_chunks(2, 7) == Placement(((2, 2),))
+
+
+@pytest.mark.parametrize("runs", [((0, 3), (2, 2)), ((8, 3),), ((0, 0),), ((-1, 2),)])
+def test_runs_that_overlap_or_lie_outside_are_errors(runs: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError, match="expected places below 10 as runs"):
+        Placement(runs).check(10)
