@@ -32,8 +32,8 @@ _PASSWORD: Final = re.compile(
 )  # for texts of other packages, which may leave out the scheme of a URL
 _PARAMETER: Final = re.compile(r"([?&;#]([\w.\-\[\]%]++)=)(?:[^?&;#\s\])'\"]|\?(?![\w-]{1,64}=))++")
 _SECRET: Final = re.compile(
-    r"^x-(?:amz|goog)-|^(?:api|access|account|subscription)?[-_]?key$|^sid$|^code$|auth(?!or(?!i))|credential|jwt|accesskeyid|passw|pwd|secret"
-    r"|session[-_.\[]?id|(?:^|[-_])sig$|signature|token",
+    r"^x-(?:amz|goog)-|^[-_]?key$|(?:^|[-_])(?:api|access|account|subscription)[-_]?key$|^sid$|^session$|^code$|auth(?!or(?!i))|credential|jwt|accesskeyid|passw|pwd|secret"
+    r"|sess(?:ion)?[-_.\[]?id|(?:^|[-_])sig$|signature|token",
     re.IGNORECASE,
 )
 

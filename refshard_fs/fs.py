@@ -1157,7 +1157,8 @@ def _drop_credentials(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) > LONGEST else redact(value)
     if isinstance(value, dict):
-        return {name: _drop_credentials(inner) for name, inner in value.items() if not _gives_access(str(name))}
+        kept = {name: inner for name, inner in value.items() if not _gives_access(str(name))}
+        return {_drop_credentials(name): _drop_credentials(inner) for name, inner in kept.items()}
     if isinstance(value, list):
         pairs = [isinstance(inner, list) and len(inner) == 2 and _gives_access(str(inner[0])) for inner in value]
         return [

@@ -52,7 +52,7 @@ def _copy_mode(path: str, draft: str) -> None:
     found = _status_of_replaced(path)
     if found is None:
         return
-    mode = stat.S_IMODE(found.st_mode) & 0o777
+    mode = stat.S_IMODE(found.st_mode) & (0o7777 if stat.S_ISDIR(found.st_mode) else 0o777)
     if _HAS_OWNERS and os.stat(draft).st_gid != found.st_gid:
         try:
             os.chown(draft, -1, found.st_gid)

@@ -350,7 +350,8 @@ def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
 @pytest.mark.parametrize(
     "parameter",
     ["?auth.token=", "?auth[token]=", "?user%5Btoken%5D=", "?to%6ben=", "?to%256ben=", "#access_token=", "?x#token=",
-     "?user[sid]=", "?account_key=", "?session[id]=", "?Authorization="],
+     "?user[sid]=", "?account_key=", "?session[id]=", "?Authorization=", "?x-api-key=", "?Ocp-Apim-Subscription-Key=",
+     "?session=", "?PHPSESSID=", "?jsessionid="],
 )  # fmt: skip
 @pytest.mark.case(id="P23")
 def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> None:
@@ -364,6 +365,7 @@ def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> Non
 @pytest.mark.case(id="P23")
 def test_json_without_passwords_has_none_anywhere() -> None:
     nested = {"s3://b/": {"key": SECRET, "client_kwargs": {"headers": {"X": SECRET}, "aws_secret_access_key": SECRET}}}
+    nested[f"https://user:{SECRET}@h.example/"] = {}
     fs = RefShardFileSystem(
         {"k": ["https://h.example/x"]},
         options=nested,
