@@ -86,7 +86,7 @@ def locate_image(ifd: Ifd, height: int, width: int) -> Georeference | None:
         a, b, _, x, d, e, _, y = matrix[:8]
         transform = (x, a, b, y, d, e)
     elif len(scale) >= 2 and len(ties) >= 6:
-        a, e = scale[0], -scale[1]
+        a, e = scale[0], -abs(scale[1])  # some writers state the step of y with its sign
         transform = (ties[3] - ties[0] * a, a, 0.0, ties[4] - ties[1] * e, 0.0, e)
     elif all(map(math.isfinite, ties)):
         half = 0.5 if is_point else 0.0
@@ -98,9 +98,9 @@ def locate_image(ifd: Ifd, height: int, width: int) -> Georeference | None:
     if transform is not None and not all(map(math.isfinite, transform)):
         transform = None
     polynomials = _parse_polynomials(ifd)
-    if transform is None and not points and not polynomials:
-        return None
     crs = describe_crs(keys)
+    if transform is None and not points and not polynomials and not crs:
+        return None
     if not crs:  # show the tags under their own names
         tags = {"GeoKeyDirectory": ifd.numbers(KEYS), "GeoDoubleParams": ifd.numbers(DOUBLES)}
         crs = {name: value for name, value in {**tags, "GeoAsciiParams": ifd.text(TEXTS)}.items() if value}

@@ -41,6 +41,7 @@ DESCRIBING: Final = (
 )
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
+_COMPLEX_INTEGERS: Final = 5  # the SampleFormat of pairs of integers
 _BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples, unconverted
 
 
@@ -53,7 +54,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
     ``bits`` is the size of a sample in the file, ``dtype`` the type in the array. The result is decoded, or if
     ``encoded`` compressed again for zarr's codec. ``within`` is the value of Compression for an outer compression of
-    images. Of a fax, ``t4_options`` is the tag, and ``is_reversed`` whether the first pixel is the lowest bit.
+    images. ``is_reversed``: the first pixel is the lowest bit of a byte. Of a fax, ``t4_options`` is the tag.
     """
 
     compression: int
@@ -79,6 +80,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
+        raw = raw.translate(_REVERSED) if self.is_reversed else raw
         if self.compression in IMAGES:
             return Padded(self.size).make(self._decode_image(raw))
         if self.compression in FAX:
@@ -104,9 +106,17 @@ class TileRecipe(msgspec.Struct, frozen=True):
             elif self.shape[2] == 3 and self.photometric != 6:  # three plain bands: libjpeg would assume YCbCr
                 given, made = None if b"JFIF" in raw[:32] else "RGB", "RGB"
             options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
+        if self.compression == WEBP:  # libwebp writes no alpha if all pixels are opaque
+            options = {"hasalpha": self.shape[2] == 4}
         raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
         if self.compression in JPEG_2000:
             _check_jpeg_2000(raw, (self.rows, *self.shape[1:]))
+        if self.compression == JPEG and self.rows < self.shape[0]:  # a last strip may have rows beyond the image
+            try:
+                decode_by_imagecodecs(IMAGES[JPEG], raw, "tiff", out=out, **options)
+            except ValueError:
+                return msgspec.structs.replace(self, rows=self.shape[0])._decode_image(raw)
+            return out.tobytes()
         found = decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
         if self.compression != LERC:
             return out.astype(self.dtype).tobytes()
@@ -118,7 +128,6 @@ class TileRecipe(msgspec.Struct, frozen=True):
     def _decode_fax(self, raw: bytes) -> bytes:
         """Decode the stored rows of an image of one bit a pixel to a byte a pixel."""
         options = {"t4options": self.t4_options} if self.compression == FAX_3 else {}
-        raw = raw.translate(_REVERSED) if self.is_reversed else raw
         size = {"height": self.rows, "width": self.shape[1]}
         found = decode_by_imagecodecs(FAX[self.compression], raw, "tiff", **size, **options)
         return np.asarray(found, self.dtype).tobytes()
@@ -126,6 +135,9 @@ class TileRecipe(msgspec.Struct, frozen=True):
     def _convert_samples(self, data: bytes) -> bytes:
         """Convert the samples of the stored rows to ``dtype``."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
+        if dtype.kind == "c" and self.bits != dtype.itemsize * 8:
+            integers = np.frombuffer(data, f"{dtype.str[0]}i{self.bits // 16}")
+            return integers.astype(f"{dtype.str[0]}f{dtype.itemsize // 2}").tobytes()
         if self.bits != dtype.itemsize * 8:  # most significant bit first; rows are padded to whole bytes
             parts = self.rows if width * samples * self.bits % 8 else 1
             size, count = len(data) // parts, self.rows // parts * width * samples
@@ -229,7 +241,7 @@ class Page(msgspec.Struct, frozen=True):
         if recipe.predictor != 1:
             found.append(f"predictor {recipe.predictor}")
         if recipe.bits != self.dtype.itemsize * 8 and recipe.compression not in FAX:
-            found.append(f"{recipe.bits} bits")
+            found.append(f"complex int{recipe.bits // 2}" if self.dtype.kind == "c" else f"{recipe.bits} bits")
         return (*found, *filter(None, (NAMES[recipe.compression], NAMES[recipe.within])))
 
     @property
@@ -266,9 +278,12 @@ class Page(msgspec.Struct, frozen=True):
         return self.shape, self.chunks, self.dtype, self.is_tiled, self.recipe.encoded, self.recipe.compression
 
     def rows(self, tile: int) -> int:
-        """Return the number of stored rows of a tile, or of a strip; the last strip may be shorter."""
-        height = self.recipe.shape[0]
-        return height if self.is_tiled else min(height, self.height - tile % -(-self.height // height) * height)
+        """Return the number of rows that a tile or strip must have: the last ones may end with the image."""
+        height, columns, _ = self.recipe.shape
+        if self.is_tiled and (self.recipe.encoded or self.recipe.compression not in CODECS):
+            return height
+        row = tile // -(-self.width // columns) % -(-self.height // height)
+        return min(height, self.height - row * height)
 
 
 def is_read(number: int) -> bool:
@@ -314,20 +329,21 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     predictor = 1 if compression in IMAGES or compression in FAX or compression == 1 else ifd.integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
         raise ValueError(f"its Predictor is not supported: {predictor}, with samples of {bits} bits as {dtype}")
-    is_native = compression in NATIVE and predictor == 1 and is_whole
+    is_reversed = ifd.integer(FILL_ORDER, 1) == 2
+    is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
     recipe = TileRecipe(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
-    if compression in FAX:
-        is_reversed = ifd.integer(FILL_ORDER, 1) == 2
-        recipe = msgspec.structs.replace(recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed)
+    recipe = msgspec.structs.replace(recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed)
     found, subfile = find_tables(ifd), ifd.integer(SUBFILE, 0)
     if not found or (len(found) == 1 and compression != 1):
         raise ValueError("the tags with the positions or sizes of its strips or tiles are missing")
     is_mask = bool(subfile & 4) or photometric == 4
     page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found, ifd.number)
     for tag in found:
-        if tag.dtype.kind != "u" or tag.count < page.count:
+        if tag.dtype.kind != "u":
+            raise ValueError(f"the table of its strips or tiles has numbers of type {tag.dtype}: expected unsigned ones")
+        if tag.count < page.count:
             raise ValueError(f"its tables have {tag.count} entries: expected {page.count}, one for each strip or tile")
     return page
 
@@ -347,12 +363,10 @@ def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
         raise ValueError(f"its Compression {compression} is not supported")
     if compression in FAX and (ifd.integers(BITS, 1), ifd.integer(SAMPLES, 1)) != ([1], 1):
         raise ValueError(f"its Compression is {compression}, of faxes: expected one sample of 1 bit")
-    for name, number in (("FillOrder", FILL_ORDER), ("ImageDepth", DEPTH)):
-        if ifd.integer(number, 1) != 1 and (number, compression in FAX) != (
-            FILL_ORDER,
-            True,
-        ):  # lowest bit first, volumes
-            raise ValueError(f"its {name} is {ifd.integer(number, 1)}, which is not supported: expected 1")
+    if ifd.integer(DEPTH, 1) != 1:
+        raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}, which is not supported: expected 1")
+    if ifd.integer(FILL_ORDER, 1) == 2 and compression in IMAGES:  # libtiff reverses the bits of some of these
+        raise ValueError("its FillOrder is 2 with images, which readers interpret differently")
     lerc = [*ifd.integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
     if lerc not in LERC_WITHIN:
         raise ValueError(f"its LERC blocks are compressed again by the unknown method {lerc}")
@@ -372,6 +386,8 @@ def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
         raise ValueError(f"its samples differ: BitsPerSample {sorted(every)}, SampleFormat {sorted(formats)}")
     bits, format_ = every.pop(), formats.pop()
     kind = _KINDS.get(format_, "?")
+    if format_ == _COMPLEX_INTEGERS and bits in (32, 64):
+        return bits, np.dtype(f"{order}c{bits // 4}")
     if kind == "u" and 0 < bits < 32:  # use the smallest type that holds the bits
         return bits, np.dtype(f"{order}u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
     if bits not in _BITS.get(kind, ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def test_grid_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> Non
     path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
     assert not RefShardFileSystem(str(path)).exists("x")
     assert tuple(map(float, place(path)["GeoTransform"].split())) == turned.to_gdal()
+
+
+def test_image_without_a_place_has_its_crs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", SMOOTH, transform=None)
+    assert place(path) == {"_ARRAY_DIMENSIONS": [], "crs_wkt": "EPSG:32633", "spatial_ref": "EPSG:32633"}
+
+
+def test_steps_of_y_with_a_sign_lead_down_as_in_gdal(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", SMOOTH)
+    scale = struct.pack("<3d", 10, 20, 0)
+    path.write_bytes(path.read_bytes().replace(scale, struct.pack("<3d", 10, -20, 0)))
+    with rasterio.open(path) as ds:
+        assert tuple(map(float, place(path)["GeoTransform"].split())) == ds.transform.to_gdal()
 
 
 @pytest.mark.parametrize("kind", ["Area", "Point"])

@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ pytest.importorskip("imagecodecs")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
     pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+    pytest.mark.filterwarnings("ignore:Dataset has no geotransform"),
 ]
 
 
@@ -69,9 +71,83 @@ def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, c
     np.testing.assert_array_equal(array(path, "0")[...], values)
 
 
-def test_bits_that_are_filled_from_the_lowest_are_refused() -> None:
-    with pytest.raises(ManifestError, match="its FillOrder is 2"):
-        Files({ROOT: plain_tiff(bytes([0b10110000, 0b00000001]), 8, 2, 1, t266=2)}).open()
+@pytest.mark.parametrize("bits", [1, 2, 8, 16])
+@pytest.mark.parametrize("compression", ["", "lzw", "zlib", "packbits"])
+def test_bits_that_are_filled_from_the_lowest_are_turned(tmp_path: Path, bits: int, compression: str) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    codecs = pytest.importorskip("imagecodecs")
+    values = RNG.integers(0, 1 << bits, (21, 40), "u2" if bits > 8 else "u1")
+    every = (values[..., None] >> np.arange(bits)[::-1]).astype("u1") & 1
+    data = values.tobytes() if bits >= 8 else np.packbits(every.reshape(21, -1), axis=1).tobytes()
+    data = getattr(codecs, f"{compression}_encode")(data) if compression else data
+    number = {"": 1, "lzw": 5, "zlib": 8, "packbits": 32773}[compression]
+    path = tmp_path / "bits.tif"
+    turned = bytes(int(f"{byte:08b}"[::-1], 2) for byte in data)
+    path.write_bytes(plain_tiff(turned, 40, 21, bits, number, t266=2))
+    np.testing.assert_array_equal(array(path, "0")[...], values)
+    with rasterio.open(path) as ds:
+        np.testing.assert_array_equal(ds.read(1), values)
+
+
+def test_images_that_are_filled_from_the_lowest_are_refused() -> None:
+    with pytest.raises(ManifestError, match="its FillOrder is 2 with images"):
+        Files({ROOT: plain_tiff(b"1234", 8, 2, 8, 7, t266=2)}).open()
+
+
+@pytest.mark.parametrize("dtype", ["complex_int16", "complex64"])
+@pytest.mark.parametrize("options", [{}, {"compress": "DEFLATE"}, {"tiled": True, "ENDIANNESS": "BIG"}], ids=str)
+def test_complex_integers_are_complex_numbers(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+    """SAR images of single looks, such as Sentinel-1's, have pairs of 16-bit integers."""
+    rasterio = pytest.importorskip("rasterio")
+    values = RNG.integers(-(1 << 15), 1 << 15, (2, 40, 50)).view("i8")
+    path = write(tmp_path / "a.tif", (values[0] + 1j * values[1]).astype("c8"), **{"dtype": dtype, **options})
+    with rasterio.open(path) as ds:
+        assert ds.dtypes == (dtype,)
+        np.testing.assert_array_equal(array(path, "0")[...], ds.read(1))
+    assert array(path, "0").dtype == np.dtype("c8").newbyteorder(">" if "tiled" in options else "<")
+
+
+def test_complex_integers_of_32_bits_keep_their_precision(tmp_path: Path) -> None:
+    values = RNG.integers(-(1 << 31), 1 << 31, (3, 4, 2)).astype("<i4")
+    path = tmp_path / "a.tif"
+    path.write_bytes(plain_tiff(values.tobytes(), 4, 3, 64, t339=5))
+    assert array(path, "0").dtype == np.dtype("c16")
+    np.testing.assert_array_equal(array(path, "0")[...], values[..., 0] + 1j * values[..., 1])
+
+
+def test_opaque_tiles_of_webp_with_alpha_are_read(tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    values = np.concatenate([np.moveaxis(RGB, -1, 0), np.full((1, *RGB.shape[:2]), 255, "u1")])
+    values[3, :16, :16] = 7
+    options = {"compress": "WEBP", "WEBP_LOSSLESS": True, "tiled": True, "blockxsize": 16, "blockysize": 16}
+    path = write(tmp_path / "a.tif", values, interleave="pixel", photometric="RGB", **options)
+    with rasterio.open(path) as ds:
+        np.testing.assert_array_equal(np.moveaxis(array(path, "0")[...], -1, 0), ds.read())
+
+
+@pytest.mark.parametrize("compression", [5, 32773])
+def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> None:
+    """Some writers store only the rows of the image."""
+    codecs = pytest.importorskip("imagecodecs")
+    encode = codecs.lzw_encode if compression == 5 else codecs.packbits_encode
+    values = RNG.integers(0, 9, (37, 64), "u1")
+    data = encode(values.tobytes())
+    path = tmp_path / "a.tif"
+    path.write_bytes(plain_tiff(data, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(data)))
+    np.testing.assert_array_equal(array(path, "0")[...], values[:, :35])
+    short = encode(values[:-1].tobytes())
+    path.write_bytes(plain_tiff(short, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(short)))
+    with pytest.raises(Exception, match="it decompresses to 2304 bytes: expected 2368"):
+        array(path, "0")[...]
+
+
+def test_last_jpeg_strip_may_have_rows_beyond_the_image() -> None:
+    codecs = pytest.importorskip("imagecodecs")
+    data = codecs.jpeg_encode(np.ascontiguousarray(RGB[:64, :, 0]))
+    recipe = TileRecipe(7, 1, 8, "|u1", (64, 50, 1), 61, 1, b"")
+    assert recipe.make(data) == codecs.jpeg_decode(data).tobytes()
+    with pytest.raises(ValueError, match="invalid out.shape"):
+        msgspec.structs.replace(recipe, shape=(63, 50, 1)).make(data)
 
 
 def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
