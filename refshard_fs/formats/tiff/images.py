@@ -342,7 +342,7 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found, ifd.number)
     for tag in found:
         if tag.dtype.kind != "u":
-            raise ValueError(f"the table of its strips or tiles has numbers of type {tag.dtype}: expected unsigned ones")
+            raise ValueError(f"the table of its strips or tiles has the type {tag.dtype}: expected unsigned integers")
         if tag.count < page.count:
             raise ValueError(f"its tables have {tag.count} entries: expected {page.count}, one for each strip or tile")
     return page
