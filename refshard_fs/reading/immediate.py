@@ -16,7 +16,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.failures import blame, cause_of, fail
-from refshard_fs.reading.loading import Answers, Found, Scanned, Streamed, advance, decode, index_for_size, naming
+from refshard_fs.reading.loading import Answers, Found, advance, decode, index_for_size, is_scanned, is_streamed, naming
 from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, Unmade, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import NOT_FOUND
@@ -233,7 +233,7 @@ class Immediate:
     def _load(self, need: Load) -> Found | None:
         """Load the answer to ``need``; None if this needs an event loop, or fails: the loop then raises the error."""
         entry = need.entry
-        if not isinstance(entry, Span) or isinstance(need.index, Scanned | Streamed):
+        if not isinstance(entry, Span) or is_scanned(need.index) or is_streamed(need.index):
             return None
         with self._loading:  # one of several threads loads, and the others then find the answer in the cache
             value = self._answers.get(need, self._pool)

@@ -19,7 +19,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import blame, note
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.loading import Answers, Found, Streamed, advance, index_for_size, load, naming
+from refshard_fs.reading.loading import Answers, Found, advance, index_for_size, is_streamed, load, naming
 from refshard_fs.reading.plan import ReadPlan
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.failures import NOT_FOUND
@@ -166,7 +166,7 @@ class Lookups:
                 try:
                     with naming(entry):
                         sized = partial(index_for_size, pool=self.pool)
-                        read = partial(self._document, keep=not isinstance(need.index, Streamed))
+                        read = partial(self._document, keep=not is_streamed(need.index))
                         value, weight = await load(need, read, self.run, self._answers.keep, sized)
                 except NOT_FOUND:
                     if isinstance(entry, Span) and entry.optional:

@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -110,21 +111,36 @@ def canonicalize(url: str) -> str:
         if "@" in authority and protocol in ANONYMOUS and not protocol.startswith("ab"):
             raise ValueError("it carries credentials")
         return f"{protocol}://{authority}{slash}{path}"
+    server = _spell_server(protocol, authority)
+    return f"{protocol}://{server}{slash}{path.replace(' ', '%20')}"  # as HTTP clients send it
+
+
+@lru_cache(1024)
+def _spell_server(protocol: str, authority: str) -> str:
+    """Return the canonical spelling of a web server; ValueError if it has none."""
     if "@" in authority:
         raise ValueError("it carries credentials")
     try:
         parts = urlsplit(f"//{authority}")
         host, port = parts.hostname or "", parts.port
         if ":" not in host:
-            host = host.rstrip(".").encode("idna").decode("ascii").lower().rstrip(".")  # full stops of other scripts
+            host = _encode_host(host.rstrip("."))
     except (ValueError, UnicodeError) as e:
         raise ValueError(f"its host is invalid ({e})") from e
     if not host or "%" in host or " " in host:
         raise ValueError("its host is invalid")
     spelled = f"[{host}]" if ":" in host else host
-    if port is not None and port != _PORTS[protocol]:
-        spelled += f":{port}"
-    return f"{protocol}://{spelled}{slash}{path.replace(' ', '%20')}"  # as HTTP clients send it
+    return spelled if port is None or port == _PORTS[protocol] else f"{spelled}:{port}"
+
+
+def _encode_host(host: str) -> str:
+    """Encode the name of a host as IDNA 2003; ValueError if this is not possible."""
+    if not host.isascii():
+        return host.encode("idna").decode("ascii").lower().rstrip(".")  # full stops of other scripts
+    # Python's codec does the same with an ASCII name; importing it takes milliseconds.
+    if host and not all(0 < len(label) < 64 for label in host.split(".")):
+        raise ValueError("a label is empty or too long")
+    return host.lower()
 
 
 class Network(IntEnum):

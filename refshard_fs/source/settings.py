@@ -181,7 +181,7 @@ def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
     elif is_store(fs):
         options = {urls_of(fs): fs, **options}
         fs = {None: fs}
-    if isinstance(fs, Mapping):
+    if fs is not None and isinstance(fs, Mapping):  # for None, the first time, the abstract class takes milliseconds
         fs = {protocol: StoreFileSystem.of(one) if is_store(one) else one for protocol, one in fs.items()}
     return fs, {prefix: StoreFileSystem.of(one) if is_store(one) else one for prefix, one in options.items()}
 
@@ -207,7 +207,7 @@ def _by_protocol(
     fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
 ) -> dict[str | None, Any]:
     """Return a filesystem or options by protocol; None is for URLs without a protocol."""
-    if isinstance(fs, Mapping):
+    if fs is not None and isinstance(fs, Mapping):
         given = dict(fs)
         if None in given:
             given.setdefault("file", given[None])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import random
 import re
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refshard_fs import TargetNotAllowed
-from refshard_fs.security.admission import Access, Admission, canonicalize, is_private, is_trusted
+from refshard_fs.security.admission import Access, Admission, _encode_host, canonicalize, is_private, is_trusted
 from refshard_fs.security.policy import directory_of, links, locator, resolve
 
 REMOTE = Admission.of("https://pub.example/sets/refs.json", None, (), ())
@@ -304,3 +306,19 @@ def test_no_other_url_may_carry_a_login(url: str) -> None:
         Admission.of(LOGIN, None, (), ()).admit(url)
     with pytest.raises(TargetNotAllowed):
         Admission.of(LOGIN, ["http://host.example:81/"], (), ()).admit("http://user:pass@host.example:81/x")
+
+
+def test_names_of_hosts_are_encoded_as_by_pythons_codec() -> None:
+    rng = random.Random(7)
+    letters = "aZ09-_.%é。ß\u00ad"
+    hosts = ["".join(rng.choices(letters, k=rng.randint(0, 9))) for _ in range(2000)]
+    for host in [*hosts, "a" * 63, "a" * 64, f"{'a' * 64}.b", f"{'é' * 60}.b"]:
+        plain = host.rstrip(".")
+        try:
+            expected: str | None = plain.encode("idna").decode("ascii").lower().rstrip(".")
+        except UnicodeError:
+            expected = None
+        found = None
+        with contextlib.suppress(ValueError):
+            found = _encode_host(plain)
+        assert found == expected, host

@@ -9,7 +9,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Names, Need, Packed, Span, Stat, Steps
 from refshard_fs.errors import DamagedIndex, RefShardError
-from refshard_fs.reading.loading import Scanned
+from refshard_fs.reading.loading import is_scanned
 from refshard_fs.source import recognition as catalog
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Files:
         match need:
             case Load(Span(url=url, optional=True)) if url not in self.files:
                 return None
-            case Load(Span() as source, Scanned() as index):
+            case Load(Span() as source, index) if is_scanned(index):
                 return self.run(index.scan(source))
             case Load(entry, index):
                 try:
@@ -91,6 +91,8 @@ class Files:
 def _is_read(need: Need) -> bool:
     """Whether a server is asked for something: not for bytes in memory, and of a scan for what it needs."""
     match need:
-        case Load(Inline()) | Load(index=Scanned()):
+        case Load(Inline()):
+            return False
+        case Load(index=index) if is_scanned(index):
             return False
     return True
