@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,30 @@ import numpy.typing as npt
 def hdf4_file(name: str) -> bytes:
     """Return one of the files."""
     return zlib.decompress(base64.b85decode("".join(_FILES[name].split())))
+
+
+def hdf4_of(elements: Mapping[tuple[int, int], bytes]) -> bytes:
+    """Return a file of plain elements by tag and reference number."""
+    at = 10 + 12 * len(elements)
+    table = b""
+    for (tag, ref), data in elements.items():
+        table += struct.pack(">HHii", tag, ref, at, len(data))
+        at += len(data)
+    return b"\x0e\x03\x13\x01" + struct.pack(">HI", len(elements), 0) + table + b"".join(elements.values())
+
+
+def vdata_of(name: str, dtype: npt.DTypeLike, records: int, kind: str = "", interlace: int = 0) -> bytes:
+    """Return the header of a Vdata whose fields are those of a structured type of big-endian numbers and texts."""
+    codes = {"f4": 5, "f8": 6, "i1": 20, "u1": 21, "i2": 22, "u2": 23, "i4": 24, "u4": 25}
+    fields = [np.dtype(dtype)[field] for field in np.dtype(dtype).names or ()]
+    kinds = [codes.get(field.base.str[1:], 4) for field in fields]
+    orders = [field.itemsize // max(field.base.itemsize if field.base.kind != "S" else 1, 1) for field in fields]
+    count = len(fields)
+    sizes = [field.itemsize for field in fields]
+    numbers = struct.pack(f">{4 * count}H", *kinds, *sizes, *([0] * count), *orders)
+    texts = [text.encode() for text in (*(np.dtype(dtype).names or ()), name, kind)]
+    head = struct.pack(">HiHH", interlace, records, sum(sizes), count)
+    return head + numbers + b"".join(struct.pack(">H", len(text)) + text for text in texts) + bytes(9)
 
 
 def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:

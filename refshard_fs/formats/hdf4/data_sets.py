@@ -21,8 +21,11 @@ from refshard_fs.formats.hdf4.elements import (
     DATA,
     DATA_GROUP,
     DIMENSIONS,
+    IMAGE_DIMENSIONS,
+    IMAGE_GROUP,
     LINKED,
     NUMBER_TYPE,
+    PALETTE,
     VDATA,
     VDATA_VALUES,
     VGROUP,
@@ -45,8 +48,8 @@ FEW: Final = 64  # data sets: the tables of chunks of so many are read when the 
 _FILE, _VARIABLE, _ATTRIBUTE = "CDF0.0", "Var0.0", "Attr0.0"  # classes of Vgroups and Vdatas
 _DIMENSION, _UNLIMITED = "Dim0.0", "UDim0.0"
 _COUNTED, _VALUED, _COORDINATE = "DimVal0.0", "DimVal0.1", "CoordVar"
-_IMAGE: Final = "RI0.0"
-_IMAGES: Final = (202, 302)  # tags of images
+_IMAGE_ATTRIBUTE: Final = "RIATTR0.0C"
+_FILL, _IMAGE_FILL = "_FillValue", "FillValue"
 _OWN: Final = (
     "Attr",
     "DimVal",
@@ -108,16 +111,16 @@ class Tree:
         """Read what may be metadata, in one round."""
         elements = self.elements
         special = [key for key, found in elements.descriptors.items() if found.is_special and key[0] == DATA]
-        wanted = [*special, *self._keys(VGROUP, VDATA, NUMBER_TYPE, DATA_GROUP, DIMENSIONS, _OLD_GROUP)]
-        wanted += self._keys(*_TEXTS, _SCALES, _RANGE, _CALIBRATION)
-        wanted += [key for key in self._keys(VDATA_VALUES) if elements.descriptors[key].length <= SMALL]
-        blocks = [key for key in self._keys(LINKED) if elements.descriptors[key].length <= SMALL]
+        wanted = [*special, *self.keys(VGROUP, VDATA, NUMBER_TYPE, DATA_GROUP, DIMENSIONS, _OLD_GROUP)]
+        wanted += self.keys(*_TEXTS, _SCALES, _RANGE, _CALIBRATION, IMAGE_DIMENSIONS, IMAGE_GROUP, PALETTE)
+        wanted += [key for key in self.keys(VDATA_VALUES) if elements.descriptors[key].length <= SMALL]
+        blocks = [key for key in self.keys(LINKED) if elements.descriptors[key].length <= SMALL]
         if len(special) <= FEW and len(blocks) <= 16 * FEW:  # they are those of tables of chunks, for the most part
             wanted += blocks
         # Of those that end behind the file, each data set that needs one is reported.
         ends = [(key, elements.descriptors[key]) for key in wanted]
         yield from elements.load(key for key, found in ends if found.offset + found.length <= elements.file.size)
-        for key in self._keys(VGROUP, VDATA):
+        for key in self.keys(VGROUP, VDATA):
             data = yield from elements.contents(key)
             tag, ref = key
             try:
@@ -128,7 +131,8 @@ class Tree:
             except ValueError as e:
                 self.reports[f"{'Vgroup' if tag == VGROUP else 'Vdata'} {ref}"] = str(e)
 
-    def _keys(self, *tags: int) -> list[Key]:
+    def keys(self, *tags: int) -> list[Key]:
+        """Return the elements that have one of the tags."""
         return [key for key in self.elements.descriptors if key[0] in tags]
 
     def spend(self, count: int) -> None:
@@ -142,20 +146,21 @@ class Tree:
         found = Attributes({}, {})
         for tag, ref in members:
             table, key = self.tables.get(ref) if tag == VDATA else None, (VDATA_VALUES, ref)
-            if table is None or table.kind != _ATTRIBUTE or len(table.fields) != 1:
+            if table is None or table.kind not in (_ATTRIBUTE, _IMAGE_ATTRIBUTE) or len(table.fields) != 1:
                 continue
             if key not in self.elements.descriptors:
                 continue
             field = table.fields[0]
             size = table.records * field.order * field.dtype.itemsize
             data = (yield from self.elements.contents(key))[:size]
-            self.spend(len(table.name) + len(data))
-            if table.name == "_FillValue" and len(data) >= field.dtype.itemsize:
+            name = table.name if table.kind == _ATTRIBUTE else field.name
+            self.spend(len(name) + len(data))
+            if name in (_FILL, _IMAGE_FILL) and len(data) >= field.dtype.itemsize:
                 found = found._replace(fill=np.frombuffer(data, field.dtype, 1)[0])
                 continue
-            found.shown[table.name] = value_of(field, data)
-            if table.name in PACKING and field.dtype.kind == "f":
-                found.dtypes[table.name] = field.dtype.str
+            found.shown[name] = value_of(field, data)
+            if name in PACKING and field.dtype.kind == "f":
+                found.dtypes[name] = field.dtype.str
         return found
 
     def data_sets(self) -> Steps[tuple[Attributes, list[DataSet]]]:
@@ -164,7 +169,7 @@ class Tree:
         found: list[DataSet] = []
         if not roots:
             dimensions = 0
-            for key in self._keys(DATA_GROUP) or self._keys(_OLD_GROUP):
+            for key in self.keys(DATA_GROUP) or self.keys(_OLD_GROUP):
                 more = yield from self._reported(f"Data-Set-{key[1]}", self._old_data_sets(key, dimensions))
                 dimensions += len(more[-1].dimensions) if more else 0
                 found += more
@@ -299,15 +304,6 @@ class Tree:
                 found.append(DataSet(*what, of_scale, None, None, is_coordinate=True, values=values))
         return [*found, DataSet(f"Data-Set-{key[1]}", key, names, shape, dtypes[0], attributes, data, layout)]
 
-    def report_others(self, shown: frozenset[int]) -> None:
-        """Report tables and images, which are not shown; ``shown`` are Vdatas that are."""
-        for ref, table in self.tables.items():
-            if ref not in shown and not table.kind.startswith(_OWN) and len(self.reports) < SMALL:
-                self.reports.setdefault(
-                    table.name or f"Vdata {ref}", "it is a table (Vdata): data sets alone are shown"
-                )
-        images = [group.name for group in self.groups.values() if group.kind == _IMAGE]
-        if not images:
-            images = [f"image {ref}" for _, ref in self._keys(*_IMAGES)]
-        for name in images:
-            self.reports.setdefault(name or "image", "it is a raster image: data sets alone are shown")
+    def list_tables(self) -> dict[int, Vdata]:
+        """Return the Vdatas that users wrote, by reference number."""
+        return {ref: table for ref, table in self.tables.items() if not table.kind.startswith(_OWN)}

@@ -20,6 +20,7 @@ from refshard_fs.errors import DamagedIndex, ManifestError
 NULL, LINKED, COMPRESSED, CHUNK = 1, 20, 40, 61
 NUMBER_TYPE, DIMENSIONS, DATA, DATA_GROUP = 106, 701, 702, 720
 VDATA, VDATA_VALUES, VGROUP = 1962, 1963, 1965
+IMAGE_DIMENSIONS, PALETTE, IMAGE, COMPRESSED_IMAGE, IMAGE_GROUP = 300, 301, 302, 303, 306
 
 SMALL_FILE: Final = 4 << 20  # bytes of a file that is read whole when it is opened
 # Bytes that are read for a block of descriptors, more where blocks lie near one another. Each block names the next one,

@@ -40,6 +40,7 @@ class Vdata(NamedTuple):
     records: int
     size: int  # of a record, in bytes
     fields: tuple[Field, ...]
+    is_by_record: bool = True  # records lie one after the other; otherwise all values of a field lie together
 
 
 class _Cursor:
@@ -74,7 +75,7 @@ def parse_vgroup(data: bytes) -> Vgroup:
 def parse_vdata(data: bytes) -> Vdata:
     """Return the header of a Vdata; ValueError where it is damaged."""
     cursor = _Cursor(data, "Vdata")
-    _, count, size, fields = cursor.numbers("HiHH")
+    interlace, count, size, fields = cursor.numbers("HiHH")
     codes, _, _, orders = (cursor.numbers(f"{fields}H") for _ in range(4))
     names = [cursor.text() for _ in range(fields)]
     name, kind = cursor.text(), cursor.text()
@@ -82,7 +83,7 @@ def parse_vdata(data: bytes) -> Vdata:
         raise ValueError(f"its Vdata {name!r} has {count} records")
     found = zip(names, map(type_of, codes), orders, strict=True)
     known = [Field(field, dtype, order) for field, dtype, order in found if dtype is not None]
-    return Vdata(name, kind, count, size, tuple(known) if len(known) == fields else ())
+    return Vdata(name, kind, count, size, tuple(known) if len(known) == fields else (), interlace == 0)
 
 
 def type_of(code: int) -> np.dtype[Any] | None:

@@ -1,4 +1,4 @@
-"""HDF4 files as zarr groups: an array for each scientific data set. No I/O here.
+"""HDF4 files as zarr groups: an array for each scientific data set and raster image, a group for each Vdata.
 
 A file of HDF-EOS2 shows its grid or its swath as the root, and several of them as groups. Grids have coordinates and a
 CRS in rioxarray's convention; the fields of swaths name their latitudes and longitudes.
@@ -31,7 +31,9 @@ from refshard_fs.formats.hdf4.chunks import CodedChunks, Layout, chunk_shape, ch
 from refshard_fs.formats.hdf4.data_sets import FEW, Attributes, DataSet, Tree
 from refshard_fs.formats.hdf4.elements import VDATA, VDATA_VALUES, VGROUP, Key, read_descriptors
 from refshard_fs.formats.hdf4.eos import KINDS, Structure, structures_of
-from refshard_fs.formats.hdf4.objects import Vgroup
+from refshard_fs.formats.hdf4.images import find_images
+from refshard_fs.formats.hdf4.objects import Vdata, Vgroup
+from refshard_fs.formats.hdf4.tables import describe_fields
 
 SPATIAL_REF: Final = "spatial_ref"  # the variable that has a grid's CRS and transform as attributes
 
@@ -40,6 +42,7 @@ _ATTRIBUTES: Final = ("Grid Attributes", "Swath Attributes")  # Vgroups
 # What the library fills a data set with that has no fill value, by the type of its numbers.
 _FILLS: Final = {"i1": -127, "u1": 129, "i2": -32767, "u2": 32769, "i4": -2147483647, "u4": 2147483649}
 _FLOAT_FILL: Final = 9.969209968386869e36
+MOST_REPORTS: Final = 1 << 16
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -54,9 +57,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         attributes, data_sets = yield from tree.data_sets()
         group = _Group(tree, options.zarr_format)
         yield from group.find_structures(attributes)
-        for data_set in data_sets:
+        for data_set in [*data_sets, *(yield from find_images(tree))]:
             group.show(data_set)
-        group.finish()
+        yield from group.finish()
         keyspace = group.keyspace(options.zarr_format, {**attributes.shown, **group.groups.pop("", {})})
     except RefShardError:
         raise
@@ -172,7 +175,7 @@ class _Group(ArrayGroupBuilder):
 
     def _free(self, path: str) -> str:
         """Return ``path``, with a number if other data sets have it."""
-        while path in self.arrays or path in self.reports:
+        while path in self.arrays or path in self.reports or (path and path in self.groups):
             self._taken[path] = number = self._taken.get(path, 1) + 1
             if f"{path}_{number}" not in self.arrays:
                 return f"{path}_{number}"
@@ -193,7 +196,7 @@ class _Group(ArrayGroupBuilder):
 
     # ------------------------------------------------------------------ what is around data sets
 
-    def finish(self) -> None:
+    def finish(self) -> Steps[None]:
         """Add the fields that are Vdatas, and the coordinates of grids; report objects that are not shown."""
         tree = self._tree
         shown = set()
@@ -216,9 +219,27 @@ class _Group(ArrayGroupBuilder):
             self._place(structure)
         for name, attributes in self._lost.items():
             self.groups.setdefault("", {}).update({f"{name}.{key}": value for key, value in attributes.items()})
-        tree.report_others(frozenset(shown))
+        for ref, table in tree.list_tables().items():
+            if ref not in shown and len(self.reports) < MOST_REPORTS:
+                yield from self._add_table(ref, table)
         if not self.arrays and not self.reports:
             self.reports["data sets"] = "it has none"
+
+    def _add_table(self, ref: int, table: Vdata) -> Steps[None]:
+        """Add the fields of a Vdata as a group; a report, if it cannot be shown."""
+        group = self._free(_plain(table.name or f"Vdata {ref}"))
+        self._tree.spend(len(table.name))
+        try:
+            if table.records:
+                yield from self._tree.elements.parts((VDATA_VALUES, ref))  # raises if they lie in another file
+            fields = list(describe_fields(self._tree.elements, ref, table, f"{self.url}, Vdata {group!r}"))
+        except (ManifestError, DamagedIndex) as e:
+            self.reports[group] = str(e)
+            return
+        self.groups[group] = {}
+        for name, array, chunks in fields:
+            self._tree.spend(len(name))
+            self.add(self._free(join(group, _plain(name))), array, chunks)
 
     def _place(self, structure: Structure) -> None:
         """Add the coordinates and the CRS of a grid."""

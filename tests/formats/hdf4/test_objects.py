@@ -20,7 +20,7 @@ TABLE = struct.pack(">HiHH4H", 0, 3, 4, 1, 24, 4, 0, 1) + text(b"Values") + text
 
 def test_groups_and_tables_are_parsed() -> None:
     assert parse_vgroup(GROUP) == ("name", "Var0.0", ((720, 5), (1962, 6)))
-    assert parse_vdata(TABLE) == ("name", "Attr0.0", 3, 4, (Field("Values", np.dtype(">i4"), 1),))
+    assert parse_vdata(TABLE) == ("name", "Attr0.0", 3, 4, (Field("Values", np.dtype(">i4"), 1),), True)
 
 
 @pytest.mark.parametrize("length", range(0, 20, 3))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import nullcontext as configured
+
+import numpy as np
 
 from refshard_fs.core.model import Packed
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.hdf4.coding import MOST_DECODED
 from refshard_fs.formats.hdf4.source import open_
 from tests.fuzz.array_files import opened, some_chunks
-from tests.support.hdf4_files import hdf4_file, spread
+from tests.support.hdf4_files import hdf4_file, hdf4_of, spread, vdata_of
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -30,12 +33,32 @@ WORDS = (
     b"DimVal0.1",
     b"XDim=2000000000\n",
     b"OBJECT=",
+    b"\x01\x2c",
+    b"\x01\x2e",
 )
 _LARGEST = 1 << 20  # bytes of a chunk that is read
 
 
 def seeds() -> list[bytes]:
-    return [spread(hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")]
+    return [*(spread(hdf4_file(name), 0) for name in ("old", "layouts", "grids", "swath")), _images_and_tables()]
+
+
+def _images_and_tables() -> bytes:
+    kind = np.dtype([("x", ">f4"), ("y", "S3"), ("z", ">i2", (2,))])
+    shape = struct.pack(">iiHHhhHH", 5, 4, 106, 1, 3, 2, 0, 0)
+    return hdf4_of(
+        {
+            (106, 1): bytes([1, 21, 8, 0]),
+            (1962, 2): vdata_of("T", kind, 9),
+            (1963, 2): bytes(9 * kind.itemsize),
+            (1962, 3): vdata_of("U", kind, 9, "", 1),
+            (1963, 3): bytes(9 * kind.itemsize),
+            (306, 2): struct.pack(">6H", 300, 2, 302, 2, 301, 2),
+            (300, 2): shape,
+            (301, 2): bytes(768),
+            (302, 2): bytes(60),
+        }
+    )
 
 
 def one_input(data: bytes) -> None:

@@ -1,0 +1,83 @@
+"""Raster images of an HDF4 file as data sets. No I/O here."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from refshard_fs.core.model import Steps
+from refshard_fs.errors import DamagedIndex, ManifestError
+from refshard_fs.formats.hdf4.chunks import layout_of
+from refshard_fs.formats.hdf4.data_sets import DataSet, Tree
+from refshard_fs.formats.hdf4.elements import (
+    COMPRESSED_IMAGE,
+    IMAGE,
+    IMAGE_DIMENSIONS,
+    IMAGE_GROUP,
+    PALETTE,
+    VGROUP,
+    Key,
+)
+from refshard_fs.formats.hdf4.objects import parse_number_type
+
+_KIND: Final = "RI0.0"  # the class of a Vgroup of an image
+_UNCOMPRESSED: Final = (0, 1)
+_AXES: Final = {0: ("y", "x", "band"), 1: ("y", "band", "x"), 2: ("band", "y", "x")}  # by the interlace mode
+
+
+def find_images(tree: Tree) -> Steps[list[DataSet]]:
+    """Return the raster images; the reasons why others cannot be shown are in the tree's reports."""
+    groups = {ref: group for ref, group in tree.groups.items() if group.kind == _KIND}
+    found: dict[str, tuple[Key, list[Key]]] = {}
+    for ref, group in groups.items():
+        found.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
+    if not groups:  # of older versions
+        for key in tree.keys(IMAGE_GROUP):
+            members = yield from tree.elements.stored(key)
+            members = members[: len(members) // 4 * 4]
+            found[f"image {key[1]}"] = key, list(struct.iter_unpack(">HH", members))
+    images = []
+    for name, (key, members) in found.items():
+        try:
+            images.append((yield from _describe(tree, name, key, members)))
+        except (ValueError, struct.error, DamagedIndex) as e:
+            tree.reports[name] = str(e)
+    return images
+
+
+def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[DataSet]:
+    refs: Mapping[int, int] = dict(members)
+    elements = tree.elements
+    data = IMAGE, refs.get(IMAGE, 0)
+    if COMPRESSED_IMAGE in refs:
+        raise ManifestError("it is a raster image that is compressed as in version 3, which is not read")
+    if IMAGE_DIMENSIONS not in refs or IMAGE not in refs:
+        raise ManifestError("it is a raster image without a shape, or without values")
+    described = yield from elements.stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
+    width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", described)
+    dtype = parse_number_type((yield from elements.stored((number_type[0], number_type[1]))))
+    dtype = np.dtype("u1") if dtype.kind == "S" else dtype
+    layout = yield from layout_of(elements, data)
+    if layout is None:
+        raise ManifestError("it is a raster image whose values were never written")
+    if not elements.descriptors[data].is_special and compression not in _UNCOMPRESSED:
+        raise ManifestError(f"it is a raster image that is compressed by {compression}, which is not read")
+    if layout.chunk is not None or interlace not in _AXES:
+        interlace = 0  # the library writes the bands of such pixels side by side
+    lengths = {"y": height, "x": width, "band": bands}
+    axes = tuple(axis for axis in _AXES[interlace] if axis != "band" or bands > 1)
+    shape = tuple(lengths[axis] for axis in axes)
+    if min(height, width, bands) < 1 or math.prod(shape) * dtype.itemsize >= 1 << 40:
+        raise ValueError(f"its image has {height} rows, {width} columns and {bands} bands")
+    if layout.shape is not None:
+        raise ManifestError("it is a raster image in chunks, which is not read")
+    attributes = yield from tree.attributes(members)
+    if PALETTE in refs and bands == 1:
+        colors = (yield from elements.contents((PALETTE, refs[PALETTE])))[:768]
+        attributes.shown["color_map"] = [f"#{colors[at : at + 3].hex()}" for at in range(0, len(colors), 3)]
+    tree.spend(len(name))
+    return DataSet(name, key, axes, shape, dtype, attributes, data, layout)
