@@ -37,9 +37,8 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
         found.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
     if not groups:  # of older versions
         for key in tree.keys(IMAGE_GROUP):
-            members = yield from tree.elements.stored(key)
-            members = members[: len(members) // 4 * 4]
-            found[f"image {key[1]}"] = key, list(struct.iter_unpack(">HH", members))
+            stored = yield from tree.elements.stored(key)
+            found[f"image {key[1]}"] = key, list(struct.iter_unpack(">HH", stored[: len(stored) // 4 * 4]))
     images = []
     for name, (key, members) in found.items():
         try:
