@@ -42,7 +42,10 @@ from refshard_fs.source.settings import Settings, WriteSettings, format_named, t
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.stores.links import path_to_write
-from refshard_fs.tools.views import Counters, Plan, html_of, progress
+from refshard_fs.tools.counters import Counters
+from refshard_fs.tools.filesystem_view import render_filesystem
+from refshard_fs.tools.plan_view import Plan
+from refshard_fs.tools.progress import progress
 from refshard_fs.tuning import hook_zarr, pipeline_problem
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.transaction import OverlayTransaction
@@ -786,7 +789,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
         <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
         """
-        from refshard_fs.tools.map import picture_of  # imported only for drawing
+        from refshard_fs.tools.map import picture_of
 
         return picture_of(self, array, select)
 
@@ -800,7 +803,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         return f"<{type(self).__name__} of {part}{sanitize(source)} at {id(self):#x}{writes}>"
 
     def _repr_html_(self) -> str:
-        return html_of(self.source)
+        return render_filesystem(self.source)
 
     # ------------------------------------------------------------------ writing keys
 

@@ -40,9 +40,11 @@ from refshard_fs.errors import RefShardError, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.admission import WEB, is_private
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.tools.map import as_picture, map_of_array
+from refshard_fs.tools.filesystem_view import render_arrays
+from refshard_fs.tools.map import map_of_array
+from refshard_fs.tools.map_picture import draw_map
 from refshard_fs.tools.survey import survey
-from refshard_fs.tools.views import arrays_table, view
+from refshard_fs.tools.views import view
 
 MAX_AGE: Final = 3600  # seconds that clients may keep chunks; they may keep metadata for a minute
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -227,7 +229,7 @@ class _SourceServer:
             for path, name in ((path, quote(path)) for path in self._arrays)
         )
         shown = f'<p><img alt="{html.escape(path)}" src="?slice={quote(path)}"></p>' if path else ""
-        arrays = view("Arrays", self._keyspace.format or "", arrays_table(self._keyspace))
+        arrays = view("Arrays", self._keyspace.format or "", render_arrays(self._keyspace))
         body = f"{arrays}{shown}<h2>Read it</h2><dl>{code}</dl><h2>Pictures</h2><ul>{pictures}</ul>"
         return _render_page(self._title, body)
 
@@ -251,7 +253,7 @@ class _SourceServer:
     def _draw_map(self, array: str) -> Response:
         locations = survey(self._fs, array)
         files = [f"file {number + 1}" for number in range(len(locations.urls))]  # URLs of targets may be private
-        picture = as_picture(map_of_array(self._title, locations.arrays[array], files))
+        picture = draw_map(map_of_array(self._title, locations.arrays[array], files))
         return Response(picture.encode(".svg"), media_type="image/svg+xml", headers=_SAFE)
 
     def _draw_slice(self, array: str) -> Response:

@@ -33,8 +33,8 @@ from refshard_fs.direct_array import DirectArray, document_of, run_by_zarr
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.selection import GUARD, TOGETHER, Together
+from refshard_fs.tools.progress import progress
 from refshard_fs.tools.trial import OpeningGuard
-from refshard_fs.tools.views import progress
 from refshard_fs.unpacking import unpack_in_blocks
 
 M = TypeVar("M")

@@ -251,7 +251,7 @@ def _cat(arguments: Namespace) -> None:
 )
 def _get(arguments: Namespace) -> None:
     """Copy a key, or all keys below a path, to files."""
-    from refshard_fs.tools.views import progress
+    from refshard_fs.tools.progress import progress
 
     fs, key = open_source(arguments), normalise(arguments.key)
     above, _, name = key.rpartition("/")

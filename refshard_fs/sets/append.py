@@ -18,7 +18,7 @@ from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
 from refshard_fs.sets.sources import expand
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
-from refshard_fs.tools.views import progress
+from refshard_fs.tools.progress import progress
 
 
 def append(

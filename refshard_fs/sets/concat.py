@@ -33,7 +33,7 @@ from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.sources import OnError, read_sets, report_skipped
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.options import for_sources
-from refshard_fs.tools.views import progress
+from refshard_fs.tools.progress import progress
 
 logger = logging.getLogger(__package__)
 REASON: Final = 200  # characters of an error that a document keeps

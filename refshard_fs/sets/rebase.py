@@ -26,7 +26,8 @@ from refshard_fs.source.collect import pin, respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
-from refshard_fs.tools.views import html_of, progress
+from refshard_fs.tools.filesystem_view import render_filesystem
+from refshard_fs.tools.progress import progress
 from refshard_fs.writing.save import respelling
 from refshard_fs.writing.shards import stored_keys
 
@@ -96,7 +97,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     def _repr_html_(self) -> str:
         session = RefShardFileSystem(self).source
         session.open()  # it is in memory: nothing is read
-        return html_of(session)
+        return render_filesystem(session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         remember, arguments = InMemorySource.__reduce__(self)

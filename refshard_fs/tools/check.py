@@ -38,6 +38,7 @@ from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets import IGNORES_RANGES, Versions
 from refshard_fs.tools.opening import Refusal, is_installed, refusals
+from refshard_fs.tools.progress import progress
 from refshard_fs.tools.survey import (
     INLINE,
     Extents,
@@ -50,7 +51,7 @@ from refshard_fs.tools.survey import (
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
-from refshard_fs.tools.views import Shown, fold, paragraph, progress, table, view
+from refshard_fs.tools.views import Shown, fold, paragraph, table, view
 
 # ----------------------------------------------------------------------------------------------------
 # What a check finds, as values: each finding, the number of each kind, and the counts of checked items.

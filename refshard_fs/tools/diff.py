@@ -21,8 +21,9 @@ from refshard_fs.core.version_3 import array_3, group_3
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.collect import with_packing_type
+from refshard_fs.tools.progress import progress
 from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, contents, survey
-from refshard_fs.tools.views import Shown, progress
+from refshard_fs.tools.views import Shown
 
 NAMED: Final = 10  # keys of each kind that are named
 BLOCK: Final = 1 << 16  # chunks of the grid that are compared at a time: some 8 MB for both sources

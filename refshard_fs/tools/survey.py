@@ -26,7 +26,7 @@ from refshard_fs.errors import ManifestError, NotListable, RefShardError
 from refshard_fs.reading.failures import blame
 from refshard_fs.reading.plan import Planned, Request
 from refshard_fs.source.source import Source
-from refshard_fs.tools.views import progress
+from refshard_fs.tools.progress import progress
 
 Positions = npt.NDArray[np.int64]
 

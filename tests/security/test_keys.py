@@ -19,7 +19,7 @@ from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.keys import MOST_STEPS, check_key, is_key
 from refshard_fs.core.selection import chunk_numbers
 from refshard_fs.tools.info import summarise, tree
-from refshard_fs.tools.map import plane_of
+from refshard_fs.tools.plane import fold_grid
 from tests.servers.http import RangeServer
 
 pytestmark = [pytest.mark.case(id="P21"), pytest.mark.case(id="P26")]
@@ -169,10 +169,10 @@ def test_too_large_selection_is_refused_with_its_number(selection: Any) -> None:
 
 def test_a_folded_line_has_room_for_its_chunks_and_no_more() -> None:
     for size in (1, 71, 73, 100, 4031, 4033, 5000, 123_457):
-        plane = plane_of((size,), np.zeros(0, np.uint64), None)
+        plane = fold_grid((size,), np.zeros(0, np.uint64), None)
         assert plane.room.sum() == size
         assert plane.room.min() >= 0
-    assert plane_of((10**15,), np.zeros(0, np.uint64), None).room.sum() == 10**15
+    assert fold_grid((10**15,), np.zeros(0, np.uint64), None).room.sum() == 10**15
 
 
 def test_texts_expand_to_so_many_times_what_there_is() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
@@ -35,3 +37,42 @@ def views(folder: Path) -> dict[str, Any]:
         "stats": fs.stats(),
         "plan": fs.plan(["<air>/0.0", "<air>/0.0"]),
     }
+
+
+def well_formed(html: str) -> str:
+    ElementTree.fromstring(html)
+    return html
+
+
+class Structure(HTMLParser):
+    """What a view is made of: its tables as rows of cells, the summaries of its details, the text outside of both."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.tables: list[list[list[str]]] = []
+        self.summaries: list[str] = []
+        self.open_details = 0
+        self._inside = ""
+        self.feed(well_formed(html))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.open_details += tag == "details" and any(name == "open" for name, _ in attrs)
+        self._inside = tag
+        match tag:
+            case "table":
+                self.tables.append([])
+            case "tr":
+                self.tables[-1].append([])
+            case "td" | "th":
+                self.tables[-1][-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self._inside == "summary":
+            self.summaries.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""

@@ -3,79 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.selection import chunk_numbers
-from refshard_fs.tools.map import MOST_COLUMNS, MOST_ROWS, NO_CHUNK, parse_selection, plane_of, spell_selection
+from refshard_fs.tools.array_selection import parse_selection
 from refshard_fs.tools.picture import Picture
 from tests.servers.http import RangeServer
-
-
-@given(st.lists(st.integers(0, 300), max_size=4), st.randoms(use_true_random=False))
-def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], random: object) -> None:
-    size = math.prod(counts)
-    if size > 10**6:
-        counts, size = counts[:2], math.prod(counts[:2])
-    generator = np.random.default_rng(size)
-    numbers = np.flatnonzero(generator.random(size) < 0.7).astype(np.uint64)
-    asked = np.flatnonzero(generator.random(size) < 0.1)
-    plane = plane_of(counts, numbers, asked)
-    assert plane.shape[0] <= MOST_ROWS
-    assert plane.shape[1] <= MOST_COLUMNS
-    assert plane.room.sum() == size
-    assert plane.present.sum() == len(numbers)
-    assert plane.selected.sum() == len(asked)
-    assert (plane.present <= plane.room).all()
-    assert (plane.selected <= plane.room).all()
-    assert ((plane.first == NO_CHUNK) == (plane.present == 0)).all()
-
-
-def test_a_cell_knows_the_first_of_its_chunks() -> None:
-    counts = (MOST_ROWS * 2, MOST_COLUMNS * 2)
-    numbers = np.arange(1, math.prod(counts), dtype=np.uint64)
-    plane = plane_of(counts, numbers, None)
-    assert plane.step == (2, 2)
-    assert plane.first[0, :2].tolist() == [0, 1]  # of chunks 1 and 2, since chunk 0 is missing
-
-
-def test_leading_dimensions_become_rows() -> None:
-    plane = plane_of((10, 2, 6), np.array([0, 12], np.uint64), None)
-    assert plane.split == 1
-    assert plane.shape == (10, 12)
-    assert plane.first[1, 0] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "selection"),
-    [
-        ("air[0:10, :, :]", "air", (slice(0, 10), slice(None), slice(None))),
-        ("[::-2]", "", (slice(None, None, -2),)),
-        (" /g/a[0][ ..., 5] ", "g/a[0]", (..., 5)),
-        ("a[-1,]", "a", (-1,)),
-    ],
-)
-def test_it_is_read_as_numpy_would(text: str, name: str, selection: object) -> None:
-    assert parse_selection(text) == (name, selection)
-
-
-@pytest.mark.parametrize(
-    "text", ["air", "air[", "air[]", "air[a]", "air[1:2:3:4]", "air[__import__('os')]", "a[1 2]", "a[::0]", "a[1,,2]"]
-)
-def test_what_is_none_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(ValueError, match=r"selection|index|step of 0"):
-        parse_selection(text)
-
-
-def test_it_is_spelled_as_it_is_written() -> None:
-    assert spell_selection((slice(1, 2), ..., 3, slice(None, None, 2))) == "1:2, ..., 3, ::2"
 
 
 def test_a_selection_in_place_of_an_array_is_told_its_place() -> None:

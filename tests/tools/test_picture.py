@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.tools.map import FINE, as_picture, map_of_array
-from refshard_fs.tools.picture import Box, Boxes, Label, Picture
-from refshard_fs.tools.survey import Extents, PlacedChunks
+from refshard_fs.tools.scene import Box, Boxes
+from tests.support.drawn_sources import draw_source
 from tests.support.tool_sources import in_files, many, source
 
 KINDS = list(many())
-
-
-def made(name: str, *, asked: bool) -> Picture:
-    fs, select = many()[name]
-    return fs.visualize(None, select if asked else None)
 
 
 def overlap(a: Box, b: Box) -> bool:
@@ -33,7 +22,7 @@ def overlap(a: Box, b: Box) -> bool:
 @pytest.mark.parametrize("asked", [False, True], ids=["", "selected"])
 @pytest.mark.parametrize("name", KINDS)
 def test_no_text_lies_over_another_or_leaves_the_page(name: str, asked: bool) -> None:
-    scene = made(name, asked=asked).scene
+    scene = draw_source(name, asked=asked).scene
     assert len(scene.labels) > 4
     for one, other in combinations(scene.labels, 2):
         assert not overlap(one.box, other.box), (one.text, other.text)
@@ -46,7 +35,7 @@ def test_no_text_lies_over_another_or_leaves_the_page(name: str, asked: bool) ->
 @pytest.mark.parametrize("asked", [False, True], ids=["", "selected"])
 @pytest.mark.parametrize("name", KINDS)
 def test_no_shape_leaves_the_page_and_no_text_lies_on_one(name: str, asked: bool) -> None:
-    scene = made(name, asked=asked).scene
+    scene = draw_source(name, asked=asked).scene
     page, *shapes = scene.shapes
     assert isinstance(page, Boxes)
     cells = [box for shape in shapes if isinstance(shape, Boxes) for box in shape.boxes]
@@ -56,67 +45,6 @@ def test_no_shape_leaves_the_page_and_no_text_lies_on_one(name: str, asked: bool
         for label in scene.labels:
             text = label.box._replace(y=label.y - 0.7 * label.size, height=0.7 * label.size)
             assert not overlap(text, cell), (label.text, cell)
-
-
-def test_labels_say_what_there_is() -> None:
-    said = [label.text for label in made("few files", asked=True).scene.labels]
-    assert "time 4 × lat 3 × lon 5 |u1  ·  chunks of 1 × 1 × 1" in said
-    assert "60 of 60 chunks  ·  5.9 KiB  ·  5 files" in said
-    assert {"air[1, :, 2]", "reads 3 chunks in 2 requests to 2 files", "700 B, of which 300 B wanted"} <= set(said)
-    assert "↓ time (4)   → lat (3) × lon (5)" in said
-    assert "below s3://bucket/data/" in said
-    assert [text for text in said if text.endswith(".nc")] == [f"f{i}.nc" for i in range(5)]
-    assert "12 chunks  ·  1.2 KiB  ·  1 request" in said
-    assert [text for text in said if text in ("0", "512 B", "1.0 KiB")] == ["0", "512 B", "1.0 KiB"] * 5
-    assert {"a colour for each file", "selected, and requested"} <= set(said)
-
-
-def test_missing_inline_and_hidden_files_are_told() -> None:
-    said = [label.text for label in made("some of all", asked=True).scene.labels]
-    assert {"missing", "inline (19)", "1 selected chunk missing: for these, nothing is requested"} <= set(said)
-    assert "and 34 more files" in [label.text for label in made("many files", asked=False).scene.labels]
-    said = [label.text for label in made("many files", asked=True).scene.labels]
-    assert "and 34 more files, of which 4 are read from" in said
-
-
-def colours(shown: Picture) -> tuple[dict[str, str], dict[str, list[tuple[float, str]]]]:
-    """Return the colours of the cells by their text, and of each strip's pieces, from left to right, by its URL."""
-    cells: dict[str, str] = {}
-    strips: dict[str, list[tuple[float, str]]] = {}
-    pieces: list[tuple[float, str]] | None = None
-    for shape in shown.scene.shapes:
-        if isinstance(shape, Label):
-            continue
-        if shape.title.startswith("chunk "):
-            cells[shape.title] = shape.fill
-        elif shape.fill == "faint" and shape.title:
-            pieces = strips.setdefault(shape.title, [])
-        elif pieces is not None and shape.fill.startswith("#"):
-            pieces += [(box.x, shape.fill) for box in shape.boxes]
-    return cells, {url: sorted(found) for url, found in strips.items()}
-
-
-@pytest.mark.parametrize("name", ["few files", "many files", "plane of one file", "backwards"])
-def test_a_chunk_has_one_colour_in_the_grid_and_in_its_file(name: str) -> None:
-    shown = made(name, asked=False)
-    cells, strips = colours(shown)
-    chunks = shown.map.arrays[0].chunks
-    fills = [fill for title, fill in cells.items() if not title.endswith("missing")]
-    for strip in shown.map.files.strips:
-        rows = sorted(np.flatnonzero(shown.map.files.file_of == strip.file), key=lambda row: int(chunks.starts[row]))
-        if 0 < len(rows) <= FINE:
-            assert [fill for _, fill in strips[strip.url]] == [fills[row] for row in rows]
-
-
-def test_every_colour_of_many_files_is_found_in_the_strip_of_all() -> None:
-    cells, strips = colours(made("many files", asked=False))
-    assert next(iter(strips)) == "all files"
-    assert {fill for _, fill in strips["all files"]} == set(cells.values())
-
-
-def test_a_cell_says_where_its_bytes_lie() -> None:
-    cells, _ = colours(made("few files", asked=False))
-    assert "chunk 2, 1, 3: f3.nc, bytes 200 to 300" in cells
 
 
 def test_a_set_shows_its_arrays_and_what_they_take_of_its_files() -> None:
@@ -132,53 +60,6 @@ def test_a_set_shows_its_arrays_and_what_they_take_of_its_files() -> None:
         assert not overlap(one.box, other.box), (one.text, other.text)
 
 
-def test_shards_are_outlined_also_where_a_cell_is_several_chunks() -> None:
-    counts = (200, 200)
-    meta = ArrayMeta(2, counts, (1, 1), ChunkGrid(counts, ChunkKeyEncoding("v2", ".")), "|u1", "C", {})
-    shown = map_of_array("big", Extents("v", meta, PlacedChunks.of_places(()), (50, 100)), [])
-    assert shown.plane is not None
-    assert shown.plane.step != (1, 1)
-    assert shown.shard_of is not None
-    assert len(np.unique(shown.shard_of)) == 8
-
-
-def test_the_array_at_the_root_is_called_as_its_source(shared_data: Path) -> None:
-    shown = RefShardFileSystem(str(shared_data / "shards" / "zarrs-rust-8x8")).visualize()
-    assert shown.scene.labels[0].text == "zarrs-rust-8x8"
-    assert source((2,), in_files(1), path="").visualize().scene.labels[0].text == "references in memory"
-
-
-def test_each_chunk_has_a_cell_with_its_place() -> None:
-    shown = made("few files", asked=False)
-    titles = [
-        shape.title for shape in shown.scene.shapes if isinstance(shape, Boxes) and shape.title.startswith("chunk ")
-    ]
-    assert len(titles) == 60
-    assert "chunk 2, 1, 3: f3.nc, bytes 200 to 300" in titles
-
-
-@pytest.mark.parametrize("count", [3, 101, 251, 256, 397])
-def test_the_last_line_of_a_folded_grid_may_be_short(count: int) -> None:
-    shapes = source((count, 1), in_files(count)).visualize().scene.shapes
-    titles = [shape.title for shape in shapes if isinstance(shape, Boxes) and shape.title.startswith("chunk ")]
-    assert [title.partition(":")[0] for title in titles] == [f"chunk {number}, 0" for number in range(count)]
-
-
-def test_a_million_chunks_become_few_shapes() -> None:
-    counts = (1000, 1000)
-    grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
-    number = np.arange(10**6)
-    starts, no = (number % 5000 * 10).astype(np.uint64), np.zeros(10**6, bool)
-    chunks = PlacedChunks(number.astype(np.uint64), number // 5000, starts, starts + np.uint64(10), no, no)
-    meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
-    extents = Extents("v", meta, chunks)
-    scene = as_picture(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
-    cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
-    assert cells < 8000
-    said = [label.text for label in scene.labels]
-    assert {"↓ dim 0 (1,000)   → dim 1 (1,000)", "a cell is 18 × 14 chunks"} <= set(said)
-
-
 def test_the_largest_array_is_shown_where_none_is_named() -> None:
     fs = source((3,), in_files(1))
     assert fs.visualize().map.arrays[0].path == "air"
@@ -188,19 +69,3 @@ def test_the_largest_array_is_shown_where_none_is_named() -> None:
         fs.visualize("air", "sea[0]")
     with pytest.raises(IndexError):
         fs.visualize("air", "[5]")
-
-
-@pytest.mark.parametrize(
-    ("where", "missing", "meaning"),
-    [
-        (in_files(6), (), None),
-        (lambda n: ["s3://bucket/f", 500 + 100 * n, 100], (), "other bytes of the file"),
-        (lambda n: ["s3://bucket/f", 500 + 100 * n, 100], (2,), "missing; in files: other bytes"),
-        (lambda n: ["s3://bucket/f", 100 * max(n - 1, 0), 100], (0,), "missing"),
-    ],
-)
-def test_grey_means_what_the_legend_says(where: Any, missing: Any, meaning: str | None) -> None:
-    said = [label.text for label in source((6,), where, missing).visualize("air").scene.labels]
-    assert [text for text in said if "missing" in text or "other bytes" in text] == (
-        [] if meaning is None else [meaning]
-    )

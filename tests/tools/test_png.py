@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from refshard_fs.tools import picture
+from refshard_fs.tools import png
 from tests.support.tool_sources import many
 
 
@@ -18,14 +18,14 @@ def test_texts_take_no_more_room_than_they_were_given(name: str) -> None:
 
     fs, select = many()[name]
     scene = fs.visualize(None, select).scene
-    figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * picture.SCALE)
+    figure = Figure(figsize=(scene.width / 72, scene.height / 72), dpi=72 * png.SCALE)
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, scene.width)
     axes.set_ylim(scene.height, 0)
-    drawn = [picture.draw(axes, label, 1).get_window_extent(canvas.get_renderer()) for label in scene.labels]
+    drawn = [png.draw(axes, label, 1).get_window_extent(canvas.get_renderer()) for label in scene.labels]
     for label, extent in zip(scene.labels, drawn, strict=True):
-        assert extent.width / picture.SCALE <= label.box.width + 1, label.text
+        assert extent.width / png.SCALE <= label.box.width + 1, label.text
     assert not any(a.overlaps(b) for a, b in combinations(drawn, 2))
 
 
@@ -35,7 +35,7 @@ def test_it_is_a_png_of_the_scenes_size() -> None:
     made = fs.visualize(None, select)
     data = made.encode(".png")
     assert data.startswith(b"\x89PNG")
-    assert int.from_bytes(data[16:20], "big") == round(made.scene.width * picture.SCALE)
+    assert int.from_bytes(data[16:20], "big") == round(made.scene.width * png.SCALE)
 
 
 def test_without_matplotlib_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback, NoOpCallback
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
-from refshard_fs.tools.views import progress
+from refshard_fs.tools.progress import progress
 
 META = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
 REFS = {
@@ -45,7 +45,7 @@ def looked_on(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, shell: object 
     seen = SimpleNamespace(
         stderr=SimpleNamespace(isatty=lambda: terminal), modules={"IPython": SimpleNamespace(get_ipython=lambda: shell)}
     )
-    monkeypatch.setattr("refshard_fs.tools.views.sys", seen)
+    monkeypatch.setattr("refshard_fs.tools.progress.sys", seen)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from refshard_fs import (
 from refshard_fs.reading.plan import Planned
 from refshard_fs.sets.rebase import MadeSet
 from refshard_fs.tools.check import Finding, Report
-from refshard_fs.tools.views import Plan
+from refshard_fs.tools.plan_view import Plan
 
 
 def reading() -> None:

@@ -1,0 +1,176 @@
+"""The files in which chunks lie, and the bytes of some of them as strips. No I/O here."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.columns import WHOLE
+from refshard_fs.errors import redact
+from refshard_fs.reading.plan import Planned
+from refshard_fs.tools.colours import HUES, mix_colours, pick_shade
+from refshard_fs.tools.survey import INLINE, PlacedChunks, Positions
+
+SHOWN: Final = 6  # files that have a strip of their own
+FINE: Final = 240  # pieces that a strip is drawn in, at most
+Floats = npt.NDArray[np.float64]
+SHADES: Final = 24  # in the ramp of colours, and of the colour of one file
+FEW: Final = len(HUES)  # files, or arrays of a set, that have a colour of their own
+
+
+class Strip(msgspec.Struct, frozen=True, eq=False):
+    """One file, up to its ``end``, which is the last byte that its chunks or requests take.
+
+    ``pieces`` are columns: the start and the stop of a piece, and the index of its chunk among those that exist.
+    ``requests`` are starts and stops. ``is_whole``: chunks reach to the end of the file, wherever that is.
+    ``file`` is the index of the file; None for all files, one after the other, whose bytes are counted from the start
+    of the first one. Where sizes are not known, each file counts as one byte there.
+    """
+
+    file: int | None
+    url: str
+    chunks: int
+    bytes: int
+    end: float
+    is_whole: bool
+    pieces: tuple[Floats, Floats, Positions]
+    requests: tuple[Floats, Floats]
+
+
+class Files(msgspec.Struct, frozen=True, eq=False):
+    """Where chunks lie: the file of each, as an index into ``names``, or `INLINE`; ``strips`` are some of the files.
+
+    URLs are without credentials; ``base`` is the directory that all files lie below.
+    """
+
+    file_of: Positions
+    names: tuple[str, ...]
+    base: str
+    strips: list[Strip]
+
+
+class _Ranges(NamedTuple):
+    """Byte ranges of files as columns; ``stops`` are infinite at the end of a file."""
+
+    files: Positions
+    starts: Floats
+    stops: Floats
+
+
+def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Planned]) -> Files:
+    """Return the files that ``chunks`` lie in, in the order in which the chunks come to them."""
+    in_files = chunks.targets != INLINE
+    known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    file_of = np.full(len(chunks.targets), INLINE, np.int64)
+    file_of[in_files] = np.argsort(order)[places]
+    found = [urls[i] for i in known[order].tolist()]
+    names = tuple(map(redact, found))
+    common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
+    base = common[: common.rfind("/") + 1]
+    base = "" if base.endswith("://") or len(base) < 8 else base  # it is but a protocol
+    number = {url: i for i, url in enumerate(found)}
+    rows = [(number[r.url], r.start, math.inf if r.stop is None else r.stop) for r in requests if r.url in number]
+    files, *bounds = np.array(rows, float).reshape(-1, 3).T
+    return Files(file_of, names, base, _strips(chunks, file_of, names, _Ranges(files.astype(np.int64), *bounds)))
+
+
+def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
+    is_known = chunks.stops != WHOLE
+    stops = np.where(is_known, chunks.stops.astype(float), math.inf)
+    places = np.flatnonzero(file_of != INLINE)
+    taken = _Ranges(file_of[places], chunks.starts[places].astype(float), stops[places])
+    ends = np.ones(len(names))  # the last byte that is used, as far as known
+    for ranges in (taken, requests):
+        np.maximum.at(ends, ranges.files, np.where(np.isinf(ranges.stops), ranges.starts, ranges.stops))
+    scale = ends if is_known[places].all() else np.ones(len(names))  # of a file in the strip of all files
+    before = np.cumsum(scale) - scale
+
+    def strip(file: int | None) -> Strip:
+        def cut(ranges: _Ranges) -> tuple[Positions, Floats, Floats]:
+            rows = np.flatnonzero((ranges.files == file) | (file is None))
+            of = ranges.files[rows]
+            starts, stops = ranges.starts[rows], np.minimum(ranges.stops[rows], ends[of])
+            if file is None:
+                return rows, before[of] + starts * scale[of] / ends[of], before[of] + stops * scale[of] / ends[of]
+            return rows, starts, stops
+
+        rows, starts, stops = cut(taken)
+        its, end = places[rows], float(scale.sum() if file is None else ends[file])
+        size = int((chunks.stops - chunks.starts)[its][is_known[its]].sum())
+        return Strip(
+            file,
+            "all files" if file is None else names[file],
+            len(its),
+            size,
+            end,
+            not bool(is_known[its].all()),
+            _pieces(starts, stops, its, end),
+            cut(requests)[1:],
+        )
+
+    read = np.unique(requests.files)
+    chosen = _choose_spaced(read, SHOWN)
+    chosen += _choose_spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(chosen))
+    all_files = [None] if len(names) > SHOWN else []  # each chunk has its place there, whatever its file
+    return [strip(file) for file in (*all_files, *sorted(chosen))]
+
+
+def _choose_spaced(places: Positions, most: int) -> list[int]:
+    """Return up to ``most`` of ``places``, evenly spaced, the first and the last among them."""
+    chosen: list[int] = places[np.linspace(0, len(places) - 1, min(most, len(places))).round().astype(int)].tolist()
+    return chosen
+
+
+def _pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tuple[Floats, Floats, Positions]:
+    """Return what a strip is drawn in: the bytes of each chunk, or of more than can be seen, `FINE` equal parts."""
+    order = np.argsort(starts, kind="stable")
+    starts, stops, chunks = starts[order], stops[order], chunks[order]
+    if len(starts) <= FINE:
+        return starts, stops, chunks
+    edges = np.linspace(0, end, FINE + 1)
+    first = np.clip(np.searchsorted(edges, starts, side="right") - 1, 0, FINE - 1)
+    last = np.clip(np.searchsorted(edges, stops, side="left") - 1, first, FINE - 1)
+    begun, ended = np.bincount(first, minlength=FINE + 1), np.bincount(last + 1, minlength=FINE + 1)
+    covered = np.flatnonzero(np.cumsum(begun - ended)[:FINE] > 0)
+    drawn = chunks[np.searchsorted(first, covered, side="right") - 1]  # the last one that begins there or before
+    return edges[covered], edges[covered + 1], drawn
+
+
+def pick_hue(array: int) -> str:
+    """Return the colour of an array among others, by its number."""
+    return HUES[array] if array < FEW else "inline"
+
+
+def colour_chunks(files: Files) -> npt.NDArray[np.str_]:
+    """Return the colour of each chunk of an array: lighter or darker by its place in its file, or in all files."""
+    file_of, is_few = files.file_of, have_own_colours(files)
+    order = np.argsort(file_of, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    groups = file_of if is_few else np.minimum(file_of, 0)  # in which the first and the last chunk are told apart
+    first, after = (np.searchsorted(groups[order], groups, side) for side in ("left", "right"))
+    last = after - first - 1
+    shades = np.rint(SHADES * np.where(last > 0, (place - first) / np.maximum(last, 1), float(is_few))).astype(int)
+    palette = [pick_shade(i / SHADES) for i in range(SHADES + 1)]
+    if is_few:
+        palette = [lighten(hue, i / SHADES) for hue in HUES for i in range(SHADES + 1)]
+        shades += file_of * (SHADES + 1)
+    colours: npt.NDArray[np.str_] = np.array([*palette, "inline"])[np.where(file_of == INLINE, -1, shades)]
+    return colours
+
+
+def have_own_colours(files: Files) -> bool:
+    """Whether each of several files has a colour of its own."""
+    return 1 < len(files.names) <= FEW
+
+
+def lighten(colour: str, rank: float) -> str:
+    """Return the colour of a file's chunk, whose ``rank`` is 0 for its first and 1 for its last."""
+    return mix_colours(colour, "#ffffff", 0.6 * (1 - rank))

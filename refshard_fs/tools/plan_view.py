@@ -1,0 +1,68 @@
+"""A plan of reads: a list that prints as a table of requests, in a notebook as one of HTML."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from refshard_fs.core.stats import bytes_text, count_text
+from refshard_fs.errors import sanitize
+from refshard_fs.reading.plan import Planned
+from refshard_fs.tools.views import table, view
+
+REQUESTS: Final = 20  # of a plan that are shown
+
+
+class Plan(list[Planned]):
+    """Requests that a read would make, target by target: a list that prints as a table.
+
+    >>> Plan([Planned("s3://b/x.nc", 0, 2000, ("a/0", "a/1")), Planned("s3://b/y.nc", 9000, 9100, ("a/2",))])
+    2 requests for 3 keys of 2 targets: 2.1 KiB
+    s3://b/x.nc
+          0 to 2,000  2.0 KiB  a/0 and 1 more
+    s3://b/y.nc
+      9,000 to 9,100    100 B  a/2
+    """
+
+    def __repr__(self) -> str:
+        rows = [_request(request) for request in self[:REQUESTS]]
+        wide = [max((len(row[place]) for row in rows), default=0) for place in (1, 2)]
+        lines, before = [self._summary()], ""
+        for target, span, size, keys in rows:
+            if target != before:
+                lines.append(target)
+            lines.append(f"  {span:>{wide[0]}}  {size:>{wide[1]}}  {keys}")
+            before = target
+        return "\n".join([*lines, f"and {len(self) - REQUESTS:,} more"] if len(self) > REQUESTS else lines)
+
+    def _repr_html_(self) -> str:
+        heading = ("target", "bytes", "size", "keys")
+        return view(
+            "What would be read",
+            self._summary(),
+            table(heading, map(_request, self[:REQUESTS]), right=heading[1:3], total=len(self)),
+        )
+
+    def _summary(self) -> str:
+        """Return in one line how much is requested."""
+        if not self:
+            return "no request: the source itself has it all"
+        keys = {key for request in self for key in request.keys}
+        targets = {request.url for request in self}
+        known = [request.stop - request.start for request in self if request.stop is not None]
+        sizes = [bytes_text(sum(known))] if known else []
+        if len(known) < len(self):
+            sizes.append(f"{len(self) - len(known):,} of unknown size")
+        requests, served = count_text(len(self), "request"), count_text(len(keys), "key")
+        return f"{requests} for {served} of {count_text(len(targets), 'target')}: {' and '.join(sizes)}"
+
+
+def _request(request: Planned) -> tuple[str, str, str, str]:
+    """Return a row of a plan: the target, the bytes of it, how many these are, and the keys that they serve."""
+    url, start, stop, keys = request
+    first = sanitize(keys[0]) if keys else ""
+    return (
+        sanitize(url),
+        f"{start:,} to the end" if stop is None else f"{start:,} to {stop:,}",
+        "" if stop is None else bytes_text(stop - start),
+        f"{first} and {len(keys) - 1:,} more" if len(keys) > 1 else first,
+    )

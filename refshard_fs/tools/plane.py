@@ -1,0 +1,92 @@
+"""A chunk grid of any number of dimensions as cells of a plane. No I/O here.
+
+Leading dimensions become rows and trailing ones columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.columns import UInt64s
+from refshard_fs.tools.survey import Positions
+
+NO_CHUNK: Final = -1  # of a cell none of whose chunks exists
+MOST_DIMENSIONS: Final = 64  # of an array, as numpy has it
+MOST_ROWS: Final = 56
+MOST_COLUMNS: Final = 72
+
+
+class Plane(msgspec.Struct, frozen=True, eq=False):
+    """Cells of ``shape`` (rows, columns), each a box of ``step`` (rows, columns) chunks; a row has ``width`` chunks.
+
+    ``split`` dimensions lead and make the rows; None where a single line is folded to fit. ``room`` is how many chunks
+    a cell stands for, ``present`` how many of them exist, ``selected`` how many are selected; ``first`` is the first
+    one that exists, as an index into all existing chunks, or `NO_CHUNK`.
+    """
+
+    width: int
+    split: int | None
+    shape: tuple[int, int]
+    step: tuple[int, int]
+    room: Positions
+    present: Positions
+    selected: Positions
+    first: Positions
+
+
+def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
+    """Return rows, columns and split of a grid of ``counts`` chunks, as near to the form of a page as they can be."""
+    size = math.prod(counts)
+    if sum(count > 1 for count in counts) <= 1:  # one line
+        if size <= MOST_COLUMNS:
+            return min(size, 1), size, 0 if size else None
+        width = min(size, math.ceil(math.sqrt(size * MOST_COLUMNS / MOST_ROWS)))
+        return -(-size // width), width, None
+    if not size:
+        return 0, 0, None
+    forms = [(math.prod(counts[:split]), math.prod(counts[split:]), split) for split in range(len(counts) + 1)]
+    return min(forms, key=lambda form: abs(math.log(form[1] / form[0] * MOST_ROWS / MOST_COLUMNS)))
+
+
+def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | None) -> Plane:
+    """Return the plane of a grid in which chunks ``numbers`` exist, and ``selected`` are selected."""
+    rows, width, split = _layout(counts)
+    step = (-(-rows // MOST_ROWS) or 1, -(-width // MOST_COLUMNS) or 1)
+    shape = (-(-rows // step[0]), -(-width // step[1]))
+    count = shape[0] * shape[1]
+
+    def cells(of: npt.NDArray[np.integer[Any]]) -> Positions:
+        row, column = np.divmod(of.astype(np.int64), max(width, 1))
+        found: Positions = row // step[0] * shape[1] + column // step[1]
+        return found
+
+    at = cells(numbers)
+    chosen = np.zeros(count, np.int64) if selected is None else np.bincount(cells(selected), minlength=count)
+    first = np.full(count, NO_CHUNK, np.int64)
+    first[at[::-1]] = np.arange(len(at))[::-1]  # the last write wins: the first position
+    heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
+    begins = np.arange(shape[1]) * step[1]
+    ends = np.minimum(begins + step[1], width)
+    room = np.outer(heights, ends - begins).ravel()
+    if count:  # of a folded line, there are none at the end of its last row
+        last = math.prod(counts) - (rows - 1) * width
+        room[-shape[1] :] -= np.maximum(ends - np.maximum(begins, last), 0)
+    present = np.bincount(at, minlength=count)
+    return Plane(width, split, shape, step, *(column.reshape(shape) for column in (room, present, chosen, first)))
+
+
+def find_shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) -> Positions | None:
+    """Return the shard of the first chunk of each cell; None where shards are no larger than cells."""
+    if not shards or plane.split is None or not plane.first.size:
+        return None
+    rows, columns = np.indices(plane.shape)
+    numbers = rows * plane.step[0] * plane.width + columns * plane.step[1]
+    coords = np.unravel_index(numbers, counts)
+    of = np.ravel_multi_index([coord // length for coord, length in zip(coords, shards, strict=True)], counts)
+    return of.astype(np.int64) if 2 * len(np.unique(of)) <= of.size else None
