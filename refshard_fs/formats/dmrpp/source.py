@@ -495,15 +495,24 @@ def _pack_members(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
-    """Return the element of a structure whose members are full of these values."""
+    """Return the element of a structure that is full of these values.
+
+    They are one for each member, or one for each number of each member. Hyrax writes a single 0 if all are zero.
+    """
     found = np.zeros((), dtype)
-    if len(texts) != len(dtype.names or ()):
-        raise ValueError(
-            f"its fillValue has {len(texts)} values: expected one for each of {len(dtype.names or ())} members"
-        )
-    for name, text in zip(dtype.names or (), texts, strict=True):
+    names = dtype.names or ()
+    counts = [max(math.prod(dtype[name].shape), 1) for name in names]
+    if list(texts) == ["0"]:
+        return found.tobytes()
+    if len(texts) not in (len(names), sum(counts)):
+        what = f"one for each of {len(names)} members, or {sum(counts)} in all"
+        raise ValueError(f"its fillValue has {len(texts)} values: expected {what}")
+    at = 0
+    for name, count in zip(names, counts if len(texts) > len(names) else [1] * len(names), strict=True):
         kind = dtype[name].base
-        found[name] = parse_number(text, kind) if kind.kind != "S" else text.encode()
+        some = [parse_number(text, kind) if kind.kind != "S" else text.encode() for text in texts[at : at + count]]
+        found[name] = np.reshape(some, dtype[name].shape) if count > 1 else some[0]
+        at += count
     return found.tobytes()
 
 

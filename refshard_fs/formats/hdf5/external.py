@@ -56,7 +56,7 @@ class LinkedPaths:
 
     def find(self, link: ExternalLink, place: str) -> dict[str, str]:
         """Return the paths of the objects that a link at ``place`` shows, each with its path there."""
-        top = link.path.strip("/")
+        top = "/".join(part for part in link.path.split("/") if part not in ("", "."))  # a dot is the group itself
         found = self._sorted
         if top:
             first, last = (bisect_left(found, top + after) for after in "/0")  # 0 is the character after the slash

@@ -31,14 +31,15 @@ MOST_FILTERS: Final = 32  # in one pipeline: a filter mask has 32 bits
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, SCALEOFFSET = 1, 2, 3, 4, 5, 6
 BZIP2, LZF, BLOSC, LZ4, BITSHUFFLE, ZFP, ZSTD, BLOSC2 = 307, 32000, 32001, 32004, 32008, 32013, 32015, 32026
+BITGROOM, BITROUND = 32022, 32023  # they round numbers when these are written, and change nothing when they are read
 
 # Names of registered filters, by number.
 NAMES: Final = {
     DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", NBIT: "nbit",
     SCALEOFFSET: "scale-offset", BZIP2: "bzip2", LZF: "lzf", BLOSC: "blosc", LZ4: "lz4", BITSHUFFLE: "bitshuffle",
     ZSTD: "zstd", 305: "lzo", 32002: "mafisc", 32003: "snappy", 32006: "spdp", 32012: "jpeg-xr", ZFP: "zfp",
-    32014: "fpzip", 32016: "b3d", 32017: "sz", 32018: "fcidecomp", 32019: "jpeg", 32022: "bitround", 32023: "bitgroom",
-    32024: "sz3", BLOSC2: "blosc2", 32028: "sperr", 32030: "ffmpeg",
+    32014: "fpzip", 32016: "b3d", 32017: "sz", 32018: "fcidecomp", 32019: "jpeg", BITGROOM: "bitgroom",
+    BITROUND: "granular bitround", 32024: "sz3", BLOSC2: "blosc2", 32028: "sperr", 32030: "ffmpeg",
 }  # fmt: skip
 
 _BLOSC_CODECS: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
@@ -151,7 +152,8 @@ def make_codecs(filters: Sequence[Filter], datatype: Datatype, chunk_shape: tupl
         _check(used)
     count = math.prod(chunk_shape)
     length = count * datatype.size
-    known = [_find_codec(used, number, length) for number, used in enumerate(filters)]
+    decoding = [used for used in filters if used.id not in (BITGROOM, BITROUND)]
+    known = [_find_codec(used, number, length) for number, used in enumerate(decoding)]
     if not datatype.is_recast and datatype.shown is not None and None not in known:
         return Codecs(tuple(filters), datatype, count, tuple(json.dumps(codec) for codec in known))
     if length > MOST_DECODED:
@@ -513,4 +515,5 @@ _UNDO: Final[dict[int, Undo]] = {
     ZFP: _zfp,
     ZSTD: _make_stream_decoder(lambda: zstd().ZstdDecompressor()),
     BLOSC2: _blosc2,
+    **dict.fromkeys((BITGROOM, BITROUND), lambda data, values, length: data),
 }

@@ -264,6 +264,24 @@ def test_values_of_structures_in_the_document_and_fills_are_read() -> None:
     assert "structOffset" in keys.reports["odd"]
 
 
+@pytest.mark.parametrize(
+    ("fill", "element"), [("0", (0, (0, 0))), ("7 8 9", (7, (8, 9))), ("7 8", (7, (8, 8))), ("-1 nan 2.5", None)]
+)
+def test_fills_of_structures_are_spelled_in_several_ways(fill: str, element: Any) -> None:
+    members = '<Int16 name="a"/><Float32 name="b"><Dim size="2"/></Float32><Dim size="2"/>'
+    size = "<dmrpp:chunkDimensionSizes>2</dmrpp:chunkDimensionSizes>"
+    chunks = f'<dmrpp:chunks fillValue="{fill}" structOffset="4 12">{size}</dmrpp:chunks>'
+    files, keys = opened(f'<Structure name="f">{members}{chunks}</Structure>')
+    want = np.array([element or (-1, (np.nan, 2.5))] * 2, [("a", "<i2"), ("b", "<f4", (2,))])
+    assert files.read(keys, "f/0") == want.tobytes()
+
+
+def test_fill_of_a_structure_of_another_length_is_refused() -> None:
+    members = '<Int16 name="a"/><Float32 name="b"><Dim size="2"/></Float32>'
+    _, keys = opened(f'<Structure name="f">{members}<dmrpp:chunks fillValue="1 2 3 4"/></Structure>')
+    assert "has 4 values: expected one for each of 2 members, or 3 in all" in keys.reports["f"]
+
+
 def test_chunks_of_linked_blocks_are_joined() -> None:
     values = np.arange(12, dtype=">i2").reshape(4, 3)
     packed = zlib.compress(values[2:].tobytes())

@@ -146,6 +146,8 @@ def test_paths_below_a_link_are_found_in_order() -> None:
         "b/a": "p/a",
         "b/a/c": "p/a/c",
     }
+    assert paths.find(external.ExternalLink("f", "./b/./a"), "p") == {"b/a": "p", "b/a/c": "p/c"}
+    assert paths.find(external.ExternalLink("f", "/."), "p") == paths.find(external.ExternalLink("f", "/"), "p")
     assert list(paths.find(external.ExternalLink("f", "/"), "p").values()) == [
         "p",
         "p/b/z",

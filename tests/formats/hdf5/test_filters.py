@@ -359,3 +359,22 @@ def test_damaged_messages_are_value_errors() -> None:
             for end in range(len(body) - 8):
                 with pytest.raises(ValueError, match="pipeline"):
                     parse_pipeline(body[:end])
+
+
+@pytest.mark.parametrize("number", [filters.BITGROOM, filters.BITROUND])
+def test_filters_that_round_numbers_are_not_undone(number: int) -> None:
+    values = np.linspace(0, 1, 32).astype("f4")
+    create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    create.set_chunk((32,))
+    create.set_filter(number, h5py.h5z.FLAG_OPTIONAL, (3, 0, 4, 0, 0))
+    create.set_shuffle()
+    create.set_deflate(1)
+    with in_memory() as file:
+        space = h5py.h5s.create_simple((32,))
+        dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", h5py.h5t.IEEE_F32LE, space, create))
+        datatype, pipeline = described(dataset)
+    made = filters.make_codecs(pipeline, datatype, (32,))
+    assert [codec["id"] for codec in made.shown] == ["shuffle", "zlib"]
+    assert made.recipe(0) is None
+    raw = made.encode(values.tobytes())
+    assert filters.FilterRecipe(Codecs(pipeline, datatype, 32, None)).make(raw) == values.tobytes()
