@@ -511,7 +511,7 @@ def _parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
     for name, count in zip(names, counts if len(texts) > len(names) else [1] * len(names), strict=True):
         kind = dtype[name].base
         some = [parse_number(text, kind) if kind.kind != "S" else text.encode() for text in texts[at : at + count]]
-        found[name] = np.reshape(some, dtype[name].shape) if count > 1 else some[0]
+        found[name] = np.array(some, kind).reshape(dtype[name].shape) if count > 1 else some[0]
         at += count
     return found.tobytes()
 
