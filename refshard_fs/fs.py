@@ -111,8 +111,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     max_gap:
         Ranges of one target are merged over gaps of at most this many bytes (negative: never).
     max_block:
-        Ranges are merged into requests of at most this many bytes. A longer range is read in several requests of about
-        this size, but of at least 1 MiB.
+        Ranges are merged into requests of at most this many bytes, or of a quarter more if these would be a request of
+        their own. A longer range is read in several requests of about this size, but of at least 1 MiB.
     retries:
         How often a request is repeated if it fails for a temporary reason.
     timeout:

@@ -142,7 +142,8 @@ class Unmade(NamedTuple):
 class Limits(msgspec.Struct, frozen=True):
     """The limits for merging ranges to requests, in bytes.
 
-    Ranges are merged over gaps of at most ``gap`` (negative: never), to requests of at most ``block``. A longer range
+    Ranges are merged over gaps of at most ``gap`` (negative: never), to requests of at most ``block``, or of a quarter
+    more if these bytes would be a request of their own: a short one costs almost as much as a long one. A longer range
     becomes several requests of about ``block``, but of 1 MiB at least, so that the speed of one connection does not
     limit it. Over gaps of at most ``far``, ranges are merged if at least a third of the request is needed.
     """
@@ -202,11 +203,22 @@ def coalesce(ranges: Sequence[tuple[int, int]], limits: Limits) -> list[Block]:
             members.append(i)
             continue
         if members:
-            blocks.append(Block(first, last, tuple(members)))
+            _append(blocks, Block(first, last, tuple(members)), limits)
         first, last, members, wanted = start, stop, [i], stop - start
     if members:
-        blocks.append(Block(first, last, tuple(members)))
+        _append(blocks, Block(first, last, tuple(members)), limits)
     return blocks
+
+
+def _append(blocks: list[Block], block: Block, limits: Limits) -> None:
+    """Append ``block``, or merge it into the last one if it is a short rest of the same run."""
+    more = limits.block // 4
+    if blocks and block.stop - block.start <= more:
+        before = blocks[-1]
+        if block.start - before.stop <= limits.gap and block.stop - before.start <= limits.block + more:
+            blocks[-1] = Block(before.start, block.stop, before.members + block.members)
+            return
+    blocks.append(block)
 
 
 def requests_for(url: str, wanted: Sequence[tuple[str, int, int | None]], limits: Limits) -> list[Planned]:

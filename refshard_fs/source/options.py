@@ -162,7 +162,9 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How targets are read."""
 
     max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of up to this.", "bytes")] = 16 * KIB
-    max_block: Annotated[int, _meta("Ranges are merged into requests of up to this.", "bytes")] = 1 * MIB
+    max_block: Annotated[int, _meta("Ranges are merged into requests of up to this, or a quarter more.", "bytes")] = (
+        1 * MIB
+    )
     retries: Annotated[int, _meta("Further tries of a request that fails for a passing reason.", "tries")] = 5
     timeout: Annotated[float, _meta("Longest time of a request with all its tries.", "seconds")] = 300.0
     fast_s3: Annotated[bool, _meta("Reads S3 by requests of our own where that works.")] = True

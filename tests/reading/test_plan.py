@@ -61,6 +61,17 @@ def test_blocks_stay_below_their_size_unless_ranges_overlap() -> None:
     assert len(overlapping) == 1
 
 
+@pytest.mark.parametrize(("count", "expected"), [(10, [1000]), (12, [1200]), (13, [1000, 300]), (22, [1000, 1200])])
+def test_short_rest_of_a_run_is_no_request_of_its_own(count: int, expected: list[int]) -> None:
+    """A month of daily chunks is often a little longer than a block."""
+    run = [(n * 100, n * 100 + 100) for n in range(count)]
+    blocks = coalesce(run, Limits(0, 1000))
+    assert [block.stop - block.start for block in blocks] == expected
+    assert [member for block in blocks for member in block.members] == [*range(count)]
+    apart = coalesce([*run, (count * 100 + 1, count * 100 + 2)], Limits(0, 1000))
+    assert len(apart) == len(blocks) + 1, "what lies behind a gap is not of the run"
+
+
 @given(start=st.integers(0, 1000), size=st.integers(1, 64 * MIB), block=st.integers(1, 8 * MIB))
 def test_parts_are_the_whole_in_order(start: int, size: int, block: int) -> None:
     cut = parts(start, start + size, Limits(0, block))
