@@ -35,7 +35,7 @@ _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray looks 
 _SHOWN: Final = 100  # characters of a long path that a report shows
 _TRIED: Final = 10_000  # counts of chunks that are tried, to find one that divides the axis evenly
 # Codecs that do not compress.
-_FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-array"])
+_FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-bytes", "vlen-array"])
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # xarray decodes packed values to the dtype of these attributes
 PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets that holds this dtype, which JSON cannot
@@ -47,13 +47,13 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
     ``where`` names the array at the beginning of errors. ``order`` is the order of elements within a chunk. ``codecs``
     are documents of version 2, in the order in which they encode a chunk; without any, chunks are raw. The first codec
-    of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-array`` sequences. ``file_codecs``
-    are names of codecs in the file that are not codecs of the array, because chunks are decoded before zarr sees them.
-
-    ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None unless the file has a missing
-    value, or lacks chunks: in version 2 xarray masks every element with the fill value, and 0 would mask zeros. Version
-    3 requires a fill value, so None becomes zero there, and xarray does not mask it. With ``is_masked``, the fill value
-    of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it as well.
+    of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-bytes`` bytes, ``vlen-array``
+    sequences. ``file_codecs`` are names of codecs in the file that are not codecs of the array, because chunks are
+    decoded before zarr sees them. ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None
+    unless the file has a missing value, or lacks chunks: in version 2 xarray masks every element with the fill value,
+    and 0 would mask zeros. Version 3 requires a fill value, so None becomes zero there, and xarray does not mask it.
+    With ``is_masked``, the fill value of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it
+    as well.
     """
 
     where: str

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, choose_chunks, encode_chunk
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
@@ -35,6 +36,8 @@ from refshard_fs.formats.hdf5.structure import (
 )
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
+BYTES: Final[dict[str, Any]] = {"id": "vlen-bytes"}
+ELEMENT: Final = "element_dtype"  # the attribute with the type of the elements of a sequence that is shown as bytes
 
 
 class Dataset:
@@ -70,15 +73,36 @@ class Dataset:
         self.codecs = make_codecs(self.filters, self.datatype, self.chunk)
 
     def _object_codec(self) -> dict[str, Any]:
-        """Return the codec of texts or sequences. Raise ManifestError if zarr has none."""
+        """Return the codec of texts or sequences. Raise ManifestError if zarr has none.
+
+        zarr 3 has no sequences of numbers, so there these are their bytes.
+        """
         inner = self.datatype.inner
         if inner.is_text:
             return TEXT
         if inner.kind != "vlen-sequence" or inner.base is None or inner.base.shown is None:
             raise ManifestError(f"its datatype is of the kind {inner.kind!r}, which zarr cannot hold")
         if (zarr_major() or 3) > 2:
-            raise ManifestError("its datatype is a variable-length sequence: zarr 2.18 can read it, zarr 3 cannot")
-        return {"id": "vlen-array", "dtype": inner.base.shown.str}
+            return BYTES
+        return {"id": "vlen-array", "dtype": self._sequence_dtype.str}
+
+    @property
+    def _sequence_dtype(self) -> np.dtype[Any]:
+        """The type of the elements of sequences."""
+        base = self.datatype.inner.base
+        assert base is not None
+        assert base.shown is not None
+        return base.shown
+
+    def hold(self, elements: Sequence[Any]) -> npt.NDArray[Any]:
+        """Return texts or sequences as `object_codec` encodes them."""
+        held = np.empty(len(elements), object)
+        if self.object_codec is TEXT:
+            held[:] = elements
+        else:
+            arrays = [np.array(item, self._sequence_dtype) for item in elements]
+            held[:] = [array.tobytes() for array in arrays] if self.object_codec is BYTES else arrays
+        return held
 
     @property
     def count(self) -> int:
@@ -104,6 +128,8 @@ class Dataset:
         codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)
         shape, chunks = variable.shape + inner, self.chunk + inner
         names, attributes = variable.dimensions, variable.attributes
+        if self.object_codec is BYTES:
+            attributes = {ELEMENT: self._sequence_dtype.str, **attributes}
         return ArrayDescription(variable.path, shape, chunks, dtype, names, attributes, codecs, variable.fill_value)
 
 
@@ -265,9 +291,7 @@ class DatasetChunks(FilledChunks):
         heap = yield from read_collections(self._file, addresses)
         made: dict[int, Inline] = {}
         for number, data in raw.items():
-            elements = objects(datatype, data, heap, self._paths, "replace")
-            held = np.empty(len(elements), object)
-            held[:] = elements if codec is TEXT else [np.array(item, codec["dtype"]) for item in elements]
+            held = self.dataset.hold(objects(datatype, data, heap, self._paths, "replace"))
             made[number] = Inline(encode_chunk(held, [codec]))
         return [made.get(number) for number in numbers]
 
