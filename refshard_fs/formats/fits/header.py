@@ -117,6 +117,8 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             cards |= {name: "".join(each) for name, each in texts.items() if each}
             cards |= {name or "BLANK_KEYWORD": "\n".join(lines) for name, lines in commentary.items() if any(lines)}
             return Header(start, stop, cards, where)
+        if at and not at % BLOCK and keyword == "XTENSION":
+            raise ManifestError(f"{where}: its header has no END before the next header, at byte {start + at}")
         if at >= MOST_HEADER:
             raise ManifestError(f"{where}: its header does not end within {MOST_HEADER} bytes")
         if keyword in _COMMENTARY:

@@ -27,6 +27,7 @@ from refshard_fs.formats.grib2.messages import (
     signed,
 )
 
+LEAST: Final = 47  # bytes of a message: of sections 0, 1 and 4
 PRODUCT: Final = 60  # octets of section 1 that are looked at: local definitions may be longer
 ECMWF: Final = 98
 # ECMWF's local definitions with the number of a member, a cluster or a component at octet 50, in one octet or two
@@ -101,10 +102,14 @@ def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
     if size < 11 or begin + size > end:
         raise damaged(f"has a section 4 of {size} bytes at byte {at + begin}")
     parts.append((at + begin, size))
+    found: list[Field | Unshown] = []
+    if begin + size + LEAST <= end:  # its length is too large, and other messages may lie there
+        found.append(Unshown(at + begin + size, f"these {end - begin - size} bytes of a message are in no section"))
     try:
-        return [_parse(product, grid, grid_at, predefined, tuple(parts), integer(header, 4))]
+        found.append(_parse(product, grid, grid_at, predefined, tuple(parts), integer(header, 4)))
     except (ValueError, OverflowError) as e:
-        return [Unshown(at, str(e))]
+        found.append(Unshown(at, str(e)))
+    return found
 
 
 def _parse(

@@ -131,21 +131,27 @@ _LIMITS: Final = {  # the names of limits in eccodes, for axes that are a part o
 }
 
 
-@lru_cache(1 << 12)
 def name_parameter(parameter: Parameter) -> ParameterName:
-    """Return the name that eccodes has for a parameter; made of its numbers without eccodes, or without a name.
-
-    The numbers are put into a sample message of eccodes, which never reads a header that may be damaged.
-    """
+    """Return the name that eccodes has for a parameter; made of its numbers without eccodes, or without a name."""
     kind = (parameter.discipline,) if parameter.edition == 2 else ()
     numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
-    fallback = ParameterName(f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}", {})
+    names = f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}"
     if parameter.discipline not in _DISCIPLINES:
-        return fallback
+        return ParameterName(*names, {})
     try:
         library = eccodes()
     except ValueError:
-        return fallback
+        return ParameterName(*names, {})
+    return _ask_library(library, parameter, *names)
+
+
+@lru_cache(1 << 12)
+def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> ParameterName:
+    """Return the names that eccodes has for a parameter and its level, or else ``name`` and ``level``.
+
+    The numbers are put into a sample message of eccodes, which never reads a header that may be damaged. Answers
+    are remembered, and names that are made without eccodes are not: it may be installed later.
+    """
     with _LOCK:
         handle = library.codes_grib_new_from_samples(f"GRIB{parameter.edition}")
         try:
@@ -158,13 +164,13 @@ def name_parameter(parameter: Parameter) -> ParameterName:
             handle = clone
             by_key = {key: library.codes_get(handle, key) for key in _KEYS}
         except library.CodesInternalError:
-            return fallback
+            return ParameterName(name, level, {})
         finally:
             library.codes_release(handle)
     by_key = {key: value for key, value in by_key.items() if value not in ("unknown", "undef")}
-    level = by_key.setdefault("typeOfLevel", fallback.level)
+    level = by_key.setdefault("typeOfLevel", level)
     if "shortName" not in by_key:
-        return ParameterName(fallback.name, level, {})
+        return ParameterName(name, level, {})
     attributes = {name: by_key[key] for name, key in _CF.items() if key in by_key}
     attributes |= {f"GRIB_{key}": value for key, value in by_key.items()}
     return ParameterName(by_key.get("cfVarName", by_key["shortName"]), level, attributes)

@@ -40,6 +40,8 @@ _CUT_SIGN: Final = re.compile(rb"(?:\A|(?<=[^ -~]))(?:G|GR|GRI|GRIB.{0,3})\Z", r
 FILLING: Final = bytes(range(127))  # ASCII text and zeros lie between messages
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # in a message
+NEXT: Final = {0: (1,), 1: (2, 3), 2: (3,), 3: (4,), 4: (5,), 5: (6,), 6: (7,), 7: (2, 3, 4)}  # the order of sections
+END: Final = b"7777"  # of a message
 SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
 
 
@@ -447,7 +449,7 @@ class Grib(FileBytes):
             raise ManifestError(f"{self.url}: the message at byte {begin} has only {left} bytes: the file is cut short")
         begin = start + at
         gap = self._begins[due][: begin - due] if at >= 0 else self._begins[due]
-        if gap.translate(None, FILLING):
+        if gap.translate(None, FILLING) or END in gap:
             self.unshown.append(Unshown(due, "a message should begin here, and these bytes are of another kind"))
         if at < 0:
             return None
@@ -487,6 +489,7 @@ class Grib(FileBytes):
         sections: dict[int, bytes] = {}
         parts: dict[int, tuple[int, int]] = {}
         found: list[Field | Unshown] = []
+        before = 0  # the number of the section before
         while position < end:
             if position + 6 > begin + len(window):
                 begin, window = position, (yield Load(self.part(position, min(WINDOW, at + length - position)), Raw()))
@@ -494,6 +497,10 @@ class Grib(FileBytes):
             if size < 5 or not 1 <= number <= 7 or position + size > end:
                 reason = f"has a section {number} of {size} bytes at byte {position}: it is damaged"
                 raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
+            if number not in NEXT[before]:
+                reason = f"has a section {number} at byte {position}, behind a section {before}: it is damaged"
+                raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
+            before = number
             if number in (1, 3, 4, 5):
                 if size > SECTION:
                     raise ManifestError(f"{self.url}: section {number} at byte {position} has {size} bytes")
@@ -508,11 +515,11 @@ class Grib(FileBytes):
                 found.append(self._field(at, sections, parts))
                 if len(found) > FIELDS:
                     raise ManifestError(f"{self.url}: the message at byte {at} has more than {FIELDS} fields")
+        if before != 7:
+            raise ManifestError(f"{self.url}: the message at byte {at} ends behind a section {before}: it is damaged")
         return found
 
     def _field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | Unshown:
-        if not {1, 3, 4, 5, 6, 7} <= parts.keys():
-            raise ManifestError(f"{self.url}: the message at byte {at} lacks a section: it has {sorted(parts)}")
         try:
             return parse_field(sections, parts, self._begins[at][6])
         except (ValueError, OverflowError) as e:

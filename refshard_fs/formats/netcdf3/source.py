@@ -216,6 +216,8 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
             variables[name] = Variable(name, shared, of_it, dtypes, dtype, begin)
         else:
             reports[name] = problem
+    if hidden := _find_hidden_variable(cursor, dimensions):
+        reports[hidden] = f"it lies behind the {len(variables) + len(reports)} variables that the header counts"
     if reports:  # such a variable may be part of each record, so the position of other parts is unknown
         for name in [name for name, variable in variables.items() if variable.is_record]:
             reports[name] = f"its records lie between those of {next(iter(reports))!r}, whose size is unknown"
@@ -245,6 +247,25 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
             raise ManifestError(f"{where} is cut short: {what} ends at byte {end}, the file at byte {size}")
         whole.append(variable)
     return Header(tuple(dimensions), attributes, tuple(whole), record_size, cursor.at, reports)
+
+
+def _find_hidden_variable(cursor: _Cursor, dimensions: list[Dimension]) -> str:
+    """Return the name of a variable that lies behind the counted ones, as where the count is damaged; "" if none does.
+
+    Other bytes may lie there: the end of a header that was longer.
+    """
+    rest = _Cursor(cursor.data, min(cursor.size, len(cursor.data)), cursor.where)
+    rest.at = cursor.at
+    try:
+        name = rest.name()
+        ids = _read_ids(rest, name)
+        rest.attributes()
+        rest.dtype()
+        rest.number()
+        begin = rest.uint(4 if cursor.version == 1 else 8)
+    except ManifestError:
+        return ""
+    return name if _find_problem(ids, dimensions) is None and rest.at <= begin < cursor.size else ""
 
 
 def _read_dimensions(cursor: _Cursor) -> list[Dimension]:

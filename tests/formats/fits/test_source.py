@@ -35,6 +35,22 @@ def test_other_hdus_are_reported(tmp_path: Path) -> None:
         Files({ROOT: write(tmp_path / "b.fits", lists).read_bytes()}).open()
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_header_whose_end_is_damaged_is_reported(tmp_path: Path, number: int) -> None:
+    """Before it was mended: A header without END went on in the next one, and one of their images was left out."""
+    images = [fits.ImageHDU(SKY + extra, name=name) for extra, name in enumerate("AB")]
+    data = write(tmp_path / "a.fits", *images, primary=SKY).read_bytes()
+    ends = [at for at in range(0, len(data), 80) if data[at : at + 80] == b"END".ljust(80)]
+    damaged = data[: ends[number]] + b"ENL" + data[ends[number] + 3 :]
+    if not number:
+        with pytest.raises(ManifestError, match="no END before the next header"):
+            Files({ROOT: damaged}).open()
+        return
+    keyspace = Files({ROOT: damaged}).open()
+    assert list(keyspace.grids) == ["PRIMARY", "A"][:number]
+    assert "Later HDUs cannot be found" in keyspace.reports[str(number)]
+
+
 def test_headers_without_data_are_attributes_of_groups(tmp_path: Path) -> None:
     empty = fits.ImageHDU(name="INFO", header=fits.Header([("OBSERVER", "O'Neil")]))
     path = write(tmp_path / "a.fits", empty, fits.ImageHDU(SKY, name="SCI"))

@@ -44,6 +44,15 @@ def patched(data: bytes, octets: dict[int, int]) -> bytes:
     return bytes(changed)
 
 
+def test_a_length_that_spans_the_next_message_is_named() -> None:
+    """Before it was mended: If the length of a message was that of two, the second one was left out silently."""
+    first, second, third = (message_1(level=level) for level in (1000, 850, 500))
+    damaged = first[:4] + (len(first) + len(second)).to_bytes(3) + first[7:]
+    keyspace = Files({ROOT: damaged + second + third}).open()
+    assert list(keyspace.reports) == [f"the message at byte {len(first) - 4}"]
+    assert array(damaged + second + third, "t").shape[0] == 2
+
+
 @pytest.mark.parametrize("sample", GRIDS)
 def test_a_grid_is_shown_as_cfgrib_shows_it(tmp_path: Path, sample: str) -> None:
     path = tmp_path / "a.grib"

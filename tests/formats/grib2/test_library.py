@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,15 @@ def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
     at = data.index(b"\0\0\0\x15\1") + 5
     files = (data[:at] + centre.to_bytes(2) + data[at + 2 :] for centre in range(1000, 1060))
     assert all("t" in Files({ROOT: one}).open().grids for one in files)
+
+
+def test_names_made_without_eccodes_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it was mended: Parameters that were read before eccodes was there had numbers for names ever after."""
+    data = on_level(437, shortName="sst")
+    with monkeypatch.context() as without_eccodes:
+        without_eccodes.setitem(sys.modules, "eccodes", None)
+        assert any(name.startswith("parameter_") for name in Files({ROOT: data}).open().grids)
+    assert "sst" in Files({ROOT: data}).open().grids
 
 
 def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:

@@ -76,6 +76,25 @@ def test_bytes_that_are_no_message_are_named() -> None:
     assert list(Files({ROOT: some[0] + damaged + some[2]}).open().reports) == [f"the message at byte {len(some[0])}"]
 
 
+@pytest.mark.parametrize("number", range(7))
+def test_a_message_with_a_section_of_another_number_is_named(number: int) -> None:
+    """Before it was mended: A message whose section 7 had another number was left out without a report."""
+    some = [on_level(level, shortName="t") for level in (1000, 850)]
+    at = some[0].index(b"\6\6\xff") + 7  # section 6 has 6 bytes, as there is no bitmap; a length of 4 bytes follows
+    assert some[0][at] == 7
+    damaged = some[0][:at] + bytes([number]) + some[0][at + 1 :]
+    assert list(Files({ROOT: damaged + some[1]}).open().reports) == ["the message at byte 0"]
+    empty = some[0][:8] + (20).to_bytes(8) + b"7777"
+    assert list(Files({ROOT: empty + some[1]}).open().reports) == ["the message at byte 0"]
+
+
+def test_a_damaged_message_of_ascii_alone_is_named() -> None:
+    """Before it was mended: If a message began with a damaged sign, and had only ASCII, it counted as text."""
+    some = [on_level(level, shortName="t") for level in (1000, 850)]
+    text = b"GRIX" + bytes(60) + b"7777"
+    assert list(Files({ROOT: some[0] + text + some[1]}).open().reports) == [f"the message at byte {len(some[0])}"]
+
+
 def test_a_message_of_padded_ones_takes_few_rounds() -> None:
     values = np.arange(90000) % 255 + 0.0
     some = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))

@@ -308,6 +308,22 @@ def test_variables_that_contradict_themselves_are_left_out() -> None:
             files.read(keys, "bad/0")
 
 
+@pytest.mark.parametrize("count", range(5))
+def test_variables_behind_the_counted_ones_are_reported(tmp_path: Path, count: int) -> None:
+    """Before it was mended: If the number of variables was damaged, the others were left out silently."""
+    path = tmp_path / "a.nc"
+    with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as f:
+        f.createDimension("x", 3)
+        for number in range(4):
+            f.createVariable(f"v{number}", "f4", ("x",))[:] = number
+    data = path.read_bytes()
+    at = data.index(struct.pack(">3I", 11, 4, 2)) + 4
+    damaged = data[:at] + struct.pack(">I", count) + data[at + 4 :]
+    keyspace = Files({ROOT: damaged}).open()
+    assert list(keyspace.grids) == ["v0", "v1", "v2", "v3"][:count]
+    assert list(keyspace.reports) == [f"v{count}"] * (count < 4)
+
+
 def test_header_that_is_that_of_last_file_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
 
