@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from refshard_fs.sets.concat import concat
     from refshard_fs.sets.cube import cube, open
     from refshard_fs.sets.lazy_set import LazySet
-    from refshard_fs.sets.rebase import MadeSet, rebase, snapshot
+    from refshard_fs.sets.rebase import MadeSet, rebase
+    from refshard_fs.sets.snapshot import snapshot
     from refshard_fs.tools.check import Finding, Report, check
     from refshard_fs.tools.diff import Changes, Difference, DocumentChange
     from refshard_fs.tools.info import ArraySummary, Node, Summary, Target, Targets
@@ -103,7 +104,8 @@ _NAMES = {  # the names that are imported at their first use, by module
     "sets.concat": "concat",
     "sets.cube": "cube open",
     "sets.lazy_set": "LazySet",
-    "sets.rebase": "MadeSet rebase snapshot",
+    "sets.rebase": "MadeSet rebase",
+    "sets.snapshot": "snapshot",
     "tools.check": "Finding Report check",
     "tools.diff": "Changes Difference DocumentChange",
     "tools.info": "ArraySummary Node Summary Target Targets",

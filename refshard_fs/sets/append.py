@@ -12,10 +12,10 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.errors import ConflictError, NoSuchSource, sanitize
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.cube import open
+from refshard_fs.sets.expand import expand
 from refshard_fs.sets.grown_document import extend_document
 from refshard_fs.sets.grown_references import GrownReferences
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
-from refshard_fs.sets.sources import expand
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
 from refshard_fs.tools.progress import progress

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refshard_fs.errors import ManifestError
+from refshard_fs.sets.expand import natural_key
 from refshard_fs.sets.patterns import Pattern, Place
-from refshard_fs.sets.sources import natural
 
 
 class FileGrid(NamedTuple):
@@ -93,7 +93,7 @@ def some_of(texts: Sequence[str], separator: str = ", ") -> str:
 
 
 def _order(place: Place) -> Any:
-    return natural(place) if isinstance(place, str) else place
+    return natural_key(place) if isinstance(place, str) else place
 
 
 def _place_text(dims: Sequence[str], key: Sequence[Place]) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from refshard_fs.errors import ManifestError
+from refshard_fs.sets.expand import expand
 from refshard_fs.sets.file_grid import FileGrid, some_of
 from refshard_fs.sets.patterns import Pattern
-from refshard_fs.sets.sources import OnError, expand
+from refshard_fs.sets.sources import OnError
 from refshard_fs.sets.tables import as_place, placed_sources
 from refshard_fs.source.in_memory_source import source_of
 

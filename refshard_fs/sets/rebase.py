@@ -13,26 +13,20 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core.model import Origin
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.errors import ManifestError, SourceNotReachable, UnknownSource, redact
+from refshard_fs.errors import ManifestError, SourceNotReachable, redact
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.references.reference_set import References, ReferenceSet, adopt
+from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.references.stream import Respell
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.lazy_set import OTHERS, REMARK, LazySet
-from refshard_fs.source.collect import pin, respell_urls
+from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.filesystem_view import render_filesystem
-from refshard_fs.tools.progress import progress
-from refshard_fs.writing.save import respelling
-from refshard_fs.writing.shards import stored_keys
-
-# ----------------------------------------------------------------------------------------------------
-# Reference sets that this package made: values to open, to compare, to pickle and to save.
 
 
 class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
@@ -128,8 +122,12 @@ Missing = Literal["raise", "ignore"]
 
 @overload
 def rebase(fo: MadeSet, prefixes: Mapping[str, str], *, missing: Missing = ..., **options: Any) -> MadeSet: ...
+
+
 @overload
 def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = ..., **options: Any) -> MadeSet | LazySet: ...
+
+
 def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", **options: Any) -> MadeSet | LazySet:
     """Return the set ``fo`` with URL prefixes replaced: the longest that fits wins, and a prefix ends at a slash.
 
@@ -243,69 +241,3 @@ def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
                 f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
                 "slash. missing='ignore' ignores such prefixes"
             )
-
-
-# ----------------------------------------------------------------------------------------------------
-# A store as it is now: references to all of its keys that fail, rather than mix, once an object is replaced.
-
-
-INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
-
-
-def snapshot(
-    fo: Any,
-    *,
-    shards: Literal["whole", "inner"] = "whole",
-    inline_threshold: int = INLINE,
-    callback: Callback = DEFAULT_CALLBACK,
-    **options: Any,
-) -> MadeSet:
-    """Return a set of references to every key of ``fo`` as it is now, each pinned to size, ETag and time of its object.
-
-    ``fo`` is the URL of a zarr hierarchy or of any other directory; or any source that `RefShardFileSystem` takes
-    (``options`` are its further arguments): then what its references point to is pinned. Metadata of up to
-    ``inline_threshold`` bytes are kept in the set. ``shards="inner"`` makes references to the inner chunks of sharded
-    arrays, so that no index is read later, and other software reads them.
-
-    Reading an object that was replaced since then raises TargetChanged; where there are ETags, the server is asked for
-    that version alone. Directories are listed; over plain HTTP consolidated metadata tell the keys, each of which is
-    asked for. Pins are kept by JSON sets, pickles and chunk manifests. NotListable where nothing tells the keys.
-    ``callback`` counts the objects.
-
-    >>> import fsspec, refshard_fs
-    >>> store = fsspec.filesystem("memory")
-    >>> store.pipe({"/snapped/.zgroup": b'{"zarr_format": 2}', "/snapped/notes": b"first"})
-    >>> now = refshard_fs.snapshot("memory://snapped")
-    >>> fs = refshard_fs.RefShardFileSystem(now)
-    >>> fs.cat_file("notes")
-    b'first'
-    >>> store.pipe("/snapped/notes", b"second")
-    >>> refshard_fs.RefShardFileSystem(now, skip_instance_cache=True).cat_file("notes")
-    Traceback (most recent call last):
-    ...
-    refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be read: it is \
-not the object that the manifest was made for: its size is 6 bytes, not 5; make the references again; `refshard check` \
-names all replaced objects
-    """
-    if shards not in ("whole", "inner"):
-        raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
-    flatten = shards == "inner"
-    try:
-        fs = open_read(fo, {**options, "shards": "whole"})
-        return _snapshot(fs, inline_threshold, callback, flatten=flatten)
-    except UnknownSource:
-        if not isinstance(fo, str) or "format" in options:
-            raise
-    fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
-    return _snapshot(fs, inline_threshold, callback, flatten=flatten)
-
-
-def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
-    """Pin all references of ``fs`` to the current versions of their targets."""
-    source = fs.source
-    shard_options = source.options.open.shard_options if flatten else None
-    respell = respelling(source.options.open, fs.fo)
-    with progress("snapshot", callback) as shown:
-        keys = stored_keys(source, fs.writer)
-        refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
-    return made(adopt(refs, source.admission))

@@ -6,18 +6,13 @@ and those with options that change what a document means, are opened one by one.
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-from refshard_fs.core.model import Listed, Names, Steps
-from refshard_fs.errors import ManifestError, RefShardError, TargetNotAllowed
-from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.errors import RefShardError, TargetNotAllowed
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -31,7 +26,6 @@ from refshard_fs.sets.scanning import (
     Unchanged,
     can_scan,
     coordinates_to_read,
-    reading_options,
     scan,
     spread,
     with_coordinates,
@@ -42,6 +36,8 @@ from refshard_fs.source.in_memory_source import source_of
 
 OnError = Literal["raise", "skip", "hole"]  # how a set is treated that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
+
+
 # Options that change what a document means: with one of these each set is opened by itself.
 MEANING: Final = frozenset(
     (
@@ -177,108 +173,3 @@ def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:
 
 def _is_local(url: str) -> bool:
     return protocol_of(url) in (None, *LOCAL)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Patterns: the sources that they match, in natural order.
-
-
-SIDECARS: Final = (".idx", ".index")  # of GRIB files: left out where the files themselves match
-DEEPEST: Final = 64  # directories within directories that a pattern looks through
-WEB: Final = ("http", "https")  # whose URLs have a query after a question mark
-_DIGITS: Final = re.compile(r"(\d+)")
-_ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
-
-
-def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Return ``sets``, a source or a list of them, with all that patterns (``*``, ``?`` and ``[...]``) match.
-
-    ManifestError where one matches nothing, or lies where nothing can be listed.
-    """
-    if isinstance(sets, str | os.PathLike):
-        sets = [os.fspath(sets)]
-    if isinstance(sets, bytes | Mapping) or not isinstance(sets, Sequence):
-        return cast("list[Any]", sets)  # the caller reports the error
-    found: list[Any] = []
-    for fo in sets:
-        if isinstance(fo, str) and "::" not in fo and ("*" in fo or ("?" in fo and protocol_of(fo) not in WEB)):
-            found += _matches(fo, options)
-        elif isinstance(fo, str) and "::" not in fo and _ONE_OF.search(fo.partition("://")[2].partition("/")[2] or fo):
-            try:
-                found += _matches(fo, options)
-            except ManifestError:  # a name with brackets, where nothing is listed
-                found.append(fo)
-        else:
-            found.append(fo)
-    return found
-
-
-def natural(text: str) -> tuple[list[Any], str]:
-    """Return the key by which texts with numbers in them sort: ``day2`` before ``day10``; equal numbers as texts."""
-    return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text))], text
-
-
-def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
-    url = source_of(pattern, options.get("target_protocol"), None, True)
-    fs = RefShardFileSystem({}, **reading_options([str(url)], options))
-    found = set(fs.source.run("", lambda: _walk(str(url))))
-    found -= {one for one in found if one.endswith(SIDECARS) and one.rpartition(".")[0] in found}
-    return sorted(found, key=natural)
-
-
-def _walk(url: str) -> Steps[list[str]]:
-    """Return all URLs that a pattern matches, level by level: the directories of one are listed together.
-
-    ``**`` stands for any number of directories. ManifestError, with near names, where nothing matches.
-    """
-    scheme, colons, path = url.rpartition("://")
-    first, *steps = path.split("/")
-    known = [f"{scheme}{colons}{first}"]
-    listed: dict[str, Sequence[Listed]] = {}
-    for depth, step in enumerate(steps):
-        if step == "**":
-            known = yield from _directories(known, listed, url)
-            continue
-        if "*" not in step and "?" not in step and _ONE_OF.search(step) is None:
-            known = [f"{place}/{step}" for place in known]
-            continue
-        matches = re.compile(fnmatch.translate(step)).match
-        yield from _list(known, listed, url)
-        is_last = depth == len(steps) - 1
-        below: list[str] = []
-        for folder in known:
-            names = [n.name for n in listed[folder] if is_last or n.is_directory]
-            exact = [name for name in names if name == step]  # a name with brackets is itself
-            below += [f"{folder}/{name}" for name in exact or filter(matches, names)]
-        if not below:
-            others = list(dict.fromkeys(n.name for folder in known for n in listed[folder]))
-            near = difflib.get_close_matches(step, others, 3, 0.3) or others[:3]
-            more = f" and {len(others) - len(near):,} others" if len(others) > len(near) else ""
-            has = f"has {', '.join(near)}{more}" if others else "is empty"
-            raise ManifestError(f"{url!r} matches nothing: {known[0] or '/'} {has}")
-        known = below
-    return known
-
-
-def _directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[list[str]]:
-    """Return ``folders`` and all directories below them."""
-    found, level = list(folders), list(folders)
-    for _ in range(DEEPEST):
-        yield from _list(level, listed, url)
-        level = [f"{folder}/{n.name}" for folder in level for n in listed[folder] if n.is_directory]
-        if not level:
-            return found
-        found += level
-    raise ManifestError(f"{url!r}: its directories are nested more than {DEEPEST} deep")
-
-
-def _list(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[None]:
-    """List ``folders``, some of which may not exist, into ``listed``, unless they are listed already."""
-    unknown = [folder for folder in folders if folder not in listed]
-    found = (yield tuple(Names(folder or "/") for folder in unknown)) if unknown else ()
-    if unknown == list(folders) and all(names is None for names in found):
-        raise ManifestError(
-            f"{url!r} matches nothing: {folders[0] or '/'} does not exist, or cannot be listed. "
-            "If the server lists nothing, give a list of URLs"
-        )
-    listed.update((folder, names or ()) for folder, names in zip(unknown, found, strict=True))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs import RefShardFileSystem
 from refshard_fs.cli import main
-from refshard_fs.sets.sources import expand
 from tests.support.joined_sets import VERSIONS, day, read
 
 zarr = pytest.importorskip("zarr")
@@ -71,25 +69,3 @@ def test_parquet_sets_and_paths_are_sources_too(tmp_path: Any) -> None:
     assert main(["concat", *parts, "-o", str(tmp_path / "all.json"), "--dim", "time"]) == 0
     found = read(str(tmp_path / "all.json"))
     np.testing.assert_array_equal(found["air"], read(refshard_fs.concat([day(0, 2), day(2, 2)], "time"))["air"])
-
-
-def test_pattern_of_all_directories_below_lists_each_once(tmp_path: Path) -> None:
-    for name in ("a.nc", "2024/b.nc", "2024/01/c.nc", "2024/01/notes.txt", "2025/d.nc"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    found = expand(f"{tmp_path}/**/*.nc", {})
-    assert {Path(url).name for url in found} == {"a.nc", "b.nc", "c.nc", "d.nc"}
-    assert expand(f"{tmp_path}/**/01/*.nc", {}) == [f"{tmp_path}/2024/01/c.nc"]
-
-
-def test_sidecars_are_left_out_where_their_files_match(tmp_path: Path) -> None:
-    for name in ("gfs.f000", "gfs.f000.idx", "gfs.f003.idx"):
-        (tmp_path / name).touch()
-    assert [Path(url).name for url in expand(f"{tmp_path}/gfs*", {})] == ["gfs.f000", "gfs.f003.idx"]
-
-
-def test_pattern_that_matches_nothing_names_what_is_near(tmp_path: Path) -> None:
-    for name in ("sst_2023.nc", "sst_2024.nc", "readme"):
-        (tmp_path / name).touch()
-    with pytest.raises(ManifestError, match=r"matches nothing: .* has sst_202\d\.nc.* and \d others"):
-        expand(f"{tmp_path}/sst2024*.nc", {})

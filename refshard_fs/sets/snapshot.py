@@ -1,0 +1,77 @@
+"""Pin a store as it is now: references to all of its keys, which fail once an object is replaced."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+
+from refshard_fs.errors import UnknownSource
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.reference_set import adopt
+from refshard_fs.sets.rebase import MadeSet, made, open_read
+from refshard_fs.source.collect import pin
+from refshard_fs.tools.progress import progress
+from refshard_fs.writing.save import respelling
+from refshard_fs.writing.shards import stored_keys
+
+INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
+
+
+def snapshot(
+    fo: Any,
+    *,
+    shards: Literal["whole", "inner"] = "whole",
+    inline_threshold: int = INLINE,
+    callback: Callback = DEFAULT_CALLBACK,
+    **options: Any,
+) -> MadeSet:
+    """Return a set of references to every key of ``fo`` as it is now, each pinned to size, ETag and time of its object.
+
+    ``fo`` is the URL of a zarr hierarchy or of any other directory; or any source that `RefShardFileSystem` takes
+    (``options`` are its further arguments): then what its references point to is pinned. Metadata of up to
+    ``inline_threshold`` bytes are kept in the set. ``shards="inner"`` makes references to the inner chunks of sharded
+    arrays, so that no index is read later, and other software reads them.
+
+    Reading an object that was replaced since then raises TargetChanged; where there are ETags, the server is asked for
+    that version alone. Directories are listed; over plain HTTP consolidated metadata tell the keys, each of which is
+    asked for. Pins are kept by JSON sets, pickles and chunk manifests. NotListable where nothing tells the keys.
+    ``callback`` counts the objects.
+
+    >>> import fsspec, refshard_fs
+    >>> store = fsspec.filesystem("memory")
+    >>> store.pipe({"/snapped/.zgroup": b'{"zarr_format": 2}', "/snapped/notes": b"first"})
+    >>> now = refshard_fs.snapshot("memory://snapped")
+    >>> fs = refshard_fs.RefShardFileSystem(now)
+    >>> fs.cat_file("notes")
+    b'first'
+    >>> store.pipe("/snapped/notes", b"second")
+    >>> refshard_fs.RefShardFileSystem(now, skip_instance_cache=True).cat_file("notes")
+    Traceback (most recent call last):
+    ...
+    refshard_fs.errors.TargetChanged: 'notes' exists, but its bytes at memory://snapped/notes cannot be read: it is \
+not the object that the manifest was made for: its size is 6 bytes, not 5; make the references again; `refshard check` \
+names all replaced objects
+    """
+    if shards not in ("whole", "inner"):
+        raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
+    flatten = shards == "inner"
+    try:
+        fs = open_read(fo, {**options, "shards": "whole"})
+        return _snapshot(fs, inline_threshold, callback, flatten=flatten)
+    except UnknownSource:
+        if not isinstance(fo, str) or "format" in options:
+            raise
+    fs = RefShardFileSystem(fo, format="zarr-hierarchy", **options)
+    return _snapshot(fs, inline_threshold, callback, flatten=flatten)
+
+
+def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, flatten: bool) -> MadeSet:
+    """Pin all references of ``fs`` to the current versions of their targets."""
+    source = fs.source
+    shard_options = source.options.open.shard_options if flatten else None
+    respell = respelling(source.options.open, fs.fo)
+    with progress("snapshot", callback) as shown:
+        keys = stored_keys(source, fs.writer)
+        refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
+    return made(adopt(refs, source.admission))
