@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
@@ -309,7 +309,7 @@ class Texts(Sequence[str | None]):
         """Make a sequence of ``texts``; bytes are UTF-8, in which lone surrogates are allowed."""
         not_none = (_NO_TEXT if text is None else text for text in texts)
         encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in not_none]
-        ends = np.cumsum(np.fromiter(map(len, encoded), np.uint64, len(encoded)), dtype=np.uint64)
+        ends = np.fromiter(accumulate(map(len, encoded)), np.uint64, len(encoded))
         if _NO_TEXT in encoded:
             ends[[text == _NO_TEXT for text in encoded]] |= _NONE
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)

@@ -97,18 +97,16 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def tables(self) -> Mapping[str, ChunkTable]:
         """The references to chunks of all arrays in columns, including those in ``keys``, which are searched once."""
-        return self._all_tables[0]
+        return self._all_tables[0] if isinstance(self.members, KeyTable) else self.chunks
 
     @property
     def side(self) -> Mapping[str, Value]:
         """The members that are in none of the `tables`."""
-        return self._all_tables[1]
+        return self._all_tables[1] if isinstance(self.members, KeyTable) else self.members
 
     @cached_property
     def _all_tables(self) -> tuple[Mapping[str, ChunkTable], Mapping[str, Value]]:
-        keys = self.members
-        if not isinstance(keys, KeyTable):
-            return self.chunks, keys
+        keys = self.keys
         small = {path: grid for path, grid in _grids_in(keys, self.where).items() if path not in self.chunks}
         if not small:
             return self.chunks, keys

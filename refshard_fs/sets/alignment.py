@@ -49,7 +49,7 @@ def complete(
     looked up when they are read. ManifestError if references alone cannot describe the result, or if an array has no
     value that means "missing".
     """
-    aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{} for _ in parts])
+    aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{}] * len(parts))
     lacking = _find_lacking(parts, dim) if is_outer else []
     incomplete = {*lacking, *_incomplete(parts, aligned.unions)}
     if has_gaps:
@@ -109,7 +109,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
             if name is not None and name in unions and path != chosen[name]:
                 check_same_coordinate(part, name, chosen[name], path)
     if not unions:
-        return Aligned(list(parts), [{} for _ in parts])
+        return Aligned(list(parts), [{}] * len(parts))
     moved, places = [], []
     for number, part in enumerate(parts):
         placements: dict[str, Placement] = {}

@@ -28,6 +28,7 @@ from refshard_fs.references.binary import shrink
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.references.values import METADATA
 from refshard_fs.security.origins import MEMBER, Origins
 from refshard_fs.sets.rebase import MadeSet
@@ -375,7 +376,7 @@ class FileTemplate(NamedTuple):
     def at(self, first: FirstBytes) -> ReferenceSet:
         """Return the references of a file that `fits`."""
         members = {key: first.data[start:stop] for key, (start, stop) in self.values.items()}
-        side = {**self.refs.side, **members} if members else self.refs.side
+        side = SharedMembers(self.refs.side, members) if members else self.refs.side
         return ReferenceSet(Texts.of([first.url]), self.refs.tables, side)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import convert_documents
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
 
+NO_CHUNKS: Final = Part(np.zeros(0, np.uint64), Ranges.absent(0))
 # Moves by axis, and the byte range of each chunk that is moved so (None: all of it).
 Moved = tuple[Mapping[int, Move], tuple[int, int] | None]
 
@@ -57,7 +58,7 @@ class ChangedSet:
         """Replace an array by one with the metadata ``doc`` and only these inline ``chunks``; return its grid."""
         path = variable.path
         grid = grid_of(doc, f"{path!r} of {self.part.name}")
-        for number in self.part.inline.get(path, {}):
+        for number in self.part.inline_chunks(path):
             self.members.pop(join(path, self.part.refs.tables[path].grid.tail(number)), None)
         self.members[variable.key] = dict(doc)
         if attributes is not None:
@@ -113,7 +114,9 @@ def placed_chunks(
     They are moved ``along`` these axes; along all others both grids are the same. Those that come to lie outside are
     dropped. ``piece`` is the byte range that is taken of each (None: all of it).
     """
-    table = part.refs.tables[path]
+    table, chunks = part.refs.tables[path], part.inline_chunks(path)
+    if not chunks and not len(table):  # as in each of 100,000 files whose chunks are not looked up
+        return NO_CHUNKS, {}
     numbers, ranges = table.part()
     places, is_inside = move_numbers(numbers, table.grid, grid, along)
     rows = Part(places, ranges) if is_inside.all() else Part(places[is_inside], ranges.take(is_inside))
@@ -122,7 +125,6 @@ def placed_chunks(
         kept = rows.ranges
         pieces = Ranges(kept.targets, kept.offsets + np.uint64(offset), np.full_like(kept.lengths, length))
         rows = rows._replace(ranges=pieces)
-    chunks = part.inline.get(path)
     if not chunks:
         return rows, {}
     places, is_inside = move_numbers(np.array(list(chunks), np.uint64), table.grid, grid, along)
@@ -183,7 +185,7 @@ def gap(
             changed.put_values(variable, values, like.refs.side.get(join(path, ".zattrs")))
     if extent is not None and stored is not None and values is None:  # text, in chunks of any kind
         path = stored.path
-        changed.put(stored, stored.meta.raw, extent.refs.side.get(join(path, ".zattrs")), extent.inline.get(path, {}))
+        changed.put(stored, stored.meta.raw, extent.refs.side.get(join(path, ".zattrs")), extent.inline_chunks(path))
         if len(extent.refs.tables[path]):
             raise ManifestError(f"the values of {path!r} at {extent.name} are not known: other sets refer to them")
     return changed.result()

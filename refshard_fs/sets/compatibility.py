@@ -98,7 +98,7 @@ def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError)
 def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> None:
     """Raise ManifestError if two sets' arrays ``path`` differ, or cannot be compared."""
     is_same_array = one.variables[path] is other.variables[path]
-    if is_same_array and not _has_references(path, one, other) and one.inline.get(path) == other.inline.get(path):
+    if is_same_array and not _has_references(path, one, other) and one.inline_chunks(path) == other.inline_chunks(path):
         return
     mine, theirs = one.values(path), other.values(path)
     if mine is not None and theirs is not None:
@@ -118,7 +118,7 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     else:
         check_metadata(path, array_facts(path, one), array_facts(path, other), KEYS)
         what, is_equal = "references", _references(path, one) == _references(path, other)
-        is_equal &= one.inline.get(path) == other.inline.get(path)
+        is_equal &= one.inline_chunks(path) == other.inline_chunks(path)
         if not is_equal and path in one.digests and path in other.digests:
             what, is_equal = "bytes", one.digests[path] == other.digests[path]
     if not is_equal:
@@ -329,7 +329,7 @@ def _with_inline(
     part: NamedSet, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
 ) -> dict[str, dict[int, bytes]]:
     """Return all chunks of each array, those that are inline with those read, but for arrays that could not be read."""
-    chunks = {path: dict(part.inline.get(path, {})) for path in paths}
+    chunks = {path: dict(part.inline_chunks(path)) for path in paths}
     for key, (path, number) in keys.items():
         found = data.get(key)
         if isinstance(found, bytes) and len(found) <= SMALL:

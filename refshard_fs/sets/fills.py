@@ -67,4 +67,4 @@ def _range(dtype: np.dtype[Any]) -> range:
 
 def _has_gaps(part: NamedSet, path: str) -> bool:
     table = part.refs.tables.get(path)
-    return table is None or len(table) + len(part.inline.get(path, {})) < table.grid.size
+    return table is None or len(table) + len(part.inline_chunks(path)) < table.grid.size

@@ -58,15 +58,18 @@ class GridJoin(msgspec.Struct, frozen=True):
     def _join_below(self, start: Position, leaves: Mapping[Position, Leaf]) -> Leaf:
         """Join ``leaves``, whose positions begin with ``start``, to one set."""
         axis, dim = len(start), self.dims[len(start)]
-        groups: dict[int, dict[Position, Leaf]] = {}
-        for place, leaf in leaves.items():
-            groups.setdefault(place[axis], {})[place] = leaf
-        below = [leaves.get((*start, n)) or self._join_below((*start, n), group) for n, group in groups.items()]
-        sources: list[Any] = [source for source, _ in below]
-        parts = [part for _, part in below]
-        stacking = self._stack(dim, parts, list(groups))
+        if axis == len(self.dims) - 1:
+            below = {place[axis]: leaf for place, leaf in leaves.items()}
+        else:
+            groups: dict[int, dict[Position, Leaf]] = {}
+            for place, leaf in leaves.items():
+                groups.setdefault(place[axis], {})[place] = leaf
+            below = {number: self._join_below((*start, number), group) for number, group in groups.items()}
+        sources: list[Any] = [source for source, _ in below.values()]
+        parts = [part for _, part in below.values()]
+        stacking = self._stack(dim, parts, list(below))
         parts = parts if stacking is None else stacking.parts
-        holes = self._make_holes(start, groups, parts[0])
+        holes = self._make_holes(start, below, parts[0])
         # Holes come last: all are recoded to the units of the first set.
         times = CommonUnits([*parts, *holes.values()], {}, {})
         if self.rules.lazy:

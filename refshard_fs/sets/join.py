@@ -120,7 +120,10 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
     read = with_digests(read, dims, rules.same, positions)
     if lazy:  # documents say which dimensions are made
         pairs = zip(stored, read, strict=True)
-        read = [msgspec.structs.replace(part, digests=compared.digests) for part, compared in pairs]
+        read = [
+            part if compared.digests == part.digests else msgspec.structs.replace(part, digests=compared.digests)
+            for part, compared in pairs
+        ]
     cube = GridJoin(dims, grid, units, rules)
     document, whole = cube.join(dict(zip(positions, zip(sources, read, strict=True), strict=True)))
     return Joined(document, whole, cube.made)

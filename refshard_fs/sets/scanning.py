@@ -36,6 +36,7 @@ from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet, adopt
+from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import LOCAL, place_of, protocol_of, server_of
 from refshard_fs.sets.alike import DocumentParser, FileTemplates, FirstBytes, is_document
@@ -380,7 +381,7 @@ class ScansFile:
             base = self._references_at(*record.like)
         except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
-        members = {**base.members, **record.data}
+        members = SharedMembers(base.members, record.data)
         return Scanned(msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members), facts)
 
     def _record(self, start: int, length: int) -> _Record:

@@ -105,7 +105,11 @@ class SetRow(msgspec.Struct, frozen=True):
             url, within = ("", source) if isinstance(source, ConcatDocument) else (source, None)
             chosen = self.rules.own.get(url, ())
             lines.append(Piece(url, length, data, within, own_places, part.take if source else None, chosen))
-        held = {path: lead.inline[path][0] for path, v in variables.items() if v.is_coordinate and v.dims[0] in unions}
+        held = {
+            path: lead.inline_chunks(path)[0]
+            for path, v in variables.items()
+            if v.is_coordinate and v.dims[0] in unions
+        }
         metadata |= {variables[path].key: dict(variables[path].meta.raw) for path in held}
         document = ConcatDocument(
             dim=dim,

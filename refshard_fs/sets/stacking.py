@@ -163,7 +163,7 @@ def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
         return one.digests[path] != other.digests[path]
     tables = one.refs.tables.get(path), other.refs.tables.get(path)
     are_inline = all(table is not None and not len(table) for table in tables)  # text
-    return are_inline and one.inline.get(path) != other.inline.get(path)
+    return are_inline and one.inline_chunks(path) != other.inline_chunks(path)
 
 
 def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -219,7 +219,7 @@ def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
         stored = changed.tables.get(path)  # None of an array that is recut
-        grid = changed.put(variable, stack_metadata(meta.raw, meta.chunks, dim), attributes, part.inline.get(path, {}))
+        grid = changed.put(variable, stack_metadata(meta.raw, meta.chunks, dim), attributes, part.inline_chunks(path))
         if stored is not None:  # a chunk keeps its number
             changed.tables[path] = ChunkTable(grid, stored.ranges, stored.numbers)
     # Consolidated metadata describe the arrays as they were.

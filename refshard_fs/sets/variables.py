@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Hashable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,7 +14,6 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
 from refshard_fs.core.dtypes import dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import decode_chunk
@@ -74,7 +72,7 @@ def auxiliary(variables: Mapping[str, Variable]) -> set[str]:
     return named_in(variables, ("coordinates",))
 
 
-class NamedSet(msgspec.Struct, frozen=True, dict=True):
+class NamedSet(msgspec.Struct, frozen=True):
     """A reference set, its arrays by path, and its name in errors."""
 
     name: str
@@ -107,25 +105,32 @@ class NamedSet(msgspec.Struct, frozen=True, dict=True):
         """Return the coordinate variable of a dimension."""
         return next((v for v in self.variables.values() if v.dims == (dim,) and v.is_coordinate), None)
 
-    @cached_property
-    def inline(self) -> Mapping[str, Mapping[int, bytes]]:
-        """The chunks that are data in the set, by array and chunk number."""
-        chunks: dict[str, dict[int, bytes]] = {}
-        for key, value in self.refs.side.items():
-            if type(value) is Row or zarrmeta.is_metadata(key):
-                continue
-            at = find_chunk(self.refs.grids, key)
-            if at is not None:
+    def inline_chunks(self, path: str) -> dict[int, bytes]:
+        """Return by number the chunks of an array that are data in the set."""
+        table, side = self.refs.tables.get(path), self.refs.side
+        if table is None:
+            return {}
+        grid = table.grid
+        if grid.size <= len(side):  # most coordinates have one chunk, and one of 100,000 sets has few keys
+            keys = ((number, join(path, grid.tail(number))) for number in range(grid.size))
+            found = {number: side[key] for number, key in keys if key in side}
+        else:
+            begin = f"{path}/" if path else ""
+            below = ((grid.number(key[len(begin) :]), key) for key in side if key.startswith(begin))
+            found = {number: side[key] for number, key in below if number is not None}
+        chunks: dict[int, bytes] = {}
+        for number, value in found.items():
+            if type(value) is not Row:
                 try:
-                    chunks.setdefault(at.array, {})[at.number] = decode(value)
+                    chunks[number] = decode(value)
                 except ValueError as e:
-                    raise ManifestError(f"{key!r} of {self.name}: {e}") from e
+                    raise ManifestError(f"{join(path, grid.tail(number))!r} of {self.name}: {e}") from e
         return chunks
 
     def values(self, path: str) -> npt.NDArray[Any] | None:
         """Return the values of an array whose chunks are all inline; None for another, or one that is not decoded."""
         table = self.refs.tables.get(path)
-        return None if table is None or len(table) else self.decode(path, self.inline.get(path, {}))
+        return None if table is None or len(table) else self.decode(path, self.inline_chunks(path))
 
     def decode(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
         """Return the values of an array with these ``chunks``.
@@ -154,10 +159,11 @@ class NamedSet(msgspec.Struct, frozen=True, dict=True):
 
 
 class VariableReader:
-    """Reads the arrays of sets. The same metadata text is parsed once, so sets that are alike share `Variable`s."""
+    """Reads the arrays of sets. The same metadata text is parsed once, so sets that are alike share what it returns."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Value, Value | None], Variable | None] = {}
+        self._last: dict[str, Variable] = {}
 
     def read(self, refs: ReferenceSet, where: str, paths: Container[str] | None = None) -> dict[str, Variable]:
         """Return the arrays of a set by path, or only those at ``paths``."""
@@ -178,7 +184,9 @@ class VariableReader:
                     self._known[text] = variable
             if variable is not None:
                 variables[path] = variable
-        return variables
+        if list(variables.items()) != list(self._last.items()):
+            self._last = variables
+        return self._last
 
 
 def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str) -> Variable | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
+import struct
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +19,8 @@ import refshard_fs
 from refshard_fs.cli import main
 from refshard_fs.errors import ManifestError, RefShardError, SourceNotReachable
 from refshard_fs.sets import scanning
+from refshard_fs.sets.sources import read_sets
+from refshard_fs.source.collect import Unread
 from tests.servers.http import RangeServer
 from tests.support.memory import taking
 from tests.support.set_files import PLACES, WRITERS, days, days_of, plain_file, shown
@@ -228,3 +233,34 @@ def test_the_command_keeps_scans(tmp_path: Path) -> None:
     size = kept.stat().st_size
     assert main(arguments) == 0
     assert kept.stat().st_size == size > 0
+
+
+def test_references_of_alike_files_take_little_memory(tmp_path: Path) -> None:
+    """Files of one writer share metadata and variables, so that a hundred thousand are joined in about 300 MB."""
+    netcdf = pytest.importorskip("h5netcdf.legacyapi")
+    with netcdf.Dataset(tmp_path / "0.nc", "w") as file:
+        file.createDimension("time", None)
+        file.createDimension("x", 4)
+        for name in "abcdefgh":
+            file.createVariable(name, "f4", ("time", "x"))[:] = np.zeros((1, 4), "f4")
+        file.createVariable("time", "f8", ("time",))[:] = [12345.0]
+    content = (tmp_path / "0.nc").read_bytes()
+    assert content.count(struct.pack("<d", 12345.0)) == 1
+    for day in range(384):
+        own = content.replace(struct.pack("<d", 12345.0), struct.pack("<d", 1000.0 + day))
+        (tmp_path / f"{day}.nc").write_bytes(own)
+    urls = [str(tmp_path / f"{day}.nc") for day in range(384)]
+
+    def held(count: int) -> int:
+        tracemalloc.start()
+        try:
+            sets = read_sets(urls[:count], {}, lambda _: None, unread=Unread(frozenset(["time"]), frozenset()))
+            times = [one.values("time") for one in sets]
+            assert [float(own[0]) for own in times if own is not None] == list(range(1000, 1000 + count))
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    held(64)
+    assert (held(384) - held(128)) / 256 < 3300  # bytes a file; 5000 without sharing

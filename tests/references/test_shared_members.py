@@ -1,0 +1,24 @@
+"""Members that sets share: own members take the place of shared ones."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from refshard_fs.references.shared_members import SharedMembers
+
+
+def test_own_members_take_the_place_of_shared_ones() -> None:
+    base = {"a": "1", "b/0": b"x", "c": "3"}
+    members = SharedMembers(base, {"d": "4", "b/0": b"y"})
+    assert list(members.items()) == [("a", "1"), ("b/0", b"y"), ("c", "3"), ("d", "4")]
+    assert len(members) == 4
+    assert base["b/0"] == b"x"
+    with pytest.raises(KeyError):
+        members["e"]
+
+
+def test_members_are_pickled() -> None:
+    members = SharedMembers({"a": "1"}, {"a": "2"})
+    assert pickle.loads(pickle.dumps(members)) == {"a": "2"}
