@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import dtype_of, element_type, plain_document, text_document
+from refshard_fs.core.dtypes import dtype_of, element_type, itemsize_of, plain_document, text_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import convert_fill_attribute
@@ -46,6 +46,7 @@ from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
 Joining = Literal["as they are", "of other lengths", "stored anew", "made when they are read"]
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
+TEXT: Final = 1 << 10  # bytes that an element of unknown length, such as a text, is taken to have
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
 AT_ONCE: Final = 32  # and those that are by one filesystem: their small arrays take 32 MiB and more of memory
 
@@ -294,10 +295,7 @@ def _is_small(path: str, part: NamedSet) -> bool:
     if any(row.offset and row.length is None for _, row in table.rows()):
         return False  # no reference says "from here to the end"
     meta = part.variables[path].meta  # chunks are whole objects, and only what they hold is known
-    dtype = dtype_of(meta)
-    return (
-        dtype is not None and meta.chunks is not None and len(table) * math.prod(meta.chunks) * dtype.itemsize <= SMALL
-    )
+    return meta.chunks is not None and len(table) * math.prod(meta.chunks) * (itemsize_of(meta) or TEXT) <= SMALL
 
 
 def _chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
