@@ -95,6 +95,11 @@ def _disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
                 break
 
 
+def _lacks_codec(error: Exception) -> bool:
+    """Whether a codec is not installed; numcodecs before 0.15 raises a plain ValueError for that."""
+    return type(error).__name__ == "UnknownCodecError" or str(error).startswith("codec not available")
+
+
 def _has_multiscales(documents: Mapping[str, bytes], group: str) -> bool:
     """Whether ``group`` is an image of several sizes: its arrays are opened one by one."""
     return any(b'"multiscales"' in documents.get(join(group, name), b"") for name in ("zarr.json", ".zattrs"))
@@ -143,7 +148,7 @@ class _Trial:
                 known[texts] = self._error(self._zarr.open_array, self._store, mode="r", path=path)
             error = known[texts]
             if error is not None:
-                by: Literal["codec", "zarr"] = "codec" if type(error).__name__ == "UnknownCodecError" else "zarr"
+                by: Literal["codec", "zarr"] = "codec" if _lacks_codec(error) else "zarr"
                 yield Refusal(by, _key(path, extents.meta), self._text(error))
 
     def refused_consolidations(self) -> Iterator[Refusal]:
