@@ -31,7 +31,7 @@ _MOST_VALUES: Final = 1 << 60  # of a variable, so that sizes in bytes are numbe
 
 
 class Head(NamedTuple):
-    """What the descriptors of a file (CDR and GDR) say; the last three numbers are the offsets of lists."""
+    """What the descriptors of a file (CDR and GDR) say: the offsets of three lists, their lengths in ``counts``, ..."""
 
     encoding: int
     is_row_major: bool
@@ -39,6 +39,7 @@ class Head(NamedTuple):
     r_variables: int
     z_variables: int
     attributes: int
+    counts: tuple[int, int, int]
 
 
 class Variable(NamedTuple):
@@ -193,9 +194,12 @@ class Records:
             )
         self.is_old = (version, release) < (2, 5)
         gdr = yield from self.record(at, GDR)
-        r_variables, z_variables, attributes, _, _, _, _, rank, _, _, _, _, _ = self._unpack("OOOOiiiiiOiii", gdr)
+        r_variables, z_variables, attributes, _, *counts, _, rank, z_count, _, _, _, _ = self._unpack(
+            "OOOOiiiiiOiii", gdr
+        )
         lengths = self._unpack(f"{self._rank(rank)}i", gdr, self.layout("OOOOiiiiiOiii").size)
-        return Head(encoding, bool(flags & _IS_ROW_MAJOR), lengths, r_variables, z_variables, attributes)
+        lists = r_variables, z_variables, attributes, (counts[0], z_count, counts[1])
+        return Head(encoding, bool(flags & _IS_ROW_MAJOR), lengths, *lists)
 
     def read_all(self, head: Head) -> Steps[tuple[list[Variable], list[Attribute]]]:
         """Read all variables and attributes of the file, all lists at the same time."""

@@ -69,6 +69,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         head = yield from records.read_head()
         variables, attributes = yield from records.read_all(head)
         group = _Group(records, head, variables, attributes, options.zarr_format)
+        group.count_lists()
         yield from group.add_all()
         if is_whole:  # the bytes of the indexes are in memory
             yield from group.load_indexes()
@@ -124,6 +125,16 @@ class _Group(ArrayGroupBuilder):
         self._targets: set[str] = set()  # variables that DEPEND attributes name
         self._lengths: dict[str, int] = {}  # of dimensions
         self.unlimited: list[str] = []
+
+    def count_lists(self) -> None:
+        """Report each list of descriptors that is shorter or longer than the file says."""
+        z_variables = sum(variable.is_z for variable in self._variables.values())
+        found = len(self._variables) - z_variables, z_variables, len(self._attributes)
+        for what, count, length in zip(
+            ("rVariables", "zVariables", "attributes"), self._head.counts, found, strict=True
+        ):
+            if count != length:
+                self.reports[f"list of {what}"] = f"the file should have {count} {what}, and its list has {length}"
 
     def add_all(self) -> Steps[None]:
         """Add each variable, or a report if it cannot be shown."""

@@ -179,6 +179,11 @@ class Tree:
             group = self.groups.get(ref) if tag == VGROUP else None
             if group is not None and group.kind == _VARIABLE:
                 found += yield from self._reported(group.name, self._data_set(group, ref))
+            elif group is not None and group.kind not in (_DIMENSION, _UNLIMITED):
+                self.reports[group.name] = f"it is a Vgroup of the class {group.kind!r}: expected {_VARIABLE!r}"
+            elif group is None and tag == VGROUP:
+                reason = "the file's group of data sets lists it, and the file does not have it"
+                self.reports.setdefault(f"Vgroup {ref}", reason)
         return (yield from self.attributes(root.members)), found
 
     def _reported(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
@@ -194,6 +199,9 @@ class Tree:
         data, key = None, (VGROUP, ref)
         is_coordinate = False
         for tag, member in group.members:
+            if (tag == VGROUP and member not in self.groups) or (tag == VDATA and member not in self.tables):
+                what = "a dimension" if tag == VGROUP else "an attribute"
+                raise ValueError(f"it lists {what} with the number {member}, which cannot be read")
             if tag == VGROUP:
                 dimension = yield from self._dimension(member)
                 dimensions += [dimension] if dimension is not None else []
@@ -203,7 +211,7 @@ class Tree:
                 data = tag, member
             elif tag == DATA_GROUP:
                 key = tag, member
-            elif tag == VDATA and member in self.tables:
+            elif tag == VDATA:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
             raise ValueError("it has no number type")

@@ -114,6 +114,9 @@ class _Group(ArrayGroupBuilder):
 
     def _members(self, group: Vgroup) -> Iterable[Vgroup]:
         groups = self._tree.groups
+        for tag, ref in group.members:
+            if tag == VGROUP and ref not in groups:
+                self.reports[f"Vgroup {ref}"] = f"{group.name!r} lists it, and the file does not have it"
         return [groups[ref] for tag, ref in group.members if tag == VGROUP and ref in groups]
 
     def _path(self, owner: str) -> str:

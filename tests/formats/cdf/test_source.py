@@ -169,6 +169,17 @@ def test_damage_gives_errors_and_no_other_values() -> None:
     check_damage(real_file(3), 1, times=60)
 
 
+@pytest.mark.parametrize("what", ["zVariables", "attributes"])
+def test_a_list_that_ends_too_early_is_reported(what: str) -> None:
+    """Before it was mended: If the link to the next variable was damaged, the rest was left out silently."""
+    data = bytearray(Writer().write({f"v{n}": Variable(np.arange(3.0), {f"a{n}": 1}) for n in range(3)}))
+    descriptor = int.from_bytes(data[20:28])  # of the file, with the offsets of the lists
+    first = int.from_bytes(data[descriptor + (20 if what == "zVariables" else 28) :][:8])
+    data[first + 12 : first + 20] = bytes(8)
+    keyspace = Files({ROOT: bytes(data)}).open()
+    assert keyspace.reports == {f"list of {what}": f"the file should have 3 {what}, and its list has 1"}
+
+
 def test_small_files_are_read_whole_and_not_kept() -> None:
     variable = Variable(np.arange(60_000, dtype="i4"), runs=[(0, 29_999), (30_000, 59_999)])
     files = Files({ROOT: Writer().write({"v": variable, "a_b": variable, "a/b": variable})})

@@ -21,6 +21,21 @@ def test_a_damaged_data_set_leaves_the_others() -> None:
     assert "plain" in keyspace.grids
 
 
+def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
+    """Before it was mended: A damaged descriptor made a data set, a scale or a dimension disappear."""
+    data = hdf4_file("layouts")
+    whole = Files({ROOT: data}).open()
+    rows = [found.start() for found in re.finditer(b"\7[\xaa\xad]..\0{2}..\0{2}", data, re.DOTALL)]  # Vdatas, Vgroups
+    for at in rows:
+        damaged = data[: at + 1] + b"\xac" + data[at + 2 :]
+        try:
+            keyspace = Files({ROOT: damaged}).open()
+        except ManifestError:
+            continue
+        if keyspace.reports == whole.reports:
+            assert keyspace.grids == whole.grids, at
+
+
 def test_dimensions_behind_the_end_are_an_error() -> None:
     data = bytearray(hdf4_file("old"))
     at = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
