@@ -7,11 +7,12 @@ read by zarr-python, GDAL and others without this package. Specification: https:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -46,6 +47,7 @@ GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
 NAMED: Final = 5  # keys that are left out
 MAIN_BRANCH: Final = "main"
+OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
 REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # of a repository whose maker was killed
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
 _MADE_TWICE: Final = "somebody else made the repository {} meanwhile: nothing was written"
@@ -79,10 +81,11 @@ class IcechunkSink(Sink):
         nodes = convert_documents(documents, references.grids)
         stores = stores_of(references.targets(ROWS), settings.get("virtual_stores") or {})
         branch = settings.get("branch") or MAIN_BRANCH
-        repository, is_new = _open_repository(storage_at(destination.url, destination.options), stores, destination)
-        session = writable_session(repository, branch)
-        count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
-        commit(repository, branch, session, settings.get("message"), destination.origins())
+        with translate_errors(destination.url):
+            repository, is_new = _open_repository(storage_at(destination.url, destination.options), stores, destination)
+            session = writable_session(repository, branch)
+            count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
+            commit(repository, branch, session, settings.get("message"), destination.origins())
         said = []
         if count:
             what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
@@ -110,6 +113,18 @@ def _require_icechunk() -> Any:
 
 def _version_of(package: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in package.__version__.split(".")[:2] if part.isdecimal())
+
+
+@contextlib.contextmanager
+def translate_errors(url: str) -> Iterator[None]:
+    """Raise OSError in place of Icechunk's own errors, whose texts have many lines."""
+    icechunk = _require_icechunk()
+    try:
+        yield
+    except icechunk.IcechunkError as e:
+        said = str(e).partition("\n")[0]
+        way_out = ": client_kwargs={'region_name': ...} sets it, or AWS_REGION" if "region must be set" in said else ""
+        raise OSError(sanitize(f"Icechunk cannot write to {url}: {said}{way_out}")) from e
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -194,6 +209,12 @@ def storage_at(url: str, options: Mapping[str, Any]) -> Any:
     if protocol in (None, "file", "local"):
         path = os.path.abspath(os.path.expanduser(url.removeprefix("file://").removeprefix("local://")))
         return icechunk.local_filesystem_storage(path)
+    refused = (*OTHER_CREDENTIALS, "token") if protocol in GCS else OTHER_CREDENTIALS
+    if others := [name for name in refused if options.get(name) is not None]:
+        raise ValueError(
+            f"Icechunk cannot write to {url} with {others[0]}=: expected key=, secret= and token= (s3://), "
+            "account_name= and account_key= (az://), or the credentials of the environment"
+        )
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
     client = options.get("client_kwargs") or {}

@@ -30,6 +30,7 @@ from refshard_fs.sinks.icechunk import (
     rows_of,
     storage_at,
     stores_of,
+    translate_errors,
     writable_session,
 )
 from refshard_fs.source.source import Source
@@ -55,6 +56,10 @@ class IcechunkCommit:
 
     def run(self) -> None:
         """Make the commit."""
+        with translate_errors(self._url):
+            self._commit()
+
+    def _commit(self) -> None:
         given = self._source.options.pool.options_of(self._url)
         storage = storage_at(self._url, given if isinstance(given, Mapping) else {})
         resolve = self._base.keyspace.resolve

@@ -292,3 +292,20 @@ def test_version_of_icechunk_that_is_too_old_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setattr(icechunk, "__version__", "1.1.21")
     with pytest.raises(ImportError, match=r"needs icechunk 2\.3 or later, .* found 1\.1\.21"):
         RefShardFileSystem(netcdf(tmp_path)).save(str(tmp_path / "made.icechunk"))
+
+
+@pytest.mark.parametrize(
+    ("url", "option"), [("s3://b/a.icechunk", "profile"), ("gs://b/a.icechunk", "token"), ("az://b/a", "sas_token")]
+)
+def test_credentials_that_icechunk_lacks_are_refused(url: str, option: str) -> None:
+    """Otherwise it would write with the credentials of the environment."""
+    with pytest.raises(ValueError, match=f"cannot write to {url} with {option}=.*expected"):
+        RefShardFileSystem(ONE_ARRAY).save(url, "icechunk", account_name="me", **{option: "mine"})
+
+
+def test_errors_of_icechunk_have_one_line_and_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OSError, match="cannot write to s3://b/a.icechunk: .*region_name") as caught:
+        RefShardFileSystem(ONE_ARRAY).save("s3://b/a.icechunk", key="me", secret="mine")
+    assert "\n" not in str(caught.value)

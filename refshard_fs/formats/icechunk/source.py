@@ -408,6 +408,8 @@ def _read_reference(below: Callable[[str], str], version: Version, most: int) ->
         raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: a name cannot have a slash")
     data = yield from _read_whole(below(where), most)
     deleted = (yield Stat(below(where + ".deleted"), fresh=True)) if kind == "tag" else None
+    if data is None and version == Version():
+        raise SourceNotReachable(f"there is no Icechunk repository at {below('')}: neither {REPO} nor {where} exists")
     if data is None or deleted is not None:
         raise SourceNotReachable(f"{below('')} has no {kind} {name!r}: {where} does not exist")
     match zarrmeta.object_in(data, below(where)):

@@ -167,6 +167,11 @@ def test_version_that_does_not_exist_is_an_error(wrong: dict[str, str], mixed: t
         RefShardFileSystem(mixed[1], **wrong).ls("")
 
 
+def test_place_without_a_repository_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceNotReachable, match="there is no Icechunk repository at .*: neither repo nor refs/branch"):
+        RefShardFileSystem(f"icechunk::{tmp_path}/none").ls("")
+
+
 def test_deleted_tag_is_an_error(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     repository.delete_tag("first")
