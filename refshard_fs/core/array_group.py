@@ -49,11 +49,12 @@ class ArrayDescription(msgspec.Struct, frozen=True):
     are documents of version 2, in the order in which they encode a chunk; without any, chunks are raw. The first codec
     of a ``dtype`` of objects says what the objects are: ``vlen-utf8`` texts, ``vlen-bytes`` bytes, ``vlen-array``
     sequences. ``file_codecs`` are names of codecs in the file that are not codecs of the array, because chunks are
-    decoded before zarr sees them. ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None
-    unless the file has a missing value, or lacks chunks: in version 2 xarray masks every element with the fill value,
-    and 0 would mask zeros. Version 3 requires a fill value, so None becomes zero there, and xarray does not mask it.
-    With ``is_masked``, the fill value of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it
-    as well.
+    decoded before zarr sees them.
+
+    ``fill_value`` is a JSON value of version 2 (see `encode_fill_value`). It is None unless the file has a missing
+    value, or lacks chunks: in version 2 xarray masks every element with the fill value, and 0 would mask zeros. Version
+    3 requires a fill value, so None becomes zero there, and xarray does not mask it. With ``is_masked``, the fill value
+    of version 3 is repeated as the attribute ``_FillValue``, so that xarray masks it as well.
     """
 
     where: str

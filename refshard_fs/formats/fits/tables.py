@@ -221,6 +221,8 @@ def _parse_column(
     if not is_text and other is not None and (scale, zero) == (1, other[0]):
         dtype, is_plain = np.dtype(other[1]), False
         fill = None if fill is None else fill + other[0]
+    elif (scale, zero) != (1, 0) and dtype.kind == "c":  # xarray would scale the real part, and drop the other
+        raise ManifestError(f"{where}: its complex numbers are scaled (TSCAL, TZERO), which is not supported")
     elif (scale, zero) != (1, 0) and dtype.kind in "iuf":
         attributes |= {"scale_factor": float(scale), "add_offset": float(zero)}
         dtypes = {"scale_factor": "f8", "add_offset": "f8"}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from refshard_fs.core.format import Format, Probe
 
 ATTRIBUTES = "attributes.json"
+# Attributes of the root, and of the groups of pyramids within a hierarchy, by which such a group is opened itself.
+_OF_GROUPS = (b'"n5"', b'"scales"', b'"downsamplingFactors"', b'"pixelResolution"', b'"multiscales"', b'"axes"')
 
 
 def _recognises(probe: Probe) -> bool:
     document = probe.documents.get(ATTRIBUTES)
     if document is None:
         return False
-    return b'"n5"' in document.data or (b'"dimensions"' in document.data and b'"blockSize"' in document.data)
+    if b'"dimensions"' in document.data and b'"blockSize"' in document.data:
+        return True
+    return any(name in document.data for name in _OF_GROUPS)
 
 
 FORMAT = Format("n5", _recognises, "refshard_fs.formats.n5.source", markers=(ATTRIBUTES,), documents=(ATTRIBUTES,))

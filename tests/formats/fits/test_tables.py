@@ -118,6 +118,16 @@ def test_tdim_that_uses_a_part_of_a_column_is_followed(
 
 
 @pytest.mark.usefixtures("large_files")
+@pytest.mark.parametrize("card", ["TSCAL1", "TZERO1"])
+def test_scaled_complex_numbers_are_left_out_by_name(tmp_path: Path, card: str) -> None:
+    made = [fits.Column("z", "C", array=np.ones(3, "c8")), fits.Column("x", "E", array=np.ones(3, "f4"))]
+    table = fits.BinTableHDU.from_columns(made, name="T")
+    table.header[card] = 0.5
+    left = RefShardFileSystem(str(write(tmp_path / "a.fits", table))).left_whole
+    assert list(left) == ["T/z"]
+    assert "complex numbers are scaled" in left["T/z"]
+
+
 def test_wide_column_is_read_alone_and_narrow_ones_by_rows(http_server: RangeServer, tmp_path: Path) -> None:
     rows = 40
     spectra = RNG.normal(size=(rows, 5000)).astype("f4")

@@ -57,6 +57,23 @@ def test_datasets_of_tensorstore_have_its_values(tmp_path: Path, compression: di
     assert len(fs.ls("a/int8")) == 2 + 18
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"axes": ["x", "y"], "units": ["nm", "s"], "resolution": [10, 20], "scales": [[1, 1], [2, 2]]},
+        {"downsamplingFactors": [[1, 1, 1]]},
+        {"pixelResolution": {"unit": "um", "dimensions": [1, 1, 1]}},
+        {"multiscales": []},
+    ],
+    ids=lambda attributes: min(attributes),
+)
+def test_pyramid_within_a_hierarchy_is_opened_itself(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    """OpenOrganelle's pyramids are groups far below the root, which alone has the member n5."""
+    values = write(tmp_path, "em/raw/s0", "uint8", {"type": "gzip"})
+    (tmp_path / "em/raw/attributes.json").write_text(json.dumps(attributes))
+    assert np.array_equal(read(RefShardFileSystem(fo=str(tmp_path / "em/raw")), "s0"), values)
+
+
 def test_chunk_that_is_missing_is_no_key(tmp_path: Path) -> None:
     write(tmp_path, "a", "int16", {"type": "raw"})
     (tmp_path / "a/2/0/1").unlink()
