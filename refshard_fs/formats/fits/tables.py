@@ -1,4 +1,4 @@
-"""Tables of FITS files, binary or of text: each column of fixed width becomes an array along its rows. No I/O here.
+"""Tables of FITS files, binary or of text: each column becomes an array along its rows. No I/O here.
 
 A table is stored row by row, so that a chunk of a column is cut out of the rows that hold it. A column that fills its
 rows, or has long arrays, is read alone.
@@ -19,6 +19,7 @@ from refshard_fs.core.array_group import ArrayDescription, Chunks, Contiguous, c
 from refshard_fs.core.model import Entry, Inline, Span, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.fits.header import Header, make_name
+from refshard_fs.formats.fits.heaps import BYTES, ELEMENT, MOST_ROWS, HeapChunks, HeapRecipe, Rows, choose_codec
 from refshard_fs.formats.fits.images import name_axis
 
 WIDE: Final = 1 << 14  # bytes of an element from which a column is read alone
@@ -197,10 +198,10 @@ def _parse_column(
 ) -> Column:
     number, kind = form.number, form.kind
     where = f"{header.where}, column {number}"
-    if kind in "PQ":
-        raise ManifestError(f"{where}: its rows have different lengths (in the heap), which is not supported")
     if not form.width:
         raise ManifestError(f"{where}: its elements have no bytes")
+    if kind in "PQ":
+        return _parse_heap_column(header, source, form, rows, row_size)
     scale, zero = header.number(f"TSCAL{number}", 1), header.number(f"TZERO{number}", 0)
     attributes: dict[str, Any] = {}
     unit = header.cards.get(f"TUNIT{number}")
@@ -246,6 +247,40 @@ def _parse_column(
     dimensions = ["row", *(f"{name}_{name_axis(axis)}" for axis in reversed(range(len(shape))))]
     array = ArrayDescription(where, full, cut, dtype, dimensions, attributes, (), fill, is_masked=True)
     return Column(array, chunks, dtypes)
+
+
+def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: int, row_size: int) -> Column:
+    """Return a column whose rows have different lengths: texts, or sequences of numbers."""
+    number, kind = form.number, form.heap
+    where = f"{header.where}, column {number}"
+    if form.repeat != 1 or not kind:
+        raise ManifestError(
+            f"{where}: its TFORM is {header.cards.get(f'TFORM{number}')!r}: expected one sequence a row"
+        )
+    heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
+    if heap > header.data_size:
+        raise ManifestError(f"{where}: its heap at byte {heap} is beyond its data of {header.data_size} bytes")
+    dtype = np.dtype(_DTYPES.get(kind, "S1"))
+    scale, zero = header.number(f"TSCAL{number}", 1), header.number(f"TZERO{number}", 0)
+    other = _OTHER_SIGN.get(kind)
+    is_inverted = other is not None and (scale, zero) == (1, other[0])
+    if other is not None and is_inverted:
+        dtype = np.dtype(other[1])
+    elif (scale, zero) != (1, 0):
+        raise ManifestError(f"{where}: its values of variable length are scaled (TSCAL, TZERO), which is not supported")
+    codec = choose_codec(kind, dtype)
+    attributes: dict[str, Any] = {} if codec is not BYTES else {ELEMENT: dtype.str}
+    unit = header.cards.get(f"TUNIT{number}")
+    if isinstance(unit, str) and unit:
+        attributes["units"] = unit
+    heap_size = header.data_size - heap
+    each = row_size + heap_size // max(rows, 1)
+    count = min(choose_chunks((rows,), max(each, 1))[0], MOST_ROWS)
+    recipe = HeapRecipe((), kind, dtype.str, codec, is_inverted)
+    table = Rows(source, header.stop, rows, row_size, header.stop + heap, heap_size)
+    chunks = HeapChunks(table, form.at, form.kind, count, recipe, where)
+    array = ArrayDescription(where, (rows,), (count,), np.dtype(object), ["row"], attributes, (codec,))
+    return Column(array, chunks, {})
 
 
 def _shape_of(header: Header, form: Form) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -21,18 +21,20 @@ fits = pytest.importorskip("astropy.io.fits")
 
 
 def test_other_hdus_are_reported(tmp_path: Path) -> None:
-    lists = fits.BinTableHDU.from_columns([fits.Column("a", "PJ()", array=np.array([[1], [2, 3]], "O"))], name="LISTS")
+    numbers = [fits.Column("a", "C", array=np.ones(2, "c8"))]
+    scaled = fits.BinTableHDU.from_columns(numbers, name="SCALED")
+    scaled.header["TSCAL1"] = 2.0
     masks = compressed("HCOMPRESS_1", "i2", None)
-    path = write(tmp_path / "a.fits", lists, masks, fits.ImageHDU(SKY, name="SCI"))
+    path = write(tmp_path / "a.fits", scaled, masks, fits.ImageHDU(SKY, name="SCI"))
     path.write_bytes(path.read_bytes() + b"\0" * 2880)
     files = Files({ROOT: path.read_bytes()})
     keyspace = files.open()
     assert list(keyspace.grids) == ["SCI"]
-    assert "different lengths (in the heap)" in keyspace.reports["LISTS/a"]
+    assert "complex numbers are scaled" in keyspace.reports["SCALED/a"]
     assert "not safe" in keyspace.reports["TILES"]
     assert "are not an HDU" in keyspace.reports["4"]
-    with pytest.raises(ManifestError, match="no image or table that can be shown.*LISTS/a.*in the heap"):
-        Files({ROOT: write(tmp_path / "b.fits", lists).read_bytes()}).open()
+    with pytest.raises(ManifestError, match="no image or table that can be shown.*SCALED/a.*are scaled"):
+        Files({ROOT: write(tmp_path / "b.fits", scaled).read_bytes()}).open()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

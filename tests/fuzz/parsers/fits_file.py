@@ -49,6 +49,7 @@ def seeds() -> list[bytes]:
     rows = b"".join((10).to_bytes(4, "big") + (10 * row).to_bytes(4, "big") for row in range(3))
     heap = (rows + bytes(range(30))).ljust(BLOCK, b"\0")
     compressed = encode_header({**table, **column, **tiles, "ZCMPTYPE": "NOCOMPRESS", "EXTNAME": "TILES"}) + heap
+    varying = encode_header({**table, "TFIELDS": 1, "TFORM1": "1PB(10)", "EXTNAME": "LISTS"}) + heap
     forms = {"TFIELDS": 4, "TFORM1": "2I", "TFORM2": "3A", "TDIM2": "(1,3)", "TFORM3": "5X", "TFORM4": "PE(3)"}
     records = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2, "NAXIS1": 16, "NAXIS2": 9, "PCOUNT": 0, "GCOUNT": 1}
     binary = encode_header({**records, **forms, "TZERO1": 32768, "TNULL1": 3}) + bytes(range(144)).ljust(BLOCK, b"\0")
@@ -70,6 +71,7 @@ def seeds() -> list[bytes]:
         primary + text,
         primary + image + pixels,
         primary + compressed,
+        primary + varying,
         primary + image + pixels + compressed + image + pixels,
     ]
 
