@@ -301,7 +301,7 @@ class ArrayGroup(KeySpace):
         self._chunks = chunks
         above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
         self._groups = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
-        self._documents = {**(others or {}), **_documents(arrays, self._groups, zarr_format)}
+        self._documents = _Documents(arrays, self._groups, zarr_format, others or {})
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
@@ -442,31 +442,66 @@ class ArrayGroupBuilder:
         return ArrayGroup(self.arrays, self.chunks, zarr_format, attributes, self.reports, groups=self.groups)
 
 
-def _documents(
-    arrays: Mapping[str, ArrayDescription], groups: Mapping[str, Mapping[str, Any]], zarr_format: int
-) -> dict[str, bytes]:
-    """Return the metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root (path "")."""
-    nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
-    for path, attributes in groups.items():
-        if zarr_format == 3:
-            nodes[path] = [("zarr.json", group_3(attributes))]
-        else:
-            nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
-    places: dict[str, int] = {}
-    for path in nodes:
-        for above in _prefixes(path):
-            places.setdefault(above, len(places))
-    # Nodes keep the order of the file, but each group comes before its members: zarr 3.1 loses members that come first.
-    in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
-    whole = {join(path, name): zarrmeta.dumps(found) for path in in_order for name, found in nodes[path]}
-    if zarr_format == 3:
-        members = {parent(key)[0]: document for key, document in whole.items() if key != "zarr.json"}
-        consolidated = {"kind": b'"inline"', "must_understand": b"false", "metadata": _join_members(members)}
-        root = {name: zarrmeta.dumps(value) for name, value in dict(nodes[""])["zarr.json"].items()}
-        whole["zarr.json"] = _join_members({**root, "consolidated_metadata": _join_members(consolidated)})
-    else:
-        whole[".zmetadata"] = _join_members({"zarr_consolidated_format": b"1", "metadata": _join_members(whole)})
-    return whole
+class _Documents(Mapping[str, bytes]):
+    """The metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root, and ``others``.
+
+    Each document is encoded when it is first read: a cube reads one or two of a piece.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, ArrayDescription],
+        groups: Mapping[str, Mapping[str, Any]],
+        zarr_format: int,
+        others: Mapping[str, bytes],
+    ) -> None:
+        nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
+        for path, attributes in groups.items():
+            if zarr_format == 3:
+                nodes[path] = [("zarr.json", group_3(attributes))]
+            else:
+                nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
+        places: dict[str, int] = {}
+        for path in nodes:
+            for above in _prefixes(path):
+                places.setdefault(above, len(places))
+        # Nodes keep the order of the file, but each group comes before its members: zarr 3.1 loses members that come
+        # first.
+        in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
+        self._plain = {join(path, name): found for path in in_order for name, found in nodes[path]}
+        self._consolidated = "zarr.json" if zarr_format == 3 else zarrmeta.CONSOLIDATED
+        self._keys = dict.fromkeys([*others, *self._plain, self._consolidated])
+        self._encoded = {key: data for key, data in others.items() if key not in self._plain}
+
+    def __getitem__(self, key: str) -> bytes:
+        data = self._encoded.get(key)
+        if data is None:
+            data = self._encoded[key] = self._consolidate() if key == self._consolidated else self._encode(key)
+        return data
+
+    def get(self, key: str, default: Any = None) -> Any:  # most keys are chunks
+        return self[key] if key in self._keys else default
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _encode(self, key: str) -> bytes:
+        return zarrmeta.dumps(self._plain[key])
+
+    def _consolidate(self) -> bytes:
+        members = {key: self[key] for key in self._plain if key != self._consolidated}
+        if self._consolidated != "zarr.json":
+            return _join_members({"zarr_consolidated_format": b"1", "metadata": _join_members(members)})
+        below = {parent(key)[0]: document for key, document in members.items()}
+        consolidated = {"kind": b'"inline"', "must_understand": b"false", "metadata": _join_members(below)}
+        root = {name: zarrmeta.dumps(value) for name, value in self._plain["zarr.json"].items()}
+        return _join_members({**root, "consolidated_metadata": _join_members(consolidated)})
 
 
 def _prefixes(path: str) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
+from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import (
     ArrayDescription,
     ArrayGroup,
@@ -212,3 +213,28 @@ def test_contents_and_chunks_are_those_of_listings(prefix: str) -> None:
         assert found.urls == one_by_one.urls
         for column, expected in zip(found.ranges, one_by_one.ranges, strict=True):
             np.testing.assert_array_equal(column, expected)
+
+
+def test_documents_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cube of many files reads the documents of one array of each."""
+    encoded: list[Any] = []
+
+    def encode(document: Any) -> bytes:
+        encoded.append(document)
+        return dumps(document)
+
+    dumps = zarrmeta.dumps
+    arrays = {
+        f"a{n}": ArrayDescription("", (4,), (2,), np.dtype("<i2"), ["x"], {"long_name": f"number {n}"})
+        for n in range(50)
+    }
+    monkeypatch.setattr(zarrmeta, "dumps", encode)
+    group = ArrayGroup(arrays, {}, 2, {})
+    assert not encoded
+    assert json.loads(result(group.read("a7/.zattrs")))["long_name"] == "number 7"
+    assert result(group.lookup("a7/x")) is None
+    result(group.read("a7/.zattrs"))
+    assert len(encoded) == 1
+    consolidated = json.loads(result(group.read(".zmetadata")))["metadata"]
+    assert consolidated == {key: json.loads(result(group.read(key))) for key in consolidated}
+    assert len(consolidated) == 102

@@ -7,7 +7,7 @@ without scales, each length in a group becomes a dimension ``phony_dim_N``, as i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -276,8 +276,8 @@ class _Dimensions:
         needed: Counter[int] = Counter()
         for path in members:
             if not _is_scale(self._objects[path]) and not any(self._axes[path]):
-                needed |= Counter(self._objects[path].shape or ())
-        there = Counter(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
+                needed |= _count(self._objects[path].shape or ())
+        there = _count(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
         for size, count in needed.items():
             for _ in range(there[size], count):
                 self._phony[group].append((f"phony_dim_{self._phony_counts[group]}", size))
@@ -288,6 +288,14 @@ class _Dimensions:
         self._next += 1
         self._phony[group].append((name, size))
         return name
+
+
+def _count(lengths: Iterable[int]) -> Counter[int]:
+    """Count equal ``lengths``. A `Counter` of values asks first for an abstract class, which can take milliseconds."""
+    found: Counter[int] = Counter()
+    for length in lengths:
+        found[length] += 1
+    return found
 
 
 def _is_scale(found: HDF5Object) -> bool:
