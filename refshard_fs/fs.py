@@ -634,7 +634,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> fs.cat_file("a/1")
         b'cd'
         """
-        loop = self.source.home() or self.loop
+        loop = self.source.last_loop() or self.loop
         with progress("prefetch", callback) as shown:
             sync(loop, self._prefetch, what, selection, mode, wait, shown)
 

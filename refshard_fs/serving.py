@@ -310,7 +310,7 @@ class _SourceServer:
     async def _public_url(self, key: str) -> str | None:
         """Return the URL of a chunk that is a whole object on a public web server; None for any other chunk."""
         keyspace = await self._fs.source.keyspace()
-        entry = await self._fs.source.look(key, keyspace.lookup(key))
+        entry = await self._fs.source.look_up(key, keyspace.lookup(key))
         if not isinstance(entry, Span) or (entry.start, entry.stop) != (0, None) or protocol_of(entry.url) not in WEB:
             return None
         if entry.pin is not None:

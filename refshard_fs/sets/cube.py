@@ -15,7 +15,7 @@ from refshard_fs.sets.lazy_set import LazySet
 from refshard_fs.sets.scanning import reading_options
 from refshard_fs.sets.tables import sources_in_parquet
 from refshard_fs.source.in_memory_source import source_of
-from refshard_fs.source.normalizing import are_many
+from refshard_fs.source.normalizing import is_many_sources
 from refshard_fs.source.options import for_sources
 
 
@@ -73,7 +73,7 @@ def open(  # as zarr.open and fsspec.open
 
     """
     words = {"isel": isel, "sel": sel, "squeeze": squeeze, "assign": assign}
-    if isinstance(sources, str | PurePath) and not are_many(sources):
+    if isinstance(sources, str | PurePath) and not is_many_sources(sources):
         options = {name: value for name, value in arguments.items() if name not in _OF_CONCAT}
         options = for_sources(options, [os.fspath(sources)], open)
         dims = arguments.get("dims") or (None if dim is None else (dim,))

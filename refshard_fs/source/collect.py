@@ -43,14 +43,14 @@ from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import DECOMPRESS
 from refshard_fs.source.recognition import open_references
 
-# Facts of chunks that only a chunk manifest can hold (checksums, ETags), by array and number.
+# Checksums and ETags of chunks, which only a chunk manifest can hold, by array and number.
 Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 
 # A chunk is computed if no range of an object has its bytes, for example a padded last chunk.
 INLINED = 64 << 20  # the most bytes of computed chunks that a set may hold
 LARGE = 1 << 20  # the most bytes of computed chunks of one array that are read to be compared
 COPIED = 16 << 20  # bytes of computed chunks in memory at a time
-REQUESTED = 64  # chunks of an array that are requested one by one if they cannot be listed
+REQUESTED = 64  # the most chunks of an array that are requested one by one if they cannot be listed
 TOGETHER = 1 << 14  # keys in one look-up
 ROWS = 1 << 17  # references of a set in one batch
 
@@ -62,7 +62,7 @@ class Unread(NamedTuple):
     same: frozenset[str] = frozenset()
 
     def choose(self, documents: Mapping[str, Value], paths: Iterable[str]) -> set[str]:
-        """Return those of the arrays at ``paths`` that are not read, by their ``documents``."""
+        """Return the ``paths`` of the arrays that are not read, by their ``documents``."""
         stated = {path: _attributes(documents, path) for path in paths}
         known = self.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
         named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
@@ -71,9 +71,8 @@ class Unread(NamedTuple):
             if own.dims == [parent(path)[1]]:  # a coordinate
                 continue
             is_data = len(own.dims) > 0 and path not in named
-            is_joined = (
-                known.issubset(own.dims) if known else is_data
-            )  # if a set has none of the dims, its data get them
+            # If the set does not have the dimensions, the join adds them to its data.
+            is_joined = known.issubset(own.dims) if known else is_data
             if is_joined or (is_data and path in self.same):
                 chosen.add(path)
         return chosen
@@ -94,24 +93,24 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
     else:
         collection = yield from collect_keys(keyspace, prefix)
     if unread is not None:
-        collection.leave(unread)
+        collection.skip(unread)
     if (key := collection.first_beyond_limit()) is not None:
         raise ManifestError(
-            f"{key!r} is computed from other bytes, so that it has to be copied, and a set holds at most "
-            f"{INLINED >> 20} MiB of copies. Convert this source alone, to a place where an object can be written "
-            "beside the set: copies go into that object. Or read the source in place"
+            f"{key!r} is computed from other bytes, so it has to be copied, but a set holds at most "
+            f"{INLINED >> 20} MiB of copies. Convert this source alone, to a directory where an object for the copies "
+            "can be written beside the set; or read the source in place"
         )
     for batch in collection.batches():
         read: Sequence[bytes] = yield tuple(Load(packed.entry, Raw()) for packed in batch)
         for packed, data in zip(batch, read, strict=True):
-            collection.keep(packed, data)
+            collection.add_bytes(packed, data)
     return collection.finish()
 
 
 def _contents_to_compare(keyspace: KeySpace, unread: Unread) -> Steps[Contents]:
-    """Return the metadata of a hierarchy and the chunks of arrays that are compared; of others, the first chunk.
+    """Return the metadata of a hierarchy, all chunks of arrays that the join compares, and the first chunk of others.
 
-    Directories with chunks of others are not listed.
+    Directories with chunks of the others are not listed.
     """
     documents = yield from read_all_documents(keyspace)
     members = {key: zarrmeta.dumps(document) for key, document in documents.items()}
@@ -183,7 +182,7 @@ def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Ste
 
 
 class Collection:
-    """Builds a set of references from the keys of a key space."""
+    """Build a set of references from the keys of a key space."""
 
     def __init__(
         self, keyspace: KeySpace, contents: Contents, *, with_lengths: bool = False, for_others: bool = False
@@ -272,10 +271,12 @@ class Collection:
         if url is not None:
             self._origins[url] = self._origins.get(url, origin) and origin
             if pin is not None and pin.exact and self._pins.setdefault(url, pin) != pin:
-                raise ManifestError(f"the references need two versions of {url}, but a set can hold one of each URL")
+                raise ManifestError(
+                    f"the references need two versions of {url}, but a set can hold only one version of each URL"
+                )
         return self.urls.setdefault(url, len(self.urls))
 
-    def keep(self, packed: PackedKey, value: Row | bytes) -> None:
+    def add_bytes(self, packed: PackedKey, value: Row | bytes) -> None:
         """Store the bytes of a computed key, or a reference to a copy of them."""
         if packed.array is None or not isinstance(value, Row):
             self._side[packed.key] = value
@@ -283,7 +284,7 @@ class Collection:
             self._parts[packed.array].append(Part.from_rows([(packed.number, value)]))
 
     def first_beyond_limit(self) -> str | None:
-        """Return the first computed key that exceeds the limit `INLINED`; None if all computed keys fit."""
+        """Return the first computed key with which the copies exceed `INLINED` bytes; None if all of them fit."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
         return next((packed.key for packed, end in zip(self.packed, ends, strict=True) if end > INLINED), None)
 
@@ -293,7 +294,7 @@ class Collection:
         for _, group in itertools.groupby(zip(self.packed, ends, strict=True), lambda pair: pair[1] // COPIED):
             yield [packed for packed, _ in group]
 
-    def leave(self, unread: Unread) -> None:
+    def skip(self, unread: Unread) -> None:
         """Replace computed chunks by references to their first ranges, except for chunks that the join compares."""
         sizes: dict[str | None, int] = {}
         for packed in self.packed:
@@ -301,9 +302,9 @@ class Collection:
         left = unread.choose(self._side, self._arrays)
         stated = {path: _attributes(self._side, path) for path in self._arrays if sizes.get(path, 0) > LARGE}
         left |= {path for path, own in stated.items() if own.dims != [parent(path)[1]]}
-        every, self.packed = self.packed, []
+        computed, self.packed = self.packed, []
         rows: dict[str, list[tuple[int, Row]]] = {}
-        for packed in every:
+        for packed in computed:
             spans = packed.entry.spans
             if spans and packed.array in left:
                 target = self._target(spans[0].url, None, spans[0].origin)
@@ -312,11 +313,11 @@ class Collection:
                 )
             else:
                 self.packed.append(packed)
-        for path, some in rows.items():
-            self._parts[path].append(Part.from_rows(some))
+        for path, rows_of_array in rows.items():
+            self._parts[path].append(Part.from_rows(rows_of_array))
 
     def finish(self) -> tuple[ReferenceSet, Checks]:
-        """Build the set of references, and the facts of chunks that it cannot hold."""
+        """Build the set of references, and the checksums and ETags of chunks that it cannot hold."""
         tables = {path: ChunkTable.from_parts(array.grid, self._parts[path]) for path, array in self._arrays.items()}
         urls = Texts.of(self.urls)
         keyspace = self._keyspace
@@ -333,7 +334,7 @@ class _Attributes(NamedTuple):
 
 
 def _decompressed(chunks: Chunks) -> dict[int, Entry]:
-    """Return, by row, the ranges of files that are compressed as a whole: only this package reads these."""
+    """Return, by row, ranges of files that are compressed as a whole: other readers cannot read these."""
     codes = [code for code, url in enumerate(chunks.urls) if (url or "").startswith(DECOMPRESS)]
     found: dict[int, Entry] = {}
     for row in np.flatnonzero(np.isin(chunks.ranges.targets, codes)).tolist():
@@ -364,7 +365,7 @@ def _attributes(side: Mapping[str, Value], path: str) -> _Attributes:
 def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
     """Add an attribute to a metadata document if the array's scale_factor and add_offset are 32-bit numbers.
 
-    xarray chooses the decoded type by theirs, which JSON does not keep. ``by_array`` has the types of the attributes.
+    xarray decodes to the type of these attributes, which JSON does not keep. ``by_array`` has the types of attributes.
     """
     path, name = parent(key)
     dtypes = by_array.get(path, {})

@@ -1,6 +1,6 @@
-"""Keys in the forms of fsspec: info, listings, files for reading or writing, and for zarr 2 a mutable mapping.
+"""Keys as fsspec shows them: info, listings, files for reading or writing, and for zarr 2 a mutable mapping.
 
-No table of all keys is ever built for a listing.
+Listings never build a table of all keys.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from refshard_fs.targets import parse_time
 KIND = ("file", "directory")
 
 
-async def info(session: Source, key: str, known: Directories | None = None) -> dict[str, Any]:
-    """Return name, type and size (of the bytes that a read returns) of ``key``; FileNotFoundError if it is absent.
+async def info(source: Source, key: str, known: Directories | None = None) -> dict[str, Any]:
+    """Return name, type and size of ``key``; FileNotFoundError if it does not exist. The size is that of a whole read.
 
     ``known`` has the directories of objects at and below the key, if they were listed.
 
-    A key that the source declares empty on purpose can be neither read nor listed: its type is "other", with
+    If the source states that a key is empty, the key can be neither read nor listed: its type is "other", with
     ``"empty": True``.
     """
-    keyspace = await session.keyspace()
-    engine = session.engine()
+    keyspace = await source.keyspace()
+    engine = source.engine()
     if key:
         entry = await engine.run_for(key, keyspace.lookup(key))
         if entry is not None:
             size = entry.size
             if size is None:
-                size = await _measure(session, key, entry)
+                size = await _measure(source, key, entry)
             if size is not None:
                 return {"name": key, "size": size, "type": "file"}
     root = key if keyspace.url_of is None else keyspace.url_of(key)
@@ -54,14 +54,14 @@ async def info(session: Source, key: str, known: Directories | None = None) -> d
     raise FileNotFoundError(key)
 
 
-async def ls(session: Source, key: str, *, detail: bool) -> list[Any]:
+async def ls(source: Source, key: str, *, detail: bool) -> list[Any]:
     """List the children of the directory ``key``, or ``key`` itself if it is a file."""
-    keyspace = await session.keyspace()
-    children = await session.engine().run_for(key, keyspace.children(key))
+    keyspace = await source.keyspace()
+    children = await source.engine().run_for(key, keyspace.children(key))
     if children is None:
         if not key:
             return []
-        known = await info(session, key)
+        known = await info(source, key)
         if known.get("empty"):
             raise FileNotFoundError(key)
         return [known] if detail else [key]
@@ -82,12 +82,12 @@ def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
     ]
 
 
-async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
-    """Return all files below ``key`` by name, sorted, with ``withdirs`` also directories; for a file, itself."""
+async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
+    """Return all files below ``key`` by name, sorted; with ``withdirs``, also directories. A file is its own list."""
     if maxdepth is not None and maxdepth < 1:
         raise ValueError("maxdepth must be at least 1")
-    keyspace = await session.keyspace()
-    engine = session.engine()
+    keyspace = await source.keyspace()
+    engine = source.engine()
     known = await engine.run_for(key, keyspace.directories(key)) if maxdepth is None else None
     root = key if keyspace.url_of is None else keyspace.url_of(key)
     out: dict[str, dict[str, Any]] = {}
@@ -106,7 +106,7 @@ async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: boo
                     out[entry["name"]] = entry
             if depth == 0 and key and found is None:
                 with contextlib.suppress(FileNotFoundError):
-                    own = await info(session, key, known)
+                    own = await info(source, key, known)
                     out |= {} if own.get("empty") else {key: own}
             elif depth == 0 and key and withdirs:
                 out[key] = {"name": key, "size": 0, "type": "directory"}
@@ -114,17 +114,17 @@ async def find(session: Source, key: str, *, maxdepth: int | None, withdirs: boo
     return {name: out[name] for name in sorted(out)}
 
 
-async def _measure(session: Source, key: str, entry: Entry) -> int | None:
-    """Return the size of ``key``, asked of its target; None if an optional object is absent."""
+async def _measure(source: Source, key: str, entry: Entry) -> int | None:
+    """Ask the target of ``key`` for the size; return None if an optional object does not exist."""
     if not isinstance(entry, Span):
-        return len(await session.read(Request(key)))
-    facts = await session.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
+        return len(await source.read(Request(key)))
+    facts = await source.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
     if facts is None:
         if entry.optional:
             return None
         raise ReferenceNotReachable(key, entry.url, "the object does not exist")
     size = None if facts.size is None else entry.resolve_end(facts.size).size
-    return len(await session.read(Request(key))) if size is None else size
+    return len(await source.read(Request(key))) if size is None else size
 
 
 def _facts(need: Stat) -> Steps[Facts | None]:
@@ -136,23 +136,23 @@ def _facts(need: Stat) -> Steps[Facts | None]:
 # The version of a key's bytes, for fsspec.
 
 
-async def ukey(session: Source, key: str) -> str:
+async def ukey(source: Source, key: str) -> str:
     """Return a hash of the ranges of ``key`` and the current versions of their targets."""
-    entry = await _entry(session, key)
-    facts: object = await info(session, key) if entry is None else (entry, await _versions(session, key, entry))
+    entry = await _entry(source, key)
+    facts: object = await info(source, key) if entry is None else (entry, await _versions(source, key, entry))
     return sha256(repr(facts).encode()).hexdigest()
 
 
-async def modification_time(session: Source, key: str) -> datetime:
+async def modification_time(source: Source, key: str) -> datetime:
     """Return the last modification time of the targets of ``key``; NotImplementedError if no target has one."""
-    entry = await _entry(session, key)
+    entry = await _entry(source, key)
     if entry is None:
-        known = await info(session, key)
+        known = await info(source, key)
         raise NotImplementedError(f"{key!r} is a {known['type']}, which has no modification time")
-    source = session.options.source
-    if isinstance(entry, Inline) and isinstance(source, str):
-        entry = Span(source, 0, None)
-    versions = await _versions(session, key, entry)
+    fo = source.options.source
+    if isinstance(entry, Inline) and isinstance(fo, str):
+        entry = Span(fo, 0, None)
+    versions = await _versions(source, key, entry)
     times = [parse_time(facts.last_modified) for facts in versions if isinstance(facts, Facts) and facts.last_modified]
     latest = max((when for when in times if when is not None), default=None)
     if latest is None:
@@ -160,20 +160,20 @@ async def modification_time(session: Source, key: str) -> datetime:
     return datetime.fromtimestamp(latest, UTC)
 
 
-async def _entry(session: Source, key: str) -> Entry | None:
+async def _entry(source: Source, key: str) -> Entry | None:
     if not key:
         return None
-    keyspace = await session.keyspace()
-    return await session.engine().run_for(key, keyspace.lookup(key))
+    keyspace = await source.keyspace()
+    return await source.engine().run_for(key, keyspace.lookup(key))
 
 
-async def _versions(session: Source, key: str, entry: Entry) -> list[Facts | str | None]:
-    """Return the facts of each target of ``entry``, or a text if its version differs from the version read before."""
+async def _versions(source: Source, key: str, entry: Entry) -> list[Facts | str | None]:
+    """Return the facts of each target of ``entry``; for a target that has changed since it was read, a text."""
     found: list[Facts | str | None] = []
     spans = entry.spans
     for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
         try:
-            found.append(await session.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))
+            found.append(await source.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))
         except TargetChanged as e:
             found.append(e.reason)
     return found
@@ -184,7 +184,7 @@ async def _versions(session: Source, key: str, entry: Entry) -> list[Facts | str
 
 
 class RefShardFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec is untyped
-    """A key as a read-only file; its ranges are read by the engine, as all others."""
+    """A key as a read-only file."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start, end)
@@ -202,8 +202,8 @@ class StreamedFile(AbstractAsyncStreamedFile):  # type: ignore[misc]  # fsspec i
 class WrittenFile(io.BytesIO):
     """A file that becomes a key when it is closed, unless its ``with`` block ends in an exception."""
 
-    def __init__(self, fs: AsyncFileSystem, key: str, before: bytes, *, at_end: bool) -> None:
-        super().__init__(before)
+    def __init__(self, fs: AsyncFileSystem, key: str, content: bytes, *, at_end: bool) -> None:
+        super().__init__(content)
         self._fs: AsyncFileSystem | None = fs
         self.path = key
         if at_end:
@@ -216,7 +216,7 @@ class WrittenFile(io.BytesIO):
         super().close()
 
     def commit(self) -> None:
-        """Do nothing: fsspec's transactions call this, and a commit writes all keys together."""
+        """Do nothing: fsspec's transactions call this for each file, but here a commit writes all keys together."""
 
     def discard(self) -> None:
         """Drop the content, and leave the key unchanged."""
@@ -228,17 +228,17 @@ class WrittenFile(io.BytesIO):
         super().__exit__(kind, *rest)
 
     def __del__(self) -> None:
-        fs, self._fs = self._fs, None  # never closed: the content may be incomplete
-        if fs is not None:
-            what = f"the file {sanitize(self.path)!r} was opened for writing and never closed: its content is lost"
-            warnings.warn(what, RuntimeWarning, stacklevel=2)
+        fs, self._fs = self._fs, None
+        if fs is not None:  # the file was never closed, so its content may be incomplete
+            message = f"the file {sanitize(self.path)!r} was opened for writing and never closed: its content is lost"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
     """Keys as a mutable mapping like fsspec's, but safe under zarr 2; a key is never a pattern.
 
-    zarr 2 takes every OSError for a missing chunk. So a failed read raises `ReferenceNotReachable`, which is not an
-    OSError, and never returns the error among the results.
+    zarr 2 fills a chunk if reading it raises an OSError. So a failed read raises `ReferenceNotReachable`, which is not
+    an OSError, and never returns the error among the results.
     """
 
     def __getitem__(self, key: str, default: Any = None) -> Any:
@@ -249,20 +249,20 @@ class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
                 return default
             raise KeyError(key) from e
         except OSError as e:
-            raise _not_missing(key, e) from e
+            raise _not_reachable(key, e) from e
 
     def getitems(self, keys: Iterable[str], on_error: str = "raise") -> dict[str, Any]:
         keys = list(keys)
         out: dict[str, Any] = {}
-        found = self.fs.cat_ranges([self._key_to_str(key) for key in keys], None, None, on_error="return")
-        for key, value in zip(keys, found, strict=True):
+        values = self.fs.cat_ranges([self._key_to_str(key) for key in keys], None, None, on_error="return")
+        for key, value in zip(keys, values, strict=True):
             if isinstance(value, self.missing_exceptions):
                 if on_error == "raise":
                     raise KeyError(key)
                 if on_error == "return":
                     out[key] = KeyError(key)
             elif isinstance(value, OSError):
-                raise _not_missing(key, value) from value
+                raise _not_reachable(key, value) from value
             elif isinstance(value, BaseException):
                 raise value
             else:
@@ -283,5 +283,5 @@ class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
         return RefShardMap, (self.root, self.fs, False, False, self.missing_exceptions)
 
 
-def _not_missing(key: str, error: OSError) -> ReferenceNotReachable:
+def _not_reachable(key: str, error: OSError) -> ReferenceNotReachable:
     return ReferenceNotReachable(key, str(getattr(error, "filename", None) or "its target"), str(error))

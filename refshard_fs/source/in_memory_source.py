@@ -22,8 +22,8 @@ from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.source.virtual_dataset import is_virtual_dataset, references_of
 
 ICECHUNK: Final = "icechunk::"  # other libraries put this before the URL of a repository
-_MARK = "refshard-held"  # the key of the digest in the JSON form of such a source
-_SPELLED = 1 << 20  # bytes: the JSON form of a larger source has its digest only
+_MARK = "refshard-held"  # the key of the digest in the JSON value of a source in memory
+_MOST_JSON = 1 << 20  # bytes: the JSON value of a larger source has its digest only
 
 
 class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -45,7 +45,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         _known[self.digest] = self
         out = {_MARK: self.digest}
         size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
-        if size <= _SPELLED:
+        if size <= _MOST_JSON:
             data = self.content if isinstance(self.content, bytes) else References(self.content).to_json()
             out["base64"] = base64.b64encode(data).decode()
         return out
@@ -60,10 +60,10 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
     def __repr__(self) -> str:  # fsspec compares instances by this text: it has to contain the digest
         if isinstance(self.content, bytes):
-            what = f"a document of {bytes_text(len(self.content))}"
+            kind = f"a document of {bytes_text(len(self.content))}"
         else:
-            what = f"references to {count_text(len(self.content.urls), 'target')}"
-        return f"<{what}, in memory: {self.digest[:32]}>"
+            kind = f"references to {count_text(len(self.content.urls), 'target')}"
+        return f"<{kind}, in memory: {self.digest[:32]}>"
 
     __str__ = __repr__
 
@@ -76,7 +76,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
 
 _known: weakref.WeakValueDictionary[str, InMemorySource] = weakref.WeakValueDictionary()
 
-# Pickles are kept: dask pickles a source twice to name an array, and once for each graph.
+# Pickled contents are cached: dask pickles a source twice to name an array, and once for each graph.
 _packed: weakref.WeakKeyDictionary[InMemorySource, bytes | list[bytes]] = weakref.WeakKeyDictionary()
 
 
@@ -94,17 +94,18 @@ def _register(content: ReferenceSet | bytes) -> InMemorySource:
     return _known.setdefault(digest, InMemorySource(content, digest))
 
 
-def _recall(spelled: Mapping[str, Any]) -> InMemorySource:
-    found = _known.get(spelled[_MARK])
-    if found is not None:
-        return found
-    if "base64" not in spelled:
+def _from_json_value(value: Mapping[str, Any]) -> InMemorySource:
+    """Return the source of a `InMemorySource.to_json_value`."""
+    known = _known.get(value[_MARK])
+    if known is not None:
+        return known
+    if "base64" not in value:
         raise ManifestError(
             "this JSON has only the digest of its references, because they are larger than 1 MiB, and this process "
-            "does not have them. Send pickle.dumps(fs) instead, which contains them; or save them once, "
+            "does not have them. Send pickle.dumps(fs) instead, which contains them; or save them with "
             "fs.save('refs.parquet'), and open that path"
         )
-    return _register(base64.b64decode(spelled["base64"]))
+    return _register(base64.b64decode(value["base64"]))
 
 
 # The values of fo=.
@@ -121,34 +122,36 @@ def source_of(
         case _ if is_virtual_dataset(fo):
             return _register(references_of(fo))
         case str() | PurePath():
-            return _absolute(str(fo).removeprefix(ICECHUNK), target_protocol)
+            return _make_absolute(str(fo).removeprefix(ICECHUNK), target_protocol)
         case bytes() | bytearray() | memoryview():
             return _register(bytes(fo))
         case Mapping() if _MARK in fo and fo.keys() <= {_MARK, "base64"}:
-            return _recall(fo)
+            return _from_json_value(fo)
         case {"refshard": str()}:
             return source_of(dump_with_marker(fo), target_protocol, overrides, simple)
         case Mapping():
             from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 
             if isinstance(fo, LazyReferenceMapper):
-                fo = _read_through(fo)
+                fo = _read_lazy_references(fo)
             refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
             return _register(refs)
         case _ if hasattr(fo, "read"):
-            data = _content(fo)
+            data = _read_content(fo)
             if not isinstance(data, bytes):
-                raise TypeError(f"fo= is a file opened as text ({fo!r}): open it in binary mode")
+                raise TypeError(
+                    f"expected a file in binary mode for fo=, got one in text mode ({fo!r}): open it as 'rb'"
+                )
             return _register(data)
         case _:
             raise TypeError(
-                f"fo= is of type {type(fo).__name__}: expected a URL, a path, a mapping, bytes, a binary file, a "
-                "virtual dataset, or a store and a path"
+                "expected a URL, a path, a mapping, bytes, a binary file, a virtual dataset, or a store and a path for "
+                f"fo=, got {type(fo).__name__}"
             )
 
 
-def _content(file: Any) -> Any:
-    """Return the whole content of a file object, and keep its position; for a pipe, the rest of the content."""
+def _read_content(file: Any) -> Any:
+    """Read the whole content of a file object without changing its position; for a pipe, read the rest."""
     if not (hasattr(file, "seekable") and file.seekable()):
         return file.read()
     position = file.tell()
@@ -159,14 +162,14 @@ def _content(file: Any) -> Any:
         file.seek(position)
 
 
-def _read_through(mapper: LazyReferenceMapper) -> dict[str, Any]:
-    """Return all references of a set that fsspec reads; its ``items()`` does not match its keys."""
-    found = {key: mapper[key] for key in mapper}
-    # Rows of a file without a reference have "not a number" in place of the URL.
-    return {key: value for key, value in found.items() if isinstance(value, bytes | str) or value[0] == value[0]}
+def _read_lazy_references(mapper: LazyReferenceMapper) -> dict[str, Any]:
+    """Return all references of fsspec's ``mapper``, key by key: its ``items()`` does not match its keys."""
+    refs = {key: mapper[key] for key in mapper}
+    # A row without a reference has NaN in place of the URL.
+    return {key: value for key, value in refs.items() if isinstance(value, bytes | str) or value[0] == value[0]}
 
 
-def _absolute(url: str, protocol: str | None) -> str:
+def _make_absolute(url: str, protocol: str | None) -> str:
     if "://" in url or "::" in url:
         return url
     if protocol not in (None, "", "file", "local"):
@@ -191,7 +194,7 @@ def digest_of(refs: ReferenceSet) -> str:
         try:
             state.update(repr(list(keys.objects.items())).encode("utf-8", "surrogatepass"))
         except RecursionError:
-            raise ManifestError(f"{refs.where}: a value nests too deep") from None
+            raise ManifestError(f"{refs.where}: a value is nested too deeply for Python's recursion limit") from None
     for column in columns:
         state.update(memoryview(column))
     return state.hexdigest()

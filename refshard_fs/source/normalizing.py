@@ -1,4 +1,4 @@
-"""Normalize the keywords of a filesystem before fsspec stores and compares them: the same in every process."""
+"""Normalize the keywords of a filesystem, so that they mean the same in every process when fsspec compares them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import is_store, urls_of
 
 P = ParamSpec("P")
-SESSION: Final = "session"  # the keyword for the name of the session, which copies of a filesystem share
-MAPPER: Final = "mapper"  # the keyword for the mapping of fsspec behind the source
-_WRITES: Final = ("a", "w")  # modes
+SESSION: Final = "session"  # the keyword for the name of the opened source, which copies of a filesystem share
+MAPPER: Final = "mapper"  # the keyword for fsspec's mapping, if the source is one
+_WRITE_MODES: Final = ("a", "w")
 
 
 class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is untyped: its metaclass is Any
-    """Converts ``fo`` to a value that means the same in every process, before fsspec stores and compares keywords."""
+    """Convert ``fo`` to a value that means the same in every process, before fsspec stores and compares keywords."""
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs = with_spread(kwargs)
@@ -39,8 +39,8 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
         if conf:  # fsspec also applies it, but as text, and not to positional arguments
             args, named = (), parse_configuration(conf) | named
             kwargs = dict(named)
-        given = kwargs.pop("fo", None)
-        fo = given if fo is None else fo
+        keyword = kwargs.pop("fo", None)
+        fo = keyword if fo is None else fo
         if fo is None:
             raise TypeError(
                 "refshard needs fo=: the URL or path of a source, a mapping, bytes or a binary file. With a URL: "
@@ -57,24 +57,25 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
         store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
         if is_store(store):
-            place = urls_of(store)
-            fo = place + (quote(path) if protocol_of(place) in WEB else path)
+            root = urls_of(store)
+            fo = root + (quote(path) if protocol_of(root) in WEB else path)
             if type(store).__name__ != "LocalStore":
-                kwargs["options"] = {place: store, **(kwargs.get("options") or {})}
+                kwargs["options"] = {root: store, **(kwargs.get("options") or {})}
                 named = {**named, "options": kwargs["options"]}
-        if are_many(fo):
+        if is_many_sources(fo):
             fo, kwargs = join_sources(fo, named, kwargs)
             named = kwargs
         elif named.get("concat") is not None:
             raise ValueError(
-                f"concat={named['concat']!r} is for many sources, and fo={fo!r:.200} is one: give a pattern or a list"
+                f"concat={named['concat']!r} needs several sources: expected a pattern or a list for fo=, "
+                f"got {fo!r:.200}"
             )
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         source = source_of(fo, named.get("target_protocol"), overrides, simple)
         if isinstance(fo, InMemorySource):
             kwargs = with_arguments_of(fo, named, kwargs)
-        if named.get("mode") in _WRITES and named.get("overlay") is None:
-            # fsspec and dask take filesystems with equal keywords for equal, but these differ in uncommitted writes.
+        if named.get("mode") in _WRITE_MODES and named.get("overlay") is None:
+            # fsspec and dask treat filesystems with equal keywords as equal, but these differ in uncommitted writes.
             kwargs["overlay"] = uuid.uuid4().hex
         if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to it through the filesystem
             kwargs[MAPPER] = fo
@@ -117,8 +118,8 @@ _KEYWORDS_OF_SOURCES: Final = frozenset(
 _FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
 
 
-def are_many(fo: Any) -> bool:
-    """Whether ``fo`` means several sources: a pattern, a list, a table, or items of STAC."""
+def is_many_sources(fo: Any) -> bool:
+    """Return whether ``fo`` stands for several sources: a pattern, a list, a table, or items of STAC."""
     match fo:
         case str() | PurePath():
             text = str(fo)
@@ -137,16 +138,16 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     """Join many sources to one; return it, and the remaining keywords for its filesystem."""
     if named.get("mode", "r") != "r" or named.get("overlay") is not None:
         raise ValueError(
-            f"mode={named.get('mode')!r}: {reprlib.repr(fo)} means several sources, which can only be read together. "
-            "To add to them, save the result of refshard_fs.open, and append to the saved set"
+            f"mode={named.get('mode')!r} needs a single source, got several ({reprlib.repr(fo)}), which can only be "
+            "read: to add to them, save the result of refshard_fs.open, and append to the saved set"
         )
     # Imported here, because sets import filesystems, and those import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
     for_sources = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
-    made = cube(fo, **for_sources, **(named.get("concat") or {}))
+    joined = cube(fo, **for_sources, **(named.get("concat") or {}))
     left = {name: value for name, value in kwargs.items() if name not in others}
-    return made, {name: left[name] for name in left.keys() - {"concat", "target_options", "ref_storage_args"}}
+    return joined, {name: left[name] for name in left.keys() - {"concat", "target_options", "ref_storage_args"}}
 
 
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
@@ -154,11 +155,11 @@ _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
 
 def with_arguments_of(source: InMemorySource, named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Add the default arguments of ``source`` to ``kwargs``; arguments in ``named`` win over them."""
-    known = source.arguments()
-    if not known or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
+    defaults = source.arguments()
+    if not defaults or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
         return kwargs
-    merged = {**(known.get("options") or {}), **(kwargs.get("options") or {})}
-    return {**known, **kwargs, **({"options": merged} if merged else {})}
+    merged = {**(defaults.get("options") or {}), **(kwargs.get("options") or {})}
+    return {**defaults, **kwargs, **({"options": merged} if merged else {})}
 
 
 def takes_keywords_of(

@@ -54,17 +54,19 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | InMemorySource,
         _meta("The source: a URL, path, mapping, binary file, bytes, virtual dataset, or `(store, path)`."),
     ]
-    target: Annotated[str | None, _meta("URL of references that name none.")] = None
-    target_protocol: Annotated[str | None, _meta("Protocol of `fo` where it names none.")] = None
-    remote_protocol: Annotated[str | None, _meta("Protocol of references that name none.")] = None
+    target: Annotated[str | None, _meta("URL of references without a URL.")] = None
+    target_protocol: Annotated[str | None, _meta("Protocol of `fo` if its URL has none.")] = None
+    remote_protocol: Annotated[str | None, _meta("Protocol of references whose URL has none.")] = None
     template_overrides: Annotated[
         Mapping[str, str] | None, _meta("Templates that replace those of the manifest, by name.")
     ] = None
-    base_url: Annotated[str | None, _meta("Directory that relative URLs in a manifest start from.")] = None
-    format: Annotated[str | None, _meta("Name of the source's format; by default its content tells.")] = None
-    max_manifest_bytes: Annotated[int, _meta("Largest manifest or metadata document, decompressed.", "bytes")] = (
-        MANIFEST_BYTES
+    base_url: Annotated[str | None, _meta("Directory to which relative URLs in a manifest are relative.")] = None
+    format: Annotated[str | None, _meta("Name of the source's format; by default it is recognised by the content.")] = (
+        None
     )
+    max_manifest_bytes: Annotated[
+        int, _meta("The most bytes of a manifest or a metadata document, decompressed.", "bytes")
+    ] = MANIFEST_BYTES
     head: Annotated[int, _meta("Length of the first request for a source.", "bytes")] = HEAD
     shards: Annotated[str, _meta("`inner` shows the inner chunks of shards, `whole` the shards.")] = "inner"
     shard_options: Annotated[Mapping[str, Any] | None, _meta("Layout of zarr v2 prototype shards.")] = None
@@ -73,14 +75,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     tag: Annotated[str | None, _meta("Tag of an Icechunk repository, in place of a branch.")] = None
     snapshot: Annotated[str | None, _meta("Snapshot of an Icechunk repository, in place of a branch.")] = None
     as_of: Annotated[
-        str | datetime | None, _meta("Time (ISO 8601): the last snapshot of the branch that was written by then.")
+        str | datetime | None, _meta("Time (ISO 8601): shows the last snapshot of the branch that was written by then.")
     ] = None
     select: Annotated[
         Sequence[Mapping[str, Any]] | None,
-        _meta("Selections of the source, each of the one before, as `fs.select` makes."),
+        _meta("Selections of the source, as made by `fs.select`, applied one after the other."),
     ] = None
     concat: Annotated[
-        Mapping[str, Any] | None, _meta("Arguments of `refshard_fs.open`, where `fo` is a pattern or a list.")
+        Mapping[str, Any] | None, _meta("Arguments of `refshard_fs.open`, if `fo` is a pattern or a list.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -130,12 +132,13 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
     ref_storage_args: Annotated[Mapping[str, Any] | None, _meta("fsspec's old name of `target_options`.")] = None
     remote_options: Annotated[
         Mapping[str, Any] | None,
-        _meta("Options for `remote_protocol`, or the first protocol that references name."),
+        _meta("Options for `remote_protocol`, or for the first protocol in the references."),
     ] = None
     fs: Annotated[
         Filesystems | None,
         _meta(
-            "Filesystem or obspec store for targets and for sources on web servers, some by protocol, or a registry."
+            "Filesystem or obspec store for targets and for sources on web servers; or a mapping of protocols to "
+            "these, or a registry."
         ),
     ] = None
     options: Annotated[
@@ -148,7 +151,8 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise TypeError for an invalid value."""
         if self.remote_options is not None and not isinstance(self.remote_options, Mapping):
             raise TypeError(
-                f"remote_options={self.remote_options!r}: expected a mapping of options; remote_protocol= is a text"
+                f"invalid remote_options={self.remote_options!r}: expected a mapping of options (a protocol belongs in "
+                "remote_protocol=)"
             )
 
     @property
@@ -161,17 +165,21 @@ class TrustOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How targets are read."""
 
-    max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of up to this.", "bytes")] = 16 * KIB
-    max_block: Annotated[int, _meta("Ranges are merged into requests of up to this, or a quarter more.", "bytes")] = (
+    max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of at most this.", "bytes")] = 16 * KIB
+    max_block: Annotated[int, _meta("Ranges are merged into requests of at most this, or a quarter more.", "bytes")] = (
         1 * MIB
     )
-    retries: Annotated[int, _meta("Further tries of a request that fails for a passing reason.", "tries")] = 5
-    timeout: Annotated[float, _meta("Longest time of a request with all its tries.", "seconds")] = 300.0
-    fast_s3: Annotated[bool, _meta("Reads S3 by requests of our own where that works.")] = True
-    readahead: Annotated[int, _meta("Most that is fetched ahead of reads that follow a pattern.", "bytes")] = 64 * MIB
-    max_memory: Annotated[int, _meta("Most that is under way or waits to be read.", "bytes")] = 256 * MIB
-    concurrency: Annotated[int, _meta("Most requests under way to one host at a time.", "requests")] = 128
-    verify: Annotated[bool, _meta("Verifies the checksum of each chunk that has one in the source.")] = False
+    retries: Annotated[int, _meta("How often a request is repeated if it fails for a temporary reason.", "tries")] = 5
+    timeout: Annotated[float, _meta("The longest time of a request with all its repetitions.", "seconds")] = 300.0
+    fast_s3: Annotated[
+        bool, _meta("Reads S3 with this package's own client, if the options permit it, instead of s3fs.")
+    ] = True
+    readahead: Annotated[int, _meta("The most bytes fetched ahead of reads that follow a pattern.", "bytes")] = 64 * MIB
+    max_memory: Annotated[
+        int, _meta("The most memory of reading: answers under way, data fetched ahead, decoded chunks.", "bytes")
+    ] = 256 * MIB
+    concurrency: Annotated[int, _meta("The most requests to one host at a time.", "requests")] = 128
+    verify: Annotated[bool, _meta("Verifies the checksum of each chunk, if the source has checksums.")] = False
 
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,10 +187,12 @@ class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     index_cache: Annotated[Directory | None, _meta("Directory that keeps decoded manifests; False keeps none.")] = None
     cache_dir: Annotated[Directory | None, _meta("Directory that keeps ranges of remote objects.")] = None
-    cache_bytes: Annotated[int, _meta("Most that `cache_dir` holds.", "bytes")] = CAPACITY
-    block_cache: Annotated[int, _meta("Chunks kept in memory after they were read.", "bytes")] = 0
+    cache_bytes: Annotated[int, _meta("The most bytes in `cache_dir`.", "bytes")] = CAPACITY
+    block_cache: Annotated[
+        int, _meta("The most bytes of chunks that stay in memory after they were read.", "bytes")
+    ] = 0
     cache_size: Annotated[
-        int, _meta("Parts of a lazily read manifest, or of a lazy cube, that are kept.", "partitions")
+        int, _meta("Parts of a lazily read manifest, or of a lazy cube, that stay open.", "partitions")
     ] = 128
 
 
@@ -193,13 +203,13 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _meta("`r` refuses writes, `a` keeps them for a commit, `w` begins with an empty source.")
     ] = None
     overlay: Annotated[
-        str | OverlayCopy | None, _meta("`fs.overlay` of another filesystem: its uncommitted writes are shared.")
+        str | OverlayCopy | None, _meta("`fs.overlay` of another filesystem, to share its uncommitted writes.")
     ] = None
     data_url: Annotated[str | None, _meta("Directory of new objects; by default `<fo>.data`.")] = None
-    inline_threshold: Annotated[int, _meta("Longer values become objects in `data_url`.", "bytes")] = INLINE
+    inline_threshold: Annotated[int, _meta("Values of more bytes become objects in `data_url`.", "bytes")] = INLINE
     content_addressed: Annotated[bool, _meta("Names objects by their SHA-256.")] = False
     write_memory: Annotated[
-        int, _meta("Chunks that wait in memory for a commit; more of them wait in a file.", "bytes")
+        int, _meta("The most bytes of chunks that wait in memory for a commit; others wait in a file.", "bytes")
     ] = MEMORY
     record_size: Annotated[int, _meta("References in each file of a new parquet set.", "references")] = RECORD_SIZE
 
@@ -207,7 +217,7 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ValueError for an unknown mode."""
         if self.mode is not None and self.mode not in MODES:
             raise ValueError(
-                f"mode={self.mode!r}: expected 'r', 'a' (reads and writes) or 'w' (begins with an empty source)"
+                f"invalid mode={self.mode!r}: expected 'r', 'a' (reads and writes) or 'w' (begins with an empty source)"
             )
 
     @property
@@ -394,7 +404,7 @@ def keywords() -> Mapping[str, inspect.Parameter]:
 
 
 def forward(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords among ``given`` that the filesystem of ``source`` takes; ``given`` has no option of ours."""
+    """Return the keywords in ``given``, which are not ours, that the filesystem of ``source`` takes."""
     protocol = None if source is None or "::" in source else protocol_of(source)
     names = given.keys() - FSSPEC_ARGUMENTS
     if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):
@@ -462,4 +472,4 @@ def _parse_text(name: str, text: str, annotation: str) -> Any:
             return msgspec.convert(text, kind, strict=False)
         return json.loads(text) if name != "fo" and text.startswith(("{", "[")) else text
     except ValueError as e:  # msgspec's ValidationError is one
-        raise ValueError(f"fsspec's configuration has {name}={text!r} for refshard: {e}") from e
+        raise ValueError(f"invalid {name}={text!r} in fsspec's configuration for refshard: {e}") from e

@@ -54,7 +54,10 @@ def open_source(url: str, options: OpenOptions, format: str | None = None) -> St
 
 
 def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a source that another one names. If it is gone, that one still exists: a writer must not make it anew."""
+    """Open a source in another source, such as a piece of a cube.
+
+    If the inner source is gone, its error must not mean that the outer source is missing: a writer would replace it.
+    """
     try:
         return (yield from open_source(url, options))
     except NoSuchSource as e:
@@ -68,11 +71,11 @@ def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
     """Open a reference set in memory; this reads targets only if metadata documents are references."""
-    keyspace = FlatKeySpace(refs, resolver(options, None), "the given references")
+    keyspace = FlatKeySpace(refs, resolver(options, None), "the references in memory")
     return (yield from apply_views(keyspace, options))
 
 
-def empty(url: str, options: OpenOptions) -> KeySpace:
+def empty_source(url: str, options: OpenOptions) -> KeySpace:
     """Return an empty key space, for a source that does not exist yet."""
     refs = ReferenceSet(Texts.of(()), {}, {})
     return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
@@ -82,24 +85,25 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     if options.open_other is None:
         options = msgspec.structs.replace(options, open_other=_open_other)
     probe = yield from _look_inside(probe, options)
-    found = _format_of(probe, format)
-    if options.version != Version() and not found.has_versions:
+    opener = _format_of(probe, format)
+    if options.version != Version() and not opener.has_versions:
         raise ManifestError(
-            f"{options.version}: {probe.url} has the format {found.name!r}, without versions: leave this argument out"
+            f"{options.version} is not possible: {probe.url} has the format {opener.name!r}, which has no versions: "
+            "leave this argument out"
         )
-    keyspace: Any = yield from found.open(probe, options)  # a plug-in may return anything
+    keyspace: Any = yield from opener.open(probe, options)  # a plug-in may return anything
     if not isinstance(keyspace, KeySpace):
         kind = type(keyspace).__name__
-        raise TypeError(f"open_ of format {found.name!r} ({found.module}) returned {kind}: expected a KeySpace")
-    keyspace.format = found.name
+        raise TypeError(f"open_ of format {opener.name!r} ({opener.module}) must return a KeySpace, got {kind}")
+    keyspace.format = opener.name
     documents = keyspace.root_documents
     view = yield from apply_views(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
-    keyspace.root_documents = documents if options.recalls else {}  # opening the views has used them up
+    keyspace.root_documents = documents if options.recalls else {}  # opening the views has emptied them
     return view
 
 
 def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
-    """Return the probe of the decompressed file if a file of a format is compressed as a whole; else ``probe``.
+    """Return the probe of the decompressed file, if the file is compressed as a whole; otherwise ``probe``.
 
     Raises UnknownSource for a file of a known but unsupported kind, compressed or not.
     """
@@ -124,7 +128,7 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
 
 
 def _decompress(probe: Probe, options: OpenOptions) -> Steps[Probe]:
-    """Return the probe of what decompressing the whole file makes."""
+    """Return the probe of the decompressed file."""
     if not probe.is_in_memory:
         return (yield from _probe(DECOMPRESS + probe.url, options))
     data = decompress_file(probe.head, probe.url)
@@ -143,15 +147,15 @@ def _format_of(probe: Probe, name: str | None) -> Format:
         fitting = [f for f in fitting if not f.is_general]
     if len(fitting) == 1:
         return fitting[0]
-    remedy = "Name one with format="
+    remedy = "Pass the format with format="
     if probe.is_directory:
         inside = sorted(probe.names)
         what = "a directory with " + (", ".join(inside[:8]) or "no known file in it")
         kinds = Counter(name.rpartition(".")[2] for name in inside if "." in name[1:])
         if kinds:  # the pattern has the most frequent suffix
-            remedy = f"'{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}' joins its files"
+            remedy = f"To join its files, open '{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}'"
         if "manifest.safe" in inside:
-            remedy = "It is a SAFE product: open the images or measurements in it, as GRANULE/*/IMG_DATA/*_B04.jp2"
+            remedy = "It is a SAFE product: open the images or measurements in it, such as GRANULE/*/IMG_DATA/*_B04.jp2"
     elif not probe.head:
         what, remedy = "an empty document", "Was it written to the end?"
     else:
@@ -210,10 +214,10 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
 
 
 def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None]:
-    """Request the documents ``names`` of a zarr hierarchy at ``url`` together; None if there is no hierarchy.
+    """Request the documents ``names`` of a zarr hierarchy at ``url`` together; return None if it has none of them.
 
-    Other documents of the root count as absent until they are looked up again.
-    A server that answers every URL with a page has no hierarchy.
+    Other documents of the root count as absent until they are looked up again. If the server answers every URL with a
+    web page, there is no hierarchy.
     """
     below = locator(url)
     try:

@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, eq=False):
 
 
 class WriteSettings(msgspec.Struct, frozen=True):
-    """The places and forms of new values; with ``data_url`` None, all values stay in memory.
+    """Settings for new values; with ``data_url`` None, all values stay in memory.
 
     ``format``, and ``record_size`` for a parquet set, apply to a new source.
     """
@@ -110,7 +110,7 @@ class WriteSettings(msgspec.Struct, frozen=True):
 
 
 _SYNONYMS = (("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"))  # protocols with one filesystem in fsspec
-_OF_THE_SOURCE = ("compression", "protocol")  # options of the source that its filesystem does not take
+_NOT_FORWARDED = ("compression", "protocol")  # options of the source that its filesystem does not take
 
 
 class Routes(NamedTuple):
@@ -144,20 +144,20 @@ def route(given: Options, data_url: str | None) -> Routes:
         if not known and protocol not in ("memory", *LOCAL):
             near = source is not None and (protocol_of(source) or "file") == protocol
             chosen = (source_options if near else None) or remote_options or {}
-            by_prefix[data_url] = {name: value for name, value in chosen.items() if name not in _OF_THE_SOURCE}
+            by_prefix[data_url] = {name: value for name, value in chosen.items() if name not in _NOT_FORWARDED}
         options = {**options, data_url: {}}
         if allow is not None and not isinstance(allow, str):
             allow = [*allow, data_url + "/"]
     if source is not None:
         if source_options is not None:
-            own = {k: v for k, v in source_options.items() if k not in _OF_THE_SOURCE}
+            own = {k: v for k, v in source_options.items() if k not in _NOT_FORWARDED}
             by_prefix[source] = own
             place = place_of(source)
             if place is not None and not remote_options and protocol_of(place) not in by_protocol:
                 by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
         elif fs is not None and longest_prefix(by_prefix, source) is None and protocol_of(source) not in WEB:
-            # fs= serves the references, not the manifest, which may need credentials of the environment. Web servers
-            # know none, and a file that is read in place needs the session, as of earthaccess, itself.
+            # fs= is for the references, not for the manifest, which may need credentials of the environment. Web
+            # servers do not use these; there fs= opens the source, too: earthaccess's session is needed for both.
             by_prefix[source] = {}
     by_prefix = {normalize(prefix): chosen for prefix, chosen in by_prefix.items()}
     bare = by_protocol.get(None)
@@ -175,7 +175,7 @@ def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
     """Replace obspec's stores in ``fs`` and ``options`` by filesystems; stores of a registry go to ``options``."""
     registered = stores_of(fs)
     if registered is not None:
-        # This machine's files are read without it, and only where the source may point to them.
+        # Local files are read without the store, and only if the source may point to them.
         own = {prefix: store for prefix, store in registered.items() if type(store).__name__ != "LocalStore"}
         fs, options = None, {**own, **options}
     elif is_store(fs):
@@ -193,7 +193,9 @@ def _split_versions(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
     for prefix, given in options.items():
         versions = given.get("versions") if isinstance(given, Mapping) else None
         if versions not in (None, "ignore", "compare"):
-            raise ValueError(f"versions={versions!r} in options={{{prefix!r}: ...}}: expected 'ignore' or 'compare'")
+            raise ValueError(
+                f"invalid versions={versions!r} in options={{{prefix!r}: ...}}: expected 'ignore' or 'compare'"
+            )
         if versions is None and given != {}:
             by_prefix[prefix] = given
         elif versions is not None and len(given) > 1:  # without other options, the options of its protocol apply
@@ -228,7 +230,7 @@ def _by_protocol(
 # Places of new objects.
 
 
-_TAKE_NONE = ("http", "https", "data", "github", "zip", "tar")  # protocols without writes
+_READ_ONLY_PROTOCOLS = ("http", "https", "data", "github", "zip", "tar")
 
 
 SetFormat = Literal["parquet", "json", "chunk-manifest", "icechunk"]  # formats for writing references
@@ -254,13 +256,13 @@ def format_named(url: str) -> SetFormat:
 
 
 def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
-    """Return the directory of new objects: ``given``, or one beside the source; None if neither is possible.
+    """Return the directory of new objects: ``given``, or a directory beside the source; None if there is neither.
 
     ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
     """
     if given is not None:
         return given.rstrip("/")
-    if not isinstance(source, str) or "::" in source or protocol_of(source) in _TAKE_NONE:
+    if not isinstance(source, str) or "::" in source or protocol_of(source) in _READ_ONLY_PROTOCOLS:
         return None
     beside = source.rstrip("/") + ".data"
     return f"file://{beside}" if protocol_of(source) is None else beside
@@ -280,5 +282,5 @@ def transaction_for(options: Options) -> Transaction | None:
 
 
 def takes_objects(url: str) -> bool:
-    """Whether the protocol of ``url`` supports writes."""
-    return "::" not in url and protocol_of(url) not in _TAKE_NONE
+    """Return whether the protocol of ``url`` supports writes."""
+    return "::" not in url and protocol_of(url) not in _READ_ONLY_PROTOCOLS

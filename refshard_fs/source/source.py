@@ -65,7 +65,7 @@ INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes in 
 
 
 class Engines:
-    """Runs look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
+    """Run look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Engines:
         self._is_written = is_written
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
-        # Partly read chunks, decoded: a loop over steps reads their other parts.
+        # Decoded chunks of which a part was read: a loop over steps reads the other parts later.
         self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
         self._budget = SharedBudget(options.budget, [self.decoded])  # of all engines
-        self._on_disk = _chunk_cache(caching)
-        keep, longest = _keep(caching), options.open.max_manifest_bytes
-        self._answers = Answers(indexes, options.token, longest, keep, heads)
+        self._on_disk = _open_chunk_cache(caching)
+        index_cache, longest = _open_index_cache(caching), options.open.max_manifest_bytes
+        self._answers = Answers(indexes, options.token, longest, index_cache, heads)
         _all.add(self)
 
     def engine(self) -> Engine:
@@ -121,25 +121,25 @@ class Engines:
     def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
         fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
-        return Engine(fetcher, self._answers, self.stats, options.readahead, self._at_once_reader())
+        return Engine(fetcher, self._answers, self.stats, options.readahead, self._immediate_reader())
 
     # ------------------------------------------------------------------ look-ups
 
-    async def look(self, key: str, steps: Steps[T]) -> T:
+    async def look_up(self, key: str, steps: Steps[T]) -> T:
         """Run ``steps``, and return their result; an error names ``key``, and never means that the key is missing."""
         return await self.engine().run_for(key, steps)
 
-    def look_now(self, key: str, steps: Steps[Any]) -> Found | None:
-        """Run ``steps``; None if they need an event loop. For callers that may block."""
+    def look_up_now(self, key: str, steps: Steps[Any]) -> Found | None:
+        """Run ``steps``; return None if they need an event loop. For callers that may block."""
         try:
-            return self._at_once_reader().run(steps)
+            return self._immediate_reader().run(steps)
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame(key, e) from sanitize_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
         """Run ``steps()``, and return their result, for callers outside of event loops; an error names ``key``."""
-        found = self.look_now(key, steps())
-        result: T = self.wait(self.look, key, steps()) if found is None else found.value
+        found = self.look_up_now(key, steps())
+        result: T = self.wait(self.look_up, key, steps()) if found is None else found.value
         return result
 
     def wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
@@ -147,7 +147,7 @@ class Engines:
         result: T = sync(_loop_of_zarr() or get_loop(), function, *args)
         return result
 
-    def _at_once_reader(self) -> Immediate:
+    def _immediate_reader(self) -> Immediate:
         immediate = self._immediate
         if immediate is None:
             immediate = self._immediate = Immediate(
@@ -157,7 +157,7 @@ class Engines:
 
     # ------------------------------------------------------------------ other event loops
 
-    def home(self) -> Loop | None:
+    def last_loop(self) -> Loop | None:
         """Return a running loop that has read, the last one first, but not the caller's; None if there is none."""
         here = running_loop()
         with self._lock:
@@ -191,7 +191,7 @@ class Engines:
             self._blocks.clear()
         self.decoded.clear()
         self._engines.clear()
-        # A new budget: reads that go on with a forgotten engine do not count.
+        # The budget is new, too: reads that continue with a forgotten engine do not count in it.
         self._budget = SharedBudget(self.options.budget, [self.decoded])
         self._immediate = None
 
@@ -218,13 +218,13 @@ def running_loop() -> Loop | None:
         return None
 
 
-def _keep(caching: CachingOptions) -> IndexCache | None:
+def _open_index_cache(caching: CachingOptions) -> IndexCache | None:
     where = caching.index_cache
     directory = None if where is False else _directory(where)
     return None if directory is None else IndexCache(directory, everything=where is not None)
 
 
-def _chunk_cache(caching: CachingOptions) -> ChunkCache | None:
+def _open_chunk_cache(caching: CachingOptions) -> ChunkCache | None:
     directory = _directory(caching.cache_dir) if caching.cache_dir else None
     return None if directory is None else ChunkCache(directory, caching.cache_bytes)
 
@@ -236,7 +236,7 @@ def _directory(given: Directory | None) -> str | PurePath | None:
 
 _all: weakref.WeakSet[Engines] = weakref.WeakSet()
 
-# A forked child shares the parent's sockets and selectors, and must not close them: it keeps them from being collected.
+# A forked child shares the parent's sockets and selectors, and must not close them: this list keeps them referenced.
 _orphans: list[object] = []
 
 
@@ -260,9 +260,9 @@ _naming = fork_safe(threading.Lock())
 class Source(Engines):
     """The opened source of a filesystem, ``fs.source``. Thread-safe; copies of a filesystem in one process share one.
 
-    `open` returns the key space, and `keyspace` does so on an event loop. `run` runs the steps of a look-up, `wait` a
-    coroutine, for callers outside of event loops; `look` and `engine` are for callers on an event loop. `read`,
-    `read_all`, `find` and `plan` take keys. `admission` is the rule for its targets, `stores` writes objects, and
+    Callers outside of event loops use `open`, which returns the key space, `run`, which runs the steps of a look-up,
+    and `wait`, which runs a coroutine. Callers on an event loop use `keyspace`, `look_up` and `engine`. `read`,
+    `read_all`, `find` and `plan` take keys. `admission` is the rule for the targets, `stores` writes objects, and
     `transaction` holds uncommitted writes.
     """
 
@@ -287,7 +287,7 @@ class Source(Engines):
     # ------------------------------------------------------------------ copies of a filesystem
 
     def share(self, name: str, arguments: object) -> Source:
-        """Return the source that filesystems with equal ``arguments`` share by ``name``: this one for a new name."""
+        """Return the source called ``name`` if it was made with equal ``arguments``; otherwise register this one."""
         with _naming:
             known = _named.get(name)
             if known is None:
@@ -328,7 +328,9 @@ class Source(Engines):
             if isinstance(content, ReferenceSet):
                 with self._opening_now:  # one thread opens it, and the others wait
                     if self._keyspace is None:
-                        found = self.look_now("", self._select(catalog.open_references(content, self._open_options())))
+                        found = self.look_up_now(
+                            "", self._select(catalog.open_references(content, self._open_options()))
+                        )
                         if found is not None:
                             self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
@@ -350,7 +352,7 @@ class Source(Engines):
         options = self.options
         match options.source:
             case str(url):
-                if protocol_of(url) in (None, *LOCAL):  # a file is cheap to look at, and may be a new one
+                if protocol_of(url) in (None, *LOCAL):  # checking a local file is cheap, and it may have been replaced
                     INDEXES.discard((options.token, Stat(url)))
                 else:
                     find_plugins()
@@ -376,7 +378,7 @@ class Source(Engines):
         except NoSuchSource:
             if self.transaction is None or not isinstance(options.source, str):
                 raise
-            return Base(catalog.empty(options.source, self._open_options()), (), None, options.source)
+            return Base(catalog.empty_source(options.source, self._open_options()), (), None, options.source)
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
@@ -469,7 +471,7 @@ class Source(Engines):
 
     @property
     def is_own(self) -> bool:
-        """Whether the source is known to be the user's own, and all sets in it are, or ``allow=`` names them."""
+        """Whether the source, and each set in it, is known to be the user's own or is in ``allow=``."""
         pool, keyspace = self._pool_options, self._keyspace or self.open_now()
         if keyspace is None or not pool.admission.trusts_source:
             return False
@@ -487,7 +489,7 @@ class Source(Engines):
         below = None if not path or keyspace is None or keyspace.url_of is None else keyspace.url_of(path)
         self._forget_indexes(below)
         if self.transaction is not None:
-            self.transaction.reopen(below=below)  # every source that shares it forgets
+            self.transaction.reopen(below=below)  # this makes all sources that share it forget
         else:
             self.forget(below)
 
@@ -525,13 +527,13 @@ class Source(Engines):
     # ------------------------------------------------------------------ reading
 
     async def read(self, request: Request) -> bytes:
-        """Return the bytes of ``request``; FileNotFoundError means that there is no such key."""
+        """Return the bytes of ``request``; FileNotFoundError means that the key does not exist."""
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)  # even if the data is inline: chunks will be read on the same loop
         keyspace = self._keyspace or self.open_now() or await self.keyspace()
         if self._is_part_of_metadata(request):
             await self.read(Request(request.key))
-        at_once = self._immediate or self._at_once_reader()
+        at_once = self._immediate or self._immediate_reader()
         entry = at_once.find(keyspace, request.key)
         data = None if entry is None else await at_once.take_soon(request, entry)
         if data is None:
@@ -553,13 +555,13 @@ class Source(Engines):
 
     async def _read_all(self, requests: list[Request], on_progress: Callable[[int], object] | None) -> list[Any]:
         keyspace = await self.keyspace()
-        reader = self._at_once_reader()
+        reader = self._immediate_reader()
         out: list[Any] = [None] * len(requests)
         entries: dict[int, Entry] = {}
         for number, request in enumerate(requests):
             try:
                 entry = reader.find(keyspace, request.key)
-            except Exception as e:  # noqa: BLE001  # of this one alone
+            except Exception as e:  # noqa: BLE001  # the other requests go on
                 out[number] = e
             else:
                 if entry is not None:
@@ -609,9 +611,9 @@ class Source(Engines):
     ) -> None:
         """Read the chunks of one selection, and call ``take(number, data)`` as each arrives: see `reading.selection`.
 
-        A single chunk is read as by `read`, which may read ahead: such a selection is a step of a loop, or a task of
-        dask, and may have a successor. ``memory`` bounds this read in place of the memory of all selections, for
-        callers that count the bytes until they have decoded them.
+        A selection of one chunk is often a step of a loop, or a task of dask. So it is read with `read`, which may read
+        ahead. ``memory`` bounds this read instead of the memory of all selections: for callers that have reserved the
+        bytes themselves.
         """
         if len(keys) == 1:
             data: bytes | None = None
@@ -637,7 +639,7 @@ class Source(Engines):
             await self.keyspace(),
             take if guard is None else judge_and_take,
             self.engine,
-            self._at_once_reader(),
+            self._immediate_reader(),
             chunk_size=chunk_size,
             memory=memory or self.selections,
             threads=threads,
@@ -651,23 +653,26 @@ class Source(Engines):
 
     async def note_decoding(self, error: Exception, key: str) -> None:
         """Add a note to ``error``: the chunk ``key`` could not be decoded, and the place of its bytes."""
-        if isinstance(error, RefShardError):  # its own text names the place
+        if isinstance(error, RefShardError):  # its text has the place already
             return
         entry = None
         with contextlib.suppress(Exception):  # the user has to see the first error
             entry = await self.find(key)
         note_decoding(error, key, entry)
 
-    async def pieces(self, key: str, tell_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of ``key`` in order, in pieces; at most `PIECES` are in memory at a time."""
+    async def pieces(self, key: str, on_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of ``key`` in order, in pieces; at most `PIECES` are in memory at a time.
+
+        ``on_size(n)`` is called first, with the number of all bytes.
+        """
         entry = await self.find(key)
         size = entry.size
         if size is None or size <= PIECE or not isinstance(entry, Span):
             data = await self.read(Request(key))
-            tell_size(len(data))
+            on_size(len(data))
             yield data
             return
-        tell_size(size)
+        on_size(size)
         loop = asyncio.get_running_loop()
         coming: deque[asyncio.Task[bytes]] = deque()
         try:
@@ -698,19 +703,19 @@ class Source(Engines):
         keyspace = self._keyspace or self.open_now()
         if keyspace is None or self._is_part_of_metadata(request):
             return None
-        data = (self._immediate or self._at_once_reader()).read(keyspace, request, may_load=True)
+        data = (self._immediate or self._immediate_reader()).read(keyspace, request, may_load=True)
         self._guard(request, data)
         return data
 
     def _is_part_of_metadata(self, request: Request) -> bool:
-        """Whether ``request`` is for a part of metadata of a set from elsewhere: `_guard` judges whole documents."""
+        """Return whether ``request`` reads a part of a metadata document of a set from elsewhere: see `_guard`."""
         return not request.is_whole and zarrmeta.is_metadata(request.key) and not self.is_own
 
     def _guard(self, request: Request, data: Any) -> None:
-        """Raise ManifestError if decoding ``data``, the bytes of a key, may do harm; other values are not judged.
+        """Raise ManifestError if decoding ``data``, the bytes of a key, may do harm; ignore values that are not bytes.
 
-        Metadata of a set from elsewhere must not name a codec that runs code, even if some version of zarr permits it.
-        While xarray opens a set, its `GUARD` judges the chunks.
+        Metadata of a set from elsewhere must not have a codec that runs code, even if some version of zarr permits it.
+        This needs the whole document. While xarray opens a set, `GUARD` judges its chunks.
         """
         is_document = zarrmeta.is_metadata(request.key) and isinstance(data, bytes | bytearray | memoryview)
         document = bytes(data) if is_document else b""
@@ -729,14 +734,14 @@ class Source(Engines):
             guard(request.key, data)
 
     def read_chunks(self, keys: Sequence[str], run: Callable[[Coroutine[Any, Any, Chunks]], Chunks]) -> Chunks:
-        """Read whole chunks together; None for a missing chunk. For callers that may block.
+        """Read whole chunks together; None stands for a missing chunk. For callers that may block.
 
-        The caller assembles each `Unmade` chunk. If an event loop is needed, ``run`` runs a coroutine on one.
+        The caller assembles each `Unmade` chunk. ``run`` runs a coroutine on an event loop, if one is needed.
         """
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
             return run(self._read_chunks(keys, None))
-        reader = self._immediate or self._at_once_reader()
+        reader = self._immediate or self._immediate_reader()
         found = reader.find_all(keyspace, keys)
         if any(each is None or (each.value is not None and not reader.has(each.value)) for each in found):
             return run(self._read_chunks(keys, found))
@@ -746,7 +751,7 @@ class Source(Engines):
             if each is not None and each.value is not None:
                 with contextlib.suppress(FileNotFoundError):  # in a hierarchy the key does not exist
                     data = reader.take_unmade(Request(key), each.value)
-                    if data is None:  # it needs an event loop after all
+                    if data is None:  # the chunk cannot be read here without an event loop
                         return run(self._read_chunks(keys, found))
             out.append(data)
         return out
@@ -756,7 +761,7 @@ class Source(Engines):
         return await self.engine().read_chunks(keyspace, keys, found or [None] * len(keys))
 
     async def find(self, key: str) -> Entry:
-        """Return the entry of ``key``; FileNotFoundError if there is no such key."""
+        """Return the entry of ``key``; FileNotFoundError if the key does not exist."""
         keyspace = await self.keyspace()
         entry = await self.engine().run_for(key, keyspace.lookup(key))
         if entry is None:
@@ -783,9 +788,10 @@ class Source(Engines):
         return [p for (url, _, limits), wanted in spans.items() for p in requests_for(url, wanted, limits)]
 
     async def prefetch(self, keys: Sequence[str], *, wait: bool, on_progress: Callable[[int], object]) -> None:
-        """Fetch ``keys``, and hold their bytes until they are read; with ``wait``, return when all that fit are there.
+        """Fetch ``keys``, and hold their bytes until they are read.
 
-        Errors are raised when the key is read. ``on_progress(n)`` is called when n more requests were answered.
+        With ``wait``, return when all keys have arrived, or as many as fit into ``max_memory``. Errors are raised when
+        the key is read. ``on_progress(n)`` is called when n more requests were answered.
         """
         keyspace = await self.keyspace()
         await self.engine().ahead.announce(keyspace, keys, wait=wait, on_progress=on_progress)
@@ -819,7 +825,7 @@ def forget_indexes(urls: Collection[str]) -> None:
 
 
 def _url_of(key: object) -> str | None:
-    """Return the URL of the object behind the index that is kept under ``key``; None if ``key`` has none."""
+    """Return the URL of the object of the index that is cached under ``key``; None if it has no object."""
     match key:
         case (_, Load(Span(url) | Packed(Span(url))) | Stat(url)):
             return url

@@ -1,7 +1,7 @@
 """Hold the uncommitted writes to one source, its *overlay*, in a transaction.
 
-Several filesystems of this process may share it: a commit, or a discard, concerns all of them. The end of this module
-decides which filesystems share one.
+Several filesystems of this process may share it: a commit, or a discard, applies to all of them. `transaction_of`
+decides which filesystems share a transaction.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from refshard_fs.core.model import ABSENT, Facts, Inline, Span, Version
 from refshard_fs.errors import CostlyPattern, sanitize
 
 
-class Reading(Protocol):
-    """A session that has opened the source."""
+class OpenSource(Protocol):
+    """An opened `Source`, as a transaction uses it."""
 
     def latest(self, url: str) -> Version | None: ...
     def forget(self, below: str | None = None) -> None: ...
@@ -43,8 +43,8 @@ class Reading(Protocol):
 class OverlayCopy(msgspec.Struct, frozen=True):
     """The overlay ``id`` after ``number`` changes and ``commits`` commits, for another process.
 
-    Its edits are packed once, because dask pickles a filesystem several times for each graph. A copy of a copy also has
-    ``own`` changes, unknown to the overlay.
+    The edits are packed once, because dask pickles a filesystem several times for each graph. A copy of a copy may have
+    ``own`` changes, which are not in the overlay.
     """
 
     id: str
@@ -86,15 +86,15 @@ def _portable(edit: Edit) -> Any:
 class Worker:
     """The state of an overlay whose edits another process commits: the name of this process, and its staged objects.
 
-    The name begins with the name of the ``fork``, if a user made one.
+    The name begins with the name of the ``fork``, if there is one.
     """
 
     def __init__(self, seen: int, commits: int, fork: str = "") -> None:
         self.name = fork + uuid.uuid4().hex
         self.seen = seen
         self.commits = commits
-        self.own = 0  # changes of another copy, with which this one begins
-        self.begun = seen  # the number of the last change before the first one here
+        self.own = 0  # the number of changes that came with the copy and are not in the overlay
+        self.begun = seen  # the number of the last change before the first change in this process
         self.staged: list[tuple[int, str]] = []  # the number of the edit before, and the URL of the staged object
         self.numbers = itertools.count(1)  # numbers of writes
 
@@ -130,7 +130,7 @@ OFTEN: Final = 3  # so many commits that rewrite one shard are a costly pattern
 
 
 class CostlyWrites:
-    """Counts how often shards are rewritten, to warn of costly patterns: once for each array and kind."""
+    """Count how often shards are rewritten, to warn of costly patterns: once for each array and kind."""
 
     def __init__(self) -> None:
         self._rewritten: dict[str, int] = {}
@@ -148,8 +148,8 @@ class CostlyWrites:
             text = f"{chunks} chunks of shard {shard!r} were written, and the rest had to be read: {remedy}"
             self._texts.setdefault((array, "read"), text)
 
-    def tell(self) -> None:
-        """Warn of costly patterns. Called after the commit, which is then complete even if warnings are errors."""
+    def warn(self) -> None:
+        """Warn of costly patterns. Call this after the commit, so that it is complete even if warnings are errors."""
         for about, text in list(self._texts.items()):
             self._texts[about] = ""
             if text:
@@ -165,8 +165,8 @@ class Transaction:
         self.origin = identity[: is_fork.start()] if is_fork else identity  # the name of the overlay that commits
         self.fork = is_fork.group(1) if is_fork else ""  # the name of this fork of it
         self.edits = Edits()
-        self.worker: Worker | None = None  # set if another process commits
-        self.is_shared = False  # whether another process may have it
+        self.worker: Worker | None = None  # None in the process that commits
+        self.is_shared = False  # whether another process may have a copy
         self.commits = 0
         self.merged: set[str] = set()  # names of staged objects that are among the edits
         self.taken: dict[str, tuple[str, Edit]] = {}  # by key: the merged edits, and their writers
@@ -186,7 +186,7 @@ class Transaction:
         self.written: LRU[str, Version] = LRU(REMEMBERED)  # by URL: the versions that commits of these edits put last
         self._versions: dict[str, Version] = {}  # by URL: the versions that the edits are based on
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
-        self._sessions: weakref.WeakSet[Reading] = weakref.WeakSet()  # the sessions with the source open
+        self._sources: weakref.WeakSet[OpenSource] = weakref.WeakSet()
         self._guard = fork_safe(threading.Lock())
         self._uncommitted = [0]  # the number of uncommitted writes, which the finalizer shares
         if is_durable:  # a source in memory is lost with its edits
@@ -231,9 +231,9 @@ class Transaction:
     # ------------------------------------------------------------------ the source below
 
     def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
-        """Make ``base`` the base of all sessions, unless there is one; call ``adopt`` with the base, and the edits.
+        """Make ``base`` the base of all sources, unless they have one; call ``adopt`` with their base and the edits.
 
-        Do nothing if the source has to be opened again: ``openings`` is no longer ``opening``.
+        If ``openings`` is no longer ``opening``, the source has to be opened again: then do nothing.
         """
         with self._guard:
             if opening == self.openings:
@@ -242,12 +242,12 @@ class Transaction:
                     self.base = base if before is None else base._replace(facts=before.facts)
                 adopt(self.base, self.edits)
 
-    def join(self, session: Reading) -> None:
-        """Register ``session``, which opens the source again whenever the source changes."""
-        self._sessions.add(session)
+    def join(self, source: OpenSource) -> None:
+        """Register ``source``: its `forget` is called when the source changes."""
+        self._sources.add(source)
 
     def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
-        """Open the source again, and keep the edits; with ``below``, only objects below that URL have changed.
+        """Make all sources open again, and keep the edits; with ``below``, only objects below that URL have changed.
 
         A commit still compares the objects that it replaces with the versions read before, except at the URLs ``but``.
         """
@@ -269,8 +269,8 @@ class Transaction:
                 self._versions.setdefault(url, ABSENT)
 
     def _latest(self, url: str) -> Version | None:
-        found = (session.latest(url) for session in list(self._sessions))
-        return next((version for version in found if version is not None), None)
+        versions = (source.latest(url) for source in list(self._sources))
+        return next((version for version in versions if version is not None), None)
 
     def _object_of(self, key: str) -> str | None:
         """Return the URL of the object of ``key``; None if keys have no objects, or the source is not open."""
@@ -278,7 +278,7 @@ class Transaction:
         return None if keyspace is None or keyspace.url_of is None else keyspace.url_of(keyspace.object_of(key))
 
     def _remember_version(self, key: str) -> None:
-        """Remember the version of its object at the first edit of ``key``."""
+        """At the first edit of ``key``, remember the version of its object."""
         url = self._object_of(key)
         if url is not None and url not in self._versions:
             latest = self._latest(url)
@@ -298,12 +298,12 @@ class Transaction:
 
     @contextlib.contextmanager
     def _changing(self, below: str | None = None) -> Iterator[None]:
-        """Replace the edits, and perhaps the base, in the block; afterwards all sessions open the source again."""
+        """Hold the lock while the caller replaces the edits or the base; then make all sources open again."""
         with self._guard:
             yield
             self.openings += 1
-        for session in list(self._sessions):
-            session.forget(below)
+        for source in list(self._sources):
+            source.forget(below)
 
     # ------------------------------------------------------------------ other processes
 
@@ -322,8 +322,8 @@ class Transaction:
         """Return a fork: an overlay that begins with these edits, and is merged only when a user merges it."""
         return msgspec.structs.replace(self.copy(), id=f"{self.id}~{uuid.uuid4().hex}")
 
-    def become(self, given: OverlayCopy) -> None:
-        """Take the edits of another process's overlay, unless newer ones were taken; keep the edits made here."""
+    def receive(self, given: OverlayCopy) -> None:
+        """Use the edits in a copy from another process, unless it is older than the last one; keep edits made here."""
         worker = self.worker
         if worker is not None and (given.commits, given.number, given.own) <= (
             worker.commits,
@@ -356,9 +356,10 @@ class Transaction:
     # ------------------------------------------------------------------ states
 
     def begin(self) -> Edits:
-        """Return a savepoint, and count one change: copies for other processes made from now on are later than it.
+        """Return a savepoint, and count one change.
 
-        So edits that workers make from now on differ from earlier ones.
+        So copies for other processes made from now on are newer than the savepoint, and their edits differ from
+        earlier ones.
         """
         with self._guard:
             self.edits.number += 1
@@ -392,7 +393,10 @@ class Transaction:
         return left
 
     def settle(self, committed: Edits, stored: Edits) -> list[str]:
-        """Drop the edits of the savepoint ``committed``, now in the source as ``stored``; return unneeded URLs."""
+        """Drop the edits of the savepoint ``committed``, which the source holds now as ``stored``.
+
+        Return the URLs of objects that are not needed any more.
+        """
         with self._changing():
             needed = {span.url for span in stored.spans()}
             self._objects = {url: None for url in self._objects if url not in needed}
@@ -405,7 +409,7 @@ class Transaction:
         return left
 
     def _replace(self, edits: Edits) -> list[str]:
-        """Replace the edits; return, and forget, the URLs of objects that no edit refers to."""
+        """Replace the edits; forget objects that no edit refers to, and return their URLs."""
         edits.number = self.edits.number  # numbers are never used again: other processes know them
         self.edits = edits
         self._copy = None
@@ -422,7 +426,7 @@ class Transaction:
 
 
 def _follow(mirror: Any, key: str, edit: Edit) -> None:
-    """Set or remove ``key`` in ``mirror``, in the form of fsspec's filesystem."""
+    """Set or remove ``key`` in ``mirror``, fsspec's mapping of references."""
     match edit:
         case Inline(data):
             mirror[key] = data
@@ -435,15 +439,15 @@ def _follow(mirror: Any, key: str, edit: Edit) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Filesystems share an overlay if one was made from the other, or if their arguments name the same overlay.
+# A copy of a filesystem shares its overlay; so does a filesystem with the same ``overlay=``.
 #
-# For another event loop, zarr makes a new filesystem from the same arguments: it finds the overlay by its name in them.
+# For another event loop, zarr makes a new filesystem from the same arguments, which contain the id of the overlay.
 
 
 # Arguments of fsspec's base classes.
 _LISTINGS = ("use_listings_cache", "listings_expiry_time", "max_paths")
 FSSPEC_ARGUMENTS: Final = frozenset([*_LISTINGS, "asynchronous", "batch_size", "loop", "skip_instance_cache"])
-WORKERS: Final = 16  # overlays of other processes that are kept: so a worker has the same name in each task
+WORKERS: Final = 16  # overlays of other processes that stay in memory, so that a worker has the same name in each task
 
 _known: weakref.WeakValueDictionary[str, Transaction] = weakref.WeakValueDictionary()
 _workers: OrderedDict[str, Transaction] = OrderedDict()
@@ -451,9 +455,9 @@ _registry = fork_safe(threading.Lock())
 
 
 def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Transaction:
-    """Return the overlay called ``identity``, or with the edits of this copy; a new one if this process has none.
+    """Return the transaction with the id, or of the copy, ``identity``; a new one if this process does not have it.
 
-    ``is_durable``: its edits can be committed.
+    ``is_durable`` says whether the edits can be committed.
     """
     name = identity.id if isinstance(identity, OverlayCopy) else identity
     with _registry:
@@ -463,7 +467,7 @@ def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durabl
             known = Transaction(name or uuid.uuid4().hex, source, is_durable=is_durable)
             _known[known.id] = known
         if isinstance(identity, OverlayCopy) and (is_new or known.worker is not None):
-            known.become(identity)
+            known.receive(identity)
             _workers[known.id] = known
             while len(_workers) > WORKERS:
                 _workers.popitem(last=False)

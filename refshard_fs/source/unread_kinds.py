@@ -9,7 +9,7 @@ from refshard_fs.core.format import LEAST_HEAD, Probe
 
 _TO_COG: Final = "convert it (gdal_translate -of COG)"
 _DECOMPRESS: Final = "decompress it"
-_GRIB: Final = "give the GRIB file that it describes"
+_GRIB: Final = "open the GRIB file that it describes"
 _NO_PICKLE: Final = f"pickles can run code, and are never read: {_GRIB}"
 
 # The kind, the offset of its magic bytes, the bytes, and a remedy.
@@ -30,7 +30,7 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("an ASDF file", 0, b"#ASDF", "open it with asdf"),
     (
         *("a Parquet file", 0, b"PAR1"),
-        "give the directory of a parquet set, in which .zmetadata lies; refshard_fs.open takes a table of URLs",
+        "open the directory of a parquet set, in which .zmetadata lies; refshard_fs.open takes a table of URLs",
     ),
     ("an Arrow file", 0, b"ARROW1", "open it with pyarrow"),
     ("a Feather file", 0, b"FEA1", "open it with pyarrow"),
@@ -55,7 +55,7 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("an SQLite database (GeoPackage, MBTiles)", 0, b"SQLite format 3\0", "open it with the library of its kind"),
     ("a PMTiles archive", 0, b"PMTiles", "open it with pmtiles"),
     ("a LAS file", 0, b"LASF", "open it with laspy"),
-    ("a PDF document", 0, b"%PDF", "give the data file"),
+    ("a PDF document", 0, b"%PDF", "open the data file"),
     ("a tar archive", 257, b"ustar", "name a file in it (tar://NAME::URL); ZIP archives are read as they are"),
     ("a 7z archive", 0, b"7z\xbc\xaf\x27\x1c", _DECOMPRESS),
     ("a RAR archive", 0, b"Rar!\x1a\x07", _DECOMPRESS),
@@ -65,9 +65,9 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
 )
 # Text in an XML document, the kind, and a remedy.
 _XML: Final = (
-    (b"<VRTDataset", "a VRT of GDAL", f"give the files that it names (refshard concat joins them), or {_TO_COG}"),
-    (b"<PAMDataset", "a sidecar of GDAL (.aux.xml)", "give the image beside it"),
-    (b"/ncml-2.2", "an NcML document", "give the files that it names (refshard concat joins them)"),
+    (b"<VRTDataset", "a VRT of GDAL", f"open the files that it names (refshard concat joins them), or {_TO_COG}"),
+    (b"<PAMDataset", "a sidecar of GDAL (.aux.xml)", "open the image beside it"),
+    (b"/ncml-2.2", "an NcML document", "open the files that it names (refshard concat joins them)"),
     (b"<Error><Code>", "an error of an object store, stored as a file", "download the file again"),
 )
 _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}

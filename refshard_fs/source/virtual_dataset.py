@@ -23,7 +23,7 @@ _ENCODING: Final = ("_FillValue", "missing_value", "scale_factor", "add_offset",
 
 
 def is_virtual_dataset(value: Any) -> bool:
-    """Whether ``value`` is a Dataset or a DataTree of xarray."""
+    """Return whether ``value`` is a Dataset or a DataTree of xarray."""
     kind = type(value)
     return kind.__module__.startswith("xarray.") and kind.__name__ in ("Dataset", "DataTree")
 
@@ -91,7 +91,7 @@ def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dic
         "filters": [{"id": "vlen-utf8"}] if is_text else None,
         "compressor": None,
     }
-    attributes = {each: _plain(value) for each, value in encoded.attrs.items()}
+    attributes = {attribute: _plain(value) for attribute, value in encoded.attrs.items()}
     made = array_3(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
     if not values.size:
         return made, {}

@@ -31,7 +31,7 @@ def commit(writer: Writer, message: str | None = None) -> None:
     """Make all that was written durable in the source, with a ``message`` where the source keeps messages."""
     writer.refuse_elsewhere()
     _commit_all(writer, message)
-    writer.overlay.costs.tell()
+    writer.overlay.costs.warn()
 
 
 def _commit_all(writer: Writer, message: str | None) -> None:
@@ -128,9 +128,9 @@ def _learn_manifests(writer: Writer, base: Base, edits: Edits) -> None:
 
 
 def _commit_json(writer: Writer, base: Base, edits: Edits) -> None:
-    session = writer.source
-    refs = collect(EditedKeySpace(base.keyspace, edits), session.run, as_written)
-    document = Document(base.url, session.stores, base.facts, writer.overlay.sent)
+    source = writer.source
+    refs = collect(EditedKeySpace(base.keyspace, edits), source.run, as_written)
+    document = Document(base.url, source.stores, base.facts, writer.overlay.sent)
     JsonSink().write(
         ReferenceStream.of_set(refs, as_written), Destination(base.url, document, 0, True, lambda: refs.origins)
     )

@@ -141,7 +141,7 @@ def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) ->
     for batch in collection.batches():
         read = source.wait(source.read_entries, {packed.key: packed.entry for packed in batch})
         for packed, data in zip(batch, read, strict=True):
-            collection.keep(packed, Row(target, copies.add(data), len(data)) if is_much else data)
+            collection.add_bytes(packed, Row(target, copies.add(data), len(data)) if is_much else data)
     copies.finish()
     return collection.finish()
 

@@ -40,7 +40,7 @@ _ELSEWHERE = (
 
 
 class Writer:
-    """Writes to the overlay of a source; all filesystems that share the overlay see them at once.
+    """Write to the overlay of a source; all filesystems that share the overlay see the writes at once.
 
     The source itself does not change before a commit. Any thread and event loop may use a writer.
     """
@@ -117,7 +117,7 @@ class Writer:
         keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
-            listing: Listing | None = await self.source.look(directory, keyspace.list_chunks(directory))
+            listing: Listing | None = await self.source.look_up(directory, keyspace.list_chunks(directory))
             found |= listing.indexes if listing is not None else set()
         return found
 

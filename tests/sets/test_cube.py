@@ -134,7 +134,7 @@ def test_cube_says_what_it_joins_and_is_saved_as_a_document(tmp_path: Path) -> N
     assert refshard_fs.open(f"{tmp_path}/cube.refshard").urls == cube.urls
     with pytest.raises(refshard_fs.ManifestError, match="expected a source that joins sets"):
         refshard_fs.RefShardFileSystem(f"{tmp_path}/a.nc").save(f"{tmp_path}/a.refshard")
-    with pytest.raises(refshard_fs.UnknownSource, match=r"/\*\.nc' joins its files"):
+    with pytest.raises(refshard_fs.UnknownSource, match=r"To join its files, open .*/\*\.nc'"):
         refshard_fs.open(tmp_path)
 
 
@@ -239,7 +239,7 @@ def test_filesystem_of_a_pattern_is_pickled_as_what_was_found(tmp_path: Path) ->
 
 def test_many_sources_are_not_written_to(tmp_path: Path) -> None:
     write_days(tmp_path)
-    with pytest.raises(ValueError, match="mode='a'.*means several sources"):
+    with pytest.raises(ValueError, match="mode='a' needs a single source"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", mode="a")
     with pytest.raises(ValueError, match="is for many sources"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/a.nc", concat={"dim": "time"})

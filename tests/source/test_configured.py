@@ -57,7 +57,7 @@ def test_what_is_no_text_or_no_argument_stays() -> None:
 
 @pytest.mark.parametrize(("name", "text"), [("max_gap", "wide"), ("verify", "perhaps"), ("options", "{")])
 def test_what_cannot_be_said_names_the_argument(name: str, text: str) -> None:
-    with pytest.raises(ValueError, match=rf"fsspec's configuration has {name}='{text}' for refshard"):
+    with pytest.raises(ValueError, match=rf"invalid {name}='{text}' in fsspec's configuration for refshard"):
         parse_configuration({name: text})
 
 

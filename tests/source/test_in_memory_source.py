@@ -127,7 +127,7 @@ def test_references_that_nest_too_deep_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(200_000):
         deep = {"x": deep}
-    with pytest.raises(ManifestError, match="nests too deep"):
+    with pytest.raises(ManifestError, match="nested too deeply"):
         RefShardFileSystem({"k": deep})
     while deep:  # or else Python would end it recursively
         deep = deep["x"]

@@ -61,5 +61,5 @@ def test_what_was_configured_survives_pickling_and_json(conf: dict[str, Any], so
 
 def test_object_of_another_kind_is_no_list_of_sources() -> None:
     fs = RefShardFileSystem({"k": "v"})  # has to_dict(), as a table has
-    with pytest.raises(TypeError, match="fo= is of type RefShardFileSystem"):
+    with pytest.raises(TypeError, match="for fo=, got RefShardFileSystem"):
         RefShardFileSystem(fs)

@@ -78,7 +78,7 @@ def test_a_compressed_reference_set_still_opens(codec: str) -> None:
         (b"\0\0\x27\x0a" + bytes(24), "a shapefile"),
         (b"MATLAB 5.0 MAT-file, Platform: GLNXA64", "a MATLAB file of version 5.*7.3"),
         (b"X\n\0\0\0\x03\0\x04", "a file of R"),
-        (b"1:0:d=2024010100:TMP:2 m above ground:anl:\n", "an index of a GRIB file.*give the GRIB file"),
+        (b"1:0:d=2024010100:TMP:2 m above ground:anl:\n", "an index of a GRIB file.*open the GRIB file"),
         (b'{"domain": "g", "_offset": 0, "_length": 609}\n{"domain": "g"}\n', "an index of a GRIB file"),
         (b"\x80\x04\x95\0\0", "a pickle of Python.*never read"),
         (b"netcdf sst {\ndimensions:\n\tx = 4 ;\n", "as text .CDL.*ncgen"),
