@@ -241,7 +241,7 @@ def test_many_sources_are_not_written_to(tmp_path: Path) -> None:
     write_days(tmp_path)
     with pytest.raises(ValueError, match="mode='a' needs a single source"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", mode="a")
-    with pytest.raises(ValueError, match="is for many sources"):
+    with pytest.raises(ValueError, match="needs several sources"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/a.nc", concat={"dim": "time"})
 
 
