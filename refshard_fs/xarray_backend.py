@@ -32,7 +32,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.direct_array import DirectArray, document_of, run_by_zarr
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.selection import GUARD, TOGETHER, Together
+from refshard_fs.reading.selection import GUARD, TOGETHER, SelectionLimit
 from refshard_fs.tools.progress import progress
 from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.unpacking import unpack_in_blocks
@@ -444,7 +444,7 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
             on_progress(1)
 
     async def load_all() -> None:
-        TOGETHER.set(Together())  # a context variable: only the tasks made here see it
+        TOGETHER.set(SelectionLimit())  # a context variable: only the tasks made here see it
         tasks = [asyncio.ensure_future(load_variable(variable)) for variable in variables]
         try:
             await asyncio.gather(*tasks)

@@ -112,7 +112,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
 
 class Chunks:
-    """Locates the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
+    """Locate the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
 
     Where ``are_many`` is set, listing the chunks takes long, and no other file has the same ones: a join does without.
     """

@@ -68,7 +68,7 @@ class NodeDocument(NamedTuple, Generic[K]):
 
 
 class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
-    """Decodes the metadata document ``name`` of the node at ``path`` for one view."""
+    """Decode the metadata document ``name`` of the node at ``path`` for one view."""
 
     path: str
     name: str

@@ -114,7 +114,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class FileBytes:
-    """Reads bytes of a file while a format opens it: all ranges of one call in one round, except those in memory.
+    """Read bytes of a file while a format opens it: all ranges of one call in one round, except those in memory.
 
     The file is ``source`` and has ``size`` bytes; its first bytes, ``head``, are in memory.
     """

@@ -159,7 +159,7 @@ class Inline(msgspec.Struct, frozen=True):
 
 
 class Recipe(Protocol, Hashable):
-    """Decodes the bytes of a `Packed` entry; frozen, hashable and picklable."""
+    """Decode the bytes of a `Packed` entry; frozen, hashable and picklable."""
 
     def make(self, raw: bytes) -> bytes:
         """Decode the bytes of the source; ValueError if they are damaged."""

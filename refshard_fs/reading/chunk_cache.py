@@ -187,7 +187,7 @@ class ChunkCache:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not is_private(self._root):
                 raise PermissionError(errno.EPERM, "it is a link, or other users may write to it", self._root)
-            with _writing, _locked(os.path.join(self._root, TOTAL)) as descriptor:
+            with _writing, _lock_total(os.path.join(self._root, TOTAL)) as descriptor:
                 if descriptor is not None and self._reserve(descriptor, size):
                     for entry in batch:
                         self._write_one(entry)
@@ -229,13 +229,13 @@ class ChunkCache:
 
     def _reserve(self, descriptor: int, size: int) -> bool:
         """Add ``size`` to the total of all processes; delete files if necessary. Return False if there is no room."""
-        total = _total(os.read(descriptor, _TOTAL.size))
+        total = _decode_total(os.read(descriptor, _TOTAL.size))
         if total is None or total + size > self.capacity:
             total = self._make_room(size)
         if total + size > self.capacity:
             return False
         os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, _with_checksum(total + size))
+        os.write(descriptor, _encode_total(total + size))
         return True
 
     def _make_room(self, size: int) -> int:
@@ -329,18 +329,18 @@ def _on_disk(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _total(found: bytes) -> int | None:
+def _decode_total(found: bytes) -> int | None:
     """Decode the total in a file; None if the file is damaged or new."""
     total: int | None = _TOTAL.unpack(found)[0] if len(found) == _TOTAL.size else None
-    return total if total is not None and found == _with_checksum(total) else None
+    return total if total is not None and found == _encode_total(total) else None
 
 
-def _with_checksum(total: int) -> bytes:
+def _encode_total(total: int) -> bytes:
     return _TOTAL.pack(total, crc32c(total.to_bytes(8, "little")))
 
 
 @contextlib.contextmanager
-def _locked(path: str) -> Iterator[int | None]:
+def _lock_total(path: str) -> Iterator[int | None]:
     """Lock the file at ``path`` and yield its descriptor; None if another process holds the lock for too long.
 
     A child that is forked in this block does not have the lock.

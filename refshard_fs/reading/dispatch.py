@@ -110,7 +110,7 @@ class Host:
 
 
 class Receiver(Protocol):
-    """Takes answers, and makes room for them."""
+    """Take answers, and make room for them."""
 
     def make_room(self) -> bool: ...
     def on_arrival(self, block: Block, answer: Answer) -> None: ...
@@ -119,7 +119,7 @@ class Receiver(Protocol):
 
 
 class Dispatch(Share):
-    """Begins requests on the running event loop; ``used`` counts bytes that are under way or kept for later."""
+    """Begin requests on the running event loop; ``used`` counts bytes that are under way or kept for later."""
 
     def __init__(self, pool: Pool, shared: SharedBudget, stats: Stats, receiver: Receiver) -> None:
         super().__init__(shared)
@@ -192,7 +192,7 @@ class Dispatch(Share):
                 continue
             size = self._unpaid(queue[0])
             while not self.shared.begin(self, host.name, size, most):
-                # Evict what is kept for later to make room for a block that a reader is waiting for.
+                # Evict prefetched blocks to make room for a block that a reader is waiting for.
                 if queue is host.later or not self.lacks(size, most):
                     return None
                 if not (self.shared.empty_caches() or self._receiver.make_room()):

@@ -20,10 +20,10 @@ from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import blame, fail
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
-from refshard_fs.reading.loading import Answers, Found
+from refshard_fs.reading.loading import Answers, Outcome
 from refshard_fs.reading.lookups import Lookups
 from refshard_fs.reading.plan import ReadPlan, Request, Unmade, plan_read
-from refshard_fs.reading.prefetch import Ahead, Asked
+from refshard_fs.reading.prefetch import KeysRead, Prefetcher
 
 
 class _Read(NamedTuple):
@@ -58,7 +58,7 @@ def _stop_with_readers(task: asyncio.Task[None], futures: Sequence[asyncio.Futur
         future.add_done_callback(on_future_done)
 
 
-def _pass_on(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
+def _copy_result(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
     """Copy the end of ``begun`` to ``future``; cancel ``begun`` if ``future`` is cancelled."""
 
     def on_done(begun: asyncio.Future[Any]) -> None:
@@ -73,7 +73,7 @@ def _pass_on(begun: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
     future.add_done_callback(lambda future: begun.cancel() if future.cancelled() else None)
 
 
-def _give_up(readers: Iterable[Reader | _Read]) -> None:
+def _cancel_all(readers: Iterable[Reader | _Read]) -> None:
     """Cancel the futures of ``readers``."""
     for reader in readers:
         if not reader.future.cancel() and not reader.future.cancelled():
@@ -87,7 +87,7 @@ def _fail(batch: Sequence[_Read], error: Exception) -> None:
 
 
 class Engine(Lookups):
-    """Reads keys of key spaces on one event loop; use it only from this loop."""
+    """Read keys of key spaces on one event loop; use it only from this loop."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Engine(Lookups):
         """Limit predicted reads to ``readahead`` bytes; ranges that ``immediate`` can read are never fetched ahead."""
         super().__init__(fetcher, answers, stats)
         most = min(readahead, fetcher.requests.budget.ahead // 2)
-        self.ahead = Ahead(self, most, immediate)
+        self.ahead = Prefetcher(self, most, immediate)
         self._batch: list[_Read] = []
         self._closing = self._close_with_loop()
         with contextlib.suppress(StopIteration):
@@ -156,7 +156,7 @@ class Engine(Lookups):
             self.ahead.give_up()
 
     async def read_chunks(
-        self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Found | None]
+        self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Outcome | None]
     ) -> list[bytes | Unmade | None]:
         """Return the bytes of whole chunks, read together; None for chunks that do not exist.
 
@@ -190,7 +190,7 @@ class Engine(Lookups):
             self.ahead.give_up()
             raise
         finally:
-            _give_up(chain(begun.values(), reads))
+            _cancel_all(chain(begun.values(), reads))
 
     def _depart(self) -> None:
         batch, self._batch = self._batch, []
@@ -225,7 +225,7 @@ class Engine(Lookups):
             _fail(reads, e)
             raise
         finally:
-            _give_up(begun.values())
+            _cancel_all(begun.values())
 
     def _begin(self, keyspace: KeySpace, keys: Sequence[str]) -> dict[int, Reader]:
         """Begin to fetch the ``keys`` with a probable place; return their readers by position."""
@@ -246,13 +246,13 @@ class Engine(Lookups):
         ``begun`` are readers of probable places, by future. A reader is taken from it if its place was right.
         """
         readers: list[Reader] = []
-        asked: list[Asked] = []
+        asked: list[KeysRead] = []
         for read, entry in found:
             request, future = read.request, read.future
             key = request.key
             if request.is_whole and read.guess and not self.ahead.was_announced(key):
                 spans = () if entry is None or isinstance(entry, Exception) else entry.spans
-                asked.append(Asked(read.keyspace, (key,), spans))
+                asked.append(KeysRead(read.keyspace, (key,), spans))
             if future.done():
                 continue
             if entry is None or isinstance(entry, Exception):
@@ -271,7 +271,7 @@ class Engine(Lookups):
             elif isinstance(window, Packed):
                 readers += self._begin_parts(plan, read)
             elif begun and future in begun and begun[future].span == window:
-                _pass_on(begun.pop(future).future, future)
+                _copy_result(begun.pop(future).future, future)
             elif isinstance(window, Span):
                 readers.append(Reader(key, window, future, plan.most, is_paid=read.is_paid))
         if asked:
@@ -302,11 +302,11 @@ class Engine(Lookups):
                 _set(future, unmade.make)
             else:
                 task = self.start(asyncio.to_thread(unmade.make))
-                _pass_on(task, future)
+                _copy_result(task, future)
 
         def on_end(future: asyncio.Future[Any]) -> None:
             if future.cancelled():
-                _give_up(readers)
+                _cancel_all(readers)
 
         for reader in readers:
             reader.future.add_done_callback(on_arrival)

@@ -129,7 +129,7 @@ def describe(entry: Entry) -> str:
 
 
 def note(error: Exception, need: Need) -> None:
-    """Add a note to ``error`` that says what was being read, for `blame`."""
+    """Add a note with the location of ``need`` to ``error``, for `blame`."""
     match need:
         case Load(entry):
             where = describe(entry)

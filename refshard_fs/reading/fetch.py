@@ -41,7 +41,7 @@ FRESH = 10.0
 
 
 class Fetcher:
-    """Reads ranges of targets on one event loop; use it only from this loop."""
+    """Read ranges of targets on one event loop; use it only from this loop."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Fetcher:
         """Return whether ``span`` is kept on disk, in any version."""
         return self._on_disk is not None and self._on_disk.has(span)
 
-    def awaits(self, span: Span) -> bool:
+    def is_under_way(self, span: Span) -> bool:
         """Return whether ``span`` is being fetched."""
         return any(block is not None and block.state != OVER for _, _, block in self._known.cover(span))
 
@@ -216,13 +216,13 @@ class Fetcher:
                 else:
                     block.spare = True
                     if block.data is not None:
-                        self._settle(block)
+                        self._keep_or_drop(block)
         self.requests.pump()
 
     def drop_unread(self) -> None:
         """Drop all blocks that no reader waits for, whether fetched or not."""
         for block in [block for block in self._known if not block.begun]:
-            self._waste(block)
+            self._count_waste(block)
             if not block.readers:
                 self._forget(block)
         self.requests.pump()
@@ -367,7 +367,7 @@ class Fetcher:
             return None
         ((_, _, block),) = self._known.cover(reader.span)
         if block is not None and block.state == OVER and self.requests.loop.time() > block.arrived + FRESH:
-            self._waste(block)
+            self._count_waste(block)
             self._forget(block)
             return None
         if block is not None:
@@ -377,15 +377,15 @@ class Fetcher:
     def _join(self, reader: Reader, block: Block, start: int, stop: int) -> None:
         """Let ``reader`` wait for ``[start, stop)`` of ``block``, or give it the bytes if they have arrived."""
         if block.data is not None or block.absence is not None:
-            self._give(reader, block, start, stop)
-            self._settle(block)
+            self._deliver(reader, block, start, stop)
+            self._keep_or_drop(block)
             return
         if not block.readers and block.state == QUEUED:  # it was in the queue for later, and is now urgent
             block.host.urgent.append(block)
         reader.blocks.append(block)
         block.readers.append((reader, start, stop))
 
-    def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
+    def _deliver(self, reader: Reader, block: Block, start: int, stop: int) -> None:
         """Give ``reader`` bytes ``[start, stop)`` of an arrived block, or all of a whole object, or its absence."""
         span = reader.span
         if span.stop is None:
@@ -422,7 +422,7 @@ class Fetcher:
         if not reader.future.done():
             reader.future.set_result(data)
 
-    def _leave(self, reader: Reader) -> None:
+    def _detach(self, reader: Reader) -> None:
         """Remove ``reader`` from its blocks."""
         for block in reader.blocks:
             block.readers = [some for some in block.readers if some[0] is not reader]
@@ -433,7 +433,7 @@ class Fetcher:
     def _on_reader_done(self, future: asyncio.Future[bytes]) -> None:
         reader = self._waiting.get(future)
         if reader is not None:  # it failed, or was cancelled
-            self._leave(reader)
+            self._detach(reader)
             self.requests.pump()
 
     # ------------------------------------------------------------------ blocks
@@ -477,7 +477,7 @@ class Fetcher:
         self._idle.pop(block, None)
         block.data = None  # freed here, since a block and its task refer to each other
 
-    def _settle(self, block: Block) -> None:
+    def _keep_or_drop(self, block: Block) -> None:
         """Keep an arrived block if it is wanted or spare, else drop it. The caller calls `pump`."""
         if block.is_wanted or (block.spare and block.shared):
             self._idle.setdefault(block)
@@ -491,7 +491,7 @@ class Fetcher:
                 if room < 0:
                     self._forget(spare)
 
-    def _waste(self, block: Block) -> None:
+    def _count_waste(self, block: Block) -> None:
         self._stats.add(ahead_wasted=sum(block.expected.values()))
         block.expected.clear()
 
@@ -507,7 +507,7 @@ class Fetcher:
         block = next(iter(self._idle), None)
         if block is None:
             return False
-        self._waste(block)
+        self._count_waste(block)
         self._forget(block)
         return True
 
@@ -527,23 +527,23 @@ class Fetcher:
             block.expected = {(0, size): size} if block.expected else {}
             self.requests.keep(block, size)
         for reader, start, stop in block.readers:
-            self._give(reader, block, start, stop)
+            self._deliver(reader, block, start, stop)
         block.readers = []
-        self._settle(block)
+        self._keep_or_drop(block)
 
     def _measure(self, block: Block, size: int) -> None:
         """Set the end of ``block``, which was unknown; request again the ranges of readers that reach beyond it."""
         end = block.span.start + size
         block.span = _part(block.span, block.span.start, end)
-        self._ask_again([reader for reader, _, stop in block.readers if stop > end])
+        self._request_again([reader for reader, _, stop in block.readers if stop > end])
         for piece in [piece for piece in block.expected if piece[1] > end]:
             del block.expected[piece]
 
-    def _ask_again(self, readers: Iterable[Reader]) -> None:
+    def _request_again(self, readers: Iterable[Reader]) -> None:
         """Request the ranges of ``readers`` separately."""
         alone: dict[Span, list[Reader]] = {}
         for reader in readers:
-            self._leave(reader)
+            self._detach(reader)
             if not reader.future.done():
                 alone.setdefault(reader.span, []).append(reader)
         for span, some in alone.items():
@@ -570,10 +570,10 @@ class Fetcher:
         block.readers, block.expected = [], {}
         self._forget(block)
         if is_more_than_wanted:
-            self._ask_again(readers)
+            self._request_again(readers)
             return
         for reader in readers:
-            self._leave(reader)
+            self._detach(reader)
             reader.fail(error)
 
 

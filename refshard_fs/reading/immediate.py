@@ -16,7 +16,16 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.errors import RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.failures import blame, cause_of, fail
-from refshard_fs.reading.loading import Answers, Found, advance, decode, index_for_size, is_scanned, is_streamed, naming
+from refshard_fs.reading.loading import (
+    Answers,
+    Outcome,
+    advance,
+    decode,
+    index_for_size,
+    is_scanned,
+    is_streamed,
+    name_location,
+)
 from refshard_fs.reading.plan import KIB, MIB, Limits, ReadPlan, Request, Unmade, coalesce, plan_read
 from refshard_fs.targets import Answer, Pool, TooLarge, check, check_size
 from refshard_fs.targets.failures import NOT_FOUND
@@ -33,7 +42,7 @@ Job = tuple[Request, Entry]
 
 
 class Immediate:
-    """Reads without an event loop; each method returns None if an event loop is needed."""
+    """Read without an event loop; each method returns None if an event loop is needed."""
 
     def __init__(
         self, pool: Pool, answers: Answers, stats: Stats, on_disk: ChunkCache | None = None, *, is_written: bool = False
@@ -81,7 +90,7 @@ class Immediate:
             self._count(1, unmade.size, unmade.size, plan.window)
         return unmade
 
-    async def take_soon(self, request: Request, entry: Entry) -> bytes | None:
+    async def take_async(self, request: Request, entry: Entry) -> bytes | None:
         """Return the result of `take`; use a thread if reading would block the event loop for long."""
         is_slow = self._slow_reads > 1 or (entry.size or 0) > LARGE
         if is_slow and not isinstance(entry, Inline) and self.has(entry):
@@ -160,13 +169,13 @@ class Immediate:
             raise FileNotFoundError(key)
         return entry
 
-    def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Found | None]:
-        """Return the entries of ``keys`` that are found without reads, as `Found`; `Found(None)` for a missing key."""
+    def find_all(self, keyspace: KeySpace, keys: Sequence[str]) -> list[Outcome | None]:
+        """Return the entries of ``keys`` that are found without reads; `Outcome(None)` stands for a missing key."""
         # After an error, the event loop looks the keys up again, and finds the key that fails.
         if keyspace.in_memory:
             with contextlib.suppress(Exception):
-                return [Found(keyspace.find(key)) for key in keys]
-        out: list[Found | None] = [None] * len(keys)
+                return [Outcome(keyspace.find(key)) for key in keys]
+        out: list[Outcome | None] = [None] * len(keys)
         if self._foreseen:
             out = [self._take_foreseen(keyspace, key) for key in keys]
         unknown = [place for place, found in enumerate(out) if found is None]
@@ -174,19 +183,19 @@ class Immediate:
             with contextlib.suppress(Exception):
                 found = self.run(look_up.steps, may_load=False)
                 for place, entry in zip(look_up.places, () if found is None else found.value, strict=False):
-                    out[unknown[place]] = Found(entry)
+                    out[unknown[place]] = Outcome(entry)
         return out
 
-    def foresee(self, keyspace: KeySpace, key: str, entry: Entry) -> None:
+    def remember_place(self, keyspace: KeySpace, key: str, entry: Entry) -> None:
         """Remember where a chunk lies that is fetched ahead, until it is looked up."""
         if not self.is_written:
             if len(self._foreseen) >= FORESEEN:  # chunks that were expected, and never read
                 self._foreseen.clear()
             self._foreseen[key] = keyspace, entry
 
-    def _take_foreseen(self, keyspace: KeySpace, key: str) -> Found | None:
+    def _take_foreseen(self, keyspace: KeySpace, key: str) -> Outcome | None:
         known = self._foreseen.pop(key, None)
-        return Found(known[1]) if known is not None and known[0] is keyspace else None
+        return Outcome(known[1]) if known is not None and known[0] is keyspace else None
 
     def reaches(self, span: Span) -> bool:
         """Return whether the bytes of ``span`` can be read without an event loop; False after any error."""
@@ -209,7 +218,7 @@ class Immediate:
         """Return whether the bytes of ``entry`` can be read without an event loop."""
         return all(map(self.reaches, entry.spans))
 
-    def run(self, steps: Steps[Any], *, may_load: bool = True) -> Found | None:
+    def run(self, steps: Steps[Any], *, may_load: bool = True) -> Outcome | None:
         """Run ``steps`` and return their result, if all answers are in caches.
 
         With ``may_load``, other answers are read and decoded if this needs no event loop: for callers that may block.
@@ -217,20 +226,20 @@ class Immediate:
         try:
             advance(steps, None, lambda need: self._answer(need, may_load))
         except StopIteration as stop:
-            return Found(stop.value)
+            return Outcome(stop.value)
         except (OSError, TargetChanged):  # the event loop tries again, and handles or raises the error
             return None
         steps.close()
         return None
 
-    def _answer(self, need: Need, may_load: bool) -> Found | None:
+    def _answer(self, need: Need, may_load: bool) -> Outcome | None:
         """Return the answer to ``need``; None if this needs an event loop."""
         known = self._answers.get(need, self._pool)
         if known is not None:
-            return Found(known)
+            return Outcome(known)
         return self._load(need) if may_load and isinstance(need, Load) else None
 
-    def _load(self, need: Load) -> Found | None:
+    def _load(self, need: Load) -> Outcome | None:
         """Load the answer to ``need``; None if this needs an event loop, or fails: the loop then raises the error."""
         entry = need.entry
         if not isinstance(entry, Span) or is_scanned(need.index) or is_streamed(need.index):
@@ -238,8 +247,8 @@ class Immediate:
         with self._loading:  # one of several threads loads, and the others then find the answer in the cache
             value = self._answers.get(need, self._pool)
             if value is not None:
-                return Found(value)
-            with naming(entry):
+                return Outcome(value)
+            with name_location(entry):
                 try:
                     check_size(entry.size, self._answers.longest)
                     plan = ReadPlan(None, entry, self._answers.longest)
@@ -248,14 +257,14 @@ class Immediate:
                 except TooLarge:
                     raise
                 except NOT_FOUND:
-                    return Found(None) if entry.optional else None
+                    return Outcome(None) if entry.optional else None
                 except OSError:
                     return None
                 if data is None:
                     return None
                 value = decode(index_for_size(need, self._pool), data)
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
-            return Found(value)
+            return Outcome(value)
 
     def _read(self, plan: ReadPlan) -> list[bytes | BaseException] | None:
         """Return the bytes, or the error, of each range of ``plan``; None if this needs an event loop."""

@@ -50,7 +50,7 @@ WORTH_KEEPING: Final = 1 << 22  # bytes: larger indexes are put into the cache (
 
 
 class Decoder(Protocol):
-    """Decodes an index from bytes as they arrive."""
+    """Decode an index from bytes as they arrive."""
 
     def feed(self, data: bytes) -> None:
         """Decode the next bytes; ValueError if they are damaged."""
@@ -362,13 +362,13 @@ def _source(need: Need) -> tuple[str | None, Origin]:
             return None, ()
 
 
-class Found(NamedTuple):
+class Outcome(NamedTuple):
     """A result, which may be None."""
 
     value: Any
 
 
-def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Found | None]) -> Need | tuple[Need, ...]:
+def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Outcome | None]) -> Need | tuple[Need, ...]:
     """Send ``answer``, then all ``known`` answers; return the first need without one. StopIteration at the end."""
     need = steps.throw(answer) if isinstance(answer, BaseException) else steps.send(answer)
     while True:
@@ -391,7 +391,7 @@ def index_for_size(need: Load, pool: Pool) -> Index:
 
 
 @contextlib.contextmanager
-def naming(entry: Entry) -> Iterator[None]:
+def name_location(entry: Entry) -> Iterator[None]:
     """Add the location of ``entry`` to errors of this block, which reads an index or a document."""
     try:
         yield

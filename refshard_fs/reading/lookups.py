@@ -19,7 +19,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import blame, note
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.loading import Answers, Found, advance, index_for_size, is_streamed, load, naming
+from refshard_fs.reading.loading import Answers, Outcome, advance, index_for_size, is_streamed, load, name_location
 from refshard_fs.reading.plan import ReadPlan
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.failures import NOT_FOUND
@@ -39,7 +39,7 @@ class _Loading:
 
 
 class Lookups:
-    """Answers the needs of key spaces on one event loop; use it only from this loop."""
+    """Answer the needs of key spaces on one event loop; use it only from this loop."""
 
     def __init__(self, fetcher: Fetcher, answers: Answers, stats: Stats) -> None:
         self.stats = stats
@@ -92,7 +92,7 @@ class Lookups:
                     results[i] = stop.value
                 except Exception as e:  # noqa: BLE001  # any error ends this look-up, and not the others
                     results[i] = e
-            answers = dict(zip(needs, await self._meet(list(needs.values())), strict=True)) if needs else {}
+            answers = dict(zip(needs, await self._answer_all(list(needs.values())), strict=True)) if needs else {}
         return results
 
     async def find_all(
@@ -109,12 +109,12 @@ class Lookups:
                 out[place] = found if isinstance(found, Exception) else found[i]
         return out
 
-    def _known(self, need: Need) -> Found | None:
+    def _known(self, need: Need) -> Outcome | None:
         value = self._answers.get(need, self.pool)
         if value is None:
             return None
         self.stats.add(cache_hits=1)
-        return Found(value)
+        return Outcome(value)
 
     async def need(self, need: Need) -> Any:
         """Return the answer to one need; concurrent callers share one read."""
@@ -133,7 +133,7 @@ class Lookups:
                 del self._loading[need]
                 loading.task.cancel()  # all callers were cancelled, or the task has ended
 
-    async def _meet(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
+    async def _answer_all(self, needs: Sequence[Need | tuple[Need, ...]]) -> list[Any]:
         distinct = list(dict.fromkeys(n for need in needs for n in (need if isinstance(need, tuple) else (need,))))
         answers = await asyncio.gather(*map(self.need, distinct), return_exceptions=True)
         flat: dict[Need, Any] = dict(zip(distinct, answers, strict=True))
@@ -164,7 +164,7 @@ class Lookups:
                         if (known := self._known(need)) is not None:
                             return known.value
                 try:
-                    with naming(entry):
+                    with name_location(entry):
                         sized = partial(index_for_size, pool=self.pool)
                         read = partial(self._document, keep=not is_streamed(need.index))
                         value, weight = await load(need, read, self.run, self._answers.keep, sized)

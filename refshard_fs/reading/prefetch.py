@@ -36,7 +36,7 @@ REQUEST = 16 * KIB  # bytes that take as long as a request: smaller chunks count
 OBJECT = 64 * KIB  # the same for chunks that are whole objects, each of which is a request
 
 
-class Asked(NamedTuple):
+class KeysRead(NamedTuple):
     """Whole keys that were read together, and the ranges of those that exist."""
 
     keyspace: KeySpace
@@ -61,8 +61,8 @@ class _Array:
         return [span for spans in self.issued.values() for span in spans or ()]
 
 
-class Ahead:
-    """Fetches data ahead of reads on one event loop.
+class Prefetcher:
+    """Fetch data ahead of reads on one event loop.
 
     ``most`` is the limit for predicted data in bytes (0: none). Ranges that ``immediate`` can read are never fetched
     ahead.
@@ -90,7 +90,7 @@ class Ahead:
             spans = () if entry is None or isinstance(entry, Exception) else entry.spans
             found.append(spans if all(map(self._can_wait, spans)) else ())
             if found[-1] and not isinstance(entry, Exception | None):
-                self._immediate.foresee(keyspace, key, entry)
+                self._immediate.remember_place(keyspace, key, entry)
         return found
 
     def _can_wait(self, span: Span) -> bool:
@@ -140,9 +140,9 @@ class Ahead:
         """Note the read of a selection of several chunks, as by a task of dask."""
         is_large = len(keys) > BOX or sum(span.size or 0 for span in spans) > self._most // 4
         if not is_large and self._expected.keys().isdisjoint(keys) and not all(map(self._immediate.reaches, spans)):
-            self.note([Asked(keyspace, keys, spans)])
+            self.note([KeysRead(keyspace, keys, spans)])
 
-    def note(self, asked: Iterable[Asked]) -> None:
+    def note(self, asked: Iterable[KeysRead]) -> None:
         """Note reads, in order, and fetch the chunks that will probably be read next."""
         if not self._most:
             return
@@ -159,7 +159,7 @@ class Ahead:
                 continue
             read.setdefault(array, []).append(number)
             ahead = array.issued.pop(number, None)
-            if any(map(self._fetcher.awaits, ahead or ())):
+            if any(map(self._fetcher.is_under_way, ahead or ())):
                 late.add(array)
             sizes = [span.size or 0 for span in spans]
             if spans and spans[0].stop is None:
@@ -323,7 +323,7 @@ class Ahead:
         self._fetcher.drop_unread()
 
 
-def _drop_unread(ahead_ref: weakref.ref[Ahead], progress: int) -> None:
+def _drop_unread(ahead_ref: weakref.ref[Prefetcher], progress: int) -> None:
     ahead = ahead_ref()
     if ahead is not None:
         ahead.drop_unread(progress)

@@ -19,7 +19,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Packed
 from refshard_fs.reading.engine import Engine
 from refshard_fs.reading.immediate import Immediate
-from refshard_fs.reading.loading import Found
+from refshard_fs.reading.loading import Outcome
 from refshard_fs.reading.memory import Share, SharedMemory
 from refshard_fs.reading.plan import MIB, Request, Unmade
 
@@ -32,8 +32,8 @@ ANSWER: Final = 2 * MIB  # an answer is in memory twice while its parts are join
 SHARE: Final = 4  # further chunks are requested when 1/4 of the memory is free, so that requests are large
 
 
-class Together:
-    """Limits the selections that one `load` reads at a time to those whose chunks fit into memory; at least one.
+class SelectionLimit:
+    """Limit the selections that one `load` reads at a time to those whose chunks fit into memory; at least one.
 
     Each selection may always have one chunk in memory, so that without this, thirty selections could have thirty.
     Belongs to one event loop.
@@ -58,7 +58,7 @@ class Together:
             self._changed.clear()
 
 
-TOGETHER: ContextVar[Together | None] = ContextVar("TOGETHER", default=None)  # limits the selections of a task
+TOGETHER: ContextVar[SelectionLimit | None] = ContextVar("TOGETHER", default=None)  # limits the selections of a task
 
 
 # Called with key and bytes of each chunk that is read while a dataset is opened; raises if decoding takes too much.
@@ -76,7 +76,7 @@ class _Chunk(NamedTuple):
 
 
 class SelectionRead:
-    """Reads one selection: ``take(number, data)`` is called once for each key, in the order of arrival.
+    """Read one selection: ``take(number, data)`` is called once for each key, in the order of arrival.
 
     ``chunk_size`` is the size in bytes of chunks of unknown size. Chunks that are under way, or wait to be decoded, fit
     into the ``memory`` of all selections; only one chunk is always read. With ``threads``, or if chunks are made of
@@ -142,7 +142,7 @@ class SelectionRead:
             finally:
                 self._share.give_back(self._share.used)
 
-    def _add(self, number: int, key: str, found: Found | None) -> None:
+    def _add(self, number: int, key: str, found: Outcome | None) -> None:
         entry = None if found is None else found.value
         size = None if entry is None else entry.size
         chunk = _Chunk(number, Request(key), entry, self._chunk_size if size is None else size)

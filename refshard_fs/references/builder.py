@@ -42,7 +42,7 @@ class _Kept(msgspec.Struct, eq=False):
 
 
 class ReferenceBuilder:
-    """Collects the members of one JSON object of references; ``where`` names it in errors."""
+    """Collect the members of one JSON object of references; ``where`` names it in errors."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -31,7 +31,7 @@ def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
 
 
 class GridReader:
-    """Parses the grids of arrays in the set ``where``; equal texts are parsed once, since most are equal."""
+    """Parse the grids of arrays in the set ``where``; equal texts are parsed once, since most are equal."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -49,7 +49,7 @@ class ArrayInfo(NamedTuple):
 
 
 class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
-    """Shows sharded arrays, except ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
+    """Show sharded arrays, except ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
 
     options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()
@@ -227,7 +227,7 @@ class ShardView(ArrayView[ArrayInfo]):
         return (yield from self._confirm_then_find(path, keys))
 
     def _is_small(self, path: str, url: str) -> bool:
-        """Whether a shard of the array ``path`` at ``url`` costs no more to read whole than in parts."""
+        """Return whether a shard of the array ``path`` at ``url`` costs no more to read whole than in parts."""
         meta = array_meta(self._documents.arrays[path].stored or {}, path)
         is_near = protocol_of(url) in (None, *LOCAL)
         return not is_near and meta is not None and meta.chunks is not None and math.prod(meta.chunks) <= _SMALL

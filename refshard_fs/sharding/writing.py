@@ -69,7 +69,7 @@ def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
 
 
 def _alike(ours: object, theirs: object) -> bool:
-    """Whether ``theirs`` describes the same codecs as ``ours``, though it may have more members."""
+    """Return whether ``theirs`` describes the same codecs as ``ours``, though it may have more members."""
     match ours, theirs:
         case [*some], [*others]:
             return len(some) == len(others) and all(map(_alike, some, others))
@@ -115,7 +115,7 @@ def _arrays(key: str, data: bytes) -> Mapping[str, ArrayInfo]:
 
 
 class _Resharding(msgspec.Struct, frozen=True):
-    """Adds shards to the metadata of arrays: those of the same array in ``stored``."""
+    """Add shards to the metadata of arrays: those of the same array in ``stored``."""
 
     stored: Mapping[str, Mapping[str, Any]]
     options: tuple[tuple[str, Any], ...]

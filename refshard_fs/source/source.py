@@ -40,7 +40,7 @@ from refshard_fs.reading.failures import blame, note_decoding, source_failed
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
-from refshard_fs.reading.loading import Answers, Found, Heads
+from refshard_fs.reading.loading import Answers, Heads, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
 from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
@@ -129,7 +129,7 @@ class Engines:
         """Run ``steps``, and return their result; an error names ``key``, and never means that the key is missing."""
         return await self.engine().run_for(key, steps)
 
-    def look_up_now(self, key: str, steps: Steps[Any]) -> Found | None:
+    def look_up_now(self, key: str, steps: Steps[Any]) -> Outcome | None:
         """Run ``steps``; return None if they need an event loop. For callers that may block."""
         try:
             return self._immediate_reader().run(steps)
@@ -535,7 +535,7 @@ class Source(Engines):
             await self.read(Request(request.key))
         at_once = self._immediate or self._immediate_reader()
         entry = at_once.find(keyspace, request.key)
-        data = None if entry is None else await at_once.take_soon(request, entry)
+        data = None if entry is None else await at_once.take_async(request, entry)
         if data is None:
             data = await self.engine().read(keyspace, request, entry)
         self._guard(request, data)
@@ -756,7 +756,7 @@ class Source(Engines):
             out.append(data)
         return out
 
-    async def _read_chunks(self, keys: Sequence[str], found: Sequence[Found | None] | None) -> Chunks:
+    async def _read_chunks(self, keys: Sequence[str], found: Sequence[Outcome | None] | None) -> Chunks:
         keyspace = await self.keyspace()
         return await self.engine().read_chunks(keyspace, keys, found or [None] * len(keys))
 

@@ -16,9 +16,9 @@ from refshard_fs.targets.credentials import InstanceOrOptions
 
 
 class Document:
-    """The object at ``url``, replaced only while it has the version ``expected`` (None: while it does not exist).
+    """The object at ``url``, which is replaced only if it has the version ``expected`` (None: if it does not exist).
 
-    ``sent`` holds the hashes of puts without an answer, here and in earlier tries: the object may be one of them.
+    ``sent`` holds the hashes of puts without an answer, here and in earlier tries: the object may be one of these.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Document:
         self._sent.clear()
 
     def may_be(self, data: bytes) -> bool:
-        """Whether the object is ``data`` or may still become it, after `put` raised an error other than a conflict."""
+        """Return whether ``data`` may be stored, now or soon, after `put` raised an error other than a conflict."""
         if not self._object.is_immediate:
             return True  # a server may still carry out a request after its client stopped waiting
         there = self._object.fetch("")

@@ -57,7 +57,7 @@ def _without_links(path: str) -> str:
         if found.st_uid not in (0, os.geteuid()):
             raise PermissionError(
                 f"{sanitize(place)} is a symbolic link of another user (number {found.st_uid}): writes follow only "
-                f"links of yours and of the system. To write where it leads, give that path: {sanitize(target)}"
+                f"links of yours and of the system. To write to its target, pass that path: {sanitize(target)}"
             )
         links += 1
         if links > _MOST_LINKS:

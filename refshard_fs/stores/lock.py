@@ -19,7 +19,7 @@ _held: Final[set[int]] = set()  # descriptors of the directories that this proce
 
 @contextlib.contextmanager
 def hold_lock(folder: str) -> Iterator[None]:
-    """Hold the lock of a local directory, created if missing. Without ``fcntl`` (Windows) nothing is locked."""
+    """Hold the lock of a local directory, and create the directory if it is missing. Windows has no such locks."""
     try:
         import fcntl
     except ImportError:
@@ -45,7 +45,7 @@ def hold_lock(folder: str) -> Iterator[None]:
 
 
 def _is_open_at(descriptor: int, folder: str) -> bool:
-    """Whether an open directory is still the one at ``folder``: the previous holder may have removed it."""
+    """Return whether an open directory is still at ``folder``: the previous holder of the lock may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder))
     except FileNotFoundError:

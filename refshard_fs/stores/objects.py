@@ -25,10 +25,10 @@ SYNCED_ONE_BY_ONE: Final = 64  # files; syncing more one by one takes longer tha
 
 
 class Objects:
-    """The objects below ``url``, in the ``stores`` of a session; usable from any thread.
+    """The objects below ``url``, in the ``stores`` of a source; usable from any thread.
 
-    For a URL that the user gave, ``stores`` may be a filesystem, or the options of one. The store is opened at the
-    first use, and again in a forked process. The name ``""`` stands for the URL itself.
+    For a URL that the user gave, ``stores`` may be a filesystem, or options. The store is opened at the first use, and
+    again in a forked process. The name ``""`` stands for the URL itself.
     """
 
     def __init__(self, url: str, stores: Stores | InstanceOrOptions) -> None:
@@ -47,7 +47,7 @@ class Objects:
         return url[len(self.url) + 1 :] if is_below else None
 
     def is_at(self, url: str) -> bool:
-        """Whether ``url`` names the same place."""
+        """Return whether ``url`` is the URL of these objects, perhaps in another spelling."""
         fs = self.store.fs
         same = (protocol_of(url) or "file") in protocols_of(fs)
         return same and str(fs._strip_protocol(url)).rstrip("/") == self.path("")
@@ -167,7 +167,7 @@ class Objects:
     def put(
         self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
     ) -> Facts | None:
-        """Write the concatenated ``parts`` as the object ``name``; return its new version, if the store tells it.
+        """Write the concatenated ``parts`` as the object ``name``; return its new version, if the store reports it.
 
         Raises ConflictError, and changes nothing, if the object does not meet ``condition``. ``durable`` local files
         are on the disk when this returns.
@@ -237,7 +237,7 @@ class Objects:
     def directory(self, *, replaces: bool) -> Iterator[Objects]:
         """Yield objects that are written as a whole: an error in the block removes all of them.
 
-        A local directory appears, or is replaced, when the block ends; one that is there and empty is written into.
+        A local directory appears, or is replaced, when the block ends; an existing empty directory is written into.
         Object stores cannot replace many objects at once: there ``replaces`` removes the old objects first.
         """
         path = (

@@ -137,7 +137,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _was_repeated(error: Exception) -> bool:
-    """Whether botocore sent the request more than once: an earlier one may have succeeded without an answer."""
+    """Return whether botocore sent the request more than once: an earlier one may have succeeded without an answer."""
     return bool(_metadata_of(error).get("RetryAttempts"))
 
 

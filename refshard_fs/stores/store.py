@@ -1,4 +1,4 @@
-"""Write objects in one filesystem. Requests are tried again after passing failures, if that is harmless."""
+"""Write objects in one filesystem. Requests are repeated after temporary failures, if that is harmless."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sum_of(parts: Iterable[Buffer]) -> bytes:
 
 
 def is_version(one: Version, other: Version) -> bool:
-    """Whether both facts may belong to the same version of an object."""
+    """Return whether both facts may belong to the same version of an object."""
     if isinstance(one, Absent) or isinstance(other, Absent):
         return one is other
     if one.etag is not None and other.etag is not None:
@@ -114,7 +114,7 @@ class Store:
             return getattr(fs, method)(*given, **named)
 
     def persist(self, call: Callable[[], T], replace_again: Callable[[], T] | None = None) -> T:
-        """Return the result of ``call``. After a passing failure call it again, or ``replace_again`` if given."""
+        """Return the result of ``call``. After a temporary failure, call it, or ``replace_again``, again."""
         tried = 0
         while True:
             try:
@@ -189,7 +189,7 @@ class Store:
             raise conflict_error(place, condition, is_certain=is_certain)
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
-        """Write the concatenated ``parts`` as an object; return its new version, if the store tells it.
+        """Write the concatenated ``parts`` as an object; return its new version, if the store reports it.
 
         Raises ConflictError, and changes nothing, if the object does not meet ``condition``.
         """
@@ -229,7 +229,7 @@ class Store:
         self.persist(first, replace_again)
 
     def _has_content(self, path: str, parts: Sequence[Buffer]) -> bool:
-        """Whether the bytes of the object at ``path`` are ``parts``."""
+        """Return whether the bytes of the object at ``path`` are ``parts``."""
         there = self.fetch(path)
         return there is not None and sum_of([there.data]) == sum_of(parts)
 

@@ -29,7 +29,7 @@ _KNOWN: Final = 8  # stores kept by the options that the user gave; a client of 
 
 
 class Stores:
-    """The stores of one set of options, usable from any thread; a forked process opens them again."""
+    """The stores for the same options, usable from any thread; a forked process opens them again."""
 
     def __init__(self, options: PoolOptions) -> None:
         self.options = options
@@ -49,9 +49,9 @@ class Stores:
         return known
 
     def open_now(self, url: str) -> tuple[Store, str] | None:
-        """Return the store for objects at ``url`` and the path there; None where opening takes a network.
+        """Return the store for objects at ``url``, and the path in it; None if opening needs the network.
 
-        Raises TargetNotAllowed or ReadOnlyError where objects cannot be written.
+        Raise TargetNotAllowed or ReadOnlyError if objects cannot be written.
         """
         found = Pool(self.options, None).store(url)
         if found is None:
@@ -60,7 +60,7 @@ class Stores:
         return self._store(url, (target.fs, path) if isinstance(target, ImmediateTarget) and target.fs else None, None)
 
     def open(self, url: str) -> tuple[Store, str]:
-        """Return the same, over a network too. It blocks: fsspec's event loop must not call it."""
+        """Return the store for objects at ``url``, and the path in it. This blocks: do not call it on fsspec's loop."""
         return self.open_now(url) or self._store(url, sync(get_loop(), self._open_store, url), get_loop())
 
     async def _open_store(self, url: str) -> tuple[AbstractFileSystem, str] | None:

@@ -251,7 +251,7 @@ def _parse_range(text: str, sent: int | None, start: int, stop: int | None) -> t
 
 
 def _is_whole(content_range: str, sent: int | None) -> bool:
-    """Whether a Content-Range covers the whole object. Some servers and proxies send parts with status 200."""
+    """Return whether a Content-Range covers the whole object. Some servers and proxies send parts with status 200."""
     match = _CONTENT_RANGE.match(content_range)
     if match is None or match[1] != "0":
         return False

@@ -72,7 +72,7 @@ def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
 
 
 def _serves_one(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` can serve only one caller at a time."""
+    """Return whether ``fs`` can serve only one caller at a time."""
     return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
 
 
@@ -354,7 +354,7 @@ def has_coroutines(fs: AbstractFileSystem) -> bool:
 
 
 def _lists_flat(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` is an object store whose ``find`` lists all objects below a prefix at once."""
+    """Return whether ``fs`` is an object store whose ``find`` lists all objects below a prefix at once."""
     has_own = getattr(type(fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
     return has_own and not OBJECT_STORES.isdisjoint(protocols_of(fs))
 
@@ -397,10 +397,10 @@ def split_chain(url: str) -> tuple[str, str]:
 
 
 def is_s3fs(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` is s3fs's filesystem or our `S3Client`; by name, because importing s3fs takes long."""
+    """Return whether ``fs`` is s3fs's filesystem or our `S3Client`; by name, because importing s3fs takes long."""
     return is_class_of_s3fs(type(fs)) or type(fs).__module__ == "refshard_fs.targets.s3_client"
 
 
 def is_class_of_s3fs(cls: type) -> bool:
-    """Whether ``cls`` is s3fs's own filesystem."""
+    """Return whether ``cls`` is s3fs's own filesystem."""
     return (cls.__module__, cls.__name__) == ("s3fs.core", "S3FileSystem")

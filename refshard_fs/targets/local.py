@@ -39,7 +39,7 @@ def draft_of(path: str) -> str:
 
 
 def is_draft(path: str) -> bool:
-    """Whether ``path`` is a draft, of a writer that is at work or was killed."""
+    """Return whether ``path`` is a draft, of a writer that is at work or was killed."""
     return path.endswith(".tmp") and _DRAFT.search(path) is not None
 
 
@@ -199,7 +199,7 @@ def _names(directory: str | int) -> tuple[Listed, ...]:
 
 
 def _makes_cycle(link: os.DirEntry[str]) -> bool:
-    """Whether ``link`` leads to a directory that contains it: a recursive listing would never end."""
+    """Return whether ``link`` leads to a directory that contains it: a recursive listing would never end."""
     if not os.path.isabs(link.path):
         return False
     there, way = os.path.realpath(link.path), os.path.dirname(link.path)

@@ -39,7 +39,7 @@ class Registry(Protocol):
 
 
 def is_store(value: Any) -> bool:
-    """Whether ``value`` has the methods of an obspec store."""
+    """Return whether ``value`` has the methods of an obspec store."""
     if not any(callable(getattr(value, name, None)) for name in ("get_async", "get_range")):
         return False
     return not isinstance(value, Mapping | AbstractFileSystem | type)  # last: abstract classes take milliseconds

@@ -443,12 +443,12 @@ def _new_instance(
 
 
 def _names_endpoint(options: Mapping[str, Any]) -> bool:
-    """Whether the ``options`` of an object store name its server."""
+    """Return whether the ``options`` of an object store name its server."""
     return "endpoint_url" in {**options, **(options.get("client_kwargs") or {})}
 
 
 def _is_anonymous(options: Mapping[str, Any]) -> bool:
-    """Whether ``options``, or the options of a link in a chain, ask for anonymous access."""
+    """Return whether ``options``, or the options of a link in a chain, ask for anonymous access."""
     links = [options, *(given for given in options.values() if isinstance(given, Mapping))]
     return any(given.get("anon") or given.get("token") == "anon" for given in links)
 

@@ -79,7 +79,7 @@ class Version:
         return (len(self.content), size) if self.content and size is not None and len(self.content) < size else None
 
     def holds(self, span: Span) -> bool:
-        """Whether the bytes of ``span`` are kept."""
+        """Return whether the bytes of ``span`` are kept."""
         return span.stop is not None and 0 <= span.start <= span.stop <= len(self.content)
 
     def keep(self, content: bytes) -> None:
@@ -98,7 +98,7 @@ class Version:
         return Answer(self.content[first : size if stop is None else stop], self.seen)
 
     def is_like(self, seen: Facts) -> bool:
-        """Whether this object has the version ``seen``. An object without a version takes this one."""
+        """Return whether this object has the version ``seen``. An object without a version takes this one."""
         try:
             self.observe(seen, None)
         except TargetChanged:
@@ -242,7 +242,7 @@ class Versions:
         return ABSENT if version.is_absent else version.seen
 
     def knows(self, url: str, below: str | None = None) -> bool:
-        """Whether the object at ``url`` was opened and, with ``below``, lies at or below that URL."""
+        """Return whether the object at ``url`` was opened and, with ``below``, lies at or below that URL."""
         return self._known.peek(url) is not None and (below is None or url == below or url.startswith(below + "/"))
 
     def clear(self, below: str | None = None) -> None:
@@ -446,7 +446,7 @@ class VersionedObject:
         return self._version.is_like(seen)
 
     def is_known(self, path: str) -> bool:
-        """Whether the version of the object is known, or can be found without a request."""
+        """Return whether the version of the object is known, or can be found without a request."""
         if self._version.seen is None:
             now = self.target.read_now(path, 0, 0)
             if now is None:

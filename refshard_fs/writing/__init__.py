@@ -1,1 +1,1 @@
-"""Writing: where new values go, what a transaction is, and how each format takes a commit."""
+"""Write keys to an overlay, and commit the overlay to the source."""

@@ -1,4 +1,4 @@
-"""Commits the edits of a source: chooses the committer of its format."""
+"""Commit the edits of a source, in the way of its format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from refshard_fs.writing.writer import HIERARCHY, HOLD_VALUES, ICECHUNK, Writer
 
 
 def commit(writer: Writer, message: str | None = None) -> None:
-    """Make all that was written durable in the source, with a ``message`` where the source keeps messages."""
+    """Save all edits in the source; ``message`` is the message of the commit, if the source keeps messages."""
     writer.refuse_elsewhere()
     _commit_all(writer, message)
     writer.overlay.costs.warn()
@@ -48,19 +48,19 @@ def _commit_all(writer: Writer, message: str | None) -> None:
             stored, finish = commit_edits(writer, base, edits, message)
         except BaseException as e:
             is_refused = e.is_certain if isinstance(e, ConflictError) else isinstance(e, RefShardError)
-            if not is_refused:  # the store may have done it all the same: `discard` removes no object that it names
+            if not is_refused:  # the commit may have succeeded without an answer: then `discard` must keep its objects
                 overlay.keep_objects()
             raise
         try:
             if finish is not None:
                 finish()
-        finally:  # the commit is made, also where Ctrl-C ends this
+        finally:  # the commit is complete, even if Ctrl-C ends this block
             left = overlay.settle(edits, stored)
     writer.remove_objects(left)
 
 
 def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
-    """Add what ``forks`` wrote to the overlay; by default what copies in other processes did, which no user names."""
+    """Add the edits of ``forks`` to the overlay; by default, the edits of copies in other processes."""
     writer.refuse_elsewhere()
     overlay, store = writer.overlay, writer.store
     with overlay.lock:
@@ -70,26 +70,26 @@ def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
 
 
 def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) -> tuple[Edits, Finish | None]:
-    """Make the edits part of the source; return them as the source has them, and what is left to do, if anything is.
+    """Save the edits in the source; return them as they are stored, and a function to call afterwards, or None.
 
-    Sets change whole or not at all. Raises ConflictError if somebody else committed since the source was opened, and
-    ReadOnlyError if it cannot take edits.
+    A set changes as a whole or not at all. Raise ConflictError if another writer committed since the source was opened,
+    and ReadOnlyError if the source cannot take edits.
     """
     url = writer.fo
     if not isinstance(url, str):
-        raise ReadOnlyError("these references are in memory, and cannot be committed: fs.save(url) writes them")
+        raise ReadOnlyError("cannot commit: these references are in memory, not at a URL: write them with fs.save(url)")
     if not takes_objects(url):
         raise ReadOnlyError(
-            f"{url} cannot be written, because it is over HTTP or in an archive: fs.save(url) writes it, with your "
-            "writes, as a set of references at another place"
+            f"cannot commit to {url}, which is on a web server or in an archive: fs.save(url) writes it, with your "
+            "writes, as a set of references to another URL"
         )
     _learn_manifests(writer, base, edits)
     format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
             f"{url} takes no commits: expected a JSON or parquet set of references, a branch of an Icechunk "
-            "repository, or a zarr hierarchy without chunk manifests. fs.save(url) writes it, and what you have "
-            "written, as a set to another place"
+            "repository, or a zarr hierarchy without chunk manifests. fs.save(url) writes it, with your writes, as a "
+            "set to another URL"
         )
     if message is not None and format != ICECHUNK:
         raise ValueError(f"message=: {url} keeps no messages of commits, as Icechunk repositories do")
@@ -110,10 +110,10 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
         if not e.target.startswith(sanitize(url).rstrip("/")):
             raise
         raise ConflictError(
-            f"{e.target} was opened and then changed: somebody else wrote it. Nothing was committed, and your writes "
-            "are kept: discard() goes on with what is there now, save() writes what you have to another place"
+            f"{e.target} has changed since it was opened: another writer wrote it. Nothing was committed, and your "
+            "writes are kept: discard() continues with its present content, save() writes your version to another URL"
         ) from e
-    # Arrays that were written with shards of their own go on showing whole shards.
+    # Arrays that were written here with shards continue to show whole shards.
     written = edits.changes().items()
     documents = ((key, edit.data) for key, edit in written if is_metadata(key) and isinstance(edit, Inline))
     writer.overlay.whole |= find_sharded(documents)

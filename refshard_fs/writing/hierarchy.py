@@ -1,11 +1,11 @@
-"""The commit of a zarr hierarchy: each object is put whole, chunks first, metadata after them, removals at the end.
+"""Commit edits to a zarr hierarchy: put each object whole, first chunks, then metadata, then remove objects.
 
-A shard of which all chunks were written is put without being read. Of another one the old object is read once, and the
-chunks that did not change are copied as they are stored. Objects are replaced on condition that they are the version
-that was read here, where the store can tell versions apart.
+If all chunks of a shard were written, the shard is put without being read. Otherwise the old shard is read once, and
+its other chunks are copied as they are stored. An object is replaced only if it still has the version that was read
+here, if the store can compare versions.
 
-A commit of many objects is not atomic: one that fails has put some of them. All edits are kept, and the next commit
-puts them all again.
+A commit of many objects is not atomic: if it fails, some of them have been put. All edits are kept, and the next commit
+puts all objects again.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from refshard_fs.writing.writer import Writer
 WORKERS: Final = 8  # objects under way at a time
 UNIT: Final = 1 << 20  # bytes; an object counts as one for each of these, and a shard of `WORKERS` units goes alone
 TRIES: Final = 10  # to put consolidated metadata that others put, too
-LISTED_FROM: Final = 256  # objects; more are found by listing their array than by asking for each
+LISTED_FROM: Final = 256  # from this number of objects on, listing their array is faster than asking for each
 
-_SINCE: Final = "was read, and somebody else has written it since"
-_KEPT: Final = "What you have written is kept: "
-_MERGE: Final = "commit() puts your chunks into the shards that are there now, discard() drops them"
-_DISCARD: Final = "discard() drops it and goes on with what is there now, save() writes it elsewhere"
+_SINCE: Final = "has changed since it was read: another writer wrote it"
+_KEPT: Final = "Your writes are kept: "
+_MERGE: Final = "commit() puts your chunks into the new shards, discard() drops your chunks"
+_DISCARD: Final = (
+    "discard() drops them and continues with the present objects, save() writes your version to another URL"
+)
 
 
 class HierarchyCommit:
-    """One commit to the hierarchy that is the source, or to a new one."""
+    """A commit to an existing or a new zarr hierarchy."""
 
     def __init__(self, writer: Writer, base: Base, edits: Edits) -> None:
         url = base.keyspace.source.root_url
@@ -62,8 +64,8 @@ class HierarchyCommit:
     def run(self) -> None:
         """Put and remove all objects of the commit.
 
-        Raises ConflictError if another process replaced an object that was read here. Every error has a note of what
-        was put before it.
+        Raise ConflictError if another process replaced an object that was read here. A note on the error lists the
+        objects that were put before it.
         """
         try:
             with self._objects.lock():
@@ -80,7 +82,7 @@ class HierarchyCommit:
             forget_indexes({self._objects.url_of(name) for name in self._touched})
 
     def _give_up(self, error: BaseException) -> None:
-        """Open the source again, so that the next try reads conflicting shards; note on ``error`` what was put."""
+        """Open the source again, so that the next try reads conflicting shards; note the objects put so far."""
         if self._touched or self._conflicting_shards:
             self._overlay.reopen({self._objects.url_of(name) for name in self._conflicting_shards})
         if self._put:
@@ -128,10 +130,10 @@ class HierarchyCommit:
     def _check_versions(
         self, plan: Plan, removed: Mapping[str, Version | None], leftovers: Mapping[str, Version]
     ) -> dict[str, Condition]:
-        """Return the versions that documents, local objects and new parts of arrays have before they are replaced.
+        """Return the versions of documents, local objects and new parts of arrays before they are replaced.
 
-        Raises ConflictError if somebody else replaced, made or removed one of the objects that were read here. Other
-        shards and chunks on servers are not compared: they are put on condition.
+        Raise ConflictError if another writer replaced, made or removed an object that was read here. Other shards and
+        chunks on servers are not compared here: the server compares them when they are put.
         """
         documents = dict(plan.documents)
         names = [*documents, *self._rivals(documents)]
@@ -153,7 +155,7 @@ class HierarchyCommit:
         return {**leftovers, **versions}
 
     def _rivals(self, documents: Iterable[str]) -> list[str]:
-        """Return the documents that would make the nodes of ``documents`` others, and that were not there."""
+        """Return the documents, not there before, that would turn a node of ``documents`` into another kind of node."""
         nodes = {parent(name)[0] for name in documents if parent(name)[1] in NODE_DOCUMENTS}
         rivals = (join(path, name) for path in nodes for name in NODE_DOCUMENTS)
         return [name for name in rivals if self._overlay.expected_version(self._objects.url_of(name)) is ABSENT]
@@ -171,10 +173,10 @@ class HierarchyCommit:
             raise
 
     def _compare(self, name: str, found: Version, data: bytes | None = None) -> None:
-        """Raise ConflictError if the object, which is now ``found``, was replaced by others since it was read.
+        """Raise ConflictError if the object, which now has the version ``found``, was replaced since it was read.
 
-        A group that others have made just as ``data`` says, which is to be put, is in no conflict. An array is: both
-        have its chunks. So is a document that was there before: both may have counted it up.
+        It is not a conflict if another writer made a new group with the same document, ``data``. For an array it is,
+        because both writers have chunks for it; and for an older document, because both may have increased a number.
         """
         url = self._objects.url_of(name)
         known = [
@@ -190,7 +192,7 @@ class HierarchyCommit:
             raise ConflictError(f"{url} {_SINCE}")
 
     def _is_one_of(self, name: str, sums: set[bytes]) -> bool:
-        """Whether the object has one of the checksums ``sums``, as what an earlier try put without an answer has."""
+        """Return whether the object has one of the checksums ``sums``, of earlier tries without an answer."""
         fetched = self._objects.fetch(name) if sums else None
         if fetched is None or sum_of([fetched.data]) not in sums:
             return False
@@ -201,7 +203,7 @@ class HierarchyCommit:
         self._overlay.written.put(self._objects.url_of(name), version, 1)
 
     def _unread(self, name: str) -> Condition:
-        """Return the version to replace of an object that is not read for it; None where any will do."""
+        """Return the version that an object must have to be replaced without being read; None for any version."""
         url = self._objects.url_of(name)
         seen, own = self._overlay.expected_version(url), self._overlay.written.get(url)
         if seen is None or own is None or is_version(seen, own):
@@ -244,7 +246,7 @@ class HierarchyCommit:
                 raise
 
     def _in_step(self, name: str, data: bytes, changes: Mapping[str, bytes | None], plan: Plan) -> bytes:
-        """Return the document ``name`` with consolidated metadata that say the same as the other documents."""
+        """Return the document ``name`` with consolidated metadata that are equal to the other documents."""
         if not repeats(name, data):
             return data
         before = parse_json(data)
@@ -254,7 +256,7 @@ class HierarchyCommit:
         return data if after is before else dumps(after)
 
     def _find_outdated(self, changes: Mapping[str, bytes | None], plan: Plan) -> dict[str, ObjectBytes]:
-        """Return the documents that are not written themselves, and whose consolidated metadata change."""
+        """Return the documents that have no edits of their own, but whose consolidated metadata change."""
         names = [name for name in find_consolidated([*changes, *plan.prefixes]) if name not in changes]
         with ThreadPoolExecutor(WORKERS) as pool:
             fetched = zip(names, pool.map(self._objects.fetch, names), strict=True)
@@ -266,9 +268,9 @@ class HierarchyCommit:
         }
 
     def _reconsolidate(self, name: str, there: ObjectBytes, changes: Mapping[str, bytes | None], plan: Plan) -> None:
-        """Put the document ``name`` as its consolidated metadata are after the commit.
+        """Put the document ``name`` with its consolidated metadata after the commit.
 
-        What another commit has put ``there`` meanwhile stays in it.
+        Changes that another commit has made ``there`` meanwhile are kept.
         """
         for tries in range(TRIES, 0, -1):
             try:
@@ -314,7 +316,7 @@ class HierarchyCommit:
             self._remember(name, found)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove objects: what describes a node before what it holds, outer nodes first."""
+        """Remove objects: the document of a node before its chunks and members, outer nodes first."""
         for name in sorted(names, key=lambda name: (not is_metadata(name), parent(name)[0].count("/"))):
             self._remove_object(name, None)
 
@@ -324,7 +326,7 @@ class HierarchyCommit:
         self._remember(name, ABSENT)
 
     def _leftovers(self, plan: Plan) -> dict[str, Version]:
-        """Return the versions of objects where arrays are to grow: a commit that was cut short may have left some."""
+        """Return the versions of objects in the new parts of arrays: an interrupted commit may have left some."""
         found: dict[str, Version] = {}
         for grown in plan.grown:
             if grown.added > LISTED_FROM:
@@ -338,7 +340,7 @@ class HierarchyCommit:
         return found
 
     def _to_remove(self, plan: Plan) -> dict[str, Version | None]:
-        """Return the objects that the commit removes, and their versions as far as listings tell."""
+        """Return the objects that the commit removes, and their versions, if listings have them."""
         found: dict[str, Version | None] = dict.fromkeys(plan.removed)
         for prefix in plan.prefixes:
             found |= {name: facts for name, facts in self._objects.find(prefix).items() if is_within(name, prefix)}
@@ -349,7 +351,7 @@ class HierarchyCommit:
 
 
 def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
-    """Return what is removed before ``put`` can be written: local files in place of directories, and the reverse."""
+    """Return the objects to remove before ``put``: local files where directories will be, and the reverse."""
     removed = set(removed)
     put = set(put) if removed else set()
     in_the_way = {above for name in put for above, _ in splits(name) if above in removed}

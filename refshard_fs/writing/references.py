@@ -1,4 +1,4 @@
-"""References as a mapping that is written to: what the dict, or ``LazyReferenceMapper``, of fsspec's filesystem is."""
+"""References as a mutable mapping, like the dict or the ``LazyReferenceMapper`` of fsspec's filesystem."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NO_EDITS: Final = Edits()
 
 
 class WritableReferences(MutableMapping[str, Any]):
-    """Key → text, bytes or ``[url, offset, length]``: the references of a filesystem, with uncommitted writes.
+    """The references of a filesystem by key, with uncommitted writes: text, bytes or ``[url, offset, length]``.
 
-    Objects are the text that their JSON is. No value is made before it is asked for. Values that are set are written
-    to the filesystem; lists become references.
+    JSON objects are shown as text. Each value is made when it is read. To set a value is to write it to the filesystem;
+    lists become references.
     """
 
     def __init__(self, fs: Any) -> None:
@@ -52,7 +52,7 @@ class WritableReferences(MutableMapping[str, Any]):
                 self._fs.refer(key, url)
             case [str() | None as url, int() | np.integer() as offset, int() | np.integer() as length]:
                 self._fs.refer(key, url, int(offset), int(length))
-            case bytes() if value.startswith(b"base64:"):  # as kerchunk leaves what it inlines
+            case bytes() if value.startswith(b"base64:"):  # kerchunk's form of inlined values
                 self._fs.pipe_file(key, from_base64(value.decode("latin-1")))
             case str() | bytes() | dict():
                 self._fs.pipe_file(key, decode(value))
@@ -105,19 +105,19 @@ class WritableReferences(MutableMapping[str, Any]):
         return f"<{type(self).__name__} of {self._fs!r}>"
 
     def copy(self) -> dict[str, Any]:
-        """Return them as a plain dict, whose changes are not written."""
+        """Return the references as a plain dict, whose changes are not written."""
         return dict(self)
 
     def flush(self) -> None:
-        """Commit what was written; of a source in memory there is nothing to commit."""
+        """Commit the writes; do nothing for a source in memory."""
         self._fs.flush()
 
 
 class _Guard:
-    """The one entry that C code finds which reads a dict's own storage, and not what its methods say.
+    """The only key in the dict's own storage, for C code that reads this storage instead of calling methods.
 
-    So `json.dumps` sees that there is something, and asks for the items; what never asks (orjson, msgspec) refuses the
-    key, and writes no empty document.
+    `json.dumps` then sees that the dict is not empty, and calls ``items``. orjson and msgspec never call it. They
+    refuse this key, so they do not write an empty document.
     """
 
 
@@ -125,7 +125,7 @@ _GUARD: Final[Any] = _Guard()
 
 
 class ReferenceDict(WritableReferences, dict[str, Any]):
-    """The references of a filesystem with nothing to commit to as a dict, which kerchunk then takes them for."""
+    """The references of a filesystem without a URL to commit to, as a dict, which kerchunk expects."""
 
     def __init__(self, fs: Any) -> None:
         dict.__setitem__(self, _GUARD, None)

@@ -1,6 +1,7 @@
 """Write the references of a source in the format of a sink, a partition at a time.
 
-Memory does not grow with the number of references of a reference set; those of other sources are gathered first.
+For a reference set, memory does not grow with the number of references. References of other sources are collected
+first.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def save(
     options: Mapping[str, Any],
     callback: Callback = DEFAULT_CALLBACK,
 ) -> str | None:
-    """Write the references of ``keyspace``, URLs with the meaning that they have in ``source``, to ``url``.
+    """Write the references of ``keyspace`` to ``url``. URLs still name the same targets as in ``source``.
 
-    Returns in one line what was copied into an object beside the set, if anything was. Raises ManifestError, which
-    names the key, where the format cannot hold a reference: then nothing is written. FileExistsError if a parquet set
-    would go where something is already.
+    Return one line about copies in an object beside the set, or None. Raise ManifestError, which names the key, if the
+    format cannot hold a reference: then nothing is written. Raise FileExistsError if a parquet set would replace
+    something else.
     """
     sink = sink_named(format)
     settings = {name: options[name] for name in sink.settings if name in options}
@@ -59,7 +60,7 @@ def save(
     objects = Objects(url, options)
     spell = partial(respelling, source.options.open, source.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
-    adoption = Adoption(source.admission)  # what is written here is the user's own
+    adoption = Adoption(source.admission)  # the new set is the user's own
     recorded = NOTHING
 
     def respell(written: str | None) -> str | None:
@@ -96,9 +97,9 @@ def save(
 def stream_of(
     keyspace: KeySpace, source: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
 ) -> ReferenceStream:
-    """Return the references of ``keyspace`` as ``sink`` takes them.
+    """Return the references of ``keyspace`` in the form that ``sink`` takes.
 
-    Chunks that no reference can stand for go to ``copies`` if they are many, unless the sink holds them.
+    Chunks that are not ranges of objects go to ``copies`` if they are large, unless the sink holds them.
     """
     run = source.run
 
@@ -147,7 +148,7 @@ def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) ->
 
 
 def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> None:
-    """Say how much is copied, before it is, and what copies nothing."""
+    """Log how much will be copied, and how to avoid that."""
     what = bytes_text(sum(packed.size for packed in collection.packed))
     space: KeySpace | None = keyspace
     while space is not None and space.cube is None:
@@ -160,10 +161,10 @@ def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> Non
 
 
 class CopiesBeside:
-    """An object in ``folder`` with copies of chunks that are made from other bytes: no reference can say how.
+    """An object in ``folder`` with copies of chunks that are computed from other bytes, since references cannot be.
 
-    It is complete before the set that refers to it appears. Its name is new, so that readers of a set that is replaced
-    keep theirs. It is removed if the set is not written. ``callback`` counts the chunks.
+    It is complete before the set that refers to it appears. Its name is new, so that readers of an older set at the
+    same URL still have their copies. It is removed if the set is not written. ``callback`` counts the chunks.
     """
 
     def __init__(self, folder: str, options: Mapping[str, Any], callback: Callback) -> None:
@@ -181,7 +182,7 @@ class CopiesBeside:
         self._callback.set_size(count)
 
     def add(self, data: bytes) -> int:
-        """Append the bytes of one more chunk; return where they begin."""
+        """Append the bytes of one more chunk; return their offset."""
         assert self._file is not None, "begin() comes first"
         start = self._size
         self._file.write(data)
@@ -197,11 +198,11 @@ class CopiesBeside:
 
     @property
     def remark(self) -> str | None:
-        """What was copied, in one line; None where nothing was."""
+        """One line about the copies; None without copies."""
         if self._file is None:
             return None
         what = f"{count_text(self._count, 'chunk')}, {bytes_text(self._size)}"
-        return f"{what}, are in no form that zarr decodes, and were copied to {self.url}: keep it with the set"
+        return f"{what}, were copied to {self.url}, since zarr cannot decode their stored form: keep it with the set"
 
     def __enter__(self) -> CopiesBeside:
         return self
@@ -214,9 +215,10 @@ class CopiesBeside:
 
 
 def respelling(options: OpenOptions, source: object, url: str | None = None) -> Respell:
-    """Return how URLs of the set ``source`` (its URL, or what is held in memory) are spelled in a set at ``url``.
+    """Return the function that spells URLs of the set ``source`` (its URL, or a source in memory) for a set at ``url``.
 
-    As written, where that means the same there; else, or without ``url``, absolute.
+    A relative URL stays as it is if it names the same object in both sets. Otherwise, or without ``url``, it becomes
+    absolute.
     """
     resolve = resolver(options, policy.directory_of(source.rstrip("/")) if isinstance(source, str) else None)
     directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))
@@ -235,5 +237,5 @@ def respelling(options: OpenOptions, source: object, url: str | None = None) -> 
 
 
 def absolute(url: str) -> str:
-    """Return a URL, or a path of this machine, as one that means the same from everywhere."""
+    """Return a URL, or a local path, as an absolute one."""
     return url if policy.protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))

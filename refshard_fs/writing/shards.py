@@ -1,8 +1,8 @@
-"""What edits of keys mean for stored objects: which are put, which shards are rewritten, what is removed.
+"""Plan a commit: turn edits of keys into objects to put, shards to rewrite, and objects to remove.
 
-Keys are those that the view shows. `plan_commit` collects inner chunks by shard, and turns documents back into those
-of sharded arrays; `pack_shard` puts a shard together. Sets of references cannot hold shards: `shard_edits` makes a new
-object (or, if it is small, a value) of each one that changes.
+Keys are the keys of the view, where shards are shown as inner chunks. `plan_commit` collects inner chunks by shard, and
+converts documents back to documents of sharded arrays; `pack_shard` joins the bytes of a shard. Sets of references
+cannot hold shards: `shard_edits` makes a new object, or a value if it is small, of each shard that changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from refshard_fs.writing.writer import Writer
 class Growth(NamedTuple):
     """An array that a commit makes longer: its chunk counts before, its grid after, and its shards' layout.
 
-    The new part begins empty: objects that an interrupted commit left there would be shown as its chunks.
+    Objects of an interrupted commit in the new part must be removed: they would be shown as its chunks.
     """
 
     path: str
@@ -43,15 +43,15 @@ class Growth(NamedTuple):
 
     @property
     def added(self) -> int:
-        """Number of chunks that there was no room for."""
+        """The number of chunks in the new part."""
         return self.after.size - math.prod(map(min, self.before, self.after.counts))
 
     def is_new(self, coords: tuple[int, ...]) -> bool:
-        """Whether there was no room for the chunk at ``coords``, and is now."""
+        """Return whether the chunk at ``coords`` is in the new part."""
         return any(map(int.__ge__, coords, self.before)) and all(map(int.__lt__, coords, self.after.counts))
 
     def has(self, name: str) -> bool:
-        """Whether ``name`` is that of an object that holds none of the chunks before."""
+        """Return whether the object ``name`` has only chunks of the new part."""
         coords = self.after.encoding.decode(relative(name, self.path), len(self.before))
         if coords is None or self.layout is None:
             return coords is not None and self.is_new(coords)
@@ -59,7 +59,7 @@ class Growth(NamedTuple):
         return all(map(len, room)) and self.is_new(tuple(part.start for part in room))
 
     def names(self) -> Iterator[str]:
-        """Yield these names, each once; as many as there are chunks `added`, at most."""
+        """Yield the names of the objects that have only chunks of the new part."""
         seen: set[str] = set()
         for coords in self._new():
             if self.layout is not None:
@@ -79,7 +79,7 @@ class Growth(NamedTuple):
 def _growth(
     keyspace: KeySpace, key: str, written: bytes, path: str, layout: ShardLayout | None
 ) -> Steps[Growth | None]:
-    """Return how the array ``path``, whose document ``key`` is now ``written``, grows; None if it does not."""
+    """Return the growth of the array ``path``, whose document ``key`` becomes ``written``; None if it does not grow."""
     old, new = zarrmeta.grid_of((yield from keyspace.read(key))), zarrmeta.grid_of(written)
     if old is None or new is None or old.encoding != new.encoding or len(old.counts) != len(new.counts):
         return None
@@ -94,9 +94,9 @@ _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root,
 
 
 class ShardPlan(NamedTuple):
-    """A shard that changes, and its new chunks by place (None: left out).
+    """A shard that changes, and its new chunks by position in it (None: a removed chunk).
 
-    ``old`` says whether chunks of the stored shard may stay. Places before ``inside`` belong to the array.
+    ``old`` says whether chunks of the stored shard may be kept. Positions below ``inside`` belong to the array.
     """
 
     key: str
@@ -109,37 +109,37 @@ class ShardPlan(NamedTuple):
 
     @property
     def is_removed(self) -> bool:
-        """Whether no chunk is left in it, whatever was stored."""
+        """Whether the shard will be empty, whatever is stored now."""
         return not self.old and all(edit is None for edit in self.changes.values())
 
     @property
     def is_full(self) -> bool:
-        """Whether every chunk of the array that belongs into it was written."""
+        """Whether all of the array's chunks in this shard were written."""
         written = sum(all(map(int.__lt__, place, self.inside)) for place in self.changes)
         return written == math.prod(self.inside)
 
 
 class Plan(NamedTuple):
-    """What a commit does, in this order: shards and other chunks, then documents, then removals."""
+    """The steps of a commit, in this order: shards and other chunks, then documents, then removals."""
 
     shards: list[ShardPlan]
     data: dict[str, Inline | Spooled | Span]
     documents: list[tuple[str, bytes]]
     removed: list[str]
-    prefixes: list[str]  # below which all objects are removed that are not put
-    replaced: list[str]  # arrays whose shards are removed where they are not put
+    prefixes: list[str]  # all objects below these are removed, unless they are put
+    replaced: list[str]  # all shards of these arrays are removed, unless they are put
     grown: list[Growth]  # arrays that become longer
 
     def names(self) -> list[str]:
-        """Return the names of all that may be put."""
+        """Return the names of all objects that may be put."""
         return [*(shard.key for shard in self.shards), *self.data, *(name for name, _ in self.documents)]
 
 
 def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) -> Steps[Plan]:
-    """Return what ``edits`` of the keys of ``keyspace`` mean for the objects beneath it.
+    """Plan the commit of ``edits`` of the keys of ``keyspace``.
 
-    References that were written as documents, or as chunks of shards, are loaded into ``spool``; all of them with
-    ``loads_all``. Raises ManifestError where the shards of an array cannot hold it as its metadata was written.
+    References that were written as documents, or as chunks of shards, are loaded into ``spool``; with ``loads_all``,
+    all references are. Raise ManifestError if the shards of an array do not fit its new metadata.
     """
 
     def load(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
@@ -196,9 +196,9 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
 
 
 class _Arrays:
-    """Which array a key belongs to once the edits are made, and the layout of its shards.
+    """Find the array of a key after the edits, and the layout of its shards.
 
-    ``replaced`` are arrays that were sharded and are no longer.
+    ``replaced`` are arrays that were sharded before the edits.
     """
 
     def __init__(self, view: ShardView | None, edits: Edits, written: Mapping[str, ShardLayout | None]) -> None:
@@ -237,7 +237,7 @@ class _Arrays:
 
 
 def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
-    """Return the removed prefixes of objects, and the keys below those that are inside of sharded arrays."""
+    """Return the removed prefixes of objects; and, for removed prefixes inside sharded arrays, the keys below them."""
     whole: list[str] = []
     within: list[str] = []
     for prefix in edits.prefixes():
@@ -261,7 +261,7 @@ def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
 
 
 def _new_shard(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
-    """Return the plan of a shard before any of its chunks was written: those by which the array grows are left out."""
+    """Return the plan of a shard without new chunks; chunks in the new part of a growing array count as removed."""
     limits = tuple(map(len, layout.chunks(at.coords)))
     shard = ShardPlan(at.shard, array, layout, at.lengths, {}, old, limits)
     if grown is not None:
@@ -273,9 +273,9 @@ def _new_shard(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth 
 
 
 def pack_shard(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] | None:
-    """Return the parts of ``shard``, of which ``old`` (None: nothing) is at ``url``; None if no chunk is left in it.
+    """Return the parts of the new bytes of ``shard``, from its ``old`` bytes at ``url``; None if it becomes empty.
 
-    Raises DamagedIndex where the old one is damaged, ManifestError where such a shard cannot hold a chunk.
+    Raise DamagedIndex if the old shard is damaged, ManifestError if this kind of shard cannot hold a chunk.
     """
     payloads = {place: None if edit is None else edit.data for place, edit in shard.changes.items()}
     try:
@@ -287,7 +287,7 @@ def pack_shard(shard: ShardPlan, old: Buffer | None, url: str) -> list[Buffer] |
 
 
 def _order(key: str) -> tuple[bool, int, int, str]:
-    """Documents of inner nodes come before those of outer ones, the root's consolidated metadata last of all."""
+    """Return the sort key of a document: inner nodes come before outer ones, the root's consolidated metadata last."""
     path, name = parent(key)
     depth = path.count("/") + 1 if path else 0
     return not path, -depth, _LAST.index(name) if name in _LAST else -1, key
@@ -297,10 +297,9 @@ def _order(key: str) -> tuple[bool, int, int, str]:
 
 
 def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
-    """Return what ``edits`` of the keys of ``view`` are as edits of the keys of its base; ``writer`` puts the shards.
+    """Convert ``edits`` of the keys of ``view`` to edits of the keys of its base; ``writer`` puts the shards.
 
-    Raises ManifestError where the shards of an array cannot hold it as it was written, DamagedIndex for an old shard
-    that is damaged.
+    Raise ManifestError if the shards of an array do not fit its new metadata, DamagedIndex if an old shard is damaged.
     """
     stored = view.whole_shards
     run, overlay = writer.source.run, writer.overlay
@@ -317,18 +316,18 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     for key, document in plan.documents:
         made.put(key, Inline(document))
     for key, edit in plan.data.items():
-        made.put(key, edit if isinstance(edit, Span) else writer.stored_value([edit.data]))
+        made.put(key, edit if isinstance(edit, Span) else writer.make_edit([edit.data]))
     for shard in plan.shards:
         url, old = run(shard.key, partial(_old, stored, shard.key)) if shard.old else ("", None)
         parts = None if shard.is_removed else pack_shard(shard, old, url)
-        made.put(shard.key, REMOVED if parts is None else writer.stored_value(parts))
+        made.put(shard.key, REMOVED if parts is None else writer.make_edit(parts))
         if not shard.is_removed:
             overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
     return made
 
 
 def _old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
-    """Return the URL and the bytes of the stored shard ``key``; None if there is none."""
+    """Return the URL and the bytes of the stored shard ``key``; None for the bytes of a shard that does not exist."""
     entry = yield from stored.lookup(key)
     match entry:
         case None:

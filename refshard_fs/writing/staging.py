@@ -1,11 +1,10 @@
-"""What processes and forks write for another one that commits.
+"""Stage the writes of worker processes and forks for the process that commits.
 
-Each write becomes an object in a staging place, and `merge` takes these into the overlay of the committing process:
-``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is one process, after the name of the
-fork that it writes to, and ``number`` says how much of the overlay it had seen; the key is percent-encoded. Of kind
-``w`` the object is the value, of ``r`` it is
-``[url, start, stop]``; ``d`` removes the key and ``p`` all that is below it. Values are not copied: the committed
-source refers to these objects.
+Each write becomes an object, and `merge` adds these to the overlay of the committing process:
+``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is the name of the fork, if there is
+one, and of the process. ``number`` is the last change of the overlay that the process had. The key is percent-encoded.
+The kind ``w`` is a value, and ``r`` a reference, ``[url, start, stop]``; ``d`` removes the key, and ``p`` all keys
+below it. Values are not copied: the committed source refers to these objects.
 """
 
 from __future__ import annotations
@@ -26,18 +25,20 @@ from refshard_fs.source.transaction import Transaction
 from refshard_fs.stores.objects import Objects
 
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
-_LATER: Final = "another process and, after that one began, by this one"
+_LATER: Final = "another process and later by this one"
 _NAMED: Final = 32  # letters in the name of a process or of a fork
-_ROOT: Final = "%"  # stands for the empty key: no quoted key is that
-_CUT: Final = "%/"  # is in no quoted key either
+_ROOT: Final = "%"  # the empty key; a percent-encoded key is never a single "%"
+_CUT: Final = "%/"  # separates pieces of a long segment; percent-encoded keys never contain it
 _LONG: Final = re.compile(r"[^/]{200}(?=[^/])")  # names of files have 255 bytes at most, those of drafts included
 
 
 def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data: bytes) -> str:
-    """Put the object that tells the committing process of one change; return its URL. May block."""
+    """Put the object of one change, for the committing process; return its URL. May block."""
     worker = overlay.worker
     if store is None:
-        raise ReadOnlyError("this source has no place where several processes could write: pass data_url=")
+        raise ReadOnlyError(
+            "cannot write from this process: several processes need a directory for writes: pass data_url="
+        )
     assert worker is not None
     writer, number = f"{worker.name}.{worker.seen}", next(worker.numbers)
     name = f"{overlay.origin}/{writer}/{number:09}-{kind}/{_quote(key)}"
@@ -48,7 +49,7 @@ def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data
 
 
 def _quote(key: str) -> str:
-    """Return ``key`` as names of objects have it: percent-encoded, its long segments in pieces."""
+    """Convert ``key`` to a part of an object's name: percent-encoded, with long segments cut into pieces."""
     return _LONG.sub(lambda piece: piece.group() + _CUT, quote(key, safe="/")) or _ROOT
 
 
@@ -67,12 +68,12 @@ class _StagedObject(NamedTuple):
 
     @property
     def fork(self) -> str:
-        """The name of the fork that this was written to; nothing if that is a copy in another process."""
+        """The name of the fork that wrote this; empty for a copy of the filesystem in another process."""
         return self.writer[:-_NAMED]
 
 
 class _Process(NamedTuple):
-    """The edits of one process, and the number of the last edit of the overlay that it knew, by key."""
+    """The edits of one process; and, by key, the number of the last edit of the overlay that the process had."""
 
     edits: Edits
     seen: dict[str, int]  # by key
@@ -89,9 +90,10 @@ def merge(
     reads_all: bool,
     forks: Collection[str] = (IMPLICIT,),
 ) -> None:
-    """Add the edits that ``forks`` staged to ``overlay``. ConflictError if two processes differ on a key.
+    """Add the edits that ``forks`` staged to ``overlay``; edits that were merged before are skipped.
 
-    Then nothing is added. What was merged before is skipped. ``reads_all`` for a commit that stores all values itself.
+    Raise ConflictError, and add nothing, if two processes have different values for a key. ``reads_all`` reads all
+    values, for a commit that stores them itself.
     """
     listed = (staged for staged in _list_staged(overlay, store) if staged.name not in overlay.merged)
     found = [staged for staged in listed if staged.fork in forks]
@@ -124,7 +126,7 @@ def _load(overlay: Transaction, edit: Edit, store: Objects) -> Edit:
 
 
 def clear(overlay: Transaction, store: Objects, since: int = 0) -> None:
-    """Remove the objects that no commit has merged, of processes and forks that began after the change ``since``."""
+    """Remove staged objects that were not merged, of processes and forks that began after the change ``since``."""
     listed = (staged for staged in _list_staged(overlay, store) if staged.seen >= since)
     left = [staged.name for staged in listed if staged.name not in overlay.merged]
     store.remove_all(left)
@@ -139,7 +141,7 @@ def _list_staged(overlay: Transaction, store: Objects) -> Iterable[_StagedObject
 
 
 class _Reference(msgspec.Struct, array_like=True):
-    """A reference as it is staged."""
+    """The content of a staged reference."""
 
     url: str
     start: int
@@ -148,7 +150,7 @@ class _Reference(msgspec.Struct, array_like=True):
 
 
 def staged_reference(span: Span) -> bytes:
-    """Return the bytes of the staged object that stands for a reference."""
+    """Return the bytes of the staged object for a reference."""
     return msgspec.json.encode(_Reference(span.url, span.start, span.stop, span.origin))
 
 
@@ -168,7 +170,7 @@ def _take(writer: _Process, staged: _StagedObject, store: Objects, data: bytes |
 
 
 def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], store: Objects) -> None:
-    """Raise ConflictError if two writers, or one and (after that one began) this process, differ on a key."""
+    """Raise ConflictError if two writers have different values for a key, or this process wrote another one later."""
     others = Edits()  # of the writers before
     later = {seen: overlay.edits.since(seen) for writer in writers.values() for seen in writer.seen.values()}
     for name, writer in writers.items():
@@ -187,7 +189,7 @@ def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], sto
 
 
 def _unless_written_by(writer: str, key: str, edit: Edit | None, overlay: Transaction) -> Edit | None:
-    """Return ``edit``; None if it was merged from ``writer``, which may change its own."""
+    """Return ``edit``; None if it was merged from ``writer``, which may change its own edits."""
     name, taken = overlay.taken.get(key, ("", None))
     return None if edit is taken and name == writer else edit
 

@@ -8,7 +8,7 @@ from fsspec.transaction import Transaction
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
-    """Commits, or drops, all that was written meanwhile to the overlay, also by other filesystems that share it.
+    """Commit, or drop, all writes to the overlay since its start, also those of filesystems that share the overlay.
 
     If the commit fails, the edits are kept: they can be committed again, saved elsewhere or discarded.
     """
@@ -34,7 +34,7 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         if not commit:
             writer.roll_back(self._savepoint)
         elif writer.overlay.worker is None and isinstance(writer.source.options.source, str):
-            # A process that writes for another one leaves it to that, and a source in memory has what was written.
+            # A worker's edits are committed by another process, and a source in memory already has the edits.
             from refshard_fs.writing import commit as committing  # not imported for reading
 
             committing.commit(writer)

@@ -1,8 +1,8 @@
-"""Writes to one source: keys go into an overlay, which is committed or discarded.
+"""Write keys of one source into an overlay, which is committed or discarded.
 
-In the process that commits, small values and metadata go into the overlay, and others into objects of their own, at
-once. Values that have a place in the source wait for the commit in the overlay: all of a zarr hierarchy, chunks of
-shards. Other processes stage each change: see `staging`.
+In the process that commits, small values and metadata go into the overlay, and other values into new objects at once.
+Values that the commit itself stores wait in the overlay: all values of a zarr hierarchy, and chunks of shards. Other
+processes stage each change: see `staging`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from refshard_fs.writing.staging import clear, stage, staged_reference
 
 HIERARCHY: Final = "zarr-hierarchy"
 ICECHUNK: Final = "icechunk"
-HOLD_VALUES: Final = (HIERARCHY, ICECHUNK)  # formats that have a place for every value
+HOLD_VALUES: Final = (HIERARCHY, ICECHUNK)  # formats whose commit stores every value
 _NEW: Final = READ_AS | {name: name for name in READ_AS.values()}
 
 _ELSEWHERE = (
-    "this filesystem came from another process, and writes for that: what was written here is safe, and is committed, "
-    "or discarded, there"
+    "this filesystem is a copy from another process, which has to commit or discard: the writes made here are safe"
 )
 
 
@@ -61,13 +60,13 @@ class Writer:
 
     @cached_property
     def store(self) -> Objects | None:
-        """Where values become objects; None where all are kept in memory."""
+        """The directory of new objects; None if all values stay in memory."""
         url = self.options.data_url
         return None if url is None else Objects(url, self.source.stores)
 
     def format_of(self, base: Base) -> str | None:
-        """Return the format that a commit writes: the source's, or that of a new source. None: it takes no writes."""
-        if base.facts is None and base.url == self.fo:  # there was nothing at its URL
+        """Return the format that a commit writes, of the source or for a new source; None if it takes no writes."""
+        if base.facts is None and base.url == self.fo:  # nothing exists at the URL
             format = self.options.format
             if format is None:
                 return READ_AS[format_named(str(self.fo))]
@@ -79,30 +78,30 @@ class Writer:
     # ------------------------------------------------------------------ keys; readers see a change when these return
 
     async def write(self, key: str, data: bytes) -> None:
-        """Let ``key`` hold ``data``; its object, if it has one, is whole when this returns."""
+        """Set ``key`` to ``data``; if the data become an object, it is complete when this returns."""
         if not self._write_over(await self._open_async(), key, data):
             await run_in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
-        """Let ``key`` hold ``data``, and return True, where that takes no event loop; for callers that may block."""
+        """Set ``key`` to ``data``, if this takes no event loop; otherwise return False. For callers that may block."""
         base = self.overlay.base  # None before the source is opened: its format says where values go
         return base is not None and self._write_over(base, key, data)
 
     async def refer(self, key: str, span: Span) -> None:
-        """Let ``key`` refer to ``span``."""
+        """Make ``key`` refer to ``span``."""
         await self._open_async()
-        await self._tell("r", key, staged_reference(span))
+        await self._stage("r", key, staged_reference(span))
         self.overlay.put(key, span)
 
     def refer_now(self, key: str, span: Span) -> bool:
-        """Let ``key`` refer to ``span``, and return True, where that takes no event loop."""
+        """Make ``key`` refer to ``span``, if this takes no event loop; otherwise return False."""
         if self.overlay.worker is not None or self.overlay.base is None:
             return False
         self.overlay.put(key, span)
         return True
 
     async def link(self, key: str, entry: Entry) -> bool:
-        """Let ``key`` refer to where ``entry`` is, and return True; False where its bytes have to be copied."""
+        """Make ``key`` refer to the bytes of ``entry``; return False if the bytes have to be copied instead."""
         if self._waits(await self._open_async(), key):
             return False
         if not isinstance(entry, Span) or entry.optional or entry.pin is not None:
@@ -113,7 +112,7 @@ class Writer:
         return True
 
     async def manifests_among(self, keys: Iterable[str]) -> set[str]:
-        """Return those of ``keys`` that are chunk manifests of arrays."""
+        """Return the ``keys`` that are chunk manifests of arrays."""
         keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
@@ -122,17 +121,17 @@ class Writer:
         return found
 
     async def remove(self, key: str) -> None:
-        """Let there be no ``key``."""
-        await self._tell("d", key)
+        """Remove ``key``."""
+        await self._stage("d", key)
         self.overlay.put(key, REMOVED)
 
     async def remove_below(self, prefix: str) -> None:
-        """Let there be nothing at ``prefix``, nor below it."""
-        await self._tell("p", prefix)
+        """Remove all keys at and below ``prefix``."""
+        await self._stage("p", prefix)
         self.overlay.remove_below(prefix)
 
-    def stored_value(self, parts: Sequence[Buffer]) -> Inline | Span:
-        """Return an edit that holds ``parts``; large ones are an object, durable when this returns. May block."""
+    def make_edit(self, parts: Sequence[Buffer]) -> Inline | Span:
+        """Return an edit with the bytes of ``parts``; large values become an object, durable on return. May block."""
         if not self._is_large(sum(map(len, parts))):
             return Inline(b"".join(parts))
         span, removable = self._put_parts(parts, durable=True)
@@ -141,13 +140,13 @@ class Writer:
         return span
 
     def _waits(self, base: Base, key: str) -> bool:
-        """Whether the value of ``key`` waits for the commit, which has a place for it."""
+        """Return whether the value of ``key`` waits for the commit, which stores it."""
         if self.overlay.worker is not None or is_metadata(key):
             return False
         return self.format_of(base) in HOLD_VALUES or base.keyspace.is_inner(key)
 
     def _write_over(self, base: Base, key: str, data: bytes) -> bool:
-        """Let ``key`` hold ``data``, and return True, where that needs no network."""
+        """Set ``key`` to ``data``, if this takes no network; otherwise return False."""
         overlay, store = self.overlay, self.store
         if self._waits(base, key):
             overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
@@ -160,7 +159,7 @@ class Writer:
         return True
 
     def _put(self, key: str, data: bytes) -> None:
-        """Let ``key`` hold ``data``, by an object of its own."""
+        """Set ``key`` to a new object with ``data``."""
         if self.overlay.worker is None:
             self.overlay.put(key, *self._put_parts([data]))
         else:
@@ -168,19 +167,19 @@ class Writer:
             is_small = is_metadata(key) or not self._is_large(len(data))
             self.overlay.put(key, Inline(data) if is_small else span)
 
-    async def _tell(self, kind: str, key: str, data: bytes = b"-") -> None:
-        """Stage a change where another process commits it."""
+    async def _stage(self, kind: str, key: str, data: bytes = b"-") -> None:
+        """Stage a change if another process commits it."""
         if self.overlay.worker is not None:
             await run_in_thread(lambda: stage(self.overlay, self.store, kind, key, data))
 
     def _is_large(self, size: int) -> bool:
-        """Whether a value of ``size`` bytes becomes an object."""
+        """Return whether a value of ``size`` bytes becomes an object."""
         return self.store is not None and size > self.options.inline_threshold
 
     def _put_parts(self, parts: Sequence[Buffer], *, durable: bool = False) -> tuple[Span, str | None]:
-        """Put an object of ``parts``; return where it is, and its URL if it may be removed.
+        """Put an object with ``parts``; return its span, and its URL if it may be removed later.
 
-        One named by its content may be there already, and others may refer to it.
+        An object that is named by its content must stay: other keys may refer to it.
         """
         overlay, store, by_content = self.overlay, self.store, self.options.content_addressed
         assert store is not None
@@ -205,7 +204,7 @@ class Writer:
         self.remove_objects(left)
 
     def roll_back(self, savepoint: Edits) -> None:
-        """Drop the edits since ``savepoint``, one of the overlay, and what workers that began after it have staged."""
+        """Drop the edits since ``savepoint``, and the staged edits of workers that began after it."""
         with self.overlay.lock:
             if self.overlay.is_shared and self.overlay.worker is None and self.store is not None:
                 clear(self.overlay, self.store, savepoint.number)
@@ -215,14 +214,14 @@ class Writer:
     # ------------------------------------------------------------------ the source and the overlay
 
     def base(self) -> Base:
-        """Return the source as it was opened, below the edits."""
+        """Return the opened source, without the edits."""
         self.source.open()
         base = self.overlay.base
         assert base is not None, "opening the source sets the base of the overlay"
         return base
 
     async def _open_async(self) -> Base:
-        """Return the same on an event loop."""
+        """Return the opened source, as `base` does, on an event loop."""
         while True:
             await self.source.keyspace()
             base = self.overlay.base
@@ -230,16 +229,16 @@ class Writer:
                 return base
 
     def overlay_copy(self) -> OverlayCopy | None:
-        """Return ``overlay=`` of copies in other processes; that of a copy has what was written to it, too."""
+        """Return the option ``overlay`` for copies in other processes, with the edits so far."""
         overlay = self.source.transaction
         return None if overlay is None else overlay.copy()
 
     def refuse_elsewhere(self) -> None:
-        """Raise ReadOnlyError where another process commits."""
+        """Raise ReadOnlyError if another process has to commit."""
         if self.overlay.worker is not None:
             raise ReadOnlyError(_ELSEWHERE)
 
     def remove_objects(self, urls: list[str]) -> None:
-        """Remove the objects at ``urls`` that lie in the store."""
+        """Remove the objects at ``urls`` that are in the store."""
         if urls and self.store is not None:
             self.store.remove_all(name for name in map(self.store.name_of, urls) if name is not None)

@@ -431,7 +431,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
 def used(folder: Path) -> int:
     """Return the bytes that the files take, in blocks of a disk, while nobody writes."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    with chunk_cache._writing, chunk_cache._locked(str(folder / chunk_cache.TOTAL)):
+    with chunk_cache._writing, chunk_cache._lock_total(str(folder / chunk_cache.TOTAL)):
         return sum(-(-path.stat().st_size // 4096) * 4096 for path in folder.glob("*/*"))
 
 

@@ -21,7 +21,7 @@ from refshard_fs.reading import selection
 from refshard_fs.reading.dispatch import Dispatch
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.memory import Budget, Share, SharedBudget, SharedMemory
-from refshard_fs.reading.selection import Together
+from refshard_fs.reading.selection import SelectionLimit
 from tests.servers.http import RangeServer
 
 CHUNK, CHUNKS = 1000, 64
@@ -199,7 +199,7 @@ def test_selections_cancelled_twice_leave_no_other_waiting() -> None:
     memory: SharedMemory = SharedMemory(MEMORY)
 
     async def run(chance: random.Random) -> None:
-        together = Together()
+        together = SelectionLimit()
 
         async def read(size: int) -> None:
             async with together.room(memory, size):

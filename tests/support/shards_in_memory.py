@@ -39,7 +39,7 @@ class Files:
                 needs = need if isinstance(need, tuple) else (need,)
                 self.rounds += any(map(_is_read, needs))
                 try:
-                    answer = tuple(map(self._meet, need)) if isinstance(need, tuple) else self._meet(need)
+                    answer = tuple(map(self._answer_all, need)) if isinstance(need, tuple) else self._answer_all(need)
                 except Exception as e:
                     answer = e
         except StopIteration as stop:
@@ -66,7 +66,7 @@ class Files:
                     raise EOFError(f"{url} has {len(data)} bytes, [{start}, {end}) were asked for")
                 return data[start:end]
 
-    def _meet(self, need: Need) -> Any:
+    def _answer_all(self, need: Need) -> Any:
         match need:
             case Load(Span(url=url, optional=True)) if url not in self.files:
                 return None

@@ -95,7 +95,7 @@ def test_chunk_whose_reads_tell_no_version_is_committed(s3_server: SeaweedServer
 def test_shard_replaced_by_others_is_refused_then_merged(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
-    with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the shards that are there now"):
+    with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the new shards"):
         second.commit()
     assert opened("r").cat_file("a/0") == chunk(1)
     assert second.cat_file("a/0") == chunk(2), "what was written is kept"
