@@ -261,6 +261,7 @@ def test_a_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_serv
     assert list(tmp_path.iterdir())
 
 
+@pytest.mark.evidence(id="T28")
 def test_synchronous_directory_filesystem_opens_targets(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"0123456789")
     given = DirFileSystem(str(tmp_path), LocalFileSystem())

@@ -109,11 +109,13 @@ def test_every_key_is_served_as_it_is(server: Server, folder: Path) -> None:
             assert client.get(f"{server.url}/{key}").status_code == 404
 
 
+@pytest.mark.evidence(id="R8")
 def test_zarr_reads_what_is_served_with_one_request_for_metadata(server: Server, folder: Path) -> None:
     served = xr.open_dataset(server.url, engine="zarr", consolidated=True)
     xr.testing.assert_identical(served.load(), xr.open_dataset(source_of(server, folder), engine="refshard").load())
 
 
+@pytest.mark.evidence(id="R9")
 def test_tensorstore_reads_what_is_served(server: Server, folder: Path) -> None:
     tensorstore = pytest.importorskip("tensorstore")
     driver = "zarr" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "zarr3"
@@ -130,6 +132,7 @@ for form in sys.argv[1:]:
 """
 
 
+@pytest.mark.evidence(id="R13")
 def test_gdal_reads_what_is_served(folder: Path) -> None:
     pytest.importorskip("rasterio")
     fs = RefShardFileSystem(f"{folder}/*.nc")
@@ -142,6 +145,7 @@ def test_gdal_reads_what_is_served(folder: Path) -> None:
     assert done.stdout.count("\n") == len(forms), done.stderr
 
 
+@pytest.mark.evidence(id="R10")
 def test_urls_of_neuroglancer_are_read(folder: Path) -> None:
     """The form is tensorstore's, too: ``|zarr2:`` behind the URL of an array."""
     tensorstore = pytest.importorskip("tensorstore")
@@ -370,6 +374,7 @@ console.log(JSON.stringify({ shape, data: Array.from(data), attrs: t.attrs }));
 """
 
 
+@pytest.mark.evidence(id="R11")
 def test_zarrita_reads_what_is_served(server: Server, folder: Path, tmp_path: Path) -> None:
     """REFSHARD_ZARRITA names a folder in which ``npm install zarrita`` was run."""
     answer = _by_node(server.url, tmp_path)
@@ -416,6 +421,7 @@ try {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.evidence(id="R12")
 def test_browser_reads_from_a_page_of_another_origin(server: Server, folder: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     modules = Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()

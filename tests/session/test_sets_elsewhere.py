@@ -55,6 +55,7 @@ def bucket(s3_server: SeaweedServer) -> str:
 
 
 @pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.evidence(id="T17")
 def test_odd_names_in_bucket_of_set_are_read_with_options_of_set(
     bucket: str, s3_server: SeaweedServer, fast: bool
 ) -> None:
@@ -67,6 +68,7 @@ def test_odd_names_in_bucket_of_set_are_read_with_options_of_set(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # blockcache leaves its file open
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
+@pytest.mark.evidence(id="T23")
 def test_a_hierarchy_is_read_through_the_users_own_cache(
     bucket: str, s3_server: SeaweedServer, cache: str, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def check(values: Any) -> None:
     np.testing.assert_array_equal(values, np.repeat(np.arange(COUNT), PLACES).reshape(COUNT, PLACES))
 
 
+@pytest.mark.evidence(id="R2")
 def test_fsspec_and_zarr_read_a_cube(cube: str) -> None:
     zarr = pytest.importorskip("zarr")
     fsspec = pytest.importorskip("fsspec")
@@ -44,6 +45,7 @@ def test_fsspec_and_zarr_read_a_cube(cube: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
 @pytest.mark.parametrize("form", ["json", "parquet"])
+@pytest.mark.evidence(id="R3")
 def test_kerchunks_engine_reads_a_cube(cube: str, form: str) -> None:
     for needed in ("kerchunk", "fastparquet", "zarr.storage"):
         pytest.importorskip(needed)
@@ -55,6 +57,7 @@ def test_kerchunks_engine_reads_a_cube(cube: str, form: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
 @pytest.mark.parametrize("form", ["json", "parquet", "icechunk"])
+@pytest.mark.evidence(id="R4")
 def test_virtualizarr_reads_a_cube(cube: str, form: str) -> None:
     virtualizarr = pytest.importorskip("virtualizarr")
     parsers = pytest.importorskip("virtualizarr.parsers")
@@ -90,6 +93,7 @@ def _in_form(cube: str, form: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform:UserWarning")
+@pytest.mark.evidence(id="R6")
 def test_gdal_reads_a_cube(cube: str) -> None:
     rasterio = pytest.importorskip("rasterio")
     if tuple(map(int, rasterio.__gdal_version__.split(".")[:2])) < (3, 11):
@@ -111,6 +115,7 @@ console.log(JSON.stringify({ shape, data: Array.from(data) }));
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
+@pytest.mark.evidence(id="R7")
 def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: str) -> None:
     """REFSHARD_ZARRITA names a folder in which ``npm install zarrita @zarrita/storage`` was run."""
     node, folder = shutil.which("node"), Path(os.environ.get("REFSHARD_ZARRITA", "."), "node_modules").absolute()

@@ -97,6 +97,7 @@ async def _interrupted(*arguments: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.evidence(id="R5")
 def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
     there = str(tmp_path / "made.icechunk")

@@ -51,6 +51,7 @@ def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str)
 
 
 @pytest.mark.parametrize("record_size", [3, 10_000])
+@pytest.mark.evidence(id="R1")
 def test_fsspec_reads_what_is_written(record_size: int, tmp_path: Path, target: str) -> None:
     for needed in ("pandas", "fastparquet"):
         pytest.importorskip(needed)

@@ -101,6 +101,7 @@ def test_an_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
 WHOLE = RIGHT.replace(b"206 Partial Content", b"200 OK")
 
 
+@pytest.mark.evidence(id="T7")
 def test_requested_range_with_status_200_is_accepted() -> None:
     assert WHOLE.startswith(b"HTTP/1.1 200")
     assert (one(WHOLE).data, one(WHOLE).size) == (b"01234", 9)

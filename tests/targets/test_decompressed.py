@@ -50,6 +50,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("codec", PACKERS)
+@pytest.mark.evidence(id="T24")
 def test_ranges_are_those_of_the_file_inside(http_server: RangeServer, codec: str) -> None:
     url = DECOMPRESS + http_server.put("/a", PACKERS[codec](DATA))
     reader = Reader()

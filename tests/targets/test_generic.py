@@ -148,6 +148,7 @@ def test_a_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
     assert fs.tries <= 3
 
 
+@pytest.mark.evidence(id="T32")
 def test_instance_runs_on_its_own_loop_or_on_ours() -> None:
     there, here = OddAsync(), OddAsync(asynchronous=True)
     reader(there).read("odd://x", 0, 5)
@@ -262,6 +263,7 @@ def test_wrapped_local_and_memory_filesystems_are_read_directly(tmp_path: Path) 
             assert answer.data == DATA[5:9]
 
 
+@pytest.mark.evidence(id="T31")
 def test_arrow_filesystems(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow.fs")
     from fsspec.implementations.arrow import ArrowFSWrapper
@@ -274,6 +276,7 @@ def test_arrow_filesystems(tmp_path: Path) -> None:
         arrow_fs.read(f"file://{tmp_path}/none", 0, 5)
 
 
+@pytest.mark.evidence(id="T29")
 def test_obstore_filesystems(http_server: RangeServer) -> None:
     obstore = pytest.importorskip("obstore.fsspec")
     http_server.put("/x", DATA)
@@ -375,6 +378,7 @@ def test_whose_turn_it_is_does_not_depend_on_an_equal_filesystem() -> None:
 
 
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])
+@pytest.mark.evidence(id="T26")
 def test_two_threads_at_once_do_not_share_what_bears_one(shared: str) -> None:
     """Before it was mended: `zip://member::URL` gave wrong bytes of the right length when several chunks were read at
     a time, on Python 3.12.0–3.12.8 and 3.13.0–3.13.1

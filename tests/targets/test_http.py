@@ -128,6 +128,7 @@ def test_a_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: Range
     assert http_server.bytes_sent < len(data) // 2
 
 
+@pytest.mark.evidence(id="T7")
 def test_whole_objects_for_ranges_are_counted_and_warned_of_once(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(UNASKED))
     http_server.fault("ignored_range")
@@ -368,6 +369,7 @@ def test_another_size_is_another_version(http_server: RangeServer) -> None:
 # ---------------------------------------------------------------------------------------- redirects
 
 
+@pytest.mark.evidence(id="T3")
 def test_a_redirect_is_followed_and_remembered(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("redirect", "/home", to=url)
@@ -510,6 +512,7 @@ def test_a_client_of_the_user_is_made_once(http_server: RangeServer) -> None:
 
 @pytest.mark.parametrize("how", ["of the environment", "of the options", "of the client"])
 @pytest.mark.case(id="P14")
+@pytest.mark.evidence(id="T6")
 def test_a_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://data.example/x"
     script = Script([RIGHT])

@@ -58,6 +58,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(f"s3://{path}", instance, lambda name, data: s3_server.put(f"{path}/{name}", data))
 
 
+@pytest.mark.evidence(id="T29")
+@pytest.mark.evidence(id="T31")
 def test_a_set_is_read_written_and_committed_through_an_instance(place: Place) -> None:
     place.put("data", DATA)
     refs = {"absolute": [f"{place.url}/data", 5, 10], "relative": ["data", 1, 3], "whole": ["data"]}

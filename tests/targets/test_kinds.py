@@ -112,6 +112,9 @@ def test_who_is_logged_out_by_an_ftp_server_is_told_so(tmp_path: Path) -> None:
             opened(served, "refs.json").cat_file("key")
 
 
+@pytest.mark.evidence(id="T20")
+@pytest.mark.evidence(id="T21")
+@pytest.mark.evidence(id="T22")
 def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
     fs = opened(served, "made.json", mode="a")
     fs.pipe({"large": DATA * 10, "small": b"small"})
@@ -123,6 +126,8 @@ def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
         assert not list(served.directory.rglob("*.tmp"))
 
 
+@pytest.mark.evidence(id="T18")
+@pytest.mark.evidence(id="T19")
 def test_a_commit_over_one_that_another_made_is_a_conflict(served: Served) -> None:
     """Before it was mended: A commit to FTP overwrote a document of the same size that somebody else had written, and
     wrote in place, so that readers saw half of it.

@@ -83,6 +83,7 @@ def test_open_files_are_bounded(target: LocalTarget, tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + local.OPEN_FILES
 
 
+@pytest.mark.evidence(id="T1")
 def test_a_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
     pool = Pool(PoolOptions(), None, versions := Versions())
     place = pool.place(str(file))

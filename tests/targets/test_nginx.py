@@ -63,6 +63,7 @@ def signed(served: Served, expires: int) -> tuple[str, str]:
     return f"{served.nginx.url}/signed/x.bin?signature={signature}&expires={expires}", signature
 
 
+@pytest.mark.evidence(id="T4")
 def test_tls_is_verified_and_an_authority_may_be_given(served: Served) -> None:
     url = f"{served.nginx.secure_url}/plain/x.bin"
     trusting = Reader(by_prefix={served.nginx.secure_url: {"ssl": served.authority}})
@@ -73,6 +74,7 @@ def test_tls_is_verified_and_an_authority_may_be_given(served: Served) -> None:
 
 
 @pytest.mark.parametrize("how", ["headers", "in the URL"])
+@pytest.mark.evidence(id="T4")
 def test_basic_authentication(served: Served, how: str) -> None:
     url = f"{served.nginx.url}/private/x.bin"
     options: dict[str, Any] = {"headers": {"Authorization": "Basic " + base64.b64encode(b"me:not-a-secret").decode()}}
@@ -85,6 +87,7 @@ def test_basic_authentication(served: Served, how: str) -> None:
         RefShardFileSystem({"k": [denied, 5, 45]}, skip_instance_cache=True).cat_file("k")
 
 
+@pytest.mark.evidence(id="T4")
 def test_server_is_asked_not_to_compress(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.nginx.port, timeout=20)
     connection.request("GET", "/compressed/x.bin", headers={"Accept-Encoding": "gzip"})
@@ -97,6 +100,7 @@ def test_server_is_asked_not_to_compress(served: Served) -> None:
         assert Reader().read(url, start, stop) == DATA[start:stop]
 
 
+@pytest.mark.evidence(id="T5")
 def test_expired_signed_links_are_requested_again(served: Served, http_server: RangeServer) -> None:
     (first, signature), (second, _) = signed(served, 1 << 40), signed(served, 2 << 40)
     http_server.fault("redirect", "/x.bin", to=first, times=1)

@@ -94,6 +94,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, http_server: RangeServ
     return KINDS[request.param](tmp_path, http_server)
 
 
+@pytest.mark.evidence(id="T30")
 def test_ranges_of_a_store_are_the_bytes_asked_for(store: Any) -> None:
     fs = StoreFileSystem.of(store)
     prefix = urls_of(store)
@@ -170,6 +171,7 @@ def test_hierarchy_in_a_memory_store_is_listed() -> None:
     assert RefShardFileSystem(inner).find("") == [".zgroup", "a/.zarray"]
 
 
+@pytest.mark.evidence(id="T30")
 def test_http_store_needs_the_requests_of_our_own_client(http_server: RangeServer) -> None:
     url = http_server.put("/x.bin", DATA)
     counts = []

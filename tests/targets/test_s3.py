@@ -59,6 +59,7 @@ def reader(options: Any, **given: Any) -> Reader:
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("how", ["signed", "anonymous", "left to s3fs"])
+@pytest.mark.evidence(id="T9")
 def test_a_range_is_what_slicing_gives(
     s3_server: SeaweedServer, bucket: str, how: str, key: str, start: int, stop: int | None
 ) -> None:
@@ -145,6 +146,7 @@ def test_hooks_of_an_instances_client_are_called(s3_proxy: CountingProxy, bucket
 @pytest.mark.parametrize(
     "how", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "verify", "certifi", "unverified", "not at all"]
 )
+@pytest.mark.evidence(id="T16")
 def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context, authority = certificate(tmp_path, "localhost")
     options: dict[str, Any] = {"anon": True, "skip_instance_cache": True}
@@ -390,6 +392,7 @@ def test_bucket_that_needs_other_requests_is_left_to_s3fs(scripted: Any, status:
     assert agents == [False, True, True, True]
 
 
+@pytest.mark.evidence(id="T13")
 def test_an_expired_token_is_renewed_once(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = scripted((400, "ExpiredToken"))
     options = {"key": "a", "secret": "b", "token": "old", "endpoint_url": server.url}

@@ -81,6 +81,7 @@ def test_a_user_without_the_role_may_not_read(aws: AwsServer) -> None:
         opened(aws.url, **by_keys(aws.user)).cat_file("0")
 
 
+@pytest.mark.evidence(id="T10")
 def test_a_role_is_taken_on_once_and_its_keys_sign(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_role_is_taken_on_once_and_its_keys_sign(
     assert len({r.headers["x-amz-security-token"] for r in proxy.requests(method="GET")}) == 1
 
 
+@pytest.mark.evidence(id="T13")
 def test_a_token_is_part_of_the_signature(aws: AwsServer) -> None:
     keys = aws.assume()
     check(opened(aws.url, **by_keys(keys)))
@@ -102,6 +104,7 @@ def test_a_token_is_part_of_the_signature(aws: AwsServer) -> None:
             opened(aws.url, **by_keys(wrong)).cat_file("0")
 
 
+@pytest.mark.evidence(id="T14")
 def test_credential_process_runs_again_before_they_expire(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -135,6 +138,7 @@ def test_credential_process_runs_again_before_they_expire(
     assert [token for i, token in enumerate(tokens) if i == 0 or token != tokens[i - 1]] == [k.token for k in given[:2]]
 
 
+@pytest.mark.evidence(id="T11")
 def test_a_container_is_told_the_keys_of_its_role(
     aws: AwsServer, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_container_is_told_the_keys_of_its_role(
     assert len(http_server.requests()) == 1
 
 
+@pytest.mark.evidence(id="T12")
 def test_a_virtual_machine_is_told_the_keys_of_its_role_once(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +172,7 @@ def test_a_virtual_machine_is_told_the_keys_of_its_role_once(
 
 
 @pytest.mark.parametrize("style", ["path", "virtual", "auto"])
+@pytest.mark.evidence(id="T15")
 def test_bucket_is_addressed_by_path_or_by_host_name(
     aws: AwsServer, proxy: CountingProxy, style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +190,7 @@ def test_bucket_is_addressed_by_path_or_by_host_name(
     assert not any("botocore" in r.headers["user-agent"].lower() for r in proxy.requests())
 
 
+@pytest.mark.evidence(id="T15")
 def test_a_bucket_may_have_dots_in_its_name(aws: AwsServer) -> None:
     options = {"endpoint_url": aws.url, **by_keys(aws.assume())}
     for key in KEYS:

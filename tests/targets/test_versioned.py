@@ -144,6 +144,7 @@ class Mirrors(RangeServer):
         return dataclasses.replace(answer, headers={**answer.headers, "ETag": f'"of mirror {self.turn}"'})
 
 
+@pytest.mark.evidence(id="T8")
 def test_mirrors_with_different_etags_are_read_if_permitted() -> None:
     """Before it was mended: Two mirrors behind one name gave the same bytes strong ETags of their own: every other
     read was `TargetChanged`.

@@ -70,6 +70,7 @@ def test_a_range_of_a_member_is_what_slicing_gives(http_server: RangeServer, met
             Reader().read(f"zip://{name}::{url}", 0, 5)
 
 
+@pytest.mark.evidence(id="T25")
 def test_stored_members_are_ranges_of_one_directory_read(http_server: RangeServer) -> None:
     """Before it was mended: `zip://member::URL` gave wrong bytes of the right length when several chunks were read at
     a time, on Python 3.12.0–3.12.8 and 3.13.0–3.13.1

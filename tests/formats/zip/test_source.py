@@ -72,6 +72,7 @@ def test_members_written_by_zipfile_are_keys(method: int, piped: bool, comment: 
 
 
 @pytest.mark.parametrize("options", ["-0", "-6", "-0 -X", "-0 -D", "-0 -fz", "-6 -fz", "piped -0", "piped -6"])
+@pytest.mark.evidence(id="T27")
 def test_members_written_by_info_zip_are_keys(options: str, tmp_path: Path) -> None:
     if shutil.which("zip") is None:
         pytest.skip("the command zip is not installed")
