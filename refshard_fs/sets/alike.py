@@ -195,7 +195,7 @@ class DocumentParser:
         if isinstance(document, MadeSet):
             return document.columns if _is_plain(document.columns) else None
         try:
-            refs = self._parse_document(document, fo if isinstance(fo, str) else "the given references")
+            refs = self._parse_document(document, fo if isinstance(fo, str) else "the references in memory")
         except RefShardError:
             return None  # who opens it tells why
         if refs is None:

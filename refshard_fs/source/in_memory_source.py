@@ -134,7 +134,7 @@ def source_of(
 
             if isinstance(fo, LazyReferenceMapper):
                 fo = _read_lazy_references(fo)
-            refs = kerchunk_json.parse_document(fo, "the given references", overrides or {}, simple=simple)
+            refs = kerchunk_json.parse_document(fo, "the references in memory", overrides or {}, simple=simple)
             return _register(refs)
         case _ if hasattr(fo, "read"):
             data = _read_content(fo)

@@ -126,7 +126,7 @@ def test_a_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPat
     toy = Format("toy", lambda probe: probe.head == b"toy", "tests.core.test_format")
     monkeypatch.setattr("refshard_fs.source.recognition.all_formats", lambda: {"toy": toy})
     with pytest.raises(
-        refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) returned dict: expected a KeySpace"
+        refshard_fs.SourceNotReachable, match=r"open_ of format 'toy' \(.*\) must return a KeySpace, got dict"
     ):
         refshard_fs.RefShardFileSystem(b"toy").ls("")
 

@@ -96,7 +96,7 @@ def test_a_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path
 
 
 def test_a_reference_without_url_is_named() -> None:
-    with pytest.raises(ValueError, match=r"'a/0' of the given references: .* needs target="):
+    with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* needs target="):
         RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
 
 
