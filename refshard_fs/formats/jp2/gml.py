@@ -16,7 +16,7 @@ def locate_by_gml(text: str, height: int, width: int) -> Georeference | None:
     Axes are easting and northing, or the reverse, as latitude and longitude are. The vectors of an image with north up
     tell which, so that no table of reference systems is needed.
     """
-    root = parse_xml(text)
+    root = parse_xml(text.replace("\0", " "))  # some writers leave NUL between elements
     grid = root.find(".//{*}RectifiedGrid")
     point = None if grid is None else grid.find("{*}origin/{*}Point")
     vectors = [] if grid is None else [_parse_numbers(vector) for vector in grid.iterfind("{*}offsetVector")]

@@ -25,6 +25,15 @@ def test_an_image_with_north_up_has_axes_in_any_order(origin: str, first: str, s
     assert place(origin, first, second).transform == (600000, 10, 0, 5000000, 0, -20)
 
 
+def test_nul_between_elements_is_a_blank() -> None:
+    data = gml("600005 4999990", "10 0", "0 -20", "")
+    text = data[data.index(b"<gml:Fea") :].decode().replace("><", ">\0<")
+    assert "\0" in text
+    found = locate_by_gml(text, 20, 30)
+    assert found is not None
+    assert found.transform == (600000, 10, 0, 5000000, 0, -20)
+
+
 def test_a_rotated_image_keeps_its_vectors() -> None:
     assert place("0 0", "10 3", "2 -10").transform == (-6, 10, 2, 3.5, 3, -10)
 
