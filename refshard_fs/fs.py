@@ -37,7 +37,7 @@ from refshard_fs.source.async_filesystem import AsyncFileSystem
 from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
-from refshard_fs.source.options import RECORD_SIZE, Options
+from refshard_fs.source.options import RECORD_SIZE, Options, check_spelling
 from refshard_fs.source.settings import Settings, WriteSettings, format_named, transaction_for
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
@@ -1131,6 +1131,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         from refshard_fs.writing.save import save  # imported only for writing
         from refshard_fs.writing.shards import stored_keys
 
+        check_spelling(storage_options, RefShardFileSystem.save)
         if format is None and url.endswith(".refshard"):
             cube = importlib.import_module("refshard_fs.sets.lazy_set").LazySet.of(self)
             if cube is None:

@@ -291,6 +291,8 @@ def test_nothing_is_read_by_the_constructor(http_server: Any) -> None:
 def test_a_misspelt_argument_is_refused() -> None:
     with pytest.raises(TypeError, match="no argument remote_protcol=: did you mean remote_protocol="):
         RefShardFileSystem(fo={"k": "v"}, remote_protcol="s3")
+    with pytest.raises(TypeError, match="save has no argument overwrit=: did you mean overwrite="):
+        RefShardFileSystem(fo={"k": "v"}).save("memory://misspelt.json", overwrit=True)
 
 
 @pytest.mark.parametrize("count", [1, 300, 3000])

@@ -33,6 +33,7 @@ from refshard_fs.targets.failures import (
 
 
 READING: Final = "on reading "  # begins a note on an error that names a place, and gives no reason
+OPENING: Final = "on opening "  # begins a note that names the source which another one names
 
 _SIGNED: Final = "The signature of the URL has expired: make the references again"
 _SIGNED_SOURCE: Final = "The signature of the URL has expired: get a new URL"
@@ -59,7 +60,7 @@ def explain(error: BaseException, where: str = "", *, of_source: bool = False) -
     is_ours = type(error).__module__.startswith("refshard_fs.")  # the names of these add nothing to their texts
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     notes: list[str] = getattr(error, "__notes__", [])
-    reason = "; ".join([text, *(note for note in notes if not note.startswith(READING))])
+    reason = "; ".join([text, *(note for note in notes if not note.startswith((READING, OPENING)))])
     advice = _advice(error, where, reason, of_source=of_source)
     return f"{reason.rstrip('.')}. {advice}" if advice else reason
 
@@ -128,6 +129,11 @@ def describe(entry: Entry) -> str:
             return url if start == 0 and stop is None else f"{url} [{start}:{'' if stop is None else stop}]"
 
 
+def note_source(error: Exception, url: str) -> None:
+    """Add a note to ``error`` that says which source could not be opened, for `source_failed`."""
+    error.add_note(OPENING + sanitize(url))
+
+
 def note(error: Exception, need: Need) -> None:
     """Add a note with the location of ``need`` to ``error``, for `blame`."""
     match need:
@@ -148,9 +154,13 @@ def blame(key: str, error: Exception) -> Exception:
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
+    return _unreachable(key, _noted_place(error, READING) or "an unknown location", error)
+
+
+def _noted_place(error: Exception, mark: str) -> str | None:
+    """Return the place that a note on ``error`` names after ``mark``, the innermost one of several."""
     notes: list[str] = getattr(error, "__notes__", [])
-    where = next((text.removeprefix(READING) for text in notes if text.startswith(READING)), "an unknown location")
-    return _unreachable(key, where, error)
+    return next((text.removeprefix(mark) for text in notes if text.startswith(mark)), None)
 
 
 def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
@@ -161,8 +171,9 @@ def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
 
 def source_failed(source: object, error: Exception) -> SourceNotReachable:
     """Return the error for a ``source``, a URL or a source in memory, that cannot be opened."""
-    reason = explain(error, source if isinstance(source, str) else "", of_source=True)
-    return SourceNotReachable(f"{source} cannot be opened: {reason}")
+    place = _noted_place(error, OPENING) or source
+    reason = explain(error, place if isinstance(place, str) else "", of_source=True)
+    return SourceNotReachable(f"{place} cannot be opened: {reason}")
 
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:

@@ -455,6 +455,16 @@ def check_names(given: Iterable[str], caller: Callable[..., Any] | None = None) 
         raise TypeError(f"{'refshard' if caller is None else caller.__name__} has no argument {name}={hint}")
 
 
+def check_spelling(given: Iterable[str], caller: Callable[..., Any]) -> None:
+    """Raise TypeError for a keyword that is spelled nearly as one of ``caller``, which passes others on."""
+    import difflib  # needed only here
+
+    for name in sorted(given):
+        near = difflib.get_close_matches(name, inspect.signature(caller).parameters, 1, 0.8)
+        if near:
+            raise TypeError(f"{caller.__name__} has no argument {name}=: did you mean {near[0]}=?")
+
+
 def parse_configuration(conf: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the keywords in fsspec's configuration (files, or ``FSSPEC_REFSHARD_...``) from text to their types.
 

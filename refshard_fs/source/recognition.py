@@ -20,6 +20,7 @@ from refshard_fs.errors import ManifestError, NoSuchSource, SourceNotReachable, 
 from refshard_fs.formats.chunk_manifest.entries import MARK
 from refshard_fs.formats.chunk_manifest.view import ManifestView
 from refshard_fs.known_formats import all_formats
+from refshard_fs.reading.failures import note_source
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
@@ -62,6 +63,9 @@ def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
         return (yield from open_source(url, options))
     except NoSuchSource as e:
         raise SourceNotReachable(str(e)) from e
+    except OSError as e:
+        note_source(e, url)
+        raise
 
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:

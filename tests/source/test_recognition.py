@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def test_server_that_requires_a_login_is_asked_once(http_server: RangeServer, na
     with pytest.raises(SourceNotReachable, match="401.*Credentials go into"):
         opened(http_server.url + name).find("")
     assert len(http_server.requests()) == requests
+
+
+def test_part_that_requires_a_login_is_named(http_server: RangeServer) -> None:
+    """The document of the cube itself is readable."""
+    part = http_server.put("/part.nc", b"x")
+    http_server.fault(401, "/part.nc")
+    document = {"refshard": "concat", "dim": "t", "axes": {"v": 0}, "sets": [[part, 1]]}
+    cube = http_server.put("/cube.json", json.dumps(document).encode())
+    with pytest.raises(SourceNotReachable, match=r"^http\S+/part.nc cannot be opened: HTTP 401.*Credentials go into"):
+        opened(cube).find("")
