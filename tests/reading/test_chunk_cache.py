@@ -132,7 +132,7 @@ def of_cube(server: RangeServer, folder: Path) -> Made:
 
 
 @pytest.mark.parametrize("make", [of_references, of_hdf5, of_tiff, of_shards, of_cube])
-def test_a_second_process_requests_no_chunk(
+def test_second_process_requests_no_chunk(
     make: Callable[[RangeServer, Path], Made], http_server: RangeServer, tmp_path: Path
 ) -> None:
     source, keys = make(http_server, tmp_path)
@@ -166,7 +166,7 @@ def test_objects_are_asked_for_their_versions_and_not_read(http_server: RangeSer
         fs.cat_file("7")
 
 
-def test_an_asynchronous_reader_finds_what_is_kept(chunked: Chunked, tmp_path: Path) -> None:
+def test_asynchronous_reader_finds_what_is_kept(chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
 
     async def read() -> tuple[Any, bytes]:
@@ -213,7 +213,7 @@ def test_threads_share_what_is_kept(chunked: Chunked, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None:
+def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None:
     fs = opened(chunked.refs(), tmp_path)
     fs.cat_file("a/0.0")
     child = os.fork()
@@ -235,7 +235,7 @@ def test_a_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["asked", "asked-before"])
 @pytest.mark.case(id="P25")
-def test_a_changed_target_is_read_anew(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
+def test_changed_target_is_read_anew(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
     first = opened(chunked.refs(), tmp_path).cat(keys)
     fs = opened(chunked.refs(), tmp_path)
@@ -251,7 +251,7 @@ def test_a_changed_target_is_read_anew(is_known: bool, chunked: Chunked, tmp_pat
     assert last.stats()["requests"] == 0
 
 
-def test_a_pinned_target_that_changed_is_an_error(chunked: Chunked, tmp_path: Path) -> None:
+def test_pinned_target_that_changed_is_an_error(chunked: Chunked, tmp_path: Path) -> None:
     refshard_fs.snapshot(chunked.refs(), allow="any", index_cache=False).save(str(tmp_path / "refs.json"))
     keys = chunked.keys(range(20))
     opened(str(tmp_path / "refs.json"), tmp_path).cat(keys)
@@ -396,7 +396,7 @@ def exchanged(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [emptied, cut, halved, lengthened, flipped(7), flipped(-1), flipped(-20), exchanged])
 @pytest.mark.case(id="P25")
-def test_a_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunked, tmp_path: Path) -> None:
+def test_damaged_file_is_read_again(harm: Callable[[Path], None], chunked: Chunked, tmp_path: Path) -> None:
     key, other = chunked.keys([3, 4])
     opened(chunked.refs(), tmp_path).cat_file(key)
     (path,) = kept(tmp_path)
@@ -465,7 +465,7 @@ def test_two_processes_keep_within_one_bound(tmp_path: Path, fast_python: list[s
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes end in another way")
-def test_a_killed_writer_leaves_whole_files_and_the_bound(tmp_path: Path) -> None:
+def test_killed_writer_leaves_whole_files_and_the_bound(tmp_path: Path) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     process = writer([sys.executable], folder, capacity, 0, 10**6)
     while used(folder) < capacity // 2:
@@ -563,7 +563,7 @@ def test_what_may_be_anothers_is_not_used(what: str, chunked: Chunked, tmp_path:
 
 @pytest.mark.skipif(not HAS_OWNERS or os.getuid() != 0, reason="files of others are made by root")
 @pytest.mark.case(id="P25")
-def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
+def test_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 1 << 20)
     cache.put(SPAN, FACTS, BYTES)
     (path,) = kept(tmp_path)
@@ -572,7 +572,7 @@ def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P25")
-def test_a_set_is_not_given_what_it_may_not_reach(chunked: Chunked, tmp_path: Path) -> None:
+def test_set_is_not_given_what_it_may_not_reach(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     with pytest.raises(TargetNotAllowed):

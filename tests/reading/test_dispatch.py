@@ -72,7 +72,7 @@ def test_stalled_loop_with_bytes_blocks_no_other(http_server: RangeServer) -> No
         stopped.close()
 
 
-def test_a_range_larger_than_the_budget_is_read_all_the_same(http_server: RangeServer) -> None:
+def test_range_larger_than_the_budget_is_read_all_the_same(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked, max_memory=CHUNK // 2)
     assert fs.cat(chunked.keys([0, 100])) == {"a/0.0": chunked.chunk(0), "a/100.0": chunked.chunk(100)}

@@ -69,7 +69,7 @@ def test_two_readers_of_one_key_share_a_request(chunked: Chunked, fs: RefShardFi
     assert chunked.ranges == [(7, 8)]
 
 
-def test_a_read_joins_the_request_that_holds_its_range(http_server: RangeServer) -> None:
+def test_read_joins_the_request_that_holds_its_range(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.2
 
@@ -105,7 +105,7 @@ def test_far_ranges_stay_apart_and_near_ones_are_merged(chunked: Chunked) -> Non
     assert chunked.ranges == [(0, 3), (9, 10)]
 
 
-def test_a_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> None:
+def test_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> None:
     data = random.Random(1).randbytes(10 * MIB + 5)
     url = http_server.put("/large", data)
     fs = RefShardFileSystem(fo={"k": [url, 3, len(data) - 3]})
@@ -117,7 +117,7 @@ def test_a_large_range_is_fetched_in_parts_at_once(http_server: RangeServer) -> 
     assert http_server.bytes_sent == len(data) - 3
 
 
-def test_a_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServer) -> None:
+def test_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServer) -> None:
     data = random.Random(1).randbytes(1000)
     span = Span(http_server.put("/short", data), 0, 64 * MIB, exact=False)
 
@@ -130,7 +130,7 @@ def test_a_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeSe
     assert len(http_server.requests("/short")) == 1
 
 
-def test_a_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:
+def test_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:
     refs = chunked.refs()
     last = chunked.count - 1
     refs["beyond"] = [chunked.url, chunked.count * CHUNK - 10, 20]
@@ -187,7 +187,7 @@ def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> l
         pytest.param([16, 16], morton(4), id="Morton"),
     ],
 )
-def test_a_whole_array_takes_few_requests_and_each_byte_once(
+def test_whole_array_takes_few_requests_and_each_byte_once(
     http_server: RangeServer, counts: list[int], order: list[int] | None
 ) -> None:
     chunked = Chunked(http_server)
@@ -223,7 +223,7 @@ def test_more_is_fetched_ahead_of_run_where_server_takes_long(
     assert chunked.fetched == 10 + ahead
 
 
-def test_a_loop_over_chunks_is_read_ahead_each_byte_once(http_server: RangeServer) -> None:
+def test_loop_over_chunks_is_read_ahead_each_byte_once(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     keys = chunked.keys(range(256))
     fs = RefShardFileSystem(fo=chunked.refs(), asynchronous=True, skip_instance_cache=True)
@@ -251,7 +251,7 @@ def test_readers_are_told_of_a_bug_in_the_read_ahead(chunked: Chunked, monkeypat
         zarr_reads(open_fs(chunked), chunked.keys(range(20)))
 
 
-def test_a_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:
+def test_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     keys = chunked.keys(range(255, -1, -1))
     assert zarr_reads(open_fs(chunked), keys, together=1) == [chunked.chunk(i) for i in range(255, -1, -1)]
@@ -299,7 +299,7 @@ def test_absent_chunks_do_not_end_a_run(http_server: RangeServer) -> None:
     assert len(chunked.ranges) < len(keys) / 2
 
 
-def test_a_failed_guess_fails_no_reader_who_does_not_need_it(http_server: RangeServer) -> None:
+def test_failed_guess_fails_no_reader_who_does_not_need_it(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     refs = chunked.refs()
     for i in range(40, 256):
@@ -311,7 +311,7 @@ def test_a_failed_guess_fails_no_reader_who_does_not_need_it(http_server: RangeS
 # ---------------------------------------------------------------------- cancelling and closing
 
 
-def test_a_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> None:
+def test_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 5
 
@@ -388,7 +388,7 @@ def test_resolve_says_where_bytes_are_and_reads_nothing(chunked: Chunked, fs: Re
     assert chunked.ranges == []
 
 
-def test_a_plan_is_what_a_read_does(chunked: Chunked, fs: RefShardFileSystem) -> None:
+def test_plan_is_what_a_read_does(chunked: Chunked, fs: RefShardFileSystem) -> None:
     keys = [*chunked.keys([0, 1, 2, 50]), ".zgroup"]
     planned = fs.plan(keys)
     assert chunked.ranges == []
@@ -400,7 +400,7 @@ def test_a_plan_is_what_a_read_does(chunked: Chunked, fs: RefShardFileSystem) ->
     assert chunked.ranges == [(p.start // CHUNK, p.stop // CHUNK) for p in planned]
 
 
-def test_a_block_cache_is_asked_first_until_it_is_invalidated(http_server: RangeServer) -> None:
+def test_block_cache_is_asked_first_until_it_is_invalidated(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked, block_cache=10 * CHUNK)
     for _ in range(3):

@@ -30,12 +30,12 @@ def failure(target: str, start: int, length: int) -> str:
     return text
 
 
-def test_a_target_that_is_gone(http_server: RangeServer, tmp_path: Path) -> None:
+def test_target_that_is_gone(http_server: RangeServer, tmp_path: Path) -> None:
     for target in (f"{http_server.url}/gone", str(tmp_path / "gone")):
         assert "`refshard rebase` finds objects that have moved" in failure(target, 0, 3)
 
 
-def test_a_target_that_is_shorter_than_its_references(http_server: RangeServer, tmp_path: Path) -> None:
+def test_target_that_is_shorter_than_its_references(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"0123456789")
     for target in (http_server.put("x", b"0123456789"), str(tmp_path / "x")):
         text = failure(target, 5, 30)
@@ -44,11 +44,11 @@ def test_a_target_that_is_shorter_than_its_references(http_server: RangeServer, 
         assert "Unfit" not in text
 
 
-def test_a_host_that_does_not_answer() -> None:
+def test_host_that_does_not_answer() -> None:
     assert "Check that the host name is right, and that the host is running" in failure("http://127.0.0.1:9/x", 0, 3)
 
 
-def test_a_protocol_that_nobody_knows() -> None:
+def test_protocol_that_nobody_knows() -> None:
     assert "Install the package that adds this protocol" in failure("nosuch://bucket/x", 0, 3)
 
 
@@ -84,7 +84,7 @@ def test_line_to_paste_is_same_for_source_and_for_its_targets() -> None:
     assert explain(Denied(403), "s3://b/x", of_source=True) == explain(Denied(403), "s3://b/x")
 
 
-def test_a_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path) -> None:
+def test_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     page = http_server.put("refs.json", b"\n<!DOCTYPE html><title>Log in</title>")
     with pytest.raises(UnknownSource, match=r"an empty document.*written to the end\?"):
@@ -95,7 +95,7 @@ def test_a_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path
         RefShardFileSystem(str(tmp_path / "gone.json")).ls("")
 
 
-def test_a_reference_without_url_is_named() -> None:
+def test_reference_without_url_is_named() -> None:
     with pytest.raises(ValueError, match=r"'a/0' of the references in memory: .* needs target="):
         RefShardFileSystem({"a/0": [None, 0, 3]}).cat("a/0")
 
@@ -118,7 +118,7 @@ def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: py
     assert "hush" not in str(broken.value)
 
 
-def test_a_refused_access_says_the_line_to_paste() -> None:
+def test_refused_access_says_the_line_to_paste() -> None:
     assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
     assert "options={'https://h:8/': {'headers': {...}}}" in explain(Denied(401), "https://h:8/a/x")
     assert "options={'s3://b/': {'anon': True}}" in explain(Denied(403), "zip://a::s3://b/x.zip")
@@ -137,6 +137,6 @@ def test_what_is_public_is_opened_as_its_protocol_says() -> None:
     assert explain(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
 
 
-def test_an_expired_signature_is_said_to_be_one() -> None:
+def test_expired_signature_is_said_to_be_one() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
     assert "The signature of the URL has expired" in explain(answer._make_error(403, {}, text), "https://h/x")

@@ -96,7 +96,7 @@ def test_reader_beyond_the_end_of_a_begun_object_fails_alone(
 
 
 @pytest.mark.parametrize("kind", [403, "ignored_range", "wrong_content_range", "unknown_total"])
-def test_a_beginning_that_fails_fails_nobody(http_server: RangeServer, kind: int | str) -> None:
+def test_beginning_that_fails_fails_nobody(http_server: RangeServer, kind: int | str) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, times=1)  # type: ignore[arg-type]  # both kinds of it
 

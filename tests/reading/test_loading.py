@@ -45,7 +45,7 @@ class Reads:
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize(("url", "step"), [("/refs.json", 5000), ("https://host/refs.json", 20000)])
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> None:
+def test_large_source_is_read_in_pieces(url: str, step: int, compress: Any) -> None:
     data = compress(document())
     reads = Reads(data)
     refs, weight = asyncio.run(load(need(data, url), reads, drive))
@@ -72,7 +72,7 @@ def test_manifest_is_parsed_once_by_all_filesystems_of_process(tmp_path: Path, m
     assert asyncio.run(read()) == b"text"
 
 
-def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     for text in ("one", "two"):
         path.write_text(json.dumps({"a": text}))

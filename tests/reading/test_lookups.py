@@ -32,7 +32,7 @@ def engine(url: str) -> Engine:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> None:
+def test_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> None:
     INDEXES.clear()
     data = document()
     url = http_server.put("/refs.json", data)
@@ -48,7 +48,7 @@ def test_a_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_the_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
+def test_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
     INDEXES.clear()
     data = document()
     url = http_server.put("/refs.json", data)
@@ -65,7 +65,7 @@ def test_the_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> N
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_an_error_reaches_everybody_and_is_not_remembered(http_server: RangeServer) -> None:
+def test_error_reaches_everybody_and_is_not_remembered(http_server: RangeServer) -> None:
     INDEXES.clear()
     good = document()
     url = http_server.put("/refs.json", good[:-9])
@@ -79,7 +79,7 @@ def test_an_error_reaches_everybody_and_is_not_remembered(http_server: RangeServ
     assert [len(refs) for refs in asyncio.run(both(good))] == [5002] * 2
 
 
-def test_a_long_decode_leaves_the_event_loop_free() -> None:
+def test_long_decode_leaves_the_event_loop_free() -> None:
     class Slow:
         def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
             self.loop = loop

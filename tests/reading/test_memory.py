@@ -44,7 +44,7 @@ def test_shares_and_caches_have_one_bound_together() -> None:
     in_loop(use)
 
 
-def test_a_share_that_has_nothing_may_reserve_beyond_the_bound() -> None:
+def test_share_that_has_nothing_may_reserve_beyond_the_bound() -> None:
     def use() -> None:
         memory = SharedMemory(100)
         one, other = Share(memory), Share(memory)
@@ -54,7 +54,7 @@ def test_a_share_that_has_nothing_may_reserve_beyond_the_bound() -> None:
     in_loop(use)
 
 
-def test_a_request_that_its_reader_has_paid_for_needs_no_room() -> None:
+def test_request_that_its_reader_has_paid_for_needs_no_room() -> None:
     def use() -> None:
         budget = SharedBudget(Budget(memory=100))
         selection, dispatch = Share(budget), Share(budget)

@@ -83,7 +83,7 @@ def test_parts_are_the_whole_in_order(start: int, size: int, block: int) -> None
     assert len(cut) == 1 or min(lengths) >= max(block, MIB) * 2 // 3  # also where nothing is to be merged
 
 
-def test_a_large_range_becomes_parts_of_about_a_block() -> None:
+def test_large_range_becomes_parts_of_about_a_block() -> None:
     for size, count in ((MIB * 3 // 2 - 9, 1), (MIB * 3 // 2 + 9, 2), (4 * MIB, 4), (10 * MIB + 7, 10)):
         lengths = [b - a for a, b in parts(0, size, Limits(16 * KIB, MIB))]
         assert len(lengths) == count
@@ -96,7 +96,7 @@ def test_huge_range_is_cut_into_a_bounded_number_of_parts() -> None:
     assert (cut[0][0], cut[-1][1], len(cut)) == (5, 2**63, PARTS)
 
 
-def test_a_plan_names_the_keys_of_each_request() -> None:
+def test_plan_names_the_keys_of_each_request() -> None:
     wanted: list[tuple[str, int, int | None]] = [
         ("b", 100, 200),
         ("a", 0, 100),
@@ -164,7 +164,7 @@ WINDOWS = [(None, None), (0, 0), (2, 5), (-3, None), (None, -2), (3, None), (7, 
         Packed(PART, Reversed(), made=8, parts=(Span(URL, 10, 14), Inline(b"xyz"), Span(URL, 40, 41))),
     ],
 )
-def test_a_plan_assembles_what_slicing_gives(entry: Entry, start: int | None, end: int | None) -> None:
+def test_plan_assembles_what_slicing_gives(entry: Entry, start: int | None, end: int | None) -> None:
     def read(start: int | None, end: int | None) -> bytes:
         plan = plan_read(Request("k", start, end), entry, None)
         assert plan is not None
@@ -176,7 +176,7 @@ def test_a_plan_assembles_what_slicing_gives(entry: Entry, start: int | None, en
 @pytest.mark.parametrize(
     ("start", "end", "is_sized"), [(2, 5, False), (-3, None, False), (-3, -1, True), (2, -1, True)]
 )
-def test_a_plan_asks_for_the_size_only_where_the_window_needs_it(start: int, end: int | None, is_sized: bool) -> None:
+def test_plan_asks_for_the_size_only_where_the_window_needs_it(start: int, end: int | None, is_sized: bool) -> None:
     assert (plan_read(Request("k", start, end), Span(URL), None) is None) is is_sized
 
 
@@ -193,7 +193,7 @@ def test_a_plan_asks_for_the_size_only_where_the_window_needs_it(start: int, end
         (Packed(PART, Reversed()), b"damaged", ReferenceNotReachable),
     ],
 )
-def test_a_plan_says_what_the_error_of_a_part_means(
+def test_plan_says_what_the_error_of_a_part_means(
     entry: Entry, part: bytes | BaseException, error: type[BaseException]
 ) -> None:
     plan = plan_read(Request("some/key"), entry, None)
@@ -204,7 +204,7 @@ def test_a_plan_says_what_the_error_of_a_part_means(
 
 
 @pytest.mark.parametrize("part", [FileNotFoundError("y"), OSError("reset")])
-def test_a_plan_without_a_key_raises_errors_as_they_are(part: Exception) -> None:
+def test_plan_without_a_key_raises_errors_as_they_are(part: Exception) -> None:
     with pytest.raises(type(part), match=str(part)) as caught:
         ReadPlan(None, PART).assemble([part])
     assert caught.value is part

@@ -73,7 +73,7 @@ def test_what_was_read_is_held_no_longer(chunked: Chunked) -> None:
         (None, "numpy", range(256)),
     ],
 )
-def test_a_selection_fetches_exactly_its_chunks(chunked: Chunked, selection: Any, mode: Any, numbers: Any) -> None:
+def test_selection_fetches_exactly_its_chunks(chunked: Chunked, selection: Any, mode: Any, numbers: Any) -> None:
     fs = open_fs(chunked)
     fs.prefetch("a", selection, mode=mode)
     covered = [i for start, stop in chunked.ranges for i in range(start, stop)]
@@ -200,7 +200,7 @@ def test_what_is_no_array_and_what_does_not_fit_is_an_error(chunked: Chunked) ->
         fs.prefetch(["a/0.0"], 0)
 
 
-def test_a_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -> None:
+def test_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 5
 

@@ -80,7 +80,7 @@ def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits:
 
 
 @pytest.mark.parametrize(("counts", "numbers", "waits", "overread"), PATTERNS)
-def test_a_loop_over_single_chunks_is_read_ahead(
+def test_loop_over_single_chunks_is_read_ahead(
     counts: tuple[int, ...], numbers: list[int], waits: int, overread: float
 ) -> None:
     got = simulate(math.prod(counts), numbers, together=1)
@@ -102,7 +102,7 @@ def test_dense_random_reads_are_left_alone_on_the_whole() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_a_few_chunks_read_together_are_all_there_is(size: int) -> None:
+def test_few_chunks_read_together_are_all_there_is(size: int) -> None:
     assert ReadAhead(512).observe(range(size), CHUNK, WINDOW, MOST).fetch == []
 
 
@@ -142,7 +142,7 @@ def test_chunks_that_come_nearly_in_order_are_followed() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_a_selection_alone_is_followed_by_three_times_as_much(size: int) -> None:
+def test_selection_alone_is_followed_by_three_times_as_much(size: int) -> None:
     policy = ReadAhead(10_000)  # a plane of an image, say, of which no other one may be read
     assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
 
@@ -161,7 +161,7 @@ def test_no_more_than_a_quarter_is_fetched_in_vain() -> None:
     assert vain > 80
 
 
-def test_the_window_grows_with_what_was_read() -> None:
+def test_window_grows_with_what_was_read() -> None:
     policy = ReadAhead(1 << 20)
     ahead = 0
     for first in range(0, 1000, 10):

@@ -259,7 +259,7 @@ def test_memory_given_back_during_collection_is_counted() -> None:
     assert [[share.used for share in shares] for shares in done] == [[0, CHUNK]]
 
 
-def test_an_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(zarr, "create_array"):
         pytest.skip("zarr 2 writes no shards")
     stored: dict[str, Any] = {}

@@ -71,7 +71,7 @@ def write(request: pytest.FixtureRequest) -> Callable[[Path], None]:
     return found
 
 
-def test_a_small_file_is_opened_and_loaded_in_two_requests(
+def test_small_file_is_opened_and_loaded_in_two_requests(
     write: Callable[[Path], None], http_server: RangeServer, tmp_path: Path
 ) -> None:
     write(tmp_path / "file")
@@ -88,7 +88,7 @@ def test_a_small_file_is_opened_and_loaded_in_two_requests(
     assert http_server.bytes_sent == len(data)
 
 
-def test_a_file_that_is_larger_is_read_in_ranges(http_server: RangeServer, tmp_path: Path) -> None:
+def test_file_that_is_larger_is_read_in_ranges(http_server: RangeServer, tmp_path: Path) -> None:
     path = tmp_path / "large.nc"
     with h5netcdf.File(path, "w") as file:
         file.dimensions = {"x": SMALL_FILE}
@@ -99,7 +99,7 @@ def test_a_file_that_is_larger_is_read_in_ranges(http_server: RangeServer, tmp_p
     assert http_server.bytes_sent < SMALL_FILE // 4
 
 
-def test_a_small_file_that_is_replaced_is_one_version(http_server: RangeServer, tmp_path: Path) -> None:
+def test_small_file_that_is_replaced_is_one_version(http_server: RangeServer, tmp_path: Path) -> None:
     _netcdf4(tmp_path / "file")
     old = (tmp_path / "file").read_bytes()
     url = http_server.put("/file", old)
@@ -112,7 +112,7 @@ def test_a_small_file_that_is_replaced_is_one_version(http_server: RangeServer, 
     assert fs.cat_file("v/0.0.0") == before
 
 
-def test_a_small_file_replaced_before_its_rest_is_noticed(http_server: RangeServer, tmp_path: Path) -> None:
+def test_small_file_replaced_before_its_rest_is_noticed(http_server: RangeServer, tmp_path: Path) -> None:
     _netcdf3(tmp_path / "file")
     fs = RefShardFileSystem(http_server.put("/file", (tmp_path / "file").read_bytes()), skip_instance_cache=True)
     assert fs.exists("v/.zarray")
@@ -139,7 +139,7 @@ def _one_page(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_one_page, _netcdf3], ids=["tiff", "netcdf3"])
-def test_a_small_part_of_a_small_file_is_a_range_once(
+def test_small_part_of_a_small_file_is_a_range_once(
     write: Callable[[Path], None], http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "IN_VAIN", 0)  # the file is smaller
