@@ -62,7 +62,7 @@ def test_few_of_them_lie_in_the_set_itself(file: Path, monkeypatch: pytest.Monke
     assert sorted(path.name for path in file.parent.iterdir()) == ["a.tif", "refs.json"]
 
 
-def test_a_set_in_memory_has_its_copies_there(file: Path) -> None:
+def test_set_in_memory_has_its_copies_there(file: Path) -> None:
     remark = opened(file).save("memory://copies/refs.json")
     fs = fsspec.filesystem("memory")
     try:
@@ -114,7 +114,7 @@ def test_who_stops_in_the_middle_leaves_what_was_there(file: Path, name: str) ->
     np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
 
 
-def test_a_damaged_chunk_in_the_middle_leaves_nothing(file: Path) -> None:
+def test_damaged_chunk_in_the_middle_leaves_nothing(file: Path) -> None:
     with tifffile.TiffFile(file) as tiff:
         at = tiff.pages[0].dataoffsets[6]
     data = bytearray(file.read_bytes())

@@ -69,7 +69,7 @@ print(fs.cat_file("a/0").decode(), fs.storage_options["max_gap"], fs.storage_opt
 
 
 @pytest.mark.parametrize("how", ["variables", "one variable", "json", "ini"])
-def test_a_process_is_configured_by_its_environment_or_by_files(how: str, source: str, tmp_path: Path) -> None:
+def test_process_is_configured_by_its_environment_or_by_files(how: str, source: str, tmp_path: Path) -> None:
     folder = tmp_path / "conf"
     folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSSPEC")}

@@ -103,7 +103,7 @@ def test_inline_bytes_were_modified_when_their_manifest_was(source: str) -> None
     assert abs(RefShardFileSystem(source).modified(".zgroup") - own.modified(path)) < timedelta(milliseconds=1)
 
 
-def test_a_file_of_coroutines_reads_what_cat_does(source: str) -> None:
+def test_file_of_coroutines_reads_what_cat_does(source: str) -> None:
     async def read() -> tuple[bytes, bytes, bytes]:
         fs = RefShardFileSystem(source, asynchronous=True)
         key = next(name for name in await fs._find("") if name.endswith("0"))
@@ -119,6 +119,6 @@ def test_a_file_of_coroutines_reads_what_cat_does(source: str) -> None:
     assert (first, first + rest) == (whole[:3], whole)
 
 
-def test_a_directory_is_no_file(source: str) -> None:
+def test_directory_is_no_file(source: str) -> None:
     with pytest.raises(IsADirectoryError, match=r"ls\(\)"):
         RefShardFileSystem(source).open("")

@@ -28,7 +28,7 @@ def references(step: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("step", [1, 50])
-def test_a_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     refs = references(step)
     fs = RefShardFileSystem(refs)
     data = pickle.dumps(fs)
@@ -41,7 +41,7 @@ def test_a_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatc
     assert pickle.loads(data).fo is other.fo
 
 
-def test_a_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(references())
     data = pickle.dumps(fs)
     monkeypatch.delattr(in_memory_source.pickled, "swell")
@@ -61,7 +61,7 @@ def test_what_was_pickled_is_not_packed_again(source: Any, packs: str, monkeypat
     assert pickle.dumps(RefShardFileSystem(source)) == data
 
 
-def test_the_packed_form_goes_with_its_source() -> None:
+def test_packed_form_goes_with_its_source() -> None:
     fs = RefShardFileSystem({**references(), "raw": b"of this test alone"})
     pickle.dumps(fs)
     count, digest = len(in_memory_source._packed), fs.fo.digest

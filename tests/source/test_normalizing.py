@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
+def test_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
     conf |= {"fo": source, "max_gap": "7"}
     assert fsspec.filesystem("refshard").cat_file("a/0") == b"hello"
     assert fsspec.filesystem("refshard").storage_options["max_gap"] == 7

@@ -30,7 +30,7 @@ def test_every_option_has_a_type_and_one_sentence() -> None:
         assert bool(option.unit) == option.default.replace(".", "").isdigit() or option.name == "zarr_format"
 
 
-def test_the_constructor_has_the_signature_of_parse() -> None:
+def test_constructor_has_the_signature_of_parse() -> None:
     own, parsed = (inspect.signature(made).parameters for made in (RefShardFileSystem.__init__, Options.parse))
     assert list(own.items())[1:] == list(parsed.items())
 

@@ -82,7 +82,7 @@ def test_worker_cannot_commit_and_takes_failed_transaction_back(fs: RefShardFile
     assert fs.find("a/c") == ["a/c/1"]
 
 
-def test_a_failed_transaction_takes_back_what_its_workers_wrote(fs: RefShardFileSystem) -> None:
+def test_failed_transaction_takes_back_what_its_workers_wrote(fs: RefShardFileSystem) -> None:
     elsewhere(fs, "fs.pipe_file('a/c/1', b'before' * 10)")
 
     def fail() -> None:
@@ -97,7 +97,7 @@ def test_a_failed_transaction_takes_back_what_its_workers_wrote(fs: RefShardFile
     assert fs.find("a/c") == ["a/c/1"]
 
 
-def test_a_worker_of_mode_w_does_not_begin_anew(tmp_path: Path) -> None:
+def test_worker_of_mode_w_does_not_begin_anew(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.json", "json", mode="w")
     fs.pipe_file("a", b"here")
     elsewhere(
@@ -186,7 +186,7 @@ def _region(fs: RefShardFileSystem, part: Any, start: int) -> None:
 # ------------------------------------------------------------------ forks, which a user merges
 
 
-def test_a_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem) -> None:
+def test_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", LARGE)
     forks = [fs.fork() for _ in range(3)]
     for number, fork in enumerate(forks, start=1):
@@ -205,7 +205,7 @@ def test_a_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem)
     assert RefShardFileSystem(str(tmp_path / "refs.json")).cat_file("a/c/2") == b"2" * 50
 
 
-def test_a_fork_is_apart_from_its_origin_and_from_other_forks(fs: RefShardFileSystem) -> None:
+def test_fork_is_apart_from_its_origin_and_from_other_forks(fs: RefShardFileSystem) -> None:
     fork, other = fs.fork(), fs.fork()
     fork.pipe_file("a/c/0", LARGE)
     fs.pipe_file("a/c/1", LARGE)
@@ -223,7 +223,7 @@ def test_a_fork_is_apart_from_its_origin_and_from_other_forks(fs: RefShardFileSy
     fs.discard()
 
 
-def test_a_fork_may_write_its_keys_again_after_a_merge(fs: RefShardFileSystem) -> None:
+def test_fork_may_write_its_keys_again_after_a_merge(fs: RefShardFileSystem) -> None:
     fork = fs.fork()
     for value in (b"1", b"2" * 50, b"3"):
         fork.pipe_file("a/c/0", value)

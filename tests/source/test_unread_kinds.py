@@ -44,20 +44,20 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("codec", PACKERS)
-def test_an_unread_kind_in_a_compressed_file_is_named(codec: str) -> None:
+def test_unread_kind_in_a_compressed_file_is_named(codec: str) -> None:
     with pytest.raises(UnknownSource, match=f"a PNG image, compressed as a whole with {codec}, which .*: convert"):
         RefShardFileSystem(PACKERS[codec](b"\x89PNG\r\n\x1a\n".ljust(600))).ls("")
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_damaged_compressed_file_is_not_called_json(kind: str) -> None:
+def test_damaged_compressed_file_is_not_called_json(kind: str) -> None:
     packed = gzip.compress(FILES[kind] + NOISE[: 1 << 14])
     with pytest.raises(ManifestError, match="compressed as a whole, and is damaged: its last compressed stream has no"):
         RefShardFileSystem(packed[:-9]).ls("")
 
 
 @pytest.mark.parametrize("codec", PACKERS)
-def test_a_compressed_reference_set_still_opens(codec: str) -> None:
+def test_compressed_reference_set_still_opens(codec: str) -> None:
     document = json.dumps({"version": 1, "refs": {"a": "b", "pad": NOISE[:100_000].hex()}}).encode()
     assert RefShardFileSystem(PACKERS[codec](document)).cat("a") == b"b"
     with pytest.raises(UnknownSource, match=f"starts with b'plain text, .*compressed as a whole with {codec}: it fits"):
@@ -88,7 +88,7 @@ def test_a_compressed_reference_set_still_opens(codec: str) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a pointer of Git LFS.*git lfs pull"),
     ],
 )
-def test_a_kind_that_is_not_read_is_named(head: bytes, named: str) -> None:
+def test_kind_that_is_not_read_is_named(head: bytes, named: str) -> None:
     with pytest.raises(UnknownSource, match=named):
         RefShardFileSystem(head.ljust(600, b"\0")).ls("")
 
@@ -109,7 +109,7 @@ def test_files_of_other_writers_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", [0, 4, None])
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_file_object_is_read_from_its_start(kind: str, position: int | None, tmp_path: Path) -> None:
+def test_file_object_is_read_from_its_start(kind: str, position: int | None, tmp_path: Path) -> None:
     data = json.dumps({"version": 1, "refs": {"a": "b"}}).encode()
     (tmp_path / "refs.json").write_bytes(data)
     with io.BytesIO(data) if kind == "memory" else open(tmp_path / "refs.json", "rb") as file:
@@ -119,7 +119,7 @@ def test_a_file_object_is_read_from_its_start(kind: str, position: int | None, t
             assert file.tell() == at
 
 
-def test_a_pipe_is_read_as_it_comes() -> None:
+def test_pipe_is_read_as_it_comes() -> None:
     class Pipe(io.RawIOBase):
         def readable(self) -> bool:
             return True
