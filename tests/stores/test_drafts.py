@@ -50,7 +50,7 @@ def umask() -> Any:
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize(("mode", "draft_mode"), [(0o600, 0o600), (0o640, 0o600), (None, 0o644)])
-def test_a_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: int, tmp_path: Path) -> None:
+def test_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: int, tmp_path: Path) -> None:
     path = tmp_path / "x"
     if mode is not None:
         path.touch(mode)
@@ -63,7 +63,7 @@ def test_a_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: 
 
 
 @pytest.mark.usefixtures("umask")
-def test_a_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
     path.chmod(0o664)
@@ -83,7 +83,7 @@ def test_a_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch:
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_a_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -> None:
+def test_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -> None:
     out = tmp_path / "set"
     document = {"zarr_format": 3, "node_type": "array", "shape": [1], "data_type": "uint8", "fill_value": 0}
     document |= {
@@ -101,7 +101,7 @@ def test_a_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -
         assert mode_of(out) == mode
 
 
-def test_a_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was killed between two steps left nothing at the path."""
     for name in ("old", "draft", "probe"):
         (tmp_path / name).mkdir()

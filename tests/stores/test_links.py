@@ -51,7 +51,7 @@ WRITES: dict[str, Callable[[str], object]] = {
 
 @as_root
 @pytest.mark.parametrize("place", ["file", "dangling", "folder"])
-def test_a_link_of_another_user_is_not_written_through(place: str, tmp_path: Path) -> None:
+def test_link_of_another_user_is_not_written_through(place: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     target, name = {"file": ("mine/x", ""), "dangling": ("mine/y", ""), "folder": ("mine", "/new")}[place]
     (tmp_path / "mine/x").write_bytes(precious := b'{"version": 1, "refs": {"precious": "x"}}')
@@ -121,7 +121,7 @@ def test_nothing_behind_a_link_in_a_hierarchy_changes(what: str, linked: tuple[P
     assert {p: p.read_bytes() for p in victim.rglob("*") if p.is_file()} == before
 
 
-def test_a_chunk_that_is_a_link_is_replaced_itself(linked: tuple[Path, Path, str]) -> None:
+def test_chunk_that_is_a_link_is_replaced_itself(linked: tuple[Path, Path, str]) -> None:
     store, victim, chunk = linked
     fs = RefShardFileSystem(str(store), mode="a")
     fs.pipe_file(f"y/{chunk}", b"news")

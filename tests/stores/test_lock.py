@@ -94,7 +94,7 @@ def test_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -
         os.close(say)
 
 
-def test_a_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
+def test_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
     inside: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 

@@ -112,7 +112,7 @@ def test_version_returned_by_put_can_be_replaced(make: Make) -> None:
     assert held(objects, "a") is None
 
 
-def test_an_object_that_is_gone_was_replaced_too(make: Make) -> None:
+def test_object_that_is_gone_was_replaced_too(make: Make) -> None:
     objects = make()
     objects.put("a", [b"first"])
     read = objects.fetch("a")
@@ -148,7 +148,7 @@ def test_empty_directories_go_with_the_last_object(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*")] == ["a", "z"]
 
 
-def test_a_large_object_is_read_and_put_without_memory_for_it(s3_server: SeaweedServer, tmp_path: Path) -> None:
+def test_large_object_is_read_and_put_without_memory_for_it(s3_server: SeaweedServer, tmp_path: Path) -> None:
     s3_server.create_bucket("objects")
     for objects in (
         Objects(f"s3://objects/{uuid.uuid4().hex}", s3_server.storage_options),

@@ -42,7 +42,7 @@ def test_each_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProx
     ]
 
 
-def test_the_same_put_by_somebody_else_is_a_conflict(s3_server: SeaweedServer) -> None:
+def test_same_put_by_somebody_else_is_a_conflict(s3_server: SeaweedServer) -> None:
     """Both may have counted up, or made longer, what was there."""
     s3_server.create_bucket("objects")
     place = f"s3://objects/{uuid.uuid4().hex}"
@@ -51,7 +51,7 @@ def test_the_same_put_by_somebody_else_is_a_conflict(s3_server: SeaweedServer) -
         Objects(place, s3_server.storage_options).put("a", [b"what it ", b"puts"], ABSENT)
 
 
-def test_a_server_that_cannot_be_reached_is_an_os_error() -> None:
+def test_server_that_cannot_be_reached_is_an_os_error() -> None:
     pytest.importorskip("s3fs")
     config = {"retries": {"max_attempts": 1}, "connect_timeout": 1}
     options = {"key": "a", "secret": "b", "endpoint_url": "http://127.0.0.1:9", "config_kwargs": config}
