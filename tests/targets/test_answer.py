@@ -79,7 +79,7 @@ def test_suffix_range_is_checked_against_the_size() -> None:
             talk(Script([wrong]), lambda ask: ask(-5, None))
 
 
-def test_an_answer_in_single_bytes_is_the_same() -> None:
+def test_answer_in_single_bytes_is_the_same() -> None:
     assert talk(Script([RIGHT], piece=1), lambda ask: ask()).data == b"01234"
 
 
@@ -93,7 +93,7 @@ def test_an_answer_in_single_bytes_is_the_same() -> None:
         CHUNKED,
     ],
 )
-def test_an_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
+def test_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
     found = one(answer)
     assert (found.data, found.size) == (b"01234", 9)
 
@@ -140,7 +140,7 @@ def test_connection_closed_by_the_server_is_opened_again() -> None:
     assert [number for number, _ in script.heads] == [1, 1, 2]
 
 
-def test_a_new_connection_without_an_answer_is_lost() -> None:
+def test_new_connection_without_an_answer_is_lost() -> None:
     with pytest.raises(ConnectionLost):
         one(None, None)
 
@@ -220,13 +220,13 @@ def test_bodies_of_any_length_are_bytes_of_their_own(size: int) -> None:
         assert answer.data == body
 
 
-def test_a_connection_reset_amid_a_body_leaves_nothing_behind() -> None:
+def test_connection_reset_amid_a_body_leaves_nothing_behind() -> None:
     with pytest.raises((Incomplete, ConnectionLost)):
         talk(Script([RIGHT[:-2]], reset=True), lambda ask: ask())
     gc.collect()
 
 
-def test_a_cancelled_request_takes_its_connection_with_it() -> None:
+def test_cancelled_request_takes_its_connection_with_it() -> None:
     script = Script([b"HTTP/1.1 206 Partial", RIGHT])
 
     async def use(ask: Ask) -> bytes:
@@ -242,14 +242,14 @@ def test_a_cancelled_request_takes_its_connection_with_it() -> None:
     assert [number for number, _ in script.heads] == [1, 2]
 
 
-def test_a_header_of_one_request_cannot_hold_two() -> None:
+def test_header_of_one_request_cannot_hold_two() -> None:
     script = Script([RIGHT])
     with pytest.raises(Unreadable):
         talk(script, lambda ask: ask(etag='x"\r\nX: y'))
     assert script.heads == []
 
 
-def test_an_address_of_version_6_is_a_host_like_others() -> None:
+def test_address_of_version_6_is_a_host_like_others() -> None:
     async def go() -> bytes:
         script = Script([RIGHT])
         try:

@@ -91,7 +91,7 @@ def test_ended_loop_is_collected(new_loop: NewLoop, http_server: RangeServer) ->
     assert [ref() for ref in loops] == [None] * 3
 
 
-def test_a_loop_may_be_closed_from_within_another_one(http_server: RangeServer) -> None:
+def test_loop_may_be_closed_from_within_another_one(http_server: RangeServer) -> None:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(fs_of(http_server)._cat_file("k"))
 

@@ -109,7 +109,7 @@ def test_credentials_go_where_the_user_means_them(
     assert grant.token[-1] == url.partition("://")[0].lower()
 
 
-def test_the_least_that_any_set_on_the_way_grants_counts() -> None:
+def test_least_that_any_set_on_the_way_grants_counts() -> None:
     options = PoolOptions({"s3": MINE})
     user, stranger = Admission(), Admission.of(WEB, None, [], [])
     lender = Admission.of(WEB, None, ["s3"], [])

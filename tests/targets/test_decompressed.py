@@ -82,7 +82,7 @@ def test_larger_files_are_refused_with_advice(http_server: RangeServer, size: in
 
 
 @pytest.mark.parametrize("at", [-1, -8, 200])
-def test_a_wrong_checksum_is_an_error(at: int) -> None:
+def test_wrong_checksum_is_an_error(at: int) -> None:
     packed = bytearray(gzip.compress(netcdf()))
     packed[at] ^= 1
     with pytest.raises(ManifestError, match="damaged: "):
@@ -90,7 +90,7 @@ def test_a_wrong_checksum_is_an_error(at: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
-def test_a_file_is_opened_as_if_it_were_decompressed(http_server: RangeServer, engine: Any) -> None:
+def test_file_is_opened_as_if_it_were_decompressed(http_server: RangeServer, engine: Any) -> None:
     pytest.importorskip(engine)
     plain = netcdf(engine=engine)
     want = RefShardFileSystem(plain)
@@ -117,7 +117,7 @@ def test_files_are_joined_and_saved(http_server: RangeServer, tmp_path: Path) ->
     assert RefShardFileSystem(str(tmp_path / "one.json")).cat("z/0.0") == fs.cat("z/0.0")
 
 
-def test_a_set_from_elsewhere_decompresses_only_its_own(http_server: RangeServer, tmp_path: Path) -> None:
+def test_set_from_elsewhere_decompresses_only_its_own(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "secret.gz").write_bytes(gzip.compress(DATA))
     own = http_server.put("/a.gz", gzip.compress(DATA))
     twice = DECOMPRESS * 2000 + own

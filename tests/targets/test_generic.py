@@ -105,7 +105,7 @@ def reader(fs: AbstractFileSystem, retries: int = 0) -> Reader:
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("how", ["right", "ignores ranges"])
 @pytest.mark.parametrize("kind", range(3))
-def test_a_range_is_what_slicing_gives(how: str, kind: int, start: int, stop: int | None) -> None:
+def test_range_is_what_slicing_gives(how: str, kind: int, start: int, stop: int | None) -> None:
     assert reader(odd(how)[kind]).read("odd://x", start, stop) == DATA[start:stop]
 
 
@@ -141,7 +141,7 @@ def test_what_passes_is_tried_again(how: str, kind: int) -> None:
     assert reader(odd(how)[kind], retries=1).read("odd://x", 0, 5) == DATA[:5]
 
 
-def test_a_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
+def test_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
     fs = Odd("lost")
     with pytest.raises(ConnectionError):
         reader(fs, retries=5).read("odd://x", 0, 5)
@@ -158,7 +158,7 @@ def test_instance_runs_on_its_own_loop_or_on_ours() -> None:
     assert not here.loops & there.loops
 
 
-def test_a_manifest_may_say_which_version_it_means() -> None:
+def test_manifest_may_say_which_version_it_means() -> None:
     fs = Odd(etag='"abc"')
     assert reader(fs).read("odd://x", 0, 5, Pin(etag="abc")) == DATA[:5]
     with pytest.raises(TargetChanged):
@@ -186,7 +186,7 @@ def test_pinned_object_replaced_after_the_first_read_is_noticed(
     with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
-def test_an_old_listing_does_not_say_which_version_was_read() -> None:
+def test_old_listing_does_not_say_which_version_was_read() -> None:
     class Listing(Odd):
         listed: str | None = None
 
@@ -212,7 +212,7 @@ def test_an_old_listing_does_not_say_which_version_was_read() -> None:
 # ---------------------------------------------------------------------------------------- real ones
 
 
-def test_a_wrapped_http_filesystem_is_checked(http_server: RangeServer) -> None:
+def test_wrapped_http_filesystem_is_checked(http_server: RangeServer) -> None:
     class Mine(HTTPFileSystem):
         pass
 
@@ -319,7 +319,7 @@ def test_members_of_an_archive_share_one_opening(http_server: RangeServer, archi
     assert len(http_server.requests(method="HEAD")) == 1
 
 
-def test_a_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> None:
+def test_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> None:
     """Opening one there, instead of in a thread, would wait for itself."""
     loop = fsspec.asyn.get_loop()
 
@@ -332,7 +332,7 @@ def test_a_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> 
     assert asyncio.run_coroutine_threadsafe(read(), loop).result(30) == DATA[3:][5:50]
 
 
-def test_a_missing_member_is_absent_and_a_missing_archive_is_too(http_server: RangeServer, archive: str) -> None:
+def test_missing_member_is_absent_and_a_missing_archive_is_too(http_server: RangeServer, archive: str) -> None:
     of_member = FileNotFoundError if fsspec.__version__ >= "2026" else Unreadable  # a KeyError of older tarfiles
     for url, error in (
         (f"tar://none::{archive}", of_member),

@@ -38,7 +38,7 @@ def want(start: int, stop: int | None) -> bytes:
 
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)
-def test_a_range_is_what_slicing_gives(http_server: RangeServer, start: int, stop: int | None) -> None:
+def test_range_is_what_slicing_gives(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     answer = Reader().answer(url, start, stop)
     assert answer.data == want(start, stop)
@@ -46,14 +46,14 @@ def test_a_range_is_what_slicing_gives(http_server: RangeServer, start: int, sto
     assert [r.method for r in http_server.requests()] == ["GET"]
 
 
-def test_a_url_is_asked_for_as_it_is_spelled(http_server: RangeServer) -> None:
+def test_url_is_asked_for_as_it_is_spelled(http_server: RangeServer) -> None:
     http_server.put("/a b/é%.nc", DATA)
     assert Reader().read(f"{http_server.url}/a b/é%25.nc", 1, 3) == DATA[1:3]
     assert Reader().read(f"{http_server.url}/a%20b/%C3%A9%25.nc?x=1&y=%2F", 1, 3) == DATA[1:3]
     assert http_server.requests()[-1].query == "x=1&y=%2F"
 
 
-def test_an_answer_that_ends_with_the_object_is_short(http_server: RangeServer) -> None:
+def test_answer_that_ends_with_the_object_is_short(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
 
     async def read(opened: Any, path: str) -> Answer:
@@ -67,7 +67,7 @@ def test_an_answer_that_ends_with_the_object_is_short(http_server: RangeServer) 
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3000, 3010), (5000, None), (3000, None)])
-def test_a_range_behind_the_end_is_empty_and_tells_the_size(
+def test_range_behind_the_end_is_empty_and_tells_the_size(
     http_server: RangeServer, start: int, stop: int | None
 ) -> None:
     url = http_server.put("/x", DATA)
@@ -80,7 +80,7 @@ def test_a_range_behind_the_end_is_empty_and_tells_the_size(
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (-5, None), (0, 0)])
-def test_an_empty_object_is_empty(http_server: RangeServer, start: int, stop: int | None) -> None:
+def test_empty_object_is_empty(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", b"")
     assert Reader().read(url, start, stop) == b""
 
@@ -120,7 +120,7 @@ def test_what_is_asked_for_is_taken_out_of_a_whole_object(
     assert Reader().read(url, start, stop) == want(start, stop)
 
 
-def test_a_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: RangeServer) -> None:
+def test_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: RangeServer) -> None:
     data = bytes(64 << 20)
     url = http_server.put("/x", data)
     http_server.fault("ignored_range")
@@ -143,13 +143,13 @@ def test_whole_objects_for_ranges_are_counted_and_warned_of_once(http_server: Ra
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("kind", ["chunked", "drip"])
-def test_an_awkward_framing_is_still_right(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+def test_awkward_framing_is_still_right(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, pause=0.0001, piece=500)
     assert Reader().read(url, start, stop) == want(start, stop)
 
 
-def test_a_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
+def test_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("unknown_total")
     assert Reader().read(url, 5, 50) == DATA[5:50]
@@ -176,7 +176,7 @@ def test_compressed_answer_to_a_range_is_an_error(http_server: RangeServer, kind
         Reader().read(url, 5, 50)
 
 
-def test_a_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> None:
+def test_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("gzip")
     assert Reader().read(url) == DATA
@@ -207,7 +207,7 @@ def test_other_refusals_are_not_taken_for_empty_by_zarr(http_server: RangeServer
         assert isinstance(caught.value, PermissionError) == (status in (401, 403, 407))
 
 
-def test_a_server_without_head_is_asked_for_one_byte(http_server: RangeServer) -> None:
+def test_server_without_head_is_asked_for_one_byte(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     for refusal in (405, 403, 501):
         http_server.heal()
@@ -270,7 +270,7 @@ def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> 
     assert ranged._parse_retry_after(text, 60.0) == seconds
 
 
-def test_a_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
+def test_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(503, retry_after=3600)
     with pytest.raises(HttpStatus, match="503"):
@@ -279,14 +279,14 @@ def test_a_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["silent", "drip"])
-def test_the_timeout_ends_what_does_not_end(http_server: RangeServer, kind: Any) -> None:
+def test_timeout_ends_what_does_not_end(http_server: RangeServer, kind: Any) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, pause=0.2) if kind == "drip" else http_server.fault(kind)
     with pytest.raises(TimeoutError, match=r"no answer after \d+\.\d s"):
         Reader(retry=Retry(retries=3, timeout=0.3)).read(url, 0, 2000)
 
 
-def test_a_cancelled_read_is_cancelled_and_not_tried_again(http_server: RangeServer) -> None:
+def test_cancelled_read_is_cancelled_and_not_tried_again(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("silent")
 
@@ -303,7 +303,7 @@ def test_a_cancelled_read_is_cancelled_and_not_tried_again(http_server: RangeSer
     assert len(http_server.requests()) == 1
 
 
-def test_a_refused_connection_is_an_error() -> None:
+def test_refused_connection_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionError):
@@ -311,7 +311,7 @@ def test_a_refused_connection_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("code", "tries"), [(socket.EAI_NONAME, 1), (socket.EAI_AGAIN, 3)])
-def test_a_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch, code: int, tries: int) -> None:
+def test_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch, code: int, tries: int) -> None:
     asked = []
 
     async def resolve(self: Any, host: str, *args: Any, **options: Any) -> Any:
@@ -327,7 +327,7 @@ def test_a_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------------------------------- versions
 
 
-def test_a_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> None:
+def test_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     assert reader.read(url, 0, 5) == DATA[:5]
@@ -338,7 +338,7 @@ def test_a_replaced_object_is_an_error_that_says_so(http_server: RangeServer) ->
     assert reader.read(url, 0, 5) == DATA[::-1][:5]
 
 
-def test_a_server_is_asked_for_the_version_that_was_seen(http_server: RangeServer) -> None:
+def test_server_is_asked_for_the_version_that_was_seen(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     etag = reader.answer(url, 0, 5).facts.etag
@@ -346,7 +346,7 @@ def test_a_server_is_asked_for_the_version_that_was_seen(http_server: RangeServe
     assert [r.headers.get("if-match") for r in http_server.requests()] == [None, etag]
 
 
-def test_a_manifest_may_say_which_version_it_means(http_server: RangeServer) -> None:
+def test_manifest_may_say_which_version_it_means(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     etag = Reader().answer(url, 0, 1).facts.etag
     assert etag is not None
@@ -370,7 +370,7 @@ def test_another_size_is_another_version(http_server: RangeServer) -> None:
 
 
 @pytest.mark.evidence(id="T3")
-def test_a_redirect_is_followed_and_remembered(http_server: RangeServer) -> None:
+def test_redirect_is_followed_and_remembered(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("redirect", "/home", to=url)
 
@@ -395,7 +395,7 @@ def test_expired_redirect_is_requested_again(http_server: RangeServer) -> None:
     assert [r.path for r in http_server.requests()] == ["/home", "/a", "/a", "/home", "/b"]
 
 
-def test_a_circle_of_redirects_ends(http_server: RangeServer) -> None:
+def test_circle_of_redirects_ends(http_server: RangeServer) -> None:
     http_server.fault("redirect", "/home", to="/away")
     http_server.fault("redirect", "/away", to="/home")
     with pytest.raises(Unreadable, match="at most 10 redirects"):
@@ -442,7 +442,7 @@ def test_headers_of_the_users_client_do_not_reach_another_server(http_server: Ra
         assert "authorization" not in other.requests()[0].headers
 
 
-def test_a_redirect_can_be_refused(http_server: RangeServer) -> None:
+def test_redirect_can_be_refused(http_server: RangeServer) -> None:
     http_server.put("/x", DATA)
     http_server.fault("redirect", "/home", to="/x")
 
@@ -483,7 +483,7 @@ class Wrapper:
 
 
 @pytest.mark.parametrize("to", ["/x", "http://localhost:{port}/x"])
-def test_a_client_may_be_a_wrapper_of_a_session(http_server: RangeServer, to: str) -> None:
+def test_client_may_be_a_wrapper_of_a_session(http_server: RangeServer, to: str) -> None:
     async def get_client(**options: Any) -> Wrapper:
         return Wrapper(**options)
 
@@ -493,7 +493,7 @@ def test_a_client_may_be_a_wrapper_of_a_session(http_server: RangeServer, to: st
     assert reader.read(http_server.url + "/home", 2, 5) == DATA[2:5]
 
 
-def test_a_client_of_the_user_is_made_once(http_server: RangeServer) -> None:
+def test_client_of_the_user_is_made_once(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     made = []
 
@@ -513,7 +513,7 @@ def test_a_client_of_the_user_is_made_once(http_server: RangeServer) -> None:
 @pytest.mark.parametrize("how", ["of the environment", "of the options", "of the client"])
 @pytest.mark.case(id="P14")
 @pytest.mark.evidence(id="T6")
-def test_a_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://data.example/x"
     script = Script([RIGHT])
 
@@ -541,7 +541,7 @@ def test_a_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_instance_of_any_loop_is_checked_like_our_own(http_server: RangeServer, asynchronous: bool) -> None:
+def test_instance_of_any_loop_is_checked_like_our_own(http_server: RangeServer, asynchronous: bool) -> None:
     url = http_server.put("/x", DATA)
     fs = HTTPFileSystem(headers={"X-A": "1"}, asynchronous=asynchronous, skip_instance_cache=True)
     reader = Reader(by_protocol={"http": fs})
@@ -567,7 +567,7 @@ def test_many_reads_share_connections(http_server: RangeServer) -> None:
     assert len({r.connection for r in http_server.requests()}) <= 8
 
 
-def test_a_server_that_nobody_here_wrote(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
+def test_server_that_nobody_here_wrote(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(DATA)
     (tmp_path / "empty").write_bytes(b"")
     server = nginx_server(tmp_path)

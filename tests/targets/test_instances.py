@@ -60,7 +60,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.mark.evidence(id="T29")
 @pytest.mark.evidence(id="T31")
-def test_a_set_is_read_written_and_committed_through_an_instance(place: Place) -> None:
+def test_set_is_read_written_and_committed_through_an_instance(place: Place) -> None:
     place.put("data", DATA)
     refs = {"absolute": [f"{place.url}/data", 5, 10], "relative": ["data", 1, 3], "whole": ["data"]}
     place.put("refs.json", json.dumps(refs).encode())
@@ -81,7 +81,7 @@ def test_a_set_is_read_written_and_committed_through_an_instance(place: Place) -
     assert place.opened("refs.json").cat_file("small") == b"second"
 
 
-def test_a_hierarchy_is_listed_and_read_through_an_instance(place: Place) -> None:
+def test_hierarchy_is_listed_and_read_through_an_instance(place: Place) -> None:
     for name in (".zgroup", "g/.zgroup"):
         place.put(f"h.zarr/{name}", b'{"zarr_format": 2}')
     fs = place.opened("h.zarr")

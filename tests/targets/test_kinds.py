@@ -67,7 +67,7 @@ def test_what_is_kept_on_disk_is_of_the_version_that_there_is(served: Served, tm
     assert hits[0] == hits[2] == 0
 
 
-def test_a_hierarchy_is_listed_and_read(served: Served) -> None:
+def test_hierarchy_is_listed_and_read(served: Served) -> None:
     for name in (".zgroup", "g/.zgroup"):
         served.put(f"h.zarr/{name}", b'{"zarr_format": 2}')
     fs = opened(served, "h.zarr")
@@ -92,7 +92,7 @@ def test_busy_ftp_server_is_not_a_missing_key(tmp_path: Path, name: str) -> None
         assert opened(served, "h.zarr").cat_file(f"a/{name}.0") == b"{}"
 
 
-def test_an_ftp_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
+def test_ftp_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
     with KINDS["ftp"](tmp_path) as served:
         served.put("data", DATA)
         ftp, _ = fsspec.core.url_to_fs(served.url, **served.options)
@@ -115,7 +115,7 @@ def test_who_is_logged_out_by_an_ftp_server_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.evidence(id="T20")
 @pytest.mark.evidence(id="T21")
 @pytest.mark.evidence(id="T22")
-def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
+def test_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
     fs = opened(served, "made.json", mode="a")
     fs.pipe({"large": DATA * 10, "small": b"small"})
     fs.commit()
@@ -128,7 +128,7 @@ def test_a_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
 
 @pytest.mark.evidence(id="T18")
 @pytest.mark.evidence(id="T19")
-def test_a_commit_over_one_that_another_made_is_a_conflict(served: Served) -> None:
+def test_commit_over_one_that_another_made_is_a_conflict(served: Served) -> None:
     """Before it was mended: A commit to FTP overwrote a document of the same size that somebody else had written, and
     wrote in place, so that readers saw half of it.
     """

@@ -41,7 +41,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
     ("start", "stop"),
     [(0, 10), (7, 5000), (4990, 6000), (6000, 7000), (5000, None), (-10, None), (-6000, None), (0, 0)],
 )
-def test_a_range_is_what_slicing_gives(target: LocalTarget, file: Path, start: int, stop: int | None) -> None:
+def test_range_is_what_slicing_gives(target: LocalTarget, file: Path, start: int, stop: int | None) -> None:
     answer = target.read_now(str(file), start, stop)
     assert (answer.data, answer.size) == (DATA[start:stop], 5000)
 
@@ -65,7 +65,7 @@ def test_threads_get_the_bytes_of_their_own_ranges(target: LocalTarget, file: Pa
         assert all(threads.map(read, starts))
 
 
-def test_a_kernel_that_returns_less_is_asked_again(
+def test_kernel_that_returns_less_is_asked_again(
     target: LocalTarget, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = local._read_at
@@ -84,7 +84,7 @@ def test_open_files_are_bounded(target: LocalTarget, tmp_path: Path) -> None:
 
 
 @pytest.mark.evidence(id="T1")
-def test_a_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
+def test_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
     pool = Pool(PoolOptions(), None, versions := Versions())
     place = pool.place(str(file))
     assert place is not None
@@ -99,7 +99,7 @@ def test_a_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
     assert Reader().read(str(file), 0, 5) == DATA[::-1][:5]
 
 
-def test_a_manifest_may_say_which_version_it_means(file: Path) -> None:
+def test_manifest_may_say_which_version_it_means(file: Path) -> None:
     assert Reader().read(str(file), 0, 5, Pin(size=5000, etag='"of another store"')) == DATA[:5]
     with pytest.raises(TargetChanged, match="5000 bytes, not 4999"):
         Reader().read(str(file), 0, 5, Pin(size=4999))
@@ -107,7 +107,7 @@ def test_a_manifest_may_say_which_version_it_means(file: Path) -> None:
         Reader().read(str(file), 0, 5, Pin(last_modified="Fri, 01 Jan 1999 00:00:00 GMT"))
 
 
-def test_a_missing_file_and_a_directory_are_absent(tmp_path: Path) -> None:
+def test_missing_file_and_a_directory_are_absent(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises((FileNotFoundError, IsADirectoryError)):
             Reader().read(str(path), 0, 5)
@@ -116,7 +116,7 @@ def test_a_missing_file_and_a_directory_are_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in the file system here")
-def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
         with pytest.raises(Unreadable, match="a pipe or a device"):
@@ -132,7 +132,7 @@ def test_unreadable_file_is_not_a_missing_one(file: Path, monkeypatch: pytest.Mo
         LocalTarget().read_now(str(file), 0, 5)
 
 
-def test_a_directory_lists_files_and_directories(tmp_path: Path) -> None:
+def test_directory_lists_files_and_directories(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "a").write_bytes(b"123")
     os.utime(tmp_path / "a", (0, 1.5))
@@ -170,7 +170,7 @@ def test_one_odd_link_leaves_its_directory_listable(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
+def test_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
     place = Pool(PoolOptions(), None).place(str(file))
     assert place is not None
     opened, path = place

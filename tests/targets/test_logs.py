@@ -65,7 +65,7 @@ def test_local_reads_and_listings_are_logged_and_counted(tmp_path: Path, caplog:
     assert (read.method, read.bytes, read.error) == ("READ", 18, None)
 
 
-def test_a_failed_or_cancelled_request_has_its_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_or_cancelled_request_has_its_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "refshard_fs"):
         for error in (OSError("lost ?token=hush"), asyncio.CancelledError()):
             with pytest.raises(type(error)), log_request("READ", "gs://b/x"):

@@ -15,7 +15,7 @@ from refshard_fs.targets.local import MemoryTarget
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.evidence(id="T2")
-def test_a_child_reads_whatever_a_thread_of_the_parent_was_doing() -> None:
+def test_child_reads_whatever_a_thread_of_the_parent_was_doing() -> None:
     MemoryFileSystem().pipe({"/memory-target/a": b"0123", "/memory-target/b": b"4567"})
     target = MemoryTarget()
     drawing, release = threading.Event(), threading.Event()

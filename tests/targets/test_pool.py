@@ -85,7 +85,7 @@ def test_instances_and_options_by_protocol(http_server: RangeServer) -> None:
     assert secrets(http_server) == ["instance"]
 
 
-def test_an_instance_by_prefix(http_server: RangeServer) -> None:
+def test_instance_by_prefix(http_server: RangeServer) -> None:
     http_server.put("/a/x", DATA)
     url = http_server.put("/x", DATA)
     http = HTTPFileSystem(**headers("instance"), skip_instance_cache=True)

@@ -60,7 +60,7 @@ def reader(options: Any, **given: Any) -> Reader:
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("how", ["signed", "anonymous", "left to s3fs"])
 @pytest.mark.evidence(id="T9")
-def test_a_range_is_what_slicing_gives(
+def test_range_is_what_slicing_gives(
     s3_server: SeaweedServer, bucket: str, how: str, key: str, start: int, stop: int | None
 ) -> None:
     options = s3_server.anonymous_options if how == "anonymous" else s3_server.storage_options
@@ -95,7 +95,7 @@ def test_fast_s3_can_be_switched_off(s3_proxy: CountingProxy, bucket: str) -> No
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_instance_lends_its_options(s3_proxy: CountingProxy, bucket: str, asynchronous: bool) -> None:
+def test_instance_lends_its_options(s3_proxy: CountingProxy, bucket: str, asynchronous: bool) -> None:
     fs = s3fs.S3FileSystem(**through(s3_proxy), asynchronous=asynchronous, skip_instance_cache=True)
     assert reader(fs).read(f"{bucket}/x", 0, 5) == DATA[:5]
     assert len(s3_proxy.requests()) == 1
@@ -238,14 +238,14 @@ def test_slow_down_is_tried_again(s3_proxy: CountingProxy, bucket: str) -> None:
     assert len(s3_proxy.requests()) == 3
 
 
-def test_a_refusal_is_asked_once(s3_proxy: CountingProxy, bucket: str) -> None:
+def test_refusal_is_asked_once(s3_proxy: CountingProxy, bucket: str) -> None:
     s3_proxy.fault(403)
     with pytest.raises(Denied, match="AccessDenied"):
         reader(through(s3_proxy), retry=Retry(retries=3, timeout=60)).read(f"{bucket}/x", 0, 5)
     assert len(s3_proxy.requests()) == 1
 
 
-def test_a_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, bucket: str) -> None:
+def test_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, bucket: str) -> None:
     url = s3_server.put("targets/changing", DATA)
     mine = reader(s3_server.storage_options)
     etag = mine.answer(url, 0, 5).facts.etag
@@ -257,7 +257,7 @@ def test_a_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, bu
         reader(s3_server.storage_options).read(url, 0, 5, Pin(etag=etag))
 
 
-def test_an_empty_object_and_a_range_behind_the_end(s3_server: SeaweedServer, bucket: str) -> None:
+def test_empty_object_and_a_range_behind_the_end(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
     assert mine.facts(f"{bucket}/empty").size == 0
     assert mine.read(f"{bucket}/empty") == b""
@@ -393,7 +393,7 @@ def test_bucket_that_needs_other_requests_is_left_to_s3fs(scripted: Any, status:
 
 
 @pytest.mark.evidence(id="T13")
-def test_an_expired_token_is_renewed_once(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_token_is_renewed_once(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = scripted((400, "ExpiredToken"))
     options = {"key": "a", "secret": "b", "token": "old", "endpoint_url": server.url}
 
@@ -447,7 +447,7 @@ def test_customer_keys_are_left_to_s3fs_which_sends_them(scripted: Any) -> None:
     assert all(r.headers["x-amz-server-side-encryption-customer-algorithm"] == "AES256" for r in asked)
 
 
-def test_a_signature_is_renewed_before_it_is_old(
+def test_signature_is_renewed_before_it_is_old(
     s3_proxy: CountingProxy, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refshard_fs.targets import s3

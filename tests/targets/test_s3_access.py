@@ -76,13 +76,13 @@ def check(fs: RefShardFileSystem) -> None:
     assert fs.cat([str(i) for i in range(len(KEYS))]) == {str(i): DATA[i : i + 10] for i in range(len(KEYS))}
 
 
-def test_a_user_without_the_role_may_not_read(aws: AwsServer) -> None:
+def test_user_without_the_role_may_not_read(aws: AwsServer) -> None:
     with pytest.raises(ReferenceNotReachable, match="403"):
         opened(aws.url, **by_keys(aws.user)).cat_file("0")
 
 
 @pytest.mark.evidence(id="T10")
-def test_a_role_is_taken_on_once_and_its_keys_sign(
+def test_role_is_taken_on_once_and_its_keys_sign(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     user = {"aws_access_key_id": aws.user.key, "aws_secret_access_key": aws.user.secret}
@@ -96,7 +96,7 @@ def test_a_role_is_taken_on_once_and_its_keys_sign(
 
 
 @pytest.mark.evidence(id="T13")
-def test_a_token_is_part_of_the_signature(aws: AwsServer) -> None:
+def test_token_is_part_of_the_signature(aws: AwsServer) -> None:
     keys = aws.assume()
     check(opened(aws.url, **by_keys(keys)))
     for wrong in (keys._replace(token=aws.assume().token), keys._replace(secret="wrong"), keys._replace(token=None)):
@@ -139,7 +139,7 @@ def test_credential_process_runs_again_before_they_expire(
 
 
 @pytest.mark.evidence(id="T11")
-def test_a_container_is_told_the_keys_of_its_role(
+def test_container_is_told_the_keys_of_its_role(
     aws: AwsServer, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret, token = aws.assume()
@@ -152,7 +152,7 @@ def test_a_container_is_told_the_keys_of_its_role(
 
 
 @pytest.mark.evidence(id="T12")
-def test_a_virtual_machine_is_told_the_keys_of_its_role_once(
+def test_virtual_machine_is_told_the_keys_of_its_role_once(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = aws.assume()
@@ -191,7 +191,7 @@ def test_bucket_is_addressed_by_path_or_by_host_name(
 
 
 @pytest.mark.evidence(id="T15")
-def test_a_bucket_may_have_dots_in_its_name(aws: AwsServer) -> None:
+def test_bucket_may_have_dots_in_its_name(aws: AwsServer) -> None:
     options = {"endpoint_url": aws.url, **by_keys(aws.assume())}
     for key in KEYS:
         assert Reader(by_protocol={"s3": options}).read(f"s3://with.dots/{key}", 5, 50) == DATA[5:50]

@@ -38,7 +38,7 @@ def observe(version: Version, etag: str | None, modified: str | None, size: int 
         ((None, MONDAY, 5), (None, MONDAY, None)),
     ],
 )
-def test_the_same_version(first: Seen, then: Seen) -> None:
+def test_same_version(first: Seen, then: Seen) -> None:
     version = Version("u")
     observe(version, *first)
     observe(version, *then)
@@ -72,7 +72,7 @@ def test_later_answer_adds_what_the_first_one_lacked() -> None:
         observe(version, '"b"', None, 5, None)
 
 
-def test_a_pin_is_held_against_answers_that_were_seen_before() -> None:
+def test_pin_is_held_against_answers_that_were_seen_before() -> None:
     version = Version("u")
     observe(version, '"a"', MONDAY, 5, None)
     for pin in (Pin(etag='"b"'), Pin(size=6), Pin(etag="b", size=5)):
@@ -82,7 +82,7 @@ def test_a_pin_is_held_against_answers_that_were_seen_before() -> None:
 
 
 @pytest.mark.parametrize("recorded", [TUESDAY, MONDAY, "2026-11-16T00:00:00+00:00", "2026-11-16", "1794787200", "odd"])
-def test_an_object_may_be_older_than_its_manifest(recorded: str) -> None:
+def test_object_may_be_older_than_its_manifest(recorded: str) -> None:
     observe(Version("u"), None, MONDAY, None, Pin(last_modified=recorded))
 
 

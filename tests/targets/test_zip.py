@@ -56,7 +56,7 @@ def ranges_asked(server: RangeServer) -> list[str]:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("piped", [False, True])
-def test_a_range_of_a_member_is_what_slicing_gives(http_server: RangeServer, method: int, piped: bool) -> None:
+def test_range_of_a_member_is_what_slicing_gives(http_server: RangeServer, method: int, piped: bool) -> None:
     url = http_server.put("/a.zip", zipped({"before": b"x" * 70000, "d/m": DATA, "empty": b""}, method, piped=piped))
     for start, stop in RANGES:
         assert Reader().read(f"zip://d/m::{url}", start, stop) == DATA[start:stop]
@@ -161,7 +161,7 @@ def test_local_header_that_contradicts_directory_is_error(http_server: RangeServ
     assert Reader().read(f"zip://other::{url}") == DATA
 
 
-def test_an_encrypted_member_is_refused_by_name(http_server: RangeServer) -> None:
+def test_encrypted_member_is_refused_by_name(http_server: RangeServer) -> None:
     data = bytearray(zipped({"member": DATA}))
     for at in (6, data.index(b"PK\1\2") + 8):
         data[at] |= 1
@@ -170,7 +170,7 @@ def test_an_encrypted_member_is_refused_by_name(http_server: RangeServer) -> Non
         RefShardFileSystem(fo={"key": [f"zip://member::{url}"]}).cat_file("key")
 
 
-def test_an_archive_that_is_refused_here_is_left_to_fsspec(http_server: RangeServer) -> None:
+def test_archive_that_is_refused_here_is_left_to_fsspec(http_server: RangeServer) -> None:
     data = zipped({"m": DATA, "../up": DATA[::-1]})
     url = http_server.put("/a.zip", data[:-2] + struct.pack("<H", 9) + b"a comment" + b"and more")
     assert Reader().read(f"zip://m::{url}", 1, 9) == DATA[1:9]
@@ -191,7 +191,7 @@ def test_archive_refused_here_stays_refused_for_strangers(http_server: RangeServ
         RefShardFileSystem(fo=f"zip://refs.json::{archive}", skip_instance_cache=True).cat_file("k")
 
 
-def test_an_archive_in_an_archive_and_one_behind_a_cache(http_server: RangeServer, tmp_path: Path) -> None:
+def test_archive_in_an_archive_and_one_behind_a_cache(http_server: RangeServer, tmp_path: Path) -> None:
     inner = zipped({"m": DATA})
     url = http_server.put("/outer.zip", zipped({"in/inner.zip": inner, "in/packed.zip": inner}))
     assert Reader().read(f"zip://m::zip://in/inner.zip::{url}", 5, 50) == DATA[5:50]
@@ -212,7 +212,7 @@ def test_archives_on_this_machine(where: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["nested", "protocol", "instance", "prefix"])
-def test_the_archive_is_opened_with_the_options_of_its_own_link(http_server: RangeServer, how: str) -> None:
+def test_archive_is_opened_with_the_options_of_its_own_link(http_server: RangeServer, how: str) -> None:
     url = http_server.put("/a.zip", zipped({"m": DATA}))
     headers = {"headers": {"x-secret": "mine"}}
     given: dict[str, Any] = {
@@ -233,7 +233,7 @@ def test_options_of_the_archive_itself_are_left_to_fsspec(
     assert Reader(by_protocol={"zip": {"mode": "r"}}).read(f"zip://m::{url}", 5, 50) == DATA[5:50]
 
 
-def test_the_version_of_a_member_is_that_of_its_archive(http_server: RangeServer) -> None:
+def test_version_of_a_member_is_that_of_its_archive(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"m": DATA}))
     etag = fsspec.filesystem("http").info(url)["ETag"]
     facts = Reader().facts(f"zip://m::{url}")
@@ -243,7 +243,7 @@ def test_the_version_of_a_member_is_that_of_its_archive(http_server: RangeServer
         Reader().read(f"zip://m::{url}", 5, 50, Pin(etag='"another"'))
 
 
-def test_an_archive_that_is_replaced_is_noticed_and_read_anew(http_server: RangeServer) -> None:
+def test_archive_that_is_replaced_is_noticed_and_read_anew(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"a": b"1" * 50, "m": DATA}))
     fs = RefShardFileSystem(fo={"k": [f"zip://m::{url}", 5, 45]}, skip_instance_cache=True)
     assert fs.cat_file("k") == DATA[5:50]
