@@ -206,7 +206,7 @@ def test_ctrl_c_stops_a_commit_and_the_next_one_finishes(
 
 @pytest.mark.skipif(IS_ZARR_2, reason="as zarr 3 makes arrays")
 @pytest.mark.parametrize(("old", "new"), [((4,), (4, 4)), ((4, 4), (4,)), ((), (4,)), ((4,), ())])
-def test_an_array_is_replaced_by_one_of_other_dimensions(
+def test_array_is_replaced_by_one_of_other_dimensions(
     tmp_path: Path, old: tuple[int, ...], new: tuple[int, ...]
 ) -> None:
     """Where a chunk was, there is a directory then, or the reverse."""

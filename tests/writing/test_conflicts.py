@@ -186,7 +186,7 @@ def test_failed_transaction_remembers_the_state_before_it(opened: Open) -> None:
     second.discard()
 
 
-def test_a_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open) -> None:
+def test_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     second.invalidate_cache()
@@ -242,7 +242,7 @@ def test_chunk_replaced_by_another_process_is_kept(opened: Open) -> None:
     assert second.cat_file("plain/0") == chunk(3) * 2
 
 
-def test_a_removed_and_recreated_chunk_is_a_conflict(opened: Open) -> None:
+def test_removed_and_recreated_chunk_is_a_conflict(opened: Open) -> None:
     first, second, third = opened(), opened(), opened()
     first.pipe_file("plain/0", chunk(1))
     first.commit()
@@ -270,7 +270,7 @@ ABSENT_KEYS = {
 
 
 @pytest.mark.parametrize("keys", ABSENT_KEYS.values(), ids=ABSENT_KEYS)
-def test_an_object_read_as_absent_by_two_is_a_conflict(opened: Open, keys: list[str]) -> None:
+def test_object_read_as_absent_by_two_is_a_conflict(opened: Open, keys: list[str]) -> None:
     """To read that an object is absent is to read a version of it, also after the source was opened anew."""
     document = not keys[0].endswith(("0", "1"))
     values = [plain(n) if document else chunk(n) for n in (1, 2)]
@@ -286,7 +286,7 @@ def test_an_object_read_as_absent_by_two_is_a_conflict(opened: Open, keys: list[
     assert [second.cat_file(key) for key in keys] == values[:1] * len(keys)
 
 
-def test_an_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
+def test_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
     first, second = opened(), opened()
     for fs, name in ((first, ".zgroup"), (second, ".zarray")):
         assert not fs.exists("new/.zgroup")
@@ -299,7 +299,7 @@ def test_an_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("change", ["grown", "counted", "made"])
-def test_the_same_document_of_two_writers_is_a_conflict(opened: Open, change: str) -> None:
+def test_same_document_of_two_writers_is_a_conflict(opened: Open, change: str) -> None:
     """Each makes an array longer by what it appends, counts up by one, or makes an array for its own chunks."""
     first, second = opened(), opened()
     first.pipe_file("plain/.zattrs", b'{"count": 1}')
@@ -335,7 +335,7 @@ def test_two_writers_may_make_the_same_group(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("path", ["plain", "a"])
-def test_a_chunk_put_meanwhile_where_an_array_grows_stays(
+def test_chunk_put_meanwhile_where_an_array_grows_stays(
     opened: Open, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Its writer, who grows the array too, may be the first to put the metadata, and is not told of a conflict."""

@@ -81,7 +81,7 @@ def test_nothing_is_written_before_the_commit(tmp_path: Path, kind: str, data: A
     assert objects(tmp_path) == before
 
 
-def test_a_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> None:
+def test_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> None:
     data = np.abs(data) + 1
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     document = tmp_path / "a" / (".zarray" if kind == "prototype" else "zarr.json")
@@ -107,7 +107,7 @@ def test_a_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> 
     assert (stored(tmp_path)[:, 6:] == FILL).all(), "what was cut off does not come back"
 
 
-def test_a_commit_is_seen_by_the_same_array_and_by_a_new_one(tmp_path: Path, kind: str, data: Any) -> None:
+def test_commit_is_seen_by_the_same_array_and_by_a_new_one(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)
@@ -240,7 +240,7 @@ def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: s
     assert array(opened(tmp_path)).chunks == CHUNKS
 
 
-def test_an_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) -> None:
+def test_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path / "a")
     seen = array(fs, "")
@@ -289,7 +289,7 @@ def test_scalars(tmp_path: Path) -> None:
     assert objects(tmp_path) == {"0": held}
 
 
-def test_a_damaged_shard_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, data: Any) -> None:
+def test_damaged_shard_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     shard = tmp_path / "a" / ("0.0" if kind == "prototype" else "c/0/0")
     damaged = shard.read_bytes()[:-9]
@@ -302,7 +302,7 @@ def test_a_damaged_shard_is_refused_and_left_as_it_is(tmp_path: Path, kind: str,
     fs.discard()
 
 
-def test_an_index_that_two_writers_left_torn_names_the_shard(tmp_path: Path, data: Any) -> None:
+def test_index_that_two_writers_left_torn_names_the_shard(tmp_path: Path, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
     with (tmp_path / "a" / "0.0").open("r+b") as file:
         file.seek(-8, 2)
@@ -323,7 +323,7 @@ def test_shards_left_whole_are_written_whole(tmp_path: Path, kind: str, data: An
     assert (tmp_path / key).read_bytes() == b"whatever it is"
 
 
-def test_an_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
+def test_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     root = tmp_path / "new.zarr"
@@ -349,7 +349,7 @@ def test_mode_w_begins_anew_and_commit_takes_old_objects_away(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("source", ["h", "refs.json"])
-def test_a_web_server_takes_no_commits(http_server: RangeServer, source: str) -> None:
+def test_web_server_takes_no_commits(http_server: RangeServer, source: str) -> None:
     http_server.put("/h/.zgroup", b'{"zarr_format":2}')
     http_server.put("/refs.json", b'{".zgroup": "{}"}')
     fs = opened(f"{http_server.url}/{source}")
@@ -391,7 +391,7 @@ def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> No
     fs.discard()
 
 
-def test_a_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: Any) -> None:
+def test_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -417,7 +417,7 @@ def test_a_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data:
 
 
 @pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
-def test_a_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, kind: str, data: Any) -> None:
+def test_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)
@@ -438,7 +438,7 @@ def test_whole_shards_in_a_transaction_are_told_nothing_of(tmp_path: Path, kind:
 
 
 @pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
-def test_a_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind: str, data: Any) -> None:
+def test_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)

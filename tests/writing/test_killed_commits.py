@@ -84,7 +84,7 @@ def rounds(writers: subprocess.Popen[str], folder: Path, format: str, count: int
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_killed_commit_leaves_the_old_state_or_the_new(
+def test_killed_commit_leaves_the_old_state_or_the_new(
     writers: subprocess.Popen[str], tmp_path: Path, format: str
 ) -> None:
     rounds(writers, tmp_path, format, 7, 1)

@@ -80,7 +80,7 @@ def test_other_filesystems_take_sets_too(target: str) -> None:
     assert "refs.1.parq" in [p.rpartition("/")[2] for p in memory.ls("/save/a.parq/t", detail=False)]
 
 
-def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, target: str) -> None:
+def test_failure_on_the_way_leaves_nothing(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([300], [1]), **{f"a/{n}": [target, n, 1] for n in range(300)}})
     fs.save(str(tmp_path / "a.parq"), record_size=10)
     (tmp_path / "a.parq" / "a" / "refs.25.parq").write_bytes(b"damaged")
@@ -93,7 +93,7 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, target: str) -> Non
     assert (tmp_path / "b.json").read_text() == "{}"
 
 
-def test_a_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> None:
+def test_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> None:
     RefShardFileSystem(refs(target)).save(str(tmp_path / "a.parq"))
     fs = RefShardFileSystem(str(tmp_path / "a.parq"))
     with pytest.raises(FileExistsError, match="read from"):
@@ -110,7 +110,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, target: str) -
     assert sorted(os.listdir(tmp_path)) == ["x.bin"]
 
 
-def test_the_command_converts(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_converts(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(refs(target)))
     assert main(["convert", str(path), str(tmp_path / "a.parq"), "--record-size", "3"]) == 0

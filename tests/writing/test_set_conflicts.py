@@ -60,7 +60,7 @@ def begin(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_second_of_two_commits_is_refused_and_loses_nothing(opens: Callable[[str], Open], format: str) -> None:
+def test_second_of_two_commits_is_refused_and_loses_nothing(opens: Callable[[str], Open], format: str) -> None:
     opened = opens(format)
     begin(opened)
     one, other = opened(), opened()
@@ -177,7 +177,7 @@ def test_commit_whose_answer_was_lost_is_no_conflict_with_itself(
 
 @pytest.mark.parametrize("is_applied", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_commit_whose_fate_is_unknown_leaves_what_it_may_name(
+def test_commit_whose_fate_is_unknown_leaves_what_it_may_name(
     opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its PUT timed out: the store may have done it."""

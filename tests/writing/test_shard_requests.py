@@ -59,7 +59,7 @@ def bucket(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> Bucket:
     return Bucket(s3_server, s3_proxy)
 
 
-def test_a_full_shard_takes_one_put_and_no_get(bucket: Bucket) -> None:
+def test_full_shard_takes_one_put_and_no_get(bucket: Bucket) -> None:
     fs = bucket.opened()
     seen = array(fs)
     bucket.clear()
@@ -105,7 +105,7 @@ def test_only_what_belongs_to_the_commit_is_written(bucket: Bucket) -> None:
     assert bucket.writes() == [f"/{bucket.url[5:]}/a/c/0/1"]
 
 
-def test_a_shard_without_chunks_is_removed(bucket: Bucket) -> None:
+def test_shard_without_chunks_is_removed(bucket: Bucket) -> None:
     fs = bucket.opened()
     seen = array(fs)
     seen[...] = 1

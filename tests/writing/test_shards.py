@@ -93,7 +93,7 @@ def test_readers_of_whole_shards_read_what_was_written(source: Path, data: Any) 
     assert np.array_equal(array(whole, mode="r")[...], data)
 
 
-def test_a_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: Any) -> None:
+def test_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: Any) -> None:
     for path in (tmp_path / "old" / "a").rglob("*"):
         if path.is_file() and path.name not in ("zarr.json", ".zarray"):
             path.write_bytes(b"lost")
@@ -103,7 +103,7 @@ def test_a_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data:
     assert (seen(source)[0:8, 0:12] == 9).all()
 
 
-def test_a_shard_without_chunks_is_no_longer_referred_to(source: Path, data: Any) -> None:
+def test_shard_without_chunks_is_no_longer_referred_to(source: Path, data: Any) -> None:
     fs = opened(source)
     for key in fs.find("a"):
         if not key.endswith(("zarr.json", ".zarray", ".zattrs")):
@@ -115,7 +115,7 @@ def test_a_shard_without_chunks_is_no_longer_referred_to(source: Path, data: Any
     assert (seen(source)[...] == FILL).all()
 
 
-def test_a_resized_array_stays_sharded(source: Path, data: Any) -> None:
+def test_resized_array_stays_sharded(source: Path, data: Any) -> None:
     fs = opened(source)
     zarr = array(fs)
     with fs.transaction:
@@ -130,7 +130,7 @@ def test_a_resized_array_stays_sharded(source: Path, data: Any) -> None:
     assert np.array_equal(seen(source)[...], np.concatenate([data, np.full((19, 26), 3)]))
 
 
-def test_an_array_that_is_removed_and_made_anew_is_what_was_made(source: Path) -> None:
+def test_array_that_is_removed_and_made_anew_is_what_was_made(source: Path) -> None:
     fs = opened(source)
     with fs.transaction:
         fs.rm("a", recursive=True)
@@ -138,7 +138,7 @@ def test_an_array_that_is_removed_and_made_anew_is_what_was_made(source: Path) -
     assert fs.find("a") == []
 
 
-def test_a_shard_in_memory_is_inline_where_it_is_small(source: Path, data: Any) -> None:
+def test_shard_in_memory_is_inline_where_it_is_small(source: Path, data: Any) -> None:
     fs = opened(source, inline_threshold=1 << 20)
     array(fs)[2, 2] = data[2, 2] = 77
     fs.commit()
@@ -186,7 +186,7 @@ def test_reading_a_shard_to_write_a_part_of_it_warns_once(source: Path) -> None:
         fs.commit()
 
 
-def test_a_set_saved_elsewhere_has_what_was_written_to_shards(tmp_path: Path, source: Path, data: Any) -> None:
+def test_set_saved_elsewhere_has_what_was_written_to_shards(tmp_path: Path, source: Path, data: Any) -> None:
     fs = opened(source)
     array(fs)[4:9, 4:14] = data[4:9, 4:14] = 6
     fs.save(str(tmp_path / "other.json"))

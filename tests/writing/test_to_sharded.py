@@ -45,7 +45,7 @@ def found(root: Path) -> Any:
     return xr.open_zarr(root).load()
 
 
-def test_a_region_is_written_into_its_shards(root: Path) -> None:
+def test_region_is_written_into_its_shards(root: Path) -> None:
     fs = opened(root)
     expected = days(0, 12)
     for first, count in ((0, 4), (5, 3)):

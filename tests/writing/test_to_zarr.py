@@ -43,7 +43,7 @@ def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_url_writes_to_the_overlay_that_it_names(tmp_path: Path, name: str) -> None:
+def test_url_writes_to_the_overlay_that_it_names(tmp_path: Path, name: str) -> None:
     fs = writable(tmp_path / name)
     options = {**fs.storage_options, "fo": str(tmp_path / name)}
     assert options["overlay"] == fs.overlay
@@ -81,7 +81,7 @@ def test_regions_and_modes_of_zarr_write_what_they_say(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exception_in_a_transaction_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_exception_in_a_transaction_leaves_nothing(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     fs = writable(path)
     with fs.transaction:

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
+def test_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
     fs.pipe_file("before", b"kept")

@@ -54,7 +54,7 @@ def test_without_mode_every_write_is_refused_and_error_says_why(path: Path, writ
     assert path.read_bytes() == before
 
 
-def test_a_key_that_looks_like_a_pattern_is_removed_alone() -> None:
+def test_key_that_looks_like_a_pattern_is_removed_alone() -> None:
     """Before it was mended: Chunks of an array `T [K]` that became the fill value were not removed, so that it kept
     its old values. Chunks of a neighbour `T K` were removed instead.
     """
@@ -116,7 +116,7 @@ def test_writes_are_read_at_once_and_leave_the_source(path: Path, tmp_path: Path
     assert not objects(path)
 
 
-def test_a_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> None:
+def test_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
 
     def fail() -> None:
@@ -131,7 +131,7 @@ def test_a_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> N
         pass
 
 
-def test_a_file_that_was_never_closed_is_warned_of(path: Path) -> None:
+def test_file_that_was_never_closed_is_warned_of(path: Path) -> None:
     """Before it was mended: A file that was opened for writing and never closed was dropped silently."""
     fs = RefShardFileSystem(str(path), mode="a")
     files = [fs.open("a", "wb")]
@@ -175,7 +175,7 @@ def test_copies_refer_to_the_same_bytes_and_moves_leave_nothing(path: Path) -> N
 
 
 @pytest.mark.parametrize("same", ["/d/0", "d/0/", "refshard://d/0"])
-def test_a_key_that_is_moved_to_itself_stays(same: str) -> None:
+def test_key_that_is_moved_to_itself_stays(same: str) -> None:
     fs = RefShardFileSystem({"d/0": "x", "d/1": "y"}, mode="a")
     fs.mv("d/0", same)
     fs.mv("/d", "d/", recursive=True)
@@ -359,7 +359,7 @@ def test_values_that_were_written_over_leave_no_objects(path: Path) -> None:
     assert [file.read_bytes() for file in objects(path)] == [LARGE + b"\x04"]
 
 
-def test_a_commit_while_a_value_is_written_leaves_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_while_a_value_is_written_leaves_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"first")
     put = Transaction.put
@@ -388,7 +388,7 @@ def test_sets_are_compressed_as_their_names_say(tmp_path: Path, ending: str) -> 
         assert json.loads(file.read())["refs"] == {"a": "text", "b": "more"}
 
 
-def test_a_commit_keeps_what_it_does_not_touch_as_it_was_written(path: Path) -> None:
+def test_commit_keeps_what_it_does_not_touch_as_it_was_written(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
     fs.commit()
@@ -490,7 +490,7 @@ def test_what_no_source_can_have_as_a_key_is_refused_at_once(path: Path, tmp_pat
 
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
-def test_a_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
+def test_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
     fs = writable(tmp_path / format, format)
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((2,))})
     fs.refer("a/c/0", str(tmp_path / "data"), 10)
