@@ -56,7 +56,7 @@ def test_half_a_surrogate_pair_is_pickled_wherever_it_stands(document: dict[str,
         assert found == value if isinstance(value, Row) else decoded(found) == decoded(value)
 
 
-def test_a_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
+def test_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
     """The decompressor ends the process over some of them."""
     (part,) = pickled.shrink_bytes(random.Random(1).randbytes(300) + bytes(3000))
     assert pickled.swell_bytes([part])[300:] == bytes(3000)
@@ -69,7 +69,7 @@ def test_a_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
         pickled.swell_bytes([b""])
 
 
-def test_a_part_that_lacks_a_header_is_an_error() -> None:
+def test_part_that_lacks_a_header_is_an_error() -> None:
     short = b"\0\0"
     with pytest.raises(ValueError, match="header"):
         pickled.swell_bytes([zlib.crc32(short).to_bytes(4, "little") + short])

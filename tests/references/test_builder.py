@@ -101,7 +101,7 @@ def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]],
     check(read(data, by_key=True), read(data, by_key=False))
 
 
-def test_the_compiled_form_and_pickles_keep_it_as_it_is() -> None:
+def test_compiled_form_and_pickles_keep_it_as_it_is() -> None:
     refs = JsonIndex("refs.json").decode(dumps(many()))
     for again in (compiled.unpack(memoryview(b"".join(compiled.pack(refs)))), pickled.swell(pickled.shrink(refs))):
         assert again.where == "refs.json"
@@ -128,7 +128,7 @@ def test_marks_are_found_in_metadata(*, from_memory: bool) -> None:
         assert FlatKeySpace(refs, str, "refs.json").metadata_lacks(marks) == (mark in (None, "resharded"))
 
 
-def test_a_set_that_has_many_chunks_after_all_is_in_columns() -> None:
+def test_set_that_has_many_chunks_after_all_is_in_columns() -> None:
     document: dict[str, Any] = {f"v{i}/.zarray": json.dumps(ARRAY | {"shape": [100]}) for i in range(COUNT)}
     document = {key: value.replace('"chunks": [1, 2]', '"chunks": [1]') for key, value in document.items()}
     document |= {f"v{i}/{j}": ["u", j, 1] for i in range(COUNT) for j in range(40)}
@@ -160,7 +160,7 @@ def test_damaged_metadata_is_named_when_it_is_asked_for() -> None:
         len(refs.tables)
 
 
-def test_a_filesystem_reads_lists_saves_and_pickles_it(tmp_path: Path) -> None:
+def test_filesystem_reads_lists_saves_and_pickles_it(tmp_path: Path) -> None:
     for i in range(7):
         (tmp_path / f"u{i}").write_bytes(bytes(range(250)) * 4)
     (tmp_path / "refs.json").write_bytes(dumps(many()))

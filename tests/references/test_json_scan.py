@@ -60,7 +60,7 @@ def test_urls_of_any_length_are_told_apart() -> None:
     assert len(found.urls) == 22
 
 
-def test_the_fast_reader_takes_only_what_it_is_sure_of() -> None:
+def test_fast_reader_takes_only_what_it_is_sure_of() -> None:
     assert scan(b'"a":["u",1,2]') is not None
     assert scan(b'"a":["u"],"b":["v"]') is not None
     assert scan(b'"a":["u"],"b":["v",1,2]') is not None

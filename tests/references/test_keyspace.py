@@ -29,7 +29,7 @@ def test_sizes_of_a_directory_take_no_memory_for_all_others(first: int) -> None:
 
 
 @given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
-def test_a_key_space_lists_what_there_is(found: dict[str, Value]) -> None:
+def test_key_space_lists_what_there_is(found: dict[str, Value]) -> None:
     keyspace = FlatKeySpace(ReferenceSet(Texts.of([b"u%d" % i for i in range(4)]), {}, found), str, "refs.json")
     documents = [value for key, value in found.items() if parent(key)[1] in (".zarray", "zarr.json")]
     assert keyspace.holds_all_metadata == (Row not in map(type, documents))

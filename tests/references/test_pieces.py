@@ -28,13 +28,13 @@ def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
 
 @given(pieces)
 @example([b"x" * HASHED, b"x" * (HASHED - 1), b"", b"x" * 8])
-def test_a_hash_is_the_same_in_a_text_and_alone(found: list[bytes]) -> None:
+def test_hash_is_the_same_in_a_text_and_alone(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
     assert hashes(text, starts, stops, 7).tolist() == [hash_of(piece, 7) for piece in found]
     assert len(set(map(hash_of, found))) == len(set(found))
 
 
-def test_the_seed_decides_which_pieces_hash_alike() -> None:
+def test_seed_decides_which_pieces_hash_alike() -> None:
     assert hash_of(b"a", 1) != hash_of(b"a", 2)
     zeros = [bytes(n) for n in range(100)]
     assert len(set(map(hash_of, zeros))) == 100

@@ -20,7 +20,7 @@ from tests.support.snapshots import STORE, changed, opened, values
 zarr = pytest.importorskip("zarr")
 
 
-def test_the_targets_of_a_reference_set_are_pinned(tmp_path: Path) -> None:
+def test_targets_of_a_reference_set_are_pinned(tmp_path: Path) -> None:
     (tmp_path / "x.nc").write_bytes(b"0123")
     found = refshard_fs.snapshot({"a": [str(tmp_path / "x.nc"), 1, 2], "b": "inline"})
     assert opened(found).cat_file("a") == b"12"
@@ -59,7 +59,7 @@ def test_s3_is_pinned_by_the_listing_and_asked_for_that_version(
         fs.cat_file("a/1")
 
 
-def test_an_object_that_cannot_be_asked_is_named(http_server: RangeServer) -> None:
+def test_object_that_cannot_be_asked_is_named(http_server: RangeServer) -> None:
     url = http_server.put("x", b"data")
     http_server.fault(403, "/x")
     with pytest.raises(SourceNotReachable, match=f"the current version of {url} cannot be read"):
