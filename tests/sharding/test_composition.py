@@ -62,7 +62,7 @@ def ranges_of_members(content: bytes, url: str) -> dict[str, Any]:
     return refs
 
 
-def test_a_manifest_of_ranges_of_a_zip_that_holds_nested_shards(folder: Path, http_server: RangeServer) -> None:
+def test_manifest_of_ranges_of_a_zip_that_holds_nested_shards(folder: Path, http_server: RangeServer) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     url = http_server.put("/a.zip", content)
     manifest = http_server.put("/m.json", json.dumps(ranges_of_members(content, url)).encode())
@@ -100,7 +100,7 @@ def test_many_chunks_cost_one_request_a_level(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_a_zip_of_nested_shards(folder: Path, http_server: RangeServer, compression: int) -> None:
+def test_zip_of_nested_shards(folder: Path, http_server: RangeServer, compression: int) -> None:
     url = http_server.put("/a.zip", archive(folder, compression))
     seen = array(url, "a")
     assert seen.chunks == (5, 5)

@@ -99,7 +99,7 @@ def test_shards_cut_short_at_any_byte_never_give_other_data(tmp_path: Path, kind
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_flipped_bit_of_a_checked_index_is_found(tmp_path: Path, data: Any) -> None:
+def test_flipped_bit_of_a_checked_index_is_found(tmp_path: Path, data: Any) -> None:
     kind = data.draw(st.sampled_from(["v3-start-checked", "v3-end-checked"]))
     whole = bytearray(KINDS[kind][3])
     at = data.draw(st.integers(0, 68 * 8 - 1))
@@ -172,7 +172,7 @@ def test_forged_count_reads_and_allocates_no_more_than_there_is(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: Any, status: int) -> None:
+def test_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: Any, status: int) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
     fs = opened(f"{http_server.url}/a", retries=0)
@@ -187,7 +187,7 @@ def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: Any, st
 
 
 @pytest.mark.parametrize("kind", ["ignored_range", "short_body", "long_body", "wrong_content_range"])
-def test_an_answer_that_is_not_the_index_is_none(http_server: Any, kind: Any) -> None:
+def test_answer_that_is_not_the_index_is_none(http_server: Any, kind: Any) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
     fs = opened(f"{http_server.url}/a", retries=0)

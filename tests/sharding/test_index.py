@@ -228,7 +228,7 @@ def test_slots_of_one_size_and_their_mask_are_all_there_is(place: str, places: d
 
 
 @pytest.mark.parametrize("shape", ["end", "start", "trailed"])
-def test_a_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
+def test_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
     """Of bytes that are made from others, nothing tells how many there will be."""
     at_end, trailer = shape != "start", 4 if shape == "trailed" else 0
     index = TableIndex(OffsetsLevel(4, at_end, checked=True, trailer=trailer), "c/0", "a", 0, cut=None)
@@ -245,7 +245,7 @@ def test_a_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
         index.decode(made((first, 10))[-60:])
 
 
-def test_a_shard_that_begins_within_its_index_is_damaged() -> None:
+def test_shard_that_begins_within_its_index_is_damaged() -> None:
     """The end of an object is read, however much of that lies before the shard."""
     level = OffsetsLevel(4, at_end=True, checked=True)
     index = b"".join(map(bytes, level.pack([])))
@@ -320,7 +320,7 @@ def test_chunks_of_volume_do_not_lie_in_their_index_or_past_end(
         assert name in str(error.value)
 
 
-def test_a_minishards_index_lies_in_the_shard(places: dict[str, Source], tmp_path: Path) -> None:
+def test_minishards_index_lies_in_the_shard(places: dict[str, Source], tmp_path: Path) -> None:
     assert ShardIndex(32).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes()) is not None
     with pytest.raises(ValueError, match="minishard 0"):
         ShardIndex(32).sized(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())
@@ -336,7 +336,7 @@ def two_nested() -> tuple[dict[str, Any], bytes]:
     return meta, sound + sound[:-1] + bytes([sound[-1] ^ 1]) + index + crc32c(index).to_bytes(4, "little")
 
 
-def test_a_damaged_shard_in_a_shard_damages_none_beside_it(http_server: RangeServer) -> None:
+def test_damaged_shard_in_a_shard_damages_none_beside_it(http_server: RangeServer) -> None:
     meta, shard = two_nested()
     group = json.dumps({"zarr_format": 3, "node_type": "group"})
     refs = {"zarr.json": group, "a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}

@@ -43,7 +43,7 @@ def test_offsets_count_from_the_first_byte_of_the_shard() -> None:
     assert b"".join(parts) == ONES * 2 + (32).to_bytes(8, "big") + (3).to_bytes(8, "big") + b"xyz"
 
 
-def test_a_shard_without_chunks_is_no_shard() -> None:
+def test_shard_without_chunks_is_no_shard() -> None:
     layout = layout_of(version_3((4,), (4,), [sharding([2])]))
     assert layout.rewrite((2,), None, {(0,): None}) is None
     parts = layout.rewrite((2,), None, {(0,): b"ab"})
@@ -60,7 +60,7 @@ def test_checksums_around_a_shard_are_each_of_all_before() -> None:
         layout.rewrite((2,), data[:1] + b"?" + data[2:], {(1,): b"cd"})
 
 
-def test_the_prototype_has_full_size_indexes_and_no_checksum() -> None:
+def test_prototype_has_full_size_indexes_and_no_checksum() -> None:
     layout = layout_of(version_2((4, 6), (2, 2), (2, 2)))
     data = b"".join(layout.rewrite((2, 2), None, {(0, 1): b"xy"}) or ())
     assert data == b"xy" + ONES * 2 + np.array([0, 2], "<u8").tobytes() + ONES * 4
@@ -80,7 +80,7 @@ def test_slots_of_one_size_take_no_other() -> None:
         layout.rewrite((3,), None, {(1,): b"1234567"})
 
 
-def test_a_damaged_shard_is_not_rewritten() -> None:
+def test_damaged_shard_is_not_rewritten() -> None:
     layout = layout_of(version_3((4,), (4,), [sharding([2])]))
     data = b"".join(layout.rewrite((2,), None, {(0,): b"ab", (1,): b"cd"}) or ())
     for damaged in (data[:-1], data[:-1] + b"?", data[1:], b""):

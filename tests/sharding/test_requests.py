@@ -80,24 +80,24 @@ def test_one_chunk_takes_two_requests_and_then_one(counter: Counter) -> None:
     assert counter.chunk(438) <= 1
 
 
-def test_a_row_of_chunks(counter: Counter) -> None:
+def test_row_of_chunks(counter: Counter) -> None:
     assert counter.read(slice(0, SIDE), slice(None)) <= 4
     assert counter.server.log.bytes_sent <= 1.4 * MIB
 
 
-def test_a_column_of_chunks(counter: Counter) -> None:
+def test_column_of_chunks(counter: Counter) -> None:
     assert counter.read(slice(0, 10 * SIDE), slice(0, SIDE)) <= 4
     assert counter.server.log.bytes_sent <= 1.4 * MIB
 
 
 @pytest.mark.parametrize("concurrency", [10, 128])
-def test_a_full_shard(counter: Counter, concurrency: int) -> None:
+def test_full_shard(counter: Counter, concurrency: int) -> None:
     with zarr.config.set({"async.concurrency": concurrency}):
         assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) <= 2
     assert counter.server.log.bytes_sent <= 1.1 * 100 * CHUNK
 
 
-def test_a_column_through_all_shards_waits_twice(counter: Counter) -> None:
+def test_column_through_all_shards_waits_twice(counter: Counter) -> None:
     """For all indexes, and for all chunks: how many reads wait behind the first ten is known."""
     counter.server.latency = 0.05
     assert counter.read(slice(None), slice(0, SIDE)) <= 44
@@ -121,7 +121,7 @@ def test_chunks_are_read_ahead_of_by_who_asks_for_none_but_them(folder: Path, da
         assert fs.stats()["ahead_wasted"] == 0
 
 
-def test_the_next_column_reads_no_index_and_nothing_of_a_third(counter: Counter) -> None:
+def test_next_column_reads_no_index_and_nothing_of_a_third(counter: Counter) -> None:
     counter.server.latency = 0.05
     counter.read(slice(None), slice(0, SIDE))
     counter.server.clear()
@@ -196,7 +196,7 @@ def test_announcement_beside_a_damaged_shard_is_fetched(folder: Path, tmp_path: 
             fs.cat_file(keys[0])
 
 
-def test_a_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) -> None:
+def test_cancelled_prefetch_of_whole_shards_holds_nothing(counter: Counter) -> None:
     async def announce() -> None:
         fs = opened(f"{counter.server.url}/a", asynchronous=True)
         await fs._cat_file("zarr.json")

@@ -116,7 +116,7 @@ def test_transposed_shards_in_transposed_shards(tmp_path: Path) -> None:
     assert_shown(tmp_path, data, (3, 2, 4))
 
 
-def test_a_checksum_after_the_shard_is_stepped_over(tmp_path: Path) -> None:
+def test_checksum_after_the_shard_is_stepped_over(tmp_path: Path) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2)), Crc32cCodec()])
     assert_shown(tmp_path, data, (3, 2))
@@ -309,7 +309,7 @@ def test_contradictory_metadata_passes_and_is_reported(tmp_path: Path, change: d
     assert fs.cat_file("c/1/1") == (tmp_path / "c/1/1").read_bytes()
 
 
-def test_a_grid_that_forges_endless_shards_costs_no_memory(tmp_path: Path) -> None:
+def test_grid_that_forges_endless_shards_costs_no_memory(tmp_path: Path) -> None:
     write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["chunk_grid"] = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[[3, 2**40]], 8]}}

@@ -31,7 +31,7 @@ def test_values_are_those_written(
     assert np.array_equal(seen[...], data)
 
 
-def test_a_scalar_is_a_shard_of_one_chunk(tmp_path: Path) -> None:
+def test_scalar_is_a_shard_of_one_chunk(tmp_path: Path) -> None:
     write_prototype(tmp_path, np.array(5, "<i8"), (), ())
     assert array(tmp_path)[()] == 5
     assert opened(tmp_path).find("") == [".zarray", "0"]
@@ -112,7 +112,7 @@ def test_compressed_chunks_cannot_lie_in_slots(tmp_path: Path) -> None:
     assert "compressed" in fs.source.open().reports[""]
 
 
-def test_the_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
+def test_experimental_v3_transformer_has_the_same_bytes(tmp_path: Path) -> None:
     data = sparse((20, 3, 5))
     write_prototype(tmp_path, data, (3, 2, 5), (2, 2, 1), separator="/")
     (tmp_path / ".zarray").unlink()

@@ -75,7 +75,7 @@ def test_plain_reference_sets_are_not_wrapped() -> None:
     assert not isinstance(opened(refs).source.open(), ShardView)
 
 
-def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> None:
+def test_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> None:
     refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
     refs |= {f"a/{name}": [f"file://{folder}/gone/{name}"] for name in shard_names(folder)}
     fs = opened(refs)
@@ -85,7 +85,7 @@ def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> Non
         array(refs, "a")[...]
 
 
-def test_an_absent_shard_of_a_hierarchy_is_missing_chunks(folder: Path) -> None:
+def test_absent_shard_of_a_hierarchy_is_missing_chunks(folder: Path) -> None:
     (folder / "a/1.0").unlink()
     fs = opened(folder)
     for key in ("a/2.0", "a/3.1"):
@@ -178,7 +178,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_shard_may_be_any_kind_of_entry(kind: str) -> None:
+def test_shard_may_be_any_kind_of_entry(kind: str) -> None:
     view, files, chunks = held(MAKERS[kind])
     for key, expected in chunks.items():
         entry, _ = run(view.lookup(key), files)
@@ -220,7 +220,7 @@ def test_listing_and_looking_up_agree() -> None:
     assert {f"a/{n.name}": n.size for n in listed} == {"a/.zarray": shown.size} | {k: len(v) for k, v in chunks.items()}
 
 
-def test_a_shard_that_was_read_can_no_longer_be_missing() -> None:
+def test_shard_that_was_read_can_no_longer_be_missing() -> None:
     view, files, chunks = held(lambda name, data: (Span(name, optional=True), data))
     for key in chunks:
         entry, (need,) = run(view.lookup(key), files)
@@ -228,7 +228,7 @@ def test_a_shard_that_was_read_can_no_longer_be_missing() -> None:
         assert not entry.optional
 
 
-def test_a_lookup_needs_one_index_and_no_metadata_twice() -> None:
+def test_lookup_needs_one_index_and_no_metadata_twice() -> None:
     view, files, _ = held(MAKERS["whole file"])
     _, asked = run(view.lookup("a/6.1"), files)
     assert [(n.entry.url, n.entry.start, n.entry.stop) for n in asked] == [("a/3.0", -64, None)]
@@ -254,7 +254,7 @@ def test_keys_outside_of_the_grid_are_no_keys(key: str) -> None:
     assert run(view.lookup(key), files)[0] is None
 
 
-def test_an_array_at_the_root_is_found_by_its_chunks() -> None:
+def test_array_at_the_root_is_found_by_its_chunks() -> None:
     view, files, chunks = held(MAKERS["sized span"])
     base = Held({k.removeprefix("a/"): v for k, v in view.base.entries.items()})
     for key in chunks:
@@ -264,7 +264,7 @@ def test_an_array_at_the_root_is_found_by_its_chunks() -> None:
 # ---------------------------------------------------------------------- metadata
 
 
-def test_a_shard_far_outside_of_its_array_does_not_end_a_survey(folder: Path) -> None:
+def test_shard_far_outside_of_its_array_does_not_end_a_survey(folder: Path) -> None:
     shutil.copy(folder / "a/1.0", folder / "a/99999999999999999999.0")
     assert len(survey(opened(folder)).arrays["a"]) == len(opened(folder).ls("a")) - len([".zarray", ".zattrs"])
 
@@ -301,7 +301,7 @@ def test_directories_of_inner_chunks(tmp_path: Path) -> None:
         fs.ls("7")
 
 
-def test_a_group_called_c_is_not_taken_for_chunks(tmp_path: Path) -> None:
+def test_group_called_c_is_not_taken_for_chunks(tmp_path: Path) -> None:
     write_prototype(tmp_path / "c/0", DATA, CHUNKS, SHARDS, separator="/")
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     (tmp_path / "c/.zgroup").write_text('{"zarr_format": 2}')

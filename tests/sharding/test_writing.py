@@ -77,7 +77,7 @@ def test_other_chunks_codecs_or_dtypes_make_another_array(name: str, changed: di
     assert update_stored_metadata(STORED[name], {**shown(STORED[name]), **changed}, {}) is None
 
 
-def test_an_ordinary_array_has_no_shards_to_keep() -> None:
+def test_ordinary_array_has_no_shards_to_keep() -> None:
     plain = version_3((6, 8), (2, 2), [LITTLE])
     assert update_stored_metadata(plain, plain, {}) is None
 
