@@ -152,7 +152,7 @@ def test_records_of_several_variables_are_read_at_their_stride() -> None:
     np.testing.assert_array_equal(root["a"][...], records["a"])
 
 
-def test_a_short_last_piece_is_one_range_that_is_padded() -> None:
+def test_short_last_piece_is_one_range_that_is_padded() -> None:
     chunks = Contiguous(Span("file", 0, 100), 10, (5,), (2,), 8, "a")
     assert result(chunks.entry(1)) == Span("file", 26, 42)
     last = result(chunks.entry(2))
@@ -161,7 +161,7 @@ def test_a_short_last_piece_is_one_range_that_is_padded() -> None:
     assert last.finish([b"12345678"]) == b"12345678" + bytes(8)
 
 
-def test_an_array_that_does_not_fit_its_file_is_refused() -> None:
+def test_array_that_does_not_fit_its_file_is_refused() -> None:
     with pytest.raises(ManifestError, match="but its file has 49 bytes"):
         Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
     with pytest.raises(ManifestError, match="at a distance of 4 bytes"):

@@ -40,7 +40,7 @@ def test_every_length_is_that_of_the_bitwise_definition() -> None:
         assert crc32c(memoryview(bytearray(source))[7:length], 0x1234) == crc32c(source[7:length], 0x1234)
 
 
-def test_a_checksum_goes_on_where_it_ended() -> None:
+def test_checksum_goes_on_where_it_ended() -> None:
     data = random.Random(1).randbytes((1 << 20) + 13)
     whole = crc32c(data)
     for cut in (0, 1, 5, 1 << 20, len(data)):

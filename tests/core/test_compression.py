@@ -61,7 +61,7 @@ def test_what_a_codec_makes_of_a_chunk_is_no_more_than_promised(name: str) -> No
         ("blosc", bytes(numcodecs.Blosc().encode(ZEROS))),
     ],
 )
-def test_the_same_of_version_3(name: str, data: bytes) -> None:
+def test_same_of_version_3(name: str, data: bytes) -> None:
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     with pytest.raises(ValueError, match=r"expected no more|its header states"):
         check_chunk(v3_of([little, {"name": name, "configuration": {}}]), data)
@@ -79,7 +79,7 @@ def test_damaged_chunks_are_value_errors_or_for_codec_to_find(name: str, data: b
 
 
 @pytest.mark.parametrize("name", ["vlen-utf8", "vlen-bytes"])
-def test_a_count_of_texts_is_that_of_the_chunk(name: str) -> None:
+def test_count_of_texts_is_that_of_the_chunk(name: str) -> None:
     codec = {"id": name}
     texts = np.array(["a", "bb", "", "ü"], object)
     right = bytes(numcodecs.VLenUTF8().encode(texts))
@@ -97,7 +97,7 @@ def test_a_count_of_texts_is_that_of_the_chunk(name: str) -> None:
         check_chunk(v3_of([{"name": "vlen-utf8"}], "string"), wrong)
 
 
-def test_a_chunk_that_is_too_large_is_not_decoded() -> None:
+def test_chunk_that_is_too_large_is_not_decoded() -> None:
     for more in ({"chunks": [MOST]}, {"dtype": "<U100000000", "fill_value": ""}):
         with pytest.raises(ValueError, match="at most .* are decoded here"):
             check_chunk(meta_of(**more), b"x")
@@ -114,7 +114,7 @@ def test_checks_and_concatenation_take_no_more_memory_than_chunk() -> None:
         refshard_fs.concat([{**refs, "t/0": encoded}] * 2, dim="t")
 
 
-def test_a_check_says_what_it_left_out() -> None:
+def test_check_says_what_it_left_out() -> None:
     meta = json.dumps(dict(meta_of(chunks=[2 * MOST], shape=[2 * MOST]).raw))
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/0": "x"}
     report = refshard_fs.check(refshard_fs.RefShardFileSystem(refs), "full")
@@ -149,7 +149,7 @@ def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
 @pytest.mark.parametrize(
     "make", [zlib.compress, bz2.compress, lzma.compress, lambda data: bytes(numcodecs.Zstd().encode(data))]
 )
-def test_a_large_result_is_not_held_twice(make: Any) -> None:
+def test_large_result_is_not_held_twice(make: Any) -> None:
     size = 32 << 20
     data = make(bytes(size))
     stream = {"x": zlib.decompressobj, "B": bz2.BZ2Decompressor, "\xfd": lzma.LZMADecompressor}.get(

@@ -112,7 +112,7 @@ def test_consolidated_metadata_follow_edits(tmp_path: Path, kind: str, version: 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_a_reduced_dict_is_saved_in_step(tmp_path: Path, kind: Any, version: int) -> None:
+def test_reduced_dict_is_saved_in_step(tmp_path: Path, kind: Any, version: int) -> None:
     reduced = {key: json.dumps(document) for key, document in documents(version).items() if not key.startswith("b/")}
     RefShardFileSystem(reduced).save(str(tmp_path / "set"), format=kind)
     fs = RefShardFileSystem(str(tmp_path / "set"))

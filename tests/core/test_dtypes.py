@@ -59,7 +59,7 @@ def source(kind: str, doc: dict[str, Any], tmp_path: Path) -> str:
         ("chunk-manifest", version_3([{"name": "transpose", "configuration": {"order": [0]}}, BYTES])),
     ],
 )
-def test_a_reference_longer_than_its_chunk_is_refused(kind: str, doc: dict[str, Any], tmp_path: Path) -> None:
+def test_reference_longer_than_its_chunk_is_refused(kind: str, doc: dict[str, Any], tmp_path: Path) -> None:
     fs = RefShardFileSystem(source(kind, doc, tmp_path))
     key = "a/0" if doc["zarr_format"] == 2 else "a/c/0"
     with pytest.raises(ManifestError, match=rf"'{key}'.*{LENGTH} bytes: expected at most 8"):
@@ -80,12 +80,12 @@ def test_a_reference_longer_than_its_chunk_is_refused(kind: str, doc: dict[str, 
         version_3([BYTES], "string"),
     ],
 )
-def test_a_reference_of_unknown_size_is_read(doc: dict[str, Any], tmp_path: Path) -> None:
+def test_reference_of_unknown_size_is_read(doc: dict[str, Any], tmp_path: Path) -> None:
     fs = RefShardFileSystem(source("json", doc, tmp_path), shards="whole")
     assert len(fs.cat_file("a/0" if doc["zarr_format"] == 2 else "a/c/0")) == LENGTH
 
 
-def test_a_padded_struct_shows_its_gaps() -> None:
+def test_padded_struct_shows_its_gaps() -> None:
     aligned = np.dtype([("a", "i1"), ("b", "<i4")], align=True)
     values = np.zeros(5, aligned)
     values["b"] = np.arange(5)
@@ -106,7 +106,7 @@ NESTED = "[('a', [('b', [('c', 'u1', (999,))], (999,))], (999,))]"
     ],
     ids=["nested", "many", "long"],
 )
-def test_a_dtype_that_takes_memory_to_spell_is_refused(dtype: str, reason: str) -> None:
+def test_dtype_that_takes_memory_to_spell_is_refused(dtype: str, reason: str) -> None:
     files = carray_of(np.arange(0), 10, dtype=dtype, shape=[0], nbytes=0)
     with pytest.raises(ManifestError, match=reason):
         Files(files).open(zarr_format=3)

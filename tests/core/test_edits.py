@@ -44,7 +44,7 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-def test_a_key_that_is_written_again_never_shows_the_source() -> None:
+def test_key_that_is_written_again_never_shows_the_source() -> None:
     """Before it was mended: A thread that read a key in the instant in which another wrote it a second time, both
     uncommitted, found what the source has there, or no key.
     """

@@ -84,7 +84,7 @@ def test_no_pickle_is_read_whatever_numcodecs_permits(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("doc", [V2 | {"compressor": {"id": "blosc"}}, V3 | {"codecs": [*CODECS, {"name": "blosc"}]}])
-def test_a_frame_of_blosc_that_is_cut_short_is_not_decoded(doc: dict[str, Any]) -> None:
+def test_frame_of_blosc_that_is_cut_short_is_not_decoded(doc: dict[str, Any]) -> None:
     frame = bytes(blosc.compress(np.arange(2, dtype="<i8"), b"lz4", 5, 1))
     values = decode_chunk(meta_of(doc), frame)
     assert values is not None
@@ -94,7 +94,7 @@ def test_a_frame_of_blosc_that_is_cut_short_is_not_decoded(doc: dict[str, Any]) 
             decode_chunk(meta_of(doc), damaged)
 
 
-def test_a_full_check_tells_of_frames_that_are_cut_short() -> None:
+def test_full_check_tells_of_frames_that_are_cut_short() -> None:
     pytest.importorskip("zarr")
     frame = bytes(blosc.compress(np.arange(2, dtype="<i8"), b"lz4", 5, 1))
     doc = V2 | {"shape": [4], "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}}

@@ -13,7 +13,7 @@ from refshard_fs.core.forks import fork_safe
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks on this platform")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
-def test_a_lock_that_a_parents_thread_holds_is_free_in_a_child(make: type) -> None:
+def test_lock_that_a_parents_thread_holds_is_free_in_a_child(make: type) -> None:
     lock = fork_safe(make())
     held, done = threading.Event(), threading.Event()
 

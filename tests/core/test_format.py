@@ -32,7 +32,7 @@ def installed(tmp_path: Path) -> Path:
 OPEN_TO_WRITE = OPEN.replace("(sys.argv[1])", "(sys.argv[1], mode='a')")
 
 
-def test_a_format_of_another_package_is_recognised_and_read(installed: Path, tmp_path: Path) -> None:
+def test_format_of_another_package_is_recognised_and_read(installed: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.tiny"
     file.write_bytes(b"TINY" + (2).to_bytes(4, "little") + b"abcdefgh")
     said = run(OPEN + "print(sorted(fs.find('')), fs.cat_file('1'), fs.info('0')['size'])", installed, of=file)
@@ -81,7 +81,7 @@ def test_failing_index_of_a_plugin_is_the_error_of_its_keys(installed: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["set.json", "set.parq", "set.zarr"])
-def test_a_source_of_another_package_is_saved_like_any_other(installed: Path, tmp_path: Path, name: str) -> None:
+def test_source_of_another_package_is_saved_like_any_other(installed: Path, tmp_path: Path, name: str) -> None:
     file = tiny(tmp_path / "x.tiny", b"abcdefgh")
     url = str(tmp_path / name)
     run(OPEN + f"fs.save({url!r})", installed, of=file)
@@ -108,21 +108,21 @@ print(report.findings, report.chunks, fs.visualize())
     assert said[2].startswith("() 2 <Picture: Where the bytes of 0.tiny lie: 2 of 2 chunks in 1 file")
 
 
-def test_a_plugin_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
     with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
         assert list(plugins("refshard.formats", Format)) == []
 
 
-def test_a_plugin_of_another_kind_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_of_another_kind_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     a_class = EntryPoint("toy", "refshard_fs.sinks:JsonSink", "refshard.sinks")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [a_class])
     with pytest.warns(RuntimeWarning, match="'toy' of refshard.sinks.*expected an object of Sink, got JsonSink"):
         assert list(plugins("refshard.sinks", Sink)) == []
 
 
-def test_a_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Format("toy", lambda probe: probe.head == b"toy", "tests.core.test_format")
     monkeypatch.setattr("refshard_fs.source.recognition.all_formats", lambda: {"toy": toy})
     with pytest.raises(

@@ -27,7 +27,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_a_directory_is_no_key(folder: Path) -> None:
+def test_directory_is_no_key(folder: Path) -> None:
     fs = opened(folder)
     assert fs.isdir("g/a")
     with pytest.raises(FileNotFoundError):

@@ -34,14 +34,14 @@ def inflated(data: bytes, piece: int = 1 << 20) -> list[bytes]:
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 1 << 20])
-def test_a_stream_may_be_cut_anywhere(compress: Callable[[bytes], bytes], piece: int) -> None:
+def test_stream_may_be_cut_anywhere(compress: Callable[[bytes], bytes], piece: int) -> None:
     data = compress(TEXT)
     assert is_compressed(data)
     assert b"".join(inflated(data, piece)) == TEXT
 
 
 @pytest.mark.parametrize("cut", [7, 30, 500, -1])
-def test_a_stream_cut_short_is_an_error(compress: Callable[[bytes], bytes], cut: int) -> None:
+def test_stream_cut_short_is_an_error(compress: Callable[[bytes], bytes], cut: int) -> None:
     with pytest.raises(DamagedStream):
         inflated(compress(TEXT)[:cut])
 

@@ -11,7 +11,7 @@ GRID = ChunkGrid((10**19, 3, 5000), ChunkKeyEncoding("default", "/"))
 
 
 @pytest.mark.parametrize("coords", [(0, 0, 0), (7, 2, 2047), (7, 2, 2048), (10**19 - 1, 1, 4999), (0, 2, 4999)])
-def test_a_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]) -> None:
+def test_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
     assert GRID.contains(coords)
@@ -35,7 +35,7 @@ def test_there_is_no_other_spelling(tail: str) -> None:
     assert GRID.number(tail) is None
 
 
-def test_an_array_without_dimensions_has_one_chunk() -> None:
+def test_array_without_dimensions_has_one_chunk() -> None:
     for encoding, tail in (ChunkKeyEncoding("default", "/"), "c"), (ChunkKeyEncoding("v2", "."), "0"):
         assert encoding.decode(tail, 0) == ()
         assert ChunkGrid((), encoding).contains(())

@@ -70,7 +70,7 @@ def test_few_chunks_of_a_huge_grid_are_listed_quickly() -> None:
     assert [child.name for child in chunks_below(table, "c/999999999")] == ["999999999"]
 
 
-def test_a_part_of_a_table_is_found_by_its_numbers() -> None:
+def test_part_of_a_table_is_found_by_its_numbers() -> None:
     grid = ChunkGrid((100,), ChunkKeyEncoding("v2", "."))
     for step in (1, 30):
         table = ChunkTable.from_parts(grid, [Part.from_rows([(n, Row(0, n, 1)) for n in range(0, 100, step)])])

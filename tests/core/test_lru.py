@@ -6,7 +6,7 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Quota
 
 
-def test_the_least_recently_used_value_is_dropped_first() -> None:
+def test_least_recently_used_value_is_dropped_first() -> None:
     cache: LRU[str, int] = LRU(3)
     for number, key in enumerate("abc"):
         cache.put(key, number)
@@ -23,7 +23,7 @@ def test_weights_stay_within_the_capacity() -> None:
     assert (cache.keys(), cache.weight) == (["b", "d"], 9)
 
 
-def test_a_full_quota_makes_room_for_its_own_values() -> None:
+def test_full_quota_makes_room_for_its_own_values() -> None:
     cache: LRU[str, int] = LRU(10)
     quota = Quota("pages", 2)
     cache.put("x", 0)

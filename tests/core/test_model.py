@@ -93,7 +93,7 @@ def test_look_ups_added_while_others_run_join_the_round() -> None:
     assert rounds == [["first", "late"]]
 
 
-def test_an_error_of_an_answer_is_raised_in_the_steps() -> None:
+def test_error_of_an_answer_is_raised_in_the_steps() -> None:
     def asking() -> Steps[str]:
         try:
             yield Stat("missing")
@@ -128,7 +128,7 @@ class Whole(NamedTuple):
         return raw
 
 
-def test_an_origin_is_given_to_every_span() -> None:
+def test_origin_is_given_to_every_span() -> None:
     packed = Packed(Span("memory://x", 0, 5), Whole(), parts=(Span("memory://y", 1, 2),))
     moved = of_origin(packed, ("https://host/set",))
     assert {span.origin for span in moved.spans} == {("https://host/set",)}

@@ -38,7 +38,7 @@ def test_points_touch_what_numpy_selects(data: st.DataObject) -> None:
 
 
 @given(mask=hn.arrays(bool, SHAPE))
-def test_a_mask_of_all_dimensions_touches_what_numpy_selects(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+def test_mask_of_all_dimensions_touches_what_numpy_selects(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
     assert chunk_numbers(mask, SHAPE, CHUNKS).tolist() == touched(mask, SHAPE, CHUNKS)
 
 
@@ -76,7 +76,7 @@ def test_blocks_count_chunks(selection: Any, expected: list[int]) -> None:
     assert chunk_numbers(selection, SHAPE, CHUNKS, "block").tolist() == expected
 
 
-def test_an_array_without_dimensions_has_one_chunk() -> None:
+def test_array_without_dimensions_has_one_chunk() -> None:
     assert chunk_numbers((), (), ()).tolist() == chunk_numbers(..., (), ()).tolist() == [0]
 
 

@@ -63,7 +63,7 @@ def test_one_who_gives_up_leaves_the_others_going() -> None:
     assert opened.begun == 1
 
 
-def test_the_error_of_one_is_not_that_of_others() -> None:
+def test_error_of_one_is_not_that_of_others() -> None:
     opened, sharing = Opened(), Sharing()
     one, other, third = (asking(sharing, opened) for _ in range(3))
     next(one), next(other), next(third)
@@ -90,7 +90,7 @@ def test_what_is_damaged_is_so_for_all() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_begins_anew() -> None:
+def test_child_begins_anew() -> None:
     opened, sharing = Opened(), Sharing()
     entered, leave = threading.Event(), threading.Event()
 

@@ -200,16 +200,16 @@ def test_arrays_written_by_zarr_2() -> None:
     assert list(scalar.grid.tails()) == ["0"]
 
 
-def test_an_empty_dimension_has_no_chunks_whatever_their_size() -> None:
+def test_empty_dimension_has_no_chunks_whatever_their_size() -> None:
     assert grid_of(V2 | {"shape": [0, 5]}).counts == (0, 1)
     assert grid_of(V2 | {"shape": [0, 5], "chunks": [0, 5]}).counts == (0, 1)
 
 
-def test_a_null_separator_is_the_default() -> None:
+def test_null_separator_is_the_default() -> None:
     assert grid_of(V2 | {"dimension_separator": None}).encoding.separator == "."
 
 
-def test_the_v2_prototype_s_shards_are_what_is_stored() -> None:
+def test_v2_prototype_s_shards_are_what_is_stored() -> None:
     meta = array_meta(V2 | {"shape": [20, 20], "chunks": [4, 5], "shards": [2, 2], "shard_format": "indexed"}, "x")
     assert meta is not None
     assert meta.chunks == (8, 10)
