@@ -210,7 +210,7 @@ def test_every_format_folder_says_how_it_is_recognised() -> None:
     assert folders - LIBRARIES == of_formats
 
 
-def test_the_pool_alone_opens_filesystems() -> None:
+def test_pool_alone_opens_filesystems() -> None:
     """Reads and writes have the same rules and credentials: `stores` gets its filesystems from the pool, too."""
     openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files", "get_fs_token_paths"}
     found = set()

@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_an_archive_on_a_server_with_sharded_arrays(method: int, folder: Path, http_server: RangeServer) -> None:
+def test_archive_on_a_server_with_sharded_arrays(method: int, folder: Path, http_server: RangeServer) -> None:
     url = http_server.put("/image.ome.zarr.zip", zipped(folder, method))
     check(opened(url))
 

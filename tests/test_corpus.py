@@ -45,7 +45,7 @@ def checked(cls: str, shared_data: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("part", "cls"), PARTS.items())
-def test_the_corpus_reads_as_expected(part: str, cls: str, found: Callable[[str], list[dict[str, Any]]]) -> None:
+def test_corpus_reads_as_expected(part: str, cls: str, found: Callable[[str], list[dict[str, Any]]]) -> None:
     rows = [row for row in found(cls) if part in row["case"]]
     failed = {row["case"]: row["detail"] for row in rows if row["ok"] is False}
     assert failed == {}

@@ -73,7 +73,7 @@ def test_local_schedulers_read_the_values(
 
 @pytest.mark.parametrize("held", ["path", "dict"])
 @pytest.mark.parametrize("how", ["zarr", "engine"])
-def test_a_cluster_reads_the_values(source: Any, held: str, how: str, cluster: Any) -> None:
+def test_cluster_reads_the_values(source: Any, held: str, how: str, cluster: Any) -> None:
     ds = opened(source[held], how)
     np.testing.assert_array_equal(ds.a.values, VALUES)
     assert int((ds.a * 2).sum()) == 2 * VALUES.sum()
@@ -92,7 +92,7 @@ def test_workers_read_what_is_on_disk(source: Any, tmp_path: Path, cluster: Any,
     assert len(http_server.requests()) <= 2  # one of each worker
 
 
-def test_a_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: Any, http_server: Any) -> None:
+def test_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: Any, http_server: Any) -> None:
     ds = opened(source["dict"], "zarr")
     http_server.fault(403, "/x.bin")
     with pytest.raises(ReferenceNotReachable, match="a/"):
@@ -146,7 +146,7 @@ def _counted(dask_worker: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("held", ["path", "dict"])
-def test_a_set_is_packed_once_and_opened_once_a_worker(
+def test_set_is_packed_once_and_opened_once_a_worker(
     held: str, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, size = 400, 64

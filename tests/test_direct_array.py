@@ -155,7 +155,7 @@ def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
     assert chunked.fetched == 48
 
 
-def test_a_failing_chunk_is_named_and_no_other_logged(
+def test_failing_chunk_is_named_and_no_other_logged(
     http_server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     chunked = Chunked(http_server)
@@ -201,7 +201,7 @@ def filesystem_of(ds: xr.Dataset) -> RefShardFileSystem:
     return array._fs
 
 
-def test_a_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> None:
+def test_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> None:
     refs, values = steps(http_server)
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     for step in range(20):
@@ -209,7 +209,7 @@ def test_a_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> 
     assert http_server.bytes_sent == len(values)
 
 
-def test_a_chunk_of_a_store_that_others_write_is_not_remembered(tmp_path: Path) -> None:
+def test_chunk_of_a_store_that_others_write_is_not_remembered(tmp_path: Path) -> None:
     array = zarr.open_group(tmp_path, mode="w", zarr_format=2).create_array(
         "a", shape=(6,), chunks=(4,), dtype="i4", attributes={"_ARRAY_DIMENSIONS": ["x"]}
     )
@@ -234,7 +234,7 @@ def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -
     assert ds["a"][1].values.tobytes() == bytes(100)
 
 
-def test_a_remembered_chunk_is_forgotten_when_the_source_is(http_server: RangeServer) -> None:
+def test_remembered_chunk_is_forgotten_when_the_source_is(http_server: RangeServer) -> None:
     refs, values = steps(http_server)
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     ds["a"][1].load()

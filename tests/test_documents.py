@@ -153,7 +153,7 @@ def test_ci_starts_by_shell() -> None:
     assert done.stderr == "usage: .ci/run [--quick]\n"
 
 
-def test_an_unknown_language_is_an_error(tmp_path: Path) -> None:
+def test_unknown_language_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.md").write_text("```fortran\nend\n```\n")
     command = [sys.executable, str(Path(__file__).with_name("support") / "documents.py"), str(tmp_path / "x.md"), "{}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

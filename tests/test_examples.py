@@ -114,7 +114,7 @@ def test_bcolz_table_is_a_dataframe_of_seven_partitions(run: Callable[..., str])
 
 
 @pytest.mark.skipif(ZARR_2, reason="kerchunk needs zarr 3")
-def test_a_day_is_appended_and_no_full_partition_written_again(run: Callable[..., str]) -> None:
+def test_day_is_appended_and_no_full_partition_written_again(run: Callable[..., str]) -> None:
     pytest.importorskip("kerchunk")
     pytest.importorskip("pyarrow")
     printed = run("append_day.py")
@@ -158,7 +158,7 @@ def test_snapshot_refuses_what_was_written_again_and_reads_rest(run: Callable[..
 @pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
 @pytest.mark.skipif(not find_spec("distributed"), reason="distributed is not installed")
 @pytest.mark.parametrize("count", ["20,000", pytest.param("1,000,000", marks=pytest.mark.slow)])
-def test_a_cluster_reads_many_references(count: str, run: Callable[..., str]) -> None:
+def test_cluster_reads_many_references(count: str, run: Callable[..., str]) -> None:
     printed = run("dask_cluster.py", "--references", count.replace(",", ""), python=[sys.executable])
     assert f"references {count}, " in printed
     assert number(r"sent to a worker: ([\d,]+) bytes", printed) < 1000

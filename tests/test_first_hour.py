@@ -114,7 +114,7 @@ class Saying(RangeServer):
     ],
     ids=str,
 )
-def test_a_set_opens_however_it_is_spelled(what: Any, options: Any, here: Path) -> None:
+def test_set_opens_however_it_is_spelled(what: Any, options: Any, here: Path) -> None:
     with opened(what, **options) as ds:
         assert dict(ds.sizes) == {"time": 4, "x": 6}
         assert ds["air"].sel(time="2024-01-01T01:00").values.tolist() == [6, 7, 8, 9, 10, 11]
@@ -144,7 +144,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_of_a_path_says_what_to_type(mistake: str, here: Path) -> None:
+def test_mistake_of_a_path_says_what_to_type(mistake: str, here: Path) -> None:
     Path("login.json").write_text("<html><title>Log in")
     Path("notes.txt").write_text("some notes")
     Path("empty.json").touch()
@@ -155,7 +155,7 @@ def test_a_mistake_of_a_path_says_what_to_type(mistake: str, here: Path) -> None
     assert lacking(text, *facts) == [], text
 
 
-def test_a_group_without_variables_names_those_that_have_some(here: Path) -> None:
+def test_group_without_variables_names_those_that_have_some(here: Path) -> None:
     with pytest.warns(UserWarning, match="land, sea") as told:
         opened("grouped.json")
     assert lacking(str(told[0].message), "group='land'", "open_datatree") == []
@@ -282,7 +282,7 @@ def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: in
 # ------------------------------------------------------------------ a data engineer, with a set that grows by a day
 
 
-def test_a_daily_set_grows_and_says_what_to_type_where_it_cannot(
+def test_daily_set_grows_and_says_what_to_type_where_it_cannot(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0

@@ -90,7 +90,7 @@ def test_slashes_and_protocol_do_not_matter(fs: RefShardFileSystem, path: str) -
     assert fs.info(path)["name"] == "a/0.2"
 
 
-def test_a_prefix_ends_at_a_slash(fs: RefShardFileSystem) -> None:
+def test_prefix_ends_at_a_slash(fs: RefShardFileSystem) -> None:
     assert fs.find("a") == ["a/.zarray", "a/0.0", "a/0.2", "a/1.1"]
     assert fs.glob("a*/.zarray") == ["a/.zarray", "ab/.zarray"]
     assert fs.isdir("ab/0")
@@ -172,7 +172,7 @@ def test_cat_takes_lists_globs_and_trees(fs: RefShardFileSystem) -> None:
     assert isinstance(got["a/0.1"], FileNotFoundError)
 
 
-def test_a_key_that_looks_like_a_pattern_is_a_key() -> None:
+def test_key_that_looks_like_a_pattern_is_a_key() -> None:
     """Before it was mended: Keys with `[`, `]`, `*` or `?` (a variable `T [K]`) were missing from `cat`, `getitems`
     and `dict(fs.get_mapper(""))`; a missing one was answered with another key that matched.
     """
@@ -197,7 +197,7 @@ def test_omit_never_passes_over_a_failed_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", [["{t}", 150, 100], ["{t}", 500, 1], ["{t}.gone"], ["{t}.gone", 0, 1]])
-def test_a_key_whose_bytes_cannot_be_had_says_why(target: str, reference: list[Any]) -> None:
+def test_key_whose_bytes_cannot_be_had_says_why(target: str, reference: list[Any]) -> None:
     url = reference[0].replace("{t}", target)
     fs = RefShardFileSystem(fo={"some/key": [url, *reference[1:]]})
     for call in (fs.cat_file, fs.cat, lambda k: fs.cat_ranges([k], 0, None, on_error="raise")):
@@ -227,7 +227,7 @@ def test_memory_zip_chain_and_data_urls_are_targets(tmp_path: Path) -> None:
     assert fs.cat(["m", "z", "d"]) == {"m": DATA[3:7], "z": DATA[5:11], "d": b"ell"}
 
 
-def test_a_manifest_may_lie_anywhere(tmp_path: Path, http_server: Any) -> None:
+def test_manifest_may_lie_anywhere(tmp_path: Path, http_server: Any) -> None:
     import zipfile
 
     document = json.dumps({"k": ["x.bin", 2, 3]}).encode()
@@ -244,7 +244,7 @@ def test_a_manifest_may_lie_anywhere(tmp_path: Path, http_server: Any) -> None:
     assert RefShardFileSystem(fo=f"zip://set/refs.json::{tmp_path}/a.zip").cat_file("k") == DATA[2:5]
 
 
-def test_a_source_may_be_a_path_or_a_file_of_another_filesystem() -> None:
+def test_source_may_be_a_path_or_a_file_of_another_filesystem() -> None:
     store = fsspec.filesystem("memory")
     store.pipe({"/up/x.bin": b"0123456789", "/up/refs.json": b'{"k": ["x.bin", 2, 3]}'})
     assert RefShardFileSystem(fsspec.open("memory://up/refs.json")).cat_file("k") == b"234"
@@ -252,7 +252,7 @@ def test_a_source_may_be_a_path_or_a_file_of_another_filesystem() -> None:
     assert RefShardFileSystem(upath.UPath("memory://up/refs.json")).cat_file("k") == b"234"
 
 
-def test_a_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_server: Any) -> None:
+def test_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_server: Any) -> None:
     url = http_server.put("/x.bin", b"0123456789")
     cache = fsspec.filesystem(
         "simplecache", target_protocol="http", cache_storage=str(tmp_path), skip_instance_cache=True
@@ -274,7 +274,7 @@ def test_options_for_a_protocol_are_for_its_other_names_too() -> None:
     assert fs.fss["s3a"].storage_options == fs.fss["s3"].storage_options == {"anon": True}
 
 
-def test_a_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, http_server: Any) -> None:
+def test_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, http_server: Any) -> None:
     for fo in (tmp_path / "none.json", f"{http_server.url}/none.json"):
         fs = RefShardFileSystem(fo=fo)
         for call in (fs.ls, fs.cat_file, fs.info, fs.exists):
@@ -288,7 +288,7 @@ def test_nothing_is_read_by_the_constructor(http_server: Any) -> None:
     assert http_server.requests() == []
 
 
-def test_a_misspelt_argument_is_refused() -> None:
+def test_misspelt_argument_is_refused() -> None:
     with pytest.raises(TypeError, match="no argument remote_protcol=: did you mean remote_protocol="):
         RefShardFileSystem(fo={"k": "v"}, remote_protcol="s3")
     with pytest.raises(TypeError, match="save has no argument overwrit=: did you mean overwrite="):
@@ -327,7 +327,7 @@ def test_opening_that_was_forgotten_meanwhile_is_repeated(
     assert len(opened) == 2
 
 
-def test_a_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "PIECE", 10)
     (tmp_path / "x").write_bytes(DATA)
     fs = RefShardFileSystem({"k": [str(tmp_path / "x"), 0, 200]})

@@ -52,13 +52,13 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
     assert _loaded(code).isdisjoint([*HEAVY, "aiohttp"])
 
 
-def test_a_hierarchy_on_this_machine_needs_no_aiohttp(tmp_path: Path) -> None:
+def test_hierarchy_on_this_machine_needs_no_aiohttp(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     code = f"from refshard_fs import RefShardFileSystem as FS\nfs = FS({str(tmp_path)!r})"
     assert "aiohttp" not in _loaded(f"{code}\nassert fs.cat(['.zgroup', 'a/0'], on_error='omit')")
 
 
-def test_the_help_of_the_command_needs_no_filesystem() -> None:
+def test_help_of_the_command_needs_no_filesystem() -> None:
     loaded = _loaded("from refshard_fs.cli.program import parser\nparser().format_help()")
     assert loaded.isdisjoint([*HEAVY, "aiohttp", "numpy", "refshard_fs.fs"])
 

@@ -79,13 +79,13 @@ def test_every_way_reads_the_same_values(way: Callable[[dict[str, Any]], Any], a
     assert way(given).tolist() == VALUES.tolist()
 
 
-def test_the_engine_of_kerchunk_reads_the_same_values(fo: Any) -> None:
+def test_engine_of_kerchunk_reads_the_same_values(fo: Any) -> None:
     pytest.importorskip("kerchunk.xarray_backend")
     found = xarray.open_dataset(fo, engine="kerchunk", storage_options={"remote_protocol": "file"})
     assert found["v"].values.tolist() == VALUES.tolist()
 
 
-def test_a_parquet_set_takes_writes_by_url(tmp_path: Path) -> None:
+def test_parquet_set_takes_writes_by_url(tmp_path: Path) -> None:
     """As fsspec's own tests write one: with the mode that fsspec keeps from options which do not name the protocol."""
     mapper = pytest.importorskip("fsspec.implementations.reference").LazyReferenceMapper
     pytest.importorskip("pyarrow")

@@ -10,7 +10,7 @@ import pytest
 from refshard_fs.core import zarrmeta as installed
 
 
-def test_the_zarr_that_is_imported_counts() -> None:
+def test_zarr_that_is_imported_counts() -> None:
     zarr = pytest.importorskip("zarr")
     assert installed.zarr_major() == int(zarr.__version__.partition(".")[0])
 

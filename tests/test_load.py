@@ -41,7 +41,7 @@ def test_index_coordinates_are_fetched_together_at_opening(http_server: RangeSer
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_a_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, http_server: RangeServer) -> None:
+def test_dataset_of_forty_coordinates_opens_in_four_rounds(is_sharded: bool, http_server: RangeServer) -> None:
     """The set, its indexes of shards, and the coordinates: however many there are."""
     refs = references(http_server)
     if is_sharded:
@@ -124,7 +124,7 @@ def test_loading_together_stays_within_the_memory(
     assert max(most) == memory  # and no less: several at a time
 
 
-def test_an_array_and_dask_are_loaded_too(http_server: RangeServer) -> None:
+def test_array_and_dask_are_loaded_too(http_server: RangeServer) -> None:
     refs = references(http_server)
     array = xr.open_dataset(refs, engine="refshard")["v3"]
     assert refshard_fs.load(array).variable._in_memory
@@ -132,7 +132,7 @@ def test_an_array_and_dask_are_loaded_too(http_server: RangeServer) -> None:
     assert refshard_fs.load(chunked)["v3"].values.tolist() == [0, 3, 6, 9]
 
 
-def test_an_error_names_its_key(http_server: RangeServer) -> None:
+def test_error_names_its_key(http_server: RangeServer) -> None:
     ds = xr.open_dataset(references(http_server), engine="refshard", storage_options={"retries": 0})
     http_server.fault(403, "/v7")
     with pytest.raises(ReferenceNotReachable, match="v7/0"):

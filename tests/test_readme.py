@@ -43,7 +43,7 @@ def test_first_two_shell_blocks_are_one_line_each(number: int, last_words: str) 
     assert " ".join(run).endswith(last_words)
 
 
-def test_the_commands_install_extras_that_exist() -> None:
+def test_commands_install_extras_that_exist() -> None:
     config = configparser.RawConfigParser()
     config.read(ROOT / "setup.cfg")
     named = set(re.findall(r"\[([\w,-]+)\]\"", README))
@@ -98,12 +98,12 @@ def test_limits_name_the_oldest_versions_of_setup_cfg() -> None:
     assert {name: floors[name] for name, _ in named} == dict(named)
 
 
-def test_the_page_of_options_is_made_of_them() -> None:
+def test_page_of_options_is_made_of_them() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "options.py"))
     assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["page"](), made["__doc__"]
 
 
-def test_the_reference_has_every_option() -> None:
+def test_reference_has_every_option() -> None:
     text = inspect.getdoc(RefShardFileSystem) or ""
     described = set(re.findall(r"^([a-z0-9_, ]+):$", text, re.MULTILINE))
     names = {name.strip() for line in described for name in line.split(",")}
@@ -141,7 +141,7 @@ def test_reference_has_every_public_name_importable() -> None:
     assert [name for name in named if not hasattr(refshard_fs, name)] == []
 
 
-def test_the_reference_has_every_method_of_the_filesystem() -> None:
+def test_reference_has_every_method_of_the_filesystem() -> None:
     page = (ROOT / "docs" / "pages" / "api.md").read_text()
     table = {name for row in page.splitlines() if row.startswith("|") for name in re.findall(r"`(\w+)`", row)}
     assert [name for name in table if not hasattr(RefShardFileSystem, name)] == []
@@ -173,7 +173,7 @@ def test_troubleshooting_has_every_error() -> None:
     assert [name for name in kinds if name not in refshard_fs.__all__] == []
 
 
-def test_the_search_finds_every_name_and_command_by_a_title() -> None:
+def test_search_finds_every_name_and_command_by_a_title() -> None:
     missing = runpy.run_path(str(ROOT / "docs" / "searched.py"))["missing"]
     pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "pages").glob("*.md"))
     assert missing(re.findall(r"^(?:#+|:::) (.+)$", pages, re.MULTILINE)) == []  # what the site makes titles of

@@ -135,7 +135,7 @@ def test_options_of_the_document_are_taken(make: type[Any], memory: Any) -> None
     assert make("memory://refs.json.gz", target_options={"compression": "gzip"}).cat("a") == DATA
 
 
-def test_a_cached_document_is_read_from_the_cache(make: type[Any], memory: Any, tmp_path: Path) -> None:
+def test_cached_document_is_read_from_the_cache(make: type[Any], memory: Any, tmp_path: Path) -> None:
     memory.pipe("ref.json", b'{"a": ["b"]}')
     options = {"cache_storage": str(tmp_path), "same_names": True}
     for _ in range(2):
@@ -216,12 +216,12 @@ def test_references_of_a_source_in_memory_are_changed(make: type[Any], memory: A
     assert json.dumps(fs.references) == "{}"
 
 
-def test_an_empty_set_has_no_references(make: type[Any]) -> None:
+def test_empty_set_has_no_references(make: type[Any]) -> None:
     assert make({"version": 1}).references == {}
     assert json.dumps(make({}).references) == "{}"
 
 
-def test_a_filesystem_is_made_of_the_references_of_another(make: type[Any], memory: Any) -> None:
+def test_filesystem_is_made_of_the_references_of_another(make: type[Any], memory: Any) -> None:
     first = make({"a": ["memory://b", 0, 5], "t": "text"})
     assert make(first.references).cat(["a", "t"]) == {"a": DATA[:5], "t": b"text"}
 
@@ -272,7 +272,7 @@ def test_half_range_is_value_error_when_filesystem_is_made(make: type[Any], part
 
 
 @pytest.mark.parametrize("expression", ["{{1 // 0}}", "{{i % 0}}"])
-def test_a_division_by_zero_is_one(make: type[Any], expression: str) -> None:
+def test_division_by_zero_is_one(make: type[Any], expression: str) -> None:
     pytest.importorskip("jinja2")
     gen = [{"key": "k{{i}}", "url": "http://h", "offset": expression, "length": "1", "dimensions": {"i": {"stop": 2}}}]
     for simple in (False,) if make is ReferenceFileSystem else (True, False):
@@ -283,7 +283,7 @@ def test_a_division_by_zero_is_one(make: type[Any], expression: str) -> None:
 # ------------------------------------------------------------------ writing
 
 
-def test_a_source_in_memory_is_written_to_and_saved(make: type[Any], memory: Any, tmp_path: Path) -> None:
+def test_source_in_memory_is_written_to_and_saved(make: type[Any], memory: Any, tmp_path: Path) -> None:
     fs = make({"a": b"data", "b": ("memory://b", 0, 5), "c/d": ("memory://b", 1, 6)}, fs=memory)
     fs.rm("a")
     assert not fs.exists("a")
@@ -314,7 +314,7 @@ def test_directories_are_put_and_got(make: type[Any], tmp_path: Path) -> None:
 # ------------------------------------------------------------------ parquet sets
 
 
-def test_a_directory_with_metadata_and_nothing_else_is_a_set(make: type[Any], memory: Any) -> None:
+def test_directory_with_metadata_and_nothing_else_is_a_set(make: type[Any], memory: Any) -> None:
     document = {"metadata": {".zgroup": {"zarr_format": 2}}, "record_size": 10}
     memory.pipe("/set/.zmetadata", json.dumps(document).encode())
     fs = make("memory://set", remote_protocol="memory")

@@ -29,7 +29,7 @@ def root(source: str) -> Any:
     return upath.UPath("refshard://", fo=source)
 
 
-def test_a_path_is_made_without_a_warning_and_of_our_class(root: Any) -> None:
+def test_path_is_made_without_a_warning_and_of_our_class(root: Any) -> None:
     from refshard_fs.universal_path import RefShardPath
 
     assert type(root) is RefShardPath
@@ -53,7 +53,7 @@ def test_paths_list_read_and_tell(root: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["refshard::{}", "refshard::file://{}", "refshard://::{}", "refshard::http"])
-def test_a_chain_without_a_path_is_the_root_of_the_set(url: str, root: Any, source: str, http_server: Any) -> None:
+def test_chain_without_a_path_is_the_root_of_the_set(url: str, root: Any, source: str, http_server: Any) -> None:
     from upath import UPath
 
     if url == "refshard::http":
@@ -69,11 +69,11 @@ def test_a_chain_without_a_path_is_the_root_of_the_set(url: str, root: Any, sour
     assert pickle.loads(pickle.dumps(path)).is_dir()
 
 
-def test_a_missing_key_is_a_missing_file(root: Any) -> None:
+def test_missing_key_is_a_missing_file(root: Any) -> None:
     with pytest.raises(FileNotFoundError):
         (root / "a" / "9.9").read_bytes()
 
 
-def test_a_path_keeps_its_source_when_it_is_pickled(root: Any) -> None:
+def test_path_keeps_its_source_when_it_is_pickled(root: Any) -> None:
     again = pickle.loads(pickle.dumps(root / "a" / "0.0"))
     assert again.read_bytes() == VALUES[:2, :3].tobytes()

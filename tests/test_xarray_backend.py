@@ -59,17 +59,17 @@ def check(ds: Any) -> None:
     assert str(ds["time"].values[1]).startswith("2000-01-02")
 
 
-def test_a_path_opens(folder: Path) -> None:
+def test_path_opens(folder: Path) -> None:
     with xr.open_dataset(str(folder / "refs.json"), engine=RefShardBackend) as ds:
         check(ds)
 
 
-def test_a_pathlib_path_opens(folder: Path) -> None:
+def test_pathlib_path_opens(folder: Path) -> None:
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds:
         check(ds)
 
 
-def test_a_dict_opens_with_the_filesystems_options(folder: Path) -> None:
+def test_dict_opens_with_the_filesystems_options(folder: Path) -> None:
     refs = {"version": 1, "refs": group()}
     options = {"base_url": str(folder), "remote_protocol": "file"}
     with xr.open_dataset(refs, engine=RefShardBackend, storage_options=options) as ds:
@@ -163,13 +163,13 @@ def test_variables_are_dropped_and_groups_chosen(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
-def test_a_group_that_does_not_exist_is_told_with_those_that_do(opened: Any, folder: Path) -> None:
+def test_group_that_does_not_exist_is_told_with_those_that_do(opened: Any, folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no group 'nope': the groups at the root are sub"):
         opened(folder / "refs.json", engine=RefShardBackend, group="nope")
 
 
 @pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
-def test_a_group_with_damaged_metadata_is_not_said_to_be_missing(opened: Any) -> None:
+def test_group_with_damaged_metadata_is_not_said_to_be_missing(opened: Any) -> None:
     refs = group() | group("sub/") | {"sub/.zgroup": '{"zarr_format": 9}'}
     with pytest.raises(Exception, match=r".") as error:
         opened(refs, engine=RefShardBackend, group="sub")
@@ -198,13 +198,13 @@ def test_all_groups_open_as_a_tree(folder: Path) -> None:
         ds.close()
 
 
-def test_a_failed_read_raises_and_is_never_a_fill_value(folder: Path) -> None:
+def test_failed_read_raises_and_is_never_a_fill_value(folder: Path) -> None:
     (folder / "data.bin").unlink()
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend) as ds, pytest.raises(ReferenceNotReachable):
         ds["t"].load()
 
 
-def test_a_source_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_source_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(RefShardError, match=r"gone\.json"):
         xr.open_dataset(tmp_path / "gone.json", engine=RefShardBackend)
 
@@ -223,19 +223,19 @@ def test_only_its_own_urls_are_guessed(name: object, ours: bool) -> None:
     assert RefShardBackend().guess_can_open(name) is ours
 
 
-def test_a_url_of_reference_is_taken_as_ours() -> None:
+def test_url_of_reference_is_taken_as_ours() -> None:
     ds = xr.open_dataset("reference://", engine=RefShardBackend, storage_options={"fo": group()})
     assert ds.sizes == xr.open_dataset(group(), engine=RefShardBackend).sizes
 
 
-def test_a_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
+def test_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
     with pytest.raises(
         ValueError, match=r"pass 'refs\.json' or 'refshard::refs\.json', or pass 'refshard://' with storage_options"
     ):
         xr.open_dataset("refshard://refs.json", engine=RefShardBackend)
 
 
-def test_a_pattern_without_matches_says_what_is_there(tmp_path: Path) -> None:
+def test_pattern_without_matches_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(ManifestError, match=r"\*\.nc' matches nothing: .* has a\.txt"):
         xr.open_dataset(f"{tmp_path}/*.nc", engine=RefShardBackend)
@@ -315,7 +315,7 @@ def most_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.case(id="P28")
-def test_a_strangers_coordinate_that_swells_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
+def test_strangers_coordinate_that_swells_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": bomb(name)}).encode())
     with pytest.raises(RefShardError, match=r"xarray would load 't'.*drop_variables='t'"):
         xr.open_dataset(http_server.url + "/refs.json", engine="refshard", chunks={})
@@ -326,7 +326,7 @@ def test_a_strangers_coordinate_that_swells_is_refused(name: str, http_server: A
 
 @pytest.mark.parametrize("how", ["options", "tree", "times", "shape"])
 @pytest.mark.case(id="P28")
-def test_a_swelling_coordinate_is_refused_however_opened(how: str, http_server: Any, most_made: list[int]) -> None:
+def test_swelling_coordinate_is_refused_however_opened(how: str, http_server: Any, most_made: list[int]) -> None:
     refs = bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
     if how == "shape":  # no chunk is there: the fill value would be made 10^11 times
         refs = {**refs, "t/.zarray": array([10**11], [10], "<i8"), "t/0": ""}
@@ -340,7 +340,7 @@ def test_a_swelling_coordinate_is_refused_however_opened(how: str, http_server: 
 
 
 @pytest.mark.case(id="P28")
-def test_an_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def problems(meta: Any, chunks: Any) -> list[Any]:
@@ -355,7 +355,7 @@ def test_an_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monke
     assert tried == ["0"]
 
 
-def test_a_strangers_plain_coordinates_open_unhindered(http_server: Any) -> None:
+def test_strangers_plain_coordinates_open_unhindered(http_server: Any) -> None:
     codec = codecs.Zlib(1)
     refs = bomb("zlib") | {"t/0": "base64:" + base64.b64encode(codec.encode(np.arange(10, dtype="<i8"))).decode()}
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())

@@ -57,7 +57,7 @@ SELECTIONS = {
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_a_selection_fetches_its_chunks_once_and_nothing_else(chunked: Chunked, name: str) -> None:
+def test_selection_fetches_its_chunks_once_and_nothing_else(chunked: Chunked, name: str) -> None:
     selection = dict(zip(("y", "x"), SELECTIONS[name], strict=True))
     array = open_grid(chunked).isel(selection)
     places = xr.DataArray(np.arange(256).reshape(GRID), dims=("y", "x")).isel(selection).values
@@ -110,7 +110,7 @@ def test_arrays_of_groups_are_read_the_same_way(chunked: Chunked) -> None:
     assert chunked.ranges == [(48, 64)]
 
 
-def test_a_loop_over_slabs_takes_one_request_for_each(chunked: Chunked) -> None:
+def test_loop_over_slabs_takes_one_request_for_each(chunked: Chunked) -> None:
     array = open_grid(chunked)
     for row in range(0, 16, 2):
         np.testing.assert_array_equal(array.isel(y=slice(row, row + 2), byte=0).values, VALUES[row : row + 2])
@@ -130,7 +130,7 @@ def test_asynchronous_loading_is_read_the_same_way(chunked: Chunked) -> None:
     assert len(chunked.ranges) <= 2
 
 
-def test_a_notebook_whose_own_loop_runs_reads_the_same_way(chunked: Chunked) -> None:
+def test_notebook_whose_own_loop_runs_reads_the_same_way(chunked: Chunked) -> None:
     def cell() -> None:
         array = open_grid(chunked).isel(byte=0)
         np.testing.assert_array_equal(array[3:7].values, VALUES[3:7])

@@ -62,7 +62,7 @@ def test_no_failure_of_a_server_reads_as_fill_value(fault: Any, http_server: Any
 
 @pytest.mark.skipif(ZARR_2, reason="zarr 2 takes mappers, not URLs with a store of its own")
 class TestZarr3:
-    def test_a_chained_url_opens_the_set(self, http_server: Any) -> None:
+    def test_chained_url_opens_the_set(self, http_server: Any) -> None:
         refs, data = reference_set("x.bin")
         http_server.put("/x.bin", data)
         url = http_server.put("/refs.json", json.dumps(refs).encode())

@@ -75,7 +75,7 @@ def opened(source: Any, **options: Any) -> Any:
 # ------------------------------------------------------------------ one batch a selection
 
 
-def test_a_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
+def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     array = opened(references(url), readahead=0)
     with zarr.config.set({"async.concurrency": 1}):  # zarr's own bound is not between us and the network
@@ -102,7 +102,7 @@ def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> No
     assert http_server.bytes_sent == 16 * CHUNK
 
 
-def test_a_loop_over_chunks_is_read_ahead_of(http_server: RangeServer) -> None:
+def test_loop_over_chunks_is_read_ahead_of(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     array = opened(references(url))
     http_server.latency = 0.02
@@ -156,7 +156,7 @@ def test_it_is_there_however_the_store_is_made(wrap: str, http_server: RangeServ
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_slow_chunk_keeps_no_other_from_being_decoded(
+def test_slow_chunk_keeps_no_other_from_being_decoded(
     is_local: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chunks of a selection are not dealt out to threads: whichever has nothing to do takes the next."""
@@ -241,7 +241,7 @@ def test_memory_bounds_all_selections_together(http_server: RangeServer, monkeyp
     assert max(held) <= MEMORY + CHUNK  # one chunk may always be
 
 
-def test_a_selection_begins_while_another_holds_all_memory(http_server: RangeServer) -> None:
+def test_selection_begins_while_another_holds_all_memory(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
     is_held, other_is_read = threading.Event(), threading.Event()
     waited = []
@@ -262,7 +262,7 @@ def test_a_selection_begins_while_another_holds_all_memory(http_server: RangeSer
     assert all(waited)
 
 
-def test_a_failed_selection_gives_its_memory_back(http_server: RangeServer) -> None:
+def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(references(http_server.put("/x", PAYLOAD)), readahead=0, max_memory=MEMORY)
 
     def fail(number: int, data: bytes | None) -> None:
@@ -500,7 +500,7 @@ def test_interrupted_selection_leaves_no_task_and_no_byte(
 
 @pytest.mark.parametrize("part", [slice(None), slice(30, 40), slice(20, 60)])
 @pytest.mark.parametrize("kind", ["plain", "first", "shards"])
-def test_a_chunk_that_cannot_be_decoded_names_its_file(
+def test_chunk_that_cannot_be_decoded_names_its_file(
     part: slice, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards: Any = {"shards": (10,), "chunks": (5,)} if kind == "shards" else {"chunks": (10,)}
@@ -538,7 +538,7 @@ def test_several_failures_of_one_read_leave_no_error_behind(
     assert "never retrieved" not in caplog.text
 
 
-def test_a_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
+def test_cancelled_read_stops_its_requests(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     fs = RefShardFileSystem(references(url), asynchronous=True, skip_instance_cache=True)
 
@@ -622,12 +622,12 @@ def test_arrays_do_not_share_codecs_that_only_seem_alike(monkeypatch: pytest.Mon
     assert [group[name][:].tolist() for name in "ab"] == [[66, 66], [75, 75]]
 
 
-def test_a_pickled_array_of_another_store_does_not_need_us(tmp_path: Path) -> None:
+def test_pickled_array_of_another_store_does_not_need_us(tmp_path: Path) -> None:
     array = zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     assert b"refshard" not in pickle.dumps(array).replace(str(tmp_path).encode(), b"")
 
 
-def test_a_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
+def test_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
     zarr.create_array(LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = "import pickle, sys; print(int(pickle.load(sys.stdin.buffer)[:].sum()))"
     found = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(opened(str(tmp_path))), capture_output=True)
