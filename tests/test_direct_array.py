@@ -155,9 +155,7 @@ def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
     assert chunked.fetched == 48
 
 
-def test_failing_chunk_is_named_and_no_other_logged(
-    http_server: RangeServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_chunk_is_named_and_no_other_logged(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
     chunked = Chunked(http_server)
     refs = chunked.refs() | {f"a/{number}.0": [http_server.url + "/gone", 0, CHUNK] for number in (1, 2)}
     ds = xr.open_dataset(refs | NAMED, engine=RefShardBackend, mask_and_scale=False, storage_options={"retries": 0})

@@ -282,9 +282,7 @@ def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: in
 # ------------------------------------------------------------------ a data engineer, with a set that grows by a day
 
 
-def test_daily_set_grows_and_says_what_to_type_where_it_cannot(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_daily_set_grows_and_says_what_to_type_where_it_cannot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0
     assert lacking(capsys.readouterr().out, "all.json", "keys", "written in") == []
     assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 0
