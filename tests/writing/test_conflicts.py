@@ -124,7 +124,7 @@ def test_object_replaced_by_another_process_is_not_overwritten(opened: Open, key
     first.commit()
     second.pipe_file(key, before)
     for _ in range(2):
-        with pytest.raises(ConflictError, match=r"discard\(\) drops it"):
+        with pytest.raises(ConflictError, match=r"discard\(\) drops them"):
             second.commit()
     second.discard()
     if key.endswith(".zarray"):
@@ -165,7 +165,7 @@ def test_opening_anew_remembers_the_state_that_was_written_on(opened: Open) -> N
     second.invalidate_cache()
     assert array(second, mode="r")[:2].tolist() == [1, 1]
     for _ in range(2):
-        with pytest.raises(ConflictError, match=r"discard\(\) drops it"):
+        with pytest.raises(ConflictError, match=r"discard\(\) drops them"):
             second.commit()
     assert opened("r").cat_file("plain/.zattrs") == theirs
     second.discard()
