@@ -133,15 +133,14 @@ for form in sys.argv[1:]:
 
 
 @pytest.mark.evidence(id="R13")
-def test_gdal_reads_what_is_served(folder: Path) -> None:
+def test_gdal_reads_what_is_served(server: Server, folder: Path) -> None:
     pytest.importorskip("rasterio")
-    fs = RefShardFileSystem(f"{folder}/*.nc")
-    with Server(refshard_fs.asgi(fs)) as server:
-        forms = [f'ZARR:"/vsicurl/{server.url}/":/t', f'ZARR:"/vsicurl/{server.url}/t"']
-        # A process of its own: GDAL holds Python's lock while it waits for the server.
-        done = subprocess.run([sys.executable, "-c", GDAL, *forms], capture_output=True, text=True, timeout=120)
+    forms = [f'ZARR:"/vsicurl/{server.url}/":/t', f'ZARR:"/vsicurl/{server.url}/t"']
+    # A process of its own: GDAL holds Python's lock while it waits for the server.
+    done = subprocess.run([sys.executable, "-c", GDAL, *forms], capture_output=True, text=True, timeout=120)
+    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
     for line in done.stdout.splitlines():
-        np.testing.assert_array_equal(json.loads(line), xr.open_dataset(fs, engine="refshard")["t"])
+        np.testing.assert_array_equal(json.loads(line), expected)
     assert done.stdout.count("\n") == len(forms), done.stderr
 
 

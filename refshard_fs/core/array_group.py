@@ -274,7 +274,7 @@ class ArrayGroup(KeySpace):
 
     ``attributes`` are the attributes of the root, ``groups`` has those of other groups by path; groups between the root
     and an array may be left out. ``reports`` says by path why an array of the file is not shown: reading its keys is an
-    error, since they are not missing. ``others`` are documents by key that are not metadata of zarr.
+    error, since they are not missing.
     """
 
     consolidates = True
@@ -286,7 +286,6 @@ class ArrayGroup(KeySpace):
         zarr_format: int,
         attributes: Mapping[str, Any],
         reports: Mapping[str, str] | None = None,
-        others: Mapping[str, bytes] | None = None,
         groups: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.reports = dict(reports or {})
@@ -301,7 +300,7 @@ class ArrayGroup(KeySpace):
         self._chunks = chunks
         above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
         self._groups = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
-        self._documents = _Documents(arrays, self._groups, zarr_format, others or {})
+        self._documents = _Documents(arrays, self._groups, zarr_format)
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
@@ -377,15 +376,11 @@ class ArrayGroup(KeySpace):
     def _contents(self, prefix: str, shortened: Collection[str] = ()) -> Steps[Contents]:
         """Return the contents below ``prefix``, with only the first chunk of the arrays ``shortened``."""
         members: dict[str, bytes] = {}
-        others: dict[str, int | None] = {}
         arrays: dict[str, ArrayChunks] = {}
         for key in self._documents:
             if not is_within(key, prefix):
                 continue
             path, name = parent(key)
-            if not zarrmeta.is_metadata(key):
-                others[key] = len(self._documents[key])
-                continue
             members[key] = self._documents[key]
             if name in zarrmeta.ARRAY_DOCUMENTS and path in self.grids:
                 grid = self.grids[path]
@@ -395,7 +390,7 @@ class ArrayGroup(KeySpace):
                 existing = yield from self._existing(path)
                 column = None if existing is None else np.array([grid.number(each.name) for each in existing], "u8")
                 arrays[path] = ArrayChunks(grid, [range(grid.size)] if column is None else column)
-        return Contents(members, arrays, others, frozenset(others))
+        return Contents(members, arrays)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[ChunkColumns]:
         if array not in self._chunks or (grid is not None and grid != self.grids[array]):
@@ -443,7 +438,7 @@ class ArrayGroupBuilder:
 
 
 class _Documents(Mapping[str, bytes]):
-    """The metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root, and ``others``.
+    """The metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root.
 
     Each document is encoded when it is first read: a cube reads one or two of a piece.
     """
@@ -453,7 +448,6 @@ class _Documents(Mapping[str, bytes]):
         arrays: Mapping[str, ArrayDescription],
         groups: Mapping[str, Mapping[str, Any]],
         zarr_format: int,
-        others: Mapping[str, bytes],
     ) -> None:
         nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
         for path, attributes in groups.items():
@@ -470,8 +464,8 @@ class _Documents(Mapping[str, bytes]):
         in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
         self._plain = {join(path, name): found for path in in_order for name, found in nodes[path]}
         self._consolidated = "zarr.json" if zarr_format == 3 else zarrmeta.CONSOLIDATED
-        self._keys = dict.fromkeys([*others, *self._plain, self._consolidated])
-        self._encoded = {key: data for key, data in others.items() if key not in self._plain}
+        self._keys = dict.fromkeys([*self._plain, self._consolidated])
+        self._encoded: dict[str, bytes] = {}
 
     def __getitem__(self, key: str) -> bytes:
         data = self._encoded.get(key)

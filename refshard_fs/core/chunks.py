@@ -226,7 +226,7 @@ class Contents(msgspec.Struct, frozen=True, eq=False):
       JSON object in place of bytes, or ``[url, offset, length]``, the range of a target.
     - ``arrays``: the chunks that may exist, by the array's path.
     - ``others``: all other keys, which have to be looked up, with their sizes if a listing states them.
-    - ``indexes``: the keys in ``others`` that only locate or describe chunks: sets have no copies of them.
+    - ``indexes``: the keys in ``others`` that only locate chunks.
     """
 
     members: dict[str, Any]

@@ -234,5 +234,4 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     arrays = {name: scale.description for name, scale in volume.scales.items()}
     grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
     chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
-    others = {INFO: document.data}
-    return ArrayGroup(arrays, chunks, options.zarr_format, volume.attributes, volume.reports, others)
+    return ArrayGroup(arrays, chunks, options.zarr_format, volume.attributes, volume.reports)
