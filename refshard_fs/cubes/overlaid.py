@@ -89,7 +89,7 @@ class Overlaid(View):
             directory, name = parent(key)
             if directory == prefix:
                 found[name] = Listed(name, len(entry.data))
-            elif directory.startswith(join(prefix, "")):
+            elif is_within(directory, prefix):
                 below = directory[len(prefix) :].strip("/").partition("/")[0]
                 found.setdefault(below, Listed(below, None, True))
         return sorted(found.values(), key=by_name) if found or names is not None else None

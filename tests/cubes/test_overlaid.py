@@ -37,6 +37,13 @@ def test_arrays_that_a_document_holds_hide_chunks_of_the_piece() -> None:
     assert json.loads(answer(shown.lookup("x/.zarray")).data)["chunks"] == [10]
 
 
+def test_directory_lists_no_array_whose_name_begins_alike() -> None:
+    shown = overlay({"abc/.zarray": META, "a/d/.zarray": META}, {})
+    names = {listed.name for listed in answer(shown.children("a"))}
+    assert "d" in names
+    assert "bc" not in names
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [({}, "do not show as an array of one chunk"), ({"x/.zarray": {**META, "shape": [11]}}, "an array of one chunk")],
