@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import PurePath
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -92,15 +93,25 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
 
     ``s3://data`` and ``s3://data/`` are the same prefix; neither matches ``s3://data-private/x``.
     """
-    best: tuple[str, T] | None = None
-    if table and climbs(url):
+    if not table:
+        return None
+    if climbs(url):
         url = server_of(_first(url)[0])
-    for prefix, value in table.items():
-        stem = prefix.rstrip("/") if not prefix.endswith("://") else prefix
-        fits = url == stem or url.startswith(stem if stem.endswith("://") else stem + "/")
-        if fits and (best is None or len(stem) > len(best[0])):
-            best = stem, value
-    return best
+    prefixes = _prefixes_by_stem(tuple(table))
+    end = len(url)
+    while end >= 0:
+        for stem in (url[:end], url[: end + 1]):  # "s3:" and "s3://", whose last slash is at `end`
+            prefix = prefixes.get(stem) if stem == url[:end] or stem.endswith("://") else None
+            if prefix is not None:
+                return stem, table[prefix]
+        end = url.rfind("/", 0, end)
+    return None
+
+
+@lru_cache(64)  # `allow=` may have thousands of prefixes, and each chunk is looked up
+def _prefixes_by_stem(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return the prefixes by the text before their last slashes; of equal ones the first."""
+    return {prefix if prefix.endswith("://") else prefix.rstrip("/"): prefix for prefix in reversed(prefixes)}
 
 
 def climbs(url: str) -> bool:

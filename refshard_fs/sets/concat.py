@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal, get_args, overload
 
 import msgspec
 import numpy as np
@@ -39,6 +39,21 @@ logger = logging.getLogger(__package__)
 REASON: Final = 200  # characters of an error that a document keeps
 
 Join = Literal["exact", "outer"]  # "exact": all sources have the same variables, and the same coordinates
+Grid = Literal["regular", "rectilinear"]
+CHOICES: Final = {
+    "join": get_args(Join),
+    "overlap": get_args(Overlap),
+    "on_error": get_args(OnError),
+    "grid": get_args(Grid),
+}
+IN_XARRAY: Final = {  # arguments of `xarray.open_mfdataset`, and the argument here
+    "combine": "coordinates give the order; dim= or dims= keep the order of the list",
+    "combine_attrs": "attributes are those of the first source; attrs= changes them",
+    "compat": "variables must be equal; same= names those that are taken from the first source",
+    "concat_dim": "give dim=, or dims= for nested lists",
+    "data_vars": "variables with the dimension are joined; all others must be equal",
+    "parallel": "executor= takes the workers",
+}
 
 
 @overload
@@ -62,7 +77,7 @@ def concat(
     overlap: Overlap = "error",
     join: Join = "exact",
     freq: str | float | None = None,
-    grid: Literal["regular", "rectilinear"] = "regular",
+    grid: Grid = "regular",
     chunks: Mapping[str, int] | None = None,
     subchunks: Mapping[str, int] | None = None,
     on_error: OnError = "raise",
@@ -183,6 +198,7 @@ def concat(
     TargetNotAllowed
         A source from elsewhere refers to what it may not reach.
     """
+    _check_choices(join=join, overlap=overlap, on_error=on_error, grid=grid)
     finds = lazy and dim is None and dims is None  # along which dimensions sources are joined
     if dims is not None and dim is not None:
         raise TypeError("give dim=, or dims= for nested lists")
@@ -192,6 +208,8 @@ def concat(
         raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
     if preprocess is not None and (executor is not None or resume is not None):
         raise ValueError("preprocess= runs in this process for each set: leave executor= and resume= out")
+    for name in options.keys() & IN_XARRAY.keys():
+        raise TypeError(f"concat has no argument {name}=, as xarray.open_mfdataset has: {IN_XARRAY[name]}")
     options = for_sources(options, iter_urls(sets), concat)
     choice = Choice.of(drop, keep, rename, attrs).to_json()
     if choice:
@@ -258,6 +276,14 @@ def concat(
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
     remark = "; ".join(filter(None, [explain_document(joined.made), rounded]))
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, heads)
+
+
+def _check_choices(**given: Any) -> None:
+    """Raise ValueError if an argument has none of the values that its type lists."""
+    for name, value in given.items():
+        if value not in CHOICES[name]:
+            more = ". 'inner' is 'outer' with sel=, and 'override' is tolerance=" if name == "join" else ""
+            raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, CHOICES[name]))}{more}")
 
 
 def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds: bool) -> None:

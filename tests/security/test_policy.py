@@ -46,6 +46,21 @@ def test_other_paths_are_in_their_prefix(path: str) -> None:
     assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") == ("https://h/a", 1)
 
 
+PARTS = st.lists(st.sampled_from(["s3://", "s3:", "file://", "/", "a", "b", "a/b", "https://h", "::"]), max_size=5)
+
+
+@given(st.lists(PARTS.map("".join), max_size=6), PARTS.map("".join))
+def test_longest_prefix_is_that_of_a_scan_of_all_prefixes(prefixes: list[str], url: str) -> None:
+    table = {prefix: number for number, prefix in enumerate(prefixes)}
+    stems = [(prefix if prefix.endswith("://") else prefix.rstrip("/"), value) for prefix, value in table.items()]
+    fitting = [
+        (stem, value)
+        for stem, value in stems
+        if url == stem or url.startswith(stem if stem.endswith("://") else stem + "/")
+    ]
+    assert longest_prefix(table, url) == max(fitting, key=lambda found: len(found[0]), default=None)
+
+
 @given(st.text(alphabet="./%2eEfF5cC;\\ab", max_size=24))
 def test_what_decodes_to_a_step_up_climbs(path: str) -> None:
     from urllib.parse import unquote

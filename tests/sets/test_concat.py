@@ -526,3 +526,29 @@ def test_sets_of_different_versions_are_refused_for_that() -> None:
     sets = [day(0, 4, 2), day(4, 4, 3)]
     with pytest.raises(ManifestError, match="has the zarr_format 2 in set 0, and 3 in set 1"):
         refshard_fs.concat(sets, "time")
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ({"join": "inner"}, "join='inner': expected 'exact' or 'outer'"),
+        ({"overlap": "both"}, "overlap='both': expected 'error' or 'first' or 'last'"),
+        ({"on_error": "ignore"}, "on_error='ignore': expected 'raise' or 'skip' or 'hole'"),
+        ({"grid": "odd"}, "grid='odd': expected 'regular' or 'rectilinear'"),
+    ],
+)
+def test_values_of_arguments_that_do_not_exist_are_refused(lazy: bool, argument: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        refshard_fs.concat([day(0, 2), day(2, 2)], "time", lazy=lazy, **argument)
+
+
+def test_arguments_of_xarray_are_refused_with_ours() -> None:
+    for name, ours in {
+        "concat_dim": "dim=",
+        "combine_attrs": "attrs=",
+        "compat": "same=",
+        "parallel": "executor=",
+    }.items():
+        with pytest.raises(TypeError, match=f"{name}=, as xarray.open_mfdataset has: .*{ours}"):
+            refshard_fs.concat([day(0, 2), day(2, 2)], "time", **{name: "x"})
