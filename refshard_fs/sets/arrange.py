@@ -46,7 +46,8 @@ def arrange(
     order = [number for number, own in enumerate(values) if len(own)]
     if not order:
         return None
-    is_descending = all(own[0] > own[-1] for own in values if len(own) > 1) and len(values[order[0]]) > 1
+    longer = [own for own in values if len(own) > 1]
+    is_descending = bool(longer) and all(own[0] > own[-1] for own in longer)
     if sort:
         order.sort(key=lambda number: values[number][0], reverse=is_descending)
     taken = np.concatenate([values[number] for number in order])

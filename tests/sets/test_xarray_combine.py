@@ -111,6 +111,7 @@ CASES = {
     "scalars": Case([xr.Dataset({"x": k}) for k in (0, 1)], by_coords(), {}, "they are joined is not known"),
     "interleaved": Case([on([0.0, 1, 2], [0, 1, 5]), on([3.0, 4], [2, 3])], by_coords(), {}, "have no common order"),
     "one_descends": Case([on([1.0, 0], [1, 0]), on([2.0, 3], [2, 3])], by_coords(), {}, "have no common order"),
+    "all_descend_but_one_has_one_value": Case([on([0.0], [0]), on([2.0, 1], [2, 1])], by_coords()),
     "all_descend": Case([on([1.0, 0], [1, 0]), on([3.0, 2], [3, 2])], by_coords()),
     "grid_lacks_a_set": Case([at(1, 0, 0), at(2, 1, 0), at(3, 0, 1)], by_coords(**OUTER), OUTER),
     "grid_must_be_whole": Case(
@@ -127,6 +128,22 @@ CASES = {
         [plane([0, 1], [0]), plane([1, 2], [1])], nested("x", join="exact"), ALONG_X, "different values of 'y'"
     ),
     "outer": Case([plane([0, 1], [0]), plane([1, 2], [1])], nested("x", **OUTER), {**ALONG_X, **OUTER}),
+    "join_inner_by_outer_and_sel": Case(
+        [plane([0, 1], [0]), plane([1, 2], [1])],
+        nested("x", join="inner"),
+        {**ALONG_X, **OUTER, "sel": {"y": slice(1, 1)}},
+    ),
+    "join_override_by_tolerance": Case(
+        [plane([0, 1.0], [0]), plane([0, 1.0000001], [1])], nested("x", join="override"), {**ALONG_X, "tolerance": 1e-5}
+    ),
+    "compat_override_by_same": Case(
+        [on([1.0], [0]).assign(a=1.0), on([1.0], [0]).rename(v="w").assign(a=2.0)],
+        by_coords(compat="override"),
+        {"same": ["a"]},
+    ),
+    "compat_no_conflicts": Case(
+        [on([1.0], [0]).assign(a=1.0), on([1.0], [0]).rename(v="w").assign(a=1.0)], by_coords(compat="no_conflicts")
+    ),
     "missing": Case([on([1.0], [0], w=[1.0]), on([2.0], [1])], by_coords(), {}, "has no variable 'w'"),
     "missing_outer": Case([on([1.0], [0], w=[1.0]), on([2.0], [1])], by_coords(**OUTER), OUTER),
     "missing_first": Case([on([2.0], [0]), on([1.0], [1], w=[1.0])], by_coords(**OUTER), OUTER),
