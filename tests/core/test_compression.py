@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import struct
+import sys
 import zlib
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs.core.compression import MOST, check_chunk, decompress, unpack_bits, zstd
+from refshard_fs.core.compression import MOST, add_up, check_chunk, decompress, unpack_bits, zstd
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from tests.support.memory import taking
 
@@ -173,3 +174,13 @@ def test_numbers_of_any_bits_are_unpacked(bits: int, by: str, monkeypatch: pytes
         assert np.array_equal(unpack_bits(data + b"more", bits, count), numbers)
         with pytest.raises(ValueError, match=f"{count} values of {bits} bits"):
             unpack_bits(data[:-1], bits, count)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_numbers_are_added_up_in_place(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    numbers = np.array([7, 1 << 62, 1 << 62, -3, 0, 5])
+    want = np.cumsum(numbers[1:])  # which wraps
+    add_up(numbers[1:])
+    assert numbers.tolist() == [7, *want]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import decode_by_imagecodecs, unpack_bits
+from refshard_fs.core.compression import add_up, decode_by_imagecodecs, unpack_bits
 from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, integer, signed
 
 _Array = npt.NDArray[Any]
-_SCALED: Final = 1 << 16  # values that are scaled at a time, as 64-bit floats,
-_GROUPS: Final = 1 << 12  # and groups whose numbers are unpacked at a time: so many fit into a processor's cache
-_ABSENT: Final = -1 << 63  # a number that stands for a missing value
+_AT_ONCE: Final = 1 << 15  # values that are unpacked and scaled at a time: so many fit into a processor's cache
+_Piece = tuple[_Array, _Array | None]  # some numbers, and where in a row they belong: None if all follow each other
 
 
 class _FieldValues(msgspec.Struct, frozen=True):
@@ -96,10 +95,8 @@ class Values(_FieldValues, frozen=True):
         if not (integer(packing, 32, 4) if template in (2, 3) else bits):
             values = np.broadcast_to(scale.reference, stored)  # without groups or bits, the reference is not scaled
         else:
-            numbers = _SCALABLE[template](data, packing, bits, stored).ravel()
-            if numbers.size != stored:
-                raise ValueError(f"expected {stored} packed values, found {numbers.size}")
-            values = scale.apply(numbers, "f8" if template == _LOGARITHM else "f4")
+            numbers = _SCALABLE[template](data, packing, bits, stored)
+            values = scale.apply(numbers, stored, "f8" if template == _LOGARITHM else "f4")
         if template == _LOGARITHM:
             values = np.exp(values) - _float(packing, 21)
         return values
@@ -117,18 +114,31 @@ class _Scale(NamedTuple):
         """Return what a section 5 of edition 2 says."""
         return cls(_float(packing, 12), _power(2, signed(packing, 16, 2)), _power(10, -signed(packing, 18, 2)))
 
-    def apply(self, numbers: _Array, dtype: str = "f4") -> _Array:
-        """Return the values of packed numbers."""
-        values = np.empty(numbers.size, dtype)
-        for first in range(0, numbers.size, _SCALED):
-            piece = slice(first, first + _SCALED)
-            scaled = numbers[piece].astype("f8")
-            scaled *= self.factor
+    def apply(self, numbers: _Array | Iterator[_Piece], count: int, dtype: str = "f4") -> _Array:
+        """Return the values of packed numbers, NaN for those that are missing."""
+        values, done = np.empty(count, dtype), 0
+        for piece, there in _cut(numbers.ravel(), count) if isinstance(numbers, np.ndarray) else numbers:
+            scaled = piece.astype("f8")
+            if self.factor != 1:
+                scaled *= self.factor
             scaled += self.reference
             if self.decimal != 1:
                 scaled *= self.decimal
-            values[piece] = scaled
+            some = values[done : done + (piece if there is None else there).size]
+            if there is None:
+                some[:] = scaled
+            else:
+                some[:] = np.nan
+                np.place(some, there, scaled.astype(dtype))
+            done += some.size
         return values
+
+
+def _cut(numbers: _Array, count: int) -> Iterator[_Piece]:
+    if numbers.size != count:
+        raise ValueError(f"expected {count} packed values, found {numbers.size}")
+    for first in range(0, numbers.size, _AT_ONCE):
+        yield numbers[first : first + _AT_ONCE], None
 
 
 def _float(packing: Octets, octet: int) -> float:
@@ -221,68 +231,71 @@ def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
     return np.frombuffer(decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
 
 
-def _grouped(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> _Array:
-    """Unpack the numbers of groups, each with a reference, a width and a length of its own.
+def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> Iterator[_Piece]:
+    """Yield the numbers of groups, each with a reference, a width and a length of its own.
 
-    With ``limits``, numbers that reach the limit of their group, before its reference is added, become `_ABSENT`.
+    With ``limits``, numbers that reach the limit of their group, before its reference is added, are missing.
     """
     references, widths, lengths = groups
     is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"found {lengths.sum()} in {len(lengths)} groups, or too few bytes"
         raise ValueError(f"expected {stored} values, {reason}")
-    # Groups are cut into parts of as many numbers as a word of 64 bits holds, so that numpy computes the n-th numbers
-    # of all parts together. The last part of a group is filled up; `inside` tells its numbers from the filling.
-    at_once = min(8, 64 // max(int(widths.max()), 1))
-    row = f"V{at_once}"
-    filled = np.tri(at_once, dtype=bool).view(row).ravel()
-    words = np.frombuffer(bytes(data) + bytes(16 - len(data) % 8), ">u8").astype("u8")
-    begins = np.cumsum(widths * lengths) - widths * lengths
-    out, done = np.empty(stored, "i8"), 0
-    used = np.flatnonzero(lengths)
-    for first in range(0, len(used), _GROUPS):
-        some = used[first : first + _GROUPS]
-        parts = -(-lengths[some] // at_once)
-        ends = np.cumsum(parts)
-        skipped = begins[some] - (ends - parts) * at_once * widths[some]
-        width, reference, bit = (
-            np.repeat(each, parts).view("u8") for each in (widths[some], references[some], skipped)
-        )
-        bit += np.arange(len(bit), dtype="u8") * width * at_once
-        place, shift = (bit >> 6).view("i8"), bit & 63
-        word = words[place] << shift | words[place + 1] >> 64 - shift  # a shift by 64 bits leaves 0
-        numbers, inside = np.empty((len(word), at_once), "i8"), np.ones((len(word), at_once), bool)
-        inside.view(row)[ends - 1, 0] = filled[lengths[some] - at_once * (parts - 1) - 1]
-        limit = None if limits is None else np.repeat(limits[some], parts).view("u8")
-        down = 64 - width
-        for column in range(at_once):
-            numbers[:, column] = found = (word >> down) + reference
-            if limit is not None:
-                numbers[found - reference >= limit, column] = _ABSENT
-            word <<= width
-        stop = done + int(lengths[some].sum())
-        out[done:stop] = numbers[inside]
-        done = stop
-    return out
+    bits = 32 if widths.max() <= 25 else 64  # of a word that has the whole of a number, wherever in a byte it begins
+    dtype = f"u{bits // 8}"
+    padded = bytes(data) + bytes(8)
+    words = np.ndarray((len(data) + 1,), f">{dtype}", padded, strides=(1,)).astype(dtype)  # from each byte on
+    ends = np.cumsum(lengths)
+    first = done = begin = 0
+    while first < len(lengths):
+        last = max(int(np.searchsorted(ends, done + _AT_ONCE, "right")), first + 1)
+        some, done = slice(first, last), int(ends[last - 1])
+        length = lengths[some]
+        at = np.repeat(np.append(begin, widths[some]), np.append(1, length))  # where each number begins
+        shift = np.subtract(bits, at[1:], dtype=dtype, casting="unsafe")
+        add_up(at)
+        found = words.take(at[:-1] >> 3, mode="clip")  # all are within the words, which "clip" checks in less time
+        found <<= np.bitwise_and(at[:-1], 7, dtype=dtype, casting="unsafe")
+        found >>= shift  # a shift by all bits leaves 0
+        numbers = np.repeat(references[some], length)
+        if limits is None:
+            numbers += found.astype("i8")
+            yield numbers, None
+        else:
+            there = found < np.repeat(limits[some], length)
+            yield numbers.compress(there) + found.compress(there).astype("i8"), there
+        first, begin = last, int(at[-1])
 
 
-def _add_up(numbers: _Array, firsts: _Array) -> None:
-    """Replace differences by the numbers that begin with ``firsts``, whose count is the order of the differences."""
-    order = min(len(firsts), len(numbers))
-    for done in range(order):  # the first difference of each order begins the sums of that order
-        numbers[done] = np.diff(firsts, done)[0]
-    for done in reversed(range(order)):
-        np.cumsum(numbers[done:], out=numbers[done:])
+def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterator[_Piece]:
+    """Yield numbers, given the ``firsts`` and then differences of an order, which is the count of the firsts.
+
+    In the places of the firsts, the ``pieces`` hold nothing.
+    """
+    order, done = len(firsts), 0
+    begins = np.diff(
+        np.array([0] * order + list(firsts), "i8"), order
+    )  # differences of the firsts, after nothing but 0
+    sums = np.zeros(order, "i8")
+    for numbers, there in pieces:
+        begin = begins[done : done + len(numbers)]
+        numbers[: len(begin)] = begin
+        for each in range(order if len(numbers) else 0):
+            numbers[0] += sums[each]
+            add_up(numbers)
+            sums[each] = numbers[-1]
+        done += len(numbers)
+        yield numbers, there
 
 
-def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArray[Any]:
-    """Decode numbers in groups, maybe differences of numbers; NaN where a number is missing."""
+def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+    """Decode numbers in groups, maybe differences of numbers."""
     groups, missing = integer(packing, 32, 4), integer(packing, 23)
     order, size = (integer(packing, 48), integer(packing, 49)) if integer(packing, 10, 2) == 3 else (0, 0)
     if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
         raise ValueError(f"invalid packing of {stored} values in {groups} groups, as differences of order {order}")
     at = size * (order + 1) if order else 0
-    firsts = np.array([integer(data, 1 + size * number, size) for number in range(order)]).astype("i8")
+    firsts = [integer(data, 1 + size * number, size) for number in range(order)]
     least = signed(data, 1 + size * order, size) if order else 0
     parts = []
     for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
@@ -295,16 +308,7 @@ def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> npt.NDArr
     limits = None
     if missing:  # the highest numbers stand for missing values; in groups without bits, the highest references
         limits = np.where(widths > 0, (1 << np.minimum(widths, 32)) - missing, references < (1 << bits) - missing)
-    numbers = _grouped(data[at:], (references + least, widths, lengths), limits, stored)
-    if not missing:
-        _add_up(numbers, firsts)
-        return numbers
-    there = numbers != _ABSENT
-    numbers = numbers[there]
-    _add_up(numbers, firsts)
-    filled = np.full(stored, np.nan)
-    filled[there] = numbers
-    return filled
+    return _add_differences(_unpack_groups(data[at:], (references + least, widths, lengths), limits, stored), firsts)
 
 
 def _spectral_complex(data: Octets, packing: Octets, stored: int) -> _Array:
@@ -339,7 +343,7 @@ def _spectrum(
     if is_edition_1:  # GRIBEX scaled the last order of the subset, too
         values[n == subset] *= scales[subset]
     numbers = _simple(data[4 * plain :], b"", bits, count - plain).reshape(-1, 2)
-    unscaled = scale._replace(decimal=1.0).apply(numbers.ravel(), "f8").reshape(-1, 2)
+    unscaled = scale._replace(decimal=1.0).apply(numbers, numbers.size, "f8").reshape(-1, 2)
     values[~is_plain] = scale.decimal * unscaled * scales[n[~is_plain], None]
     values[(m == 0) & ~is_plain, 1] = 0  # they are, but for rounding
     return values.ravel()
@@ -354,7 +358,7 @@ def truncation_of(count: int) -> int:
 
 
 _LOGARITHM: Final = 61
-_SCALABLE: Final = {  # by template of section 5: decoders to numbers that are scaled,
+_SCALABLE: Final[dict[int, Callable[..., _Array | Iterator[_Piece]]]] = {  # by template, decoders to numbers to scale,
     0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
 }  # fmt: skip
 _UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # and to values
@@ -398,7 +402,7 @@ class Values1(_FieldValues, frozen=True):
         if flags & SPECTRAL:
             return self._place(self._spectral(data, scale), None)
         if flags & _COMPLEX:
-            out = self._place(scale.apply(self._second_order(data, stored)), bitmap)
+            out = self._place(scale.apply(self._second_order(data, stored), stored), bitmap)
             return _in_rows(out, self.across, TO_AND_FRO).ravel() if integer(data, 14) & _ROWS_TURN else out
         bits, unused = integer(data, 11), flags & 0xF
         if flags & _OTHER_TYPES:
@@ -408,19 +412,19 @@ class Values1(_FieldValues, frozen=True):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
         if not bits or not stored:
             return self._place(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
-        return self._place(scale.apply(unpack_bits(data[11:], bits, stored)), bitmap)
+        return self._place(scale.apply(unpack_bits(data[11:], bits, stored), stored), bitmap)
 
     def _spectral(self, data: memoryview, scale: _Scale) -> _Array:
         """Decode spectral coefficients: all packed but the first, or all but a subset."""
         bits = integer(data, 11)
         if not integer(data, 4) & _COMPLEX:
             numbers = _simple(data[15:], b"", bits, self.count - 1)
-            return np.concatenate([ibm_floats(data[11:], 1), scale.apply(numbers, "f8")])
+            return np.concatenate([ibm_floats(data[11:], 1), scale.apply(numbers, numbers.size, "f8")])
         if len({integer(data, octet) for octet in (16, 17, 18)}) > 1:
             raise ValueError("its unpacked spectral coefficients are not a triangle")
         return _spectrum(data[18:], integer(data, 16), signed(data, 14, 2) / 1000, bits, self.count, scale, True)
 
-    def _second_order(self, data: memoryview, stored: int) -> _Array:
+    def _second_order(self, data: memoryview, stored: int) -> Iterator[_Piece]:
         """Decode numbers in groups, maybe differences of numbers."""
         flags, groups = integer(data, 14), integer(data, 17, 2) | integer(data, 21) << 16
         order = flags & 3
@@ -431,10 +435,10 @@ class Values1(_FieldValues, frozen=True):
         width = integer(data, 26) if order else 1
         if not 0 < groups <= stored - order or not 0 < width <= 32:
             raise ValueError(f"{stored} values are packed in {groups} groups, with differences of {width} bits")
-        at, firsts, bias = 25, np.zeros(0, "i8"), 0
+        at, firsts, bias = 25, [], 0
         if order:
-            *first, bias = unpack_bits(data[26:], width, order + 1).tolist()
-            firsts, sign = np.array(first, "i8"), 1 << width - 1
+            *firsts, bias = unpack_bits(data[26:], width, order + 1).tolist()
+            sign = 1 << width - 1
             bias, at = (sign - bias if bias & sign else bias), 26 + -(-width * (order + 1) // 8)
         parts = []
         for bits in (integer(data, 22), integer(data, 23), integer(data, 11)):
@@ -445,6 +449,4 @@ class Values1(_FieldValues, frozen=True):
         if order:  # a group without bits keeps the place of the first values
             begin = (0, references), (0, widths), (order, lengths)
             references, widths, lengths = (np.concatenate([[one], others]) for one, others in begin)
-        numbers = _grouped(data[at:], (references, widths, lengths), None, stored)
-        _add_up(numbers, firsts)
-        return numbers
+        return _add_differences(_unpack_groups(data[at:], (references, widths, lengths), None, stored), firsts)

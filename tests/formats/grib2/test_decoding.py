@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import pytest
 
+from refshard_fs.formats.grib2 import decoding
 from refshard_fs.formats.grib2.decoding import Values
 from tests.support.grib_messages import RNG, message, sections
 from tests.support.memory import taking
@@ -138,8 +139,13 @@ def in_groups(order: int, missing: int, widest: int) -> bytes:
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_groups_of_any_width_and_length_are_unpacked(order: int, missing: int) -> None:
-    for widest in (3, 8, 20):
+@pytest.mark.parametrize("at_once", [1, 50, 1 << 15])
+def test_groups_of_any_width_and_length_are_unpacked(
+    order: int, missing: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few values are unpacked at a time, also if the first values are not unpacked together."""
+    monkeypatch.setattr(decoding, "_AT_ONCE", at_once)
+    for widest in (3, 8, 20, 30):
         data = in_groups(order, missing, widest)
         handle = eccodes.codes_new_from_message(data)
         eccodes.codes_set(handle, "missingValue", 1e300)
