@@ -12,10 +12,10 @@ import numpy.typing as npt
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import coordinate_set, gap, trim, with_metadata
+from refshard_fs.sets.changed_set import with_metadata
 from refshard_fs.sets.common_units import comparable, with_common_units
-from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.coordinates import get_coordinate_values
+from refshard_fs.sets.digests import with_digests
 from refshard_fs.sets.document_gaps import (
     check_chunks_of_gap,
     cut_off,
@@ -24,9 +24,11 @@ from refshard_fs.sets.document_gaps import (
     replace_piece,
     values_in_gaps,
 )
+from refshard_fs.sets.gap_set import make_extent, make_gap
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
 from refshard_fs.sets.set_row import Rules, SetRow
 from refshard_fs.sets.stacking import stack_along
+from refshard_fs.sets.trim import trim
 from refshard_fs.sets.variables import NamedSet
 
 
@@ -59,7 +61,7 @@ def add_piece(
     extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
     replaced_part = 0  # the length of a part that the new set takes the place of
     if values is not None and document.coordinate is not None:
-        extent = coordinate_set(shown.variables[document.coordinate], values, shown, name)
+        extent = make_extent(shown.variables[document.coordinate], values, shown, name)
     if values is not None and extent is not None and coming is not None:
         known = comparable(shown.variables[str(document.coordinate)], values)
         if rules.on_duplicate == "replace":
@@ -83,12 +85,12 @@ def add_piece(
                 )
             document = cut_off(document, kept.old)
             new = trim(new, dim, kept.start, kept.stop, lazy=True)
-            extent = coordinate_set(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)
+            extent = make_extent(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)
     first, new = with_digests([first, new], [dim], rules.same)
     # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
     # documents of metadata, which have the first one's length, get its own.
     metadata = {**document.metadata, **times.metadata}
-    old = gap(with_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
+    old = make_gap(with_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
     found, whole = SetRow(
         dim,

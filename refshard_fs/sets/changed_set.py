@@ -5,9 +5,7 @@ Only references change: chunks are taken whole, and pieces of chunks without a c
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.columns import WHOLE, ChunkTable, Part, Ranges, Texts
-from refshard_fs.core.dtypes import dtype_of, plain
+from refshard_fs.core.columns import ChunkTable, Part, Ranges
+from refshard_fs.core.dtypes import plain
 from refshard_fs.core.keys import ChunkGrid, join, parent
-from refshard_fs.cubes.moving import Move, move_numbers, shift_by
-from refshard_fs.cubes.sections import contiguous, is_plain
+from refshard_fs.cubes.moving import Move, move_numbers
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
@@ -27,6 +24,8 @@ from refshard_fs.references.stream import convert_documents
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
 
 NO_CHUNKS: Final = Part(np.zeros(0, np.uint64), Ranges.absent(0))
+
+
 # Moves by axis, and the byte range of each chunk that is moved so (None: all of it).
 Moved = tuple[Mapping[int, Move], tuple[int, int] | None]
 
@@ -153,153 +152,3 @@ def in_version_3(part: NamedSet) -> NamedSet:
     members |= {join(path, "zarr.json"): node for path, node in nodes.items()}
     made = ReferenceSet(refs.urls, dict(refs.tables), members, pins=refs.pins, origins=refs.origins)
     return msgspec.structs.replace(part, refs=made, variables=VariableReader().read(made, part.name))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Gaps: sets without chunks.
-
-
-def coordinate_set(variable: Variable, values: npt.NDArray[Any], like: NamedSet, name: str) -> NamedSet:
-    """Return a set of nothing but a coordinate with ``values``, stored as in another set."""
-    changed = ChangedSet(NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}))
-    changed.put_values(variable, values, like.refs.side.get(join(variable.path, ".zattrs")))
-    return changed.result()
-
-
-def gap(
-    like: NamedSet, dim: str, name: str, length: int, extent: NamedSet | None, *, with_others: bool = False
-) -> NamedSet:
-    """Return a set with the arrays of another one along ``dim``, without chunks, but with the coordinate of ``extent``.
-
-    Without ``extent`` the coordinate has no chunks either. ``with_others`` it has all other arrays as well.
-    """
-    stored = None if extent is None else extent.coordinate(dim)
-    values = None if extent is None or stored is None else extent.values(stored.path)
-    empty = NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}, units=like.units)
-    changed = ChangedSet(msgspec.structs.replace(like, name=name) if with_others else empty)
-    for path in like.along(dim):
-        variable = like.variables[path]
-        if extent is None or not variable.is_coordinate:
-            changed.put_empty(like, path, dim, length)
-        elif values is not None:
-            changed.put_values(variable, values, like.refs.side.get(join(path, ".zattrs")))
-    if extent is not None and stored is not None and values is None:  # text, in chunks of any kind
-        path = stored.path
-        changed.put(stored, stored.meta.raw, extent.refs.side.get(join(path, ".zattrs")), extent.inline_chunks(path))
-        if len(extent.refs.tables[path]):
-            raise ManifestError(f"the values of {path!r} at {extent.name} are not known: other sets refer to them")
-    return changed.result()
-
-
-# ----------------------------------------------------------------------------------------------------
-# A part of a set along a dimension.
-
-
-def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
-    """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks.
-
-    If ``lazy``, any elements can be taken: chunks are cut when they are read.
-    """
-    changed, coordinate = ChangedSet(part), part.coordinate(dim)
-    is_changed = False
-    for path, axis in part.along(dim).items():
-        variable, meta = part.variables[path], part.variables[path].meta
-        if start == 0 and stop == meta.shape[axis]:
-            continue
-        is_changed = True
-        size = meta.chunks[axis] if meta.chunks is not None else 0
-        are_whole = size and not start % size and (not stop % size or stop == meta.shape[axis])
-        is_known = variable is coordinate if lazy else len(meta.shape) == 1 or not are_whole
-        values = part.values(path) if is_known else None
-        document = {**meta.raw, "shape": [*meta.shape[:axis], stop - start, *meta.shape[axis + 1 :]]}
-        if values is not None:
-            changed.put_values(variable, np.moveaxis(np.moveaxis(values, axis, 0)[start:stop], 0, axis))
-        elif are_whole:
-            changed.put_moved(variable, document, [({axis: shift_by(-(start // size))}, None)])
-        elif lazy:
-            changed.put(variable, document)
-        else:
-            raise ManifestError(
-                f"{part.name}: elements {start} to {stop} along {dim!r} begin or end inside chunks of {path!r}, which "
-                f"have {size}: references name whole chunks. lazy=True cuts chunks when they are read"
-            )
-    if not is_changed:
-        return part
-    trimmed = changed.result()
-    if not lazy:
-        return trimmed
-    begin, total = part.take or (0, part.length(dim))
-    return msgspec.structs.replace(trimmed, take=(begin + start, total))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Smaller chunks, which are ranges of those that are stored.
-
-
-def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> NamedSet:
-    """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension.
-
-    If ``lazy``, chunks are cut when they are read: the set is returned unchanged, once it is clear that they can be.
-    """
-    shapes = {path: _smaller_chunks(part, path, subchunks) for path in part.variables}
-    if lazy or not any(shapes.values()):
-        return part
-    changed = ChangedSet(part)
-    for path, shape in shapes.items():
-        if shape is not None:
-            _divide(changed, path, shape)
-    return changed.result(keeps_digests=True)
-
-
-def _smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return the shape of an array's chunks by ``subchunks``; None for its own.
-
-    ManifestError if a piece of a chunk is not one range.
-    """
-    variable = part.variables[path]
-    chunks = variable.meta.chunks
-    asked = [subchunks.get(dim or "") for dim in variable.dims]
-    if variable.is_coordinate or not any(asked):
-        return None
-    where = f"the chunks of {path!r} of {part.name}"
-    if chunks is None:
-        raise ManifestError(f"{where} are not of one size, or not known: they have no smaller pieces")
-    shape = tuple(size if n is None else min(n, size) for n, size in zip(asked, chunks, strict=True))
-    dtype = dtype_of(variable.meta)
-    if shape == chunks:
-        return None
-    if dtype is None or not is_plain(variable.meta):
-        codecs = ", ".join(zarrmeta.codecs_of(variable.meta)) or f"order {variable.meta.order}"
-        raise ManifestError(f"{where} are encoded ({codecs}), so that no range of one is a smaller chunk (subchunks=)")
-    if contiguous(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
-        raise ManifestError(
-            f"{where} have the shape {list(chunks)}: pieces of {list(shape)} are not in one range each. "
-            "subchunks= divides the first dimension, or one before which chunks have the length 1"
-        )
-    return shape
-
-
-def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
-    part, variable = changed.part, changed.part.variables[path]
-    meta, dtype = variable.meta, dtype_of(variable.meta)
-    chunks = meta.chunks or ()
-    assert dtype is not None, "`_smaller_chunks` has looked at it"
-    if any(size % n for size, n in zip(chunks, shape, strict=True)):
-        raise ManifestError(
-            f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, no multiple of {list(shape)}: "
-            "lazy=True takes pieces of any length"
-        )
-    size = math.prod(chunks) * dtype.itemsize
-    if not np.isin(changed.tables[path].part().ranges.lengths, (size, WHOLE)).all():
-        raise ManifestError(
-            f"not all chunks of {path!r} of {part.name} have the {size} bytes of {list(chunks)} elements"
-        )
-    counts = tuple(a // b for a, b in zip(chunks, shape, strict=True))  # pieces of a chunk along each axis
-    moves: list[Moved] = []
-    for at in itertools.product(*map(range, counts)):
-        box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
-        along = {axis: shift_by(k, factor=n) for axis, (n, k) in enumerate(zip(counts, at, strict=True))}
-        moves.append((along, contiguous(chunks, box, dtype.itemsize)))
-    grid = {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
-    changed_grid = {"chunks": list(shape)} if meta.zarr_format == 2 else {"chunk_grid": grid}
-    changed.put_moved(variable, {**meta.raw, **changed_grid}, moves)

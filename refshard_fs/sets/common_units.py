@@ -37,7 +37,7 @@ from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.recoding import MISSING, exactly, missing_values
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, with_metadata
-from refshard_fs.sets.compatibility import chunks_read
+from refshard_fs.sets.digests import read_small_arrays
 from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, with_attributes, with_type
 
 
@@ -273,7 +273,7 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
         if not only_mixed or len(lacking) < len(owners):
             for number in lacking:
                 wanted.setdefault(number, []).append(path)
-    for number, chunks in chunks_read(common.parts, wanted):
+    for number, chunks in read_small_arrays(common.parts, wanted):
         part = common.parts[number]
         for path in wanted[number]:
             if path not in chunks:

@@ -13,9 +13,7 @@ from refshard_fs.core.model import Listed, Names, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.sets.scanning import (
-    reading_options,
-)
+from refshard_fs.sets.scanning import reading_options
 from refshard_fs.source.in_memory_source import source_of
 
 SIDECARS: Final = (".idx", ".index")  # of GRIB files: left out where the files themselves match

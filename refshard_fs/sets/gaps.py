@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import coordinate_set, trim
 from refshard_fs.sets.coordinates import (
     check_one_coordinate,
     format_value,
     get_coordinate_values,
     name_set_without_values,
 )
+from refshard_fs.sets.gap_set import make_extent
 from refshard_fs.sets.steps import Steps
+from refshard_fs.sets.trim import trim
 from refshard_fs.sets.variables import MOST, NamedSet
 
 
@@ -92,7 +93,7 @@ def _insert_gaps(
     def put_gap(place: int, where: str) -> None:
         if place > expected:
             missing = values_at(np.arange(expected, place))
-            pieces.append(PlannedPiece(None, coordinate_set(first, missing, parts[0], f"the gap {where}")))
+            pieces.append(PlannedPiece(None, make_extent(first, missing, parts[0], f"the gap {where}")))
 
     for number, (part, own) in enumerate(zip(parts, places, strict=True)):
         start = 0

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.sets.changed_set import cut_chunks
 from refshard_fs.sets.common_units import CommonUnits, with_common_units
+from refshard_fs.sets.cut_chunks import cut_chunks
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.fills import choose_fill_values, set_fill_values
 from refshard_fs.sets.gaps import PlannedPiece, insert_regular_gaps, insert_union_gaps

@@ -17,15 +17,16 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
-from refshard_fs.sets.changed_set import in_version_3, trim
+from refshard_fs.sets.changed_set import in_version_3
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.common_units import with_common_units
-from refshard_fs.sets.compatibility import with_digests
 from refshard_fs.sets.concatenation import concatenate
+from refshard_fs.sets.digests import with_digests
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
-from refshard_fs.sets.scanning import with_coordinates
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.stacking import stack_like
+from refshard_fs.sets.stored_coordinates import with_coordinates
+from refshard_fs.sets.trim import trim
 from refshard_fs.sets.variables import NamedSet, VariableReader
 
 

@@ -18,16 +18,17 @@ from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.arrange import Kept, arrange
-from refshard_fs.sets.changed_set import trim
 from refshard_fs.sets.common_units import with_common_units
-from refshard_fs.sets.compatibility import check_merged, with_digests
+from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.coordinates import get_coordinate_values, is_ordered
+from refshard_fs.sets.digests import with_digests
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.grid_join import GridJoin
 from refshard_fs.sets.inputs import Inputs
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.stacking import Stacking, stack_grid
+from refshard_fs.sets.trim import trim
 from refshard_fs.sets.variables import BOUNDS, DESCRIBING, NamedSet, named_in
 
 logger = logging.getLogger(__package__)

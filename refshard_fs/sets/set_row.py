@@ -18,11 +18,12 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.alignment import Aligned, complete
 from refshard_fs.sets.arrange import Overlap
-from refshard_fs.sets.changed_set import gap, with_metadata
-from refshard_fs.sets.compatibility import roomier_encodings
+from refshard_fs.sets.changed_set import with_metadata
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.fills import set_fill_values
+from refshard_fs.sets.gap_set import make_gap
 from refshard_fs.sets.recut_shapes import choose_recut_shapes
+from refshard_fs.sets.roomier_encodings import find_roomier_encodings
 from refshard_fs.sets.stacking import Stacking
 from refshard_fs.sets.variables import NamedSet, with_type
 
@@ -67,7 +68,7 @@ class SetRow(msgspec.Struct, frozen=True):
         return concatenate(parts, self.dim, self.rules.same, is_rectilinear=self.rules.is_rectilinear)
 
     def make_document(self) -> tuple[ConcatDocument, NamedSet]:
-        """Join the sets; return the document, and the set that it shows. ManifestError if the sets do not fit."""
+        """Join the sets; return the document, and the set that it shows. ManifestError if sets do not fit."""
         dim = str(self.dim)
         first = next(number for number, source in enumerate(self.sources) if source)
         stored = self.parts[first]
@@ -136,13 +137,13 @@ class SetRow(msgspec.Struct, frozen=True):
         parts = aligned.parts
         if rules.lazy:  # chunks of all others are recoded to those of the first
             parts[0] = set_fill_values(parts[0], fills)
-            parts[0] = with_metadata(parts[0], roomier_encodings(parts, str(dim)))
+            parts[0] = with_metadata(parts[0], find_roomier_encodings(parts, str(dim)))
         else:
             parts = [set_fill_values(part, fills) for part in parts]
         row, places = list(parts), list(aligned.places)
         for number, (source, extent) in enumerate(zip(self.sources, every, strict=True)):
             if not source:
-                row.insert(number, gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent))
+                row.insert(number, make_gap(parts[0], str(dim), extent.name, extent.length(str(dim)), extent))
                 places.insert(number, {})
         return Aligned(row, places, aligned.unions)
 

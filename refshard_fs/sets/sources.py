@@ -16,20 +16,13 @@ from refshard_fs.errors import RefShardError, TargetNotAllowed
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.sets.alike import DocumentParser
 from refshard_fs.sets.collect_references import collect_references
+from refshard_fs.sets.document_template import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, open_read
-from refshard_fs.sets.scanning import (
-    Known,
-    Scanned,
-    ScansFile,
-    Unchanged,
-    can_scan,
-    coordinates_to_read,
-    scan,
-    spread,
-    with_coordinates,
-)
+from refshard_fs.sets.scan_workers import scan_by_workers
+from refshard_fs.sets.scanning import Known, Scanned, Unchanged, can_scan, scan
+from refshard_fs.sets.scans_file import ScansFile
+from refshard_fs.sets.stored_coordinates import coordinates_to_read, with_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -155,7 +148,7 @@ def _scan(
 
     try:
         if urls and executor is not None:
-            spread(executor, urls, options, found, known, unread)
+            scan_by_workers(executor, urls, options, found, known, unread)
         elif urls:
             scan(urls, options, found, known, unread, heads)
     finally:

@@ -17,7 +17,8 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import ChangedSet
-from refshard_fs.sets.compatibility import same_values, with_digests
+from refshard_fs.sets.compatibility import same_values
+from refshard_fs.sets.digests import with_digests
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.patterns import Place
 from refshard_fs.sets.variables import NamedSet, Variable, auxiliary

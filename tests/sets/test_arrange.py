@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -85,32 +84,7 @@ def test_a_set_of_which_nothing_is_new_is_left_out(tmp_path: Path) -> None:
         assert read_times(refshard_fs.concat(names, "time", overlap="first", lazy=lazy)) == [0, 1]  # type: ignore[call-overload]
 
 
-def test_a_chunk_is_never_taken_in_part() -> None:
-    with pytest.raises(ManifestError, match="references name whole chunks"):
-        refshard_fs.concat([make_days(0, 4, 2), make_days(3, 3, 3)], "time", overlap="last")
-
-
 def test_overlaps_are_found_in_other_units_too() -> None:
     other = make_days(2, 2, units="days since 2024-01-02", offset=1)
     with pytest.raises(ManifestError, match="time = 2 days since 2024-01-01"):
         refshard_fs.concat([make_days(0, 3), other], "time")
-
-
-def test_trimmed_arrays_of_several_dimensions_have_right_chunks() -> None:
-    def cube(first: int) -> dict[str, Any]:
-        refs = make_days(first, 4)
-        meta = {"zarr_format": 2, "shape": [2, 4, 2], "chunks": [1, 2, 1], "dtype": "|u1", "order": "C"}
-        refs["c/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
-        refs["c/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["x", "time", "y"]})
-        for x, t, y in np.ndindex(2, 2, 2):
-            refs[f"c/{x}.{t}.{y}"] = [f"memory://{x}.{first + 2 * t}.{y}", 0, 2]
-        refs["c/1.1.1"] = "ab" if first else "cd"
-        return refs
-
-    references = refshard_fs.concat([cube(0), cube(2)], "time", overlap="first").references
-    found = {key: value[0] for key, value in references.items() if key.startswith("c/") and isinstance(value, list)}
-    expected = {f"c/{x}.{t}.{y}": f"memory://{x}.{2 * t}.{y}" for x, t, y in np.ndindex(2, 3, 2)}
-    for key in ("c/1.1.1", "c/1.2.1"):
-        del expected[key]
-    assert found == expected
-    assert (references["c/1.1.1"], references["c/1.2.1"]) == (b"cd", b"ab")

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
-from refshard_fs.sets import alike as taking
+from refshard_fs.sets import document_template as taking
 from refshard_fs.sets import rebase as rebasing
 from refshard_fs.sets import sources
 from tests.support.joined_sets import VERSIONS, chunked, day, read
@@ -139,113 +139,6 @@ def own(day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list
     return day | out
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("way", ["whole", "lazy", "append"])
-def test_what_each_file_has_a_copy_of_is_compared_by_its_bytes(version: int, way: str, tmp_path: Path) -> None:
-    bounds, crs = np.arange(10.0).reshape(5, 2), np.array(7, "<i4")
-    days = [own(own(day(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
-            for i in (0, 2, 4)]  # fmt: skip
-    urls = [str(tmp_path / f"{number}.json") for number in range(3)]
-    for url, refs in zip(urls, days, strict=True):
-        RefShardFileSystem(refs).save(url)
-    if way == "append":
-        refshard_fs.concat(urls[:2], dim="time").save(url := str(tmp_path / "all.json"))
-        refshard_fs.append(url, urls[2], dim="time")
-        fs = RefShardFileSystem(url)
-    else:
-        fs = RefShardFileSystem(refshard_fs.concat(urls, dim="time", lazy=way == "lazy"))
-    first = RefShardFileSystem(urls[0])
-    for key in days[0]:
-        if key.startswith(("crs", "x_bnds")):
-            assert fs.cat_file(key) == first.cat_file(key)
-    assert fs.resolve("crs/0" if version == 2 else "crs/c") == first.resolve("crs/0" if version == 2 else "crs/c")
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_copies_that_are_stored_otherwise_are_compared_by_value(tmp_path: Path, lazy: bool) -> None:
-    bounds = np.arange(10.0).reshape(5, 2)
-    urls = [str(tmp_path / f"{number}.json") for number in range(4)]
-    for number, copy in enumerate((bounds, bounds.astype(">f8"), bounds + 1, np.where(bounds > 8, np.nan, bounds))):
-        RefShardFileSystem(own(day(2 * number, 2), "x_bnds", copy, ["x", "nv"], 2)).save(urls[number])
-    fs = RefShardFileSystem(refshard_fs.concat(urls[:2], "time", lazy=lazy))  # type: ignore[call-overload]
-    np.testing.assert_array_equal(np.frombuffer(fs.cat_file("x_bnds/0.0")).reshape(5, 2), bounds)
-    for other in urls[2:]:
-        with pytest.raises(ManifestError, match="different values of 'x_bnds'"):
-            refshard_fs.concat([urls[1], urls[0], other], "time", lazy=lazy)  # type: ignore[call-overload]
-    missing = own(day(2, 2), "x_bnds", bounds.astype(">f8"), ["x", "nv"], 2)
-    missing["x_bnds/.zattrs"] = json.dumps({**json.loads(missing["x_bnds/.zattrs"]), "missing_value": 3.0})
-    RefShardFileSystem(missing).save(urls[1])
-    with pytest.raises(ManifestError, match="'x_bnds' has the"):
-        refshard_fs.concat(urls[:2], "time", lazy=lazy)  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("dims", [("time", "x"), ("x", "time")])
-def test_copies_along_one_dimension_are_compared_along_another(version: int, dims: tuple[str, str]) -> None:
-    def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
-        bounds = np.arange(4.0).reshape(2, 2) + x + more
-        return own(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
-
-    def joined(parts: dict[tuple[int, int], dict[str, Any]]) -> RefShardFileSystem:
-        outer, inner = ((2, 4, 6), (0, 2)) if dims[0] == "time" else ((0, 2), (2, 4, 6))
-        grid = [[parts[(a, b) if dims[0] == "time" else (b, a)] for b in inner] for a in outer]
-        return RefShardFileSystem(refshard_fs.concat(grid, dims=dims))
-
-    parts = {(time, x): part(time, x) for time in (2, 4, 6) for x in (0, 2)}
-    fs = joined(parts)
-    keys = ("x_bnds/0.0", "x_bnds/1.0") if version == 2 else ("x_bnds/c/0/0", "x_bnds/c/1/0")
-    bounds = np.frombuffer(b"".join(fs.cat_file(key) for key in keys))
-    np.testing.assert_array_equal(bounds, [0, 1, 2, 3, 2, 3, 4, 5])
-    with pytest.raises(ManifestError, match="different bytes of 'x_bnds'.*same="):
-        joined(parts | {(6, 2): part(6, 2, 1)})
-
-
-def test_copies_without_dimension_names_are_compared_in_merges() -> None:
-    parts = [own(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
-    for part in parts:
-        del part["table/.zattrs"]
-        for key in [key for key in part if key.startswith(("time", "air"))]:
-            del part[key]
-    fs = RefShardFileSystem(refshard_fs.concat(parts))
-    assert np.frombuffer(fs.cat_file("table/0.0")).tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_different_copies_are_refused_and_large_ones_not_read() -> None:
-    one, two = day(0, 2), day(2, 2)
-    with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
-        refshard_fs.concat([own(one, "crs", np.array(7), [], 2), own(two, "crs", np.array(8), [], 2)], dim="time")
-    large = [own(part, "mask", np.ones((1 << 18, 5)), ["y", "x"], 2) for part in (one, two)]
-    MemoryFileSystem().rm("/own", recursive=True)
-    with pytest.raises(ManifestError, match="different references of 'mask'.*same="):
-        refshard_fs.concat(large, dim="time")
-    refshard_fs.concat(large, dim="time", same=["mask"])
-
-
-def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
-    parts = [own(part, "crs", np.array(7), [], 2) for part in (day(0, 2), day(2, 2))]
-    MemoryFileSystem().rm("/own", recursive=True)
-    with pytest.raises(ManifestError, match="different references of 'crs'.*same="):
-        refshard_fs.concat(parts, dim="time")
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_hierarchies_may_each_have_equal_copy_of_small_array(version: int, tmp_path: Path) -> None:
-    """Their chunks are whole objects, of which no reference says how long they are."""
-
-    def hierarchy(start: int, crs: int) -> str:
-        fs = RefShardFileSystem(own(day(start, 2, version), "crs", np.array(crs, "<i4"), [], version))
-        place = tmp_path / f"{start}-{crs}.zarr"
-        fs.get("", str(place), recursive=True)
-        return str(place)
-
-    first = hierarchy(0, 7)
-    fs = RefShardFileSystem(refshard_fs.concat([first, hierarchy(2, 7)], dim="time"))
-    chunk = "crs/0" if version == 2 else "crs/c"
-    assert np.frombuffer(fs.cat_file(chunk), "<i4").tolist() == [7]
-    with pytest.raises(ManifestError, match="different bytes of 'crs'"):
-        refshard_fs.concat([first, hierarchy(2, 8)], dim="time")
-
-
 @pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
 def test_what_is_joined_stays_as_it_was(held: str) -> None:
     parts = [day(start, 2, 3) for start in (0, 2)]
@@ -329,20 +222,6 @@ def test_times_that_do_not_fit_are_refused_with_the_way_out() -> None:
         "Leave one out",
     ):
         assert words in str(caught.value)
-
-
-def test_compressed_coordinates_are_read_and_joined() -> None:
-    numcodecs = pytest.importorskip("numcodecs")
-    zlib = numcodecs.Zlib(1)
-    parts = [day(0, 2), day(2, 2), day(4, 2)]
-    for start, part in zip((0, 2, 4), parts, strict=True):
-        data = zlib.encode(np.arange(start, start + 2, dtype="<i4").tobytes())
-        MemoryFileSystem().pipe_file(f"/made/zlib{start}", data)
-        part["time/0"] = data if start else ["memory://made/zlib0", 0, len(data)]
-        part["time/.zarray"] = json.dumps(json.loads(part["time/.zarray"]) | {"compressor": zlib.get_config()})
-    both = refshard_fs.concat(parts, dim="time")
-    np.testing.assert_array_equal(read(both)["time"], np.arange(6))
-    assert json.loads(json.dumps(both.references["time/.zarray"]))["compressor"] is None
 
 
 def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
@@ -445,26 +324,6 @@ def _counting(counted: dict[str, int], name: str, call: Any) -> Any:
         return call(*args, **options)
 
     return count
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_coordinate_larger_than_memory_is_joined_by_reference(version: int) -> None:
-    one = chunked("x", np.arange(2, dtype="<f8"), (2,), ["x"], version=version, inline=True)
-    key = "x/.zarray" if version == 2 else "x/zarr.json"
-    long = {**one, key: json.dumps({**json.loads(one[key]), "shape": [10**13]})}
-    joined = refshard_fs.concat([long, one], "x")
-    chunk = f"x/{10**13 // 2}" if version == 2 else f"x/c/{10**13 // 2}"
-    assert RefShardFileSystem(joined).cat_file(chunk) == np.arange(2, dtype="<f8").tobytes()
-
-
-def test_coordinate_of_chunk_beyond_memory_is_refused_by_name() -> None:
-    one = {
-        "x/.zarray": json.dumps({"zarr_format": 2, "shape": [2], "chunks": [10**13], "dtype": "<f8", "order": "C",
-                                 "fill_value": 0, "filters": None, "compressor": None}),
-        "x/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
-    }  # fmt: skip
-    with pytest.raises(ManifestError, match=r"'x' along 'x', no multiple of its chunks"):
-        refshard_fs.concat([one, one], "x")
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
 from refshard_fs.references.reference_set import References
-from refshard_fs.sets.alike import DocumentTemplate, Members, members_of
+from refshard_fs.sets.document_template import DocumentTemplate, Members, members_of
 
 META = {"zarr_format": 2, "shape": [6], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
 ARRAY = json.dumps(META | {"filters": None, "compressor": None})

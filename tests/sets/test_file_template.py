@@ -15,7 +15,7 @@ from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.model import Facts, Steps
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets import scanning
-from refshard_fs.sets.alike import FileTemplates, FirstBytes
+from refshard_fs.sets.file_template import FileTemplates, FirstBytes
 from tests.support.set_files import days, days_of, plain_file, shown
 
 

@@ -1,0 +1,214 @@
+"""Take the references of files from a file that differs only in the bytes of its chunks.
+
+Files by one writer whose chunks have the same lengths often have the same headers and indexes, byte by byte. So a
+file is compared with the last one of its size, without the ranges of its chunks. Before a template is used, a file
+with other bytes in these ranges is parsed: if its references differ, the parser interprets bytes of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import ChunkTable, Texts
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive, meet_unknown
+from refshard_fs.references.binary import shrink
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.shared_members import SharedMembers
+from refshard_fs.sets.document_template import DIFFERING
+
+SIZES: Final = 16  # templates that are remembered, each of another file size: some 64 KiB each
+FLIPPED: Final = (0xFF, 0x55)  # bits that are flipped in chunks, to see whether the references depend on them
+T = TypeVar("T")
+
+
+# Returns the steps that find what a source refers to.
+Look = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
+
+
+# Tables without the chunks that are to be inline, and where these lie, by key.
+Inlined = tuple[Mapping[str, ChunkTable], Mapping[str, Span]]
+
+
+class FirstBytes:
+    """The first bytes of the object at ``url``: they are read once, and nothing that lies in them is read again."""
+
+    def __init__(self, url: str, length: int) -> None:
+        self.url = url
+        self.facts: Facts | None = None
+        self.data = b""
+        self.are_all = True  # whether all reads were answered
+        self._head = Head(url, length)
+        self._answers: dict[Head, Any] = {}  # None: there is no such object; or the error
+
+    def read(self) -> Steps[None]:
+        """Read them; an error is kept, and raised when they are asked for."""
+        try:
+            found = yield self._head
+        except Exception as e:  # noqa: BLE001
+            found = e
+        self._answers[self._head] = found
+        if isinstance(found, tuple):
+            self.facts, self.data = found
+
+    def with_data(self, data: bytes) -> FirstBytes:
+        """Return the same object with other bytes."""
+        other = FirstBytes(self.url, self._head.length)
+        other.facts, other.data = self.facts, data
+        other._answers[self._head] = other.facts, other.data
+        return other
+
+    def run(self, steps: Steps[T]) -> Steps[T]:
+        """Return what ``steps`` return."""
+        return (yield from drive(steps, partial(meet_unknown, find=self._find)))
+
+    def _find(self, need: Need) -> tuple[Any] | None:
+        """Answer from the first bytes; None if bytes lie elsewhere, or are damaged: the engine composes the error."""
+        match need:
+            case Head() if need in self._answers:
+                found = self._answers[need]
+                if isinstance(found, Exception):
+                    raise found
+                return (found,)
+            case Load(Inline(data), index):
+                pass
+            case Load(Span(url, start, int(stop)), index) if url == self.url and 0 <= start <= stop <= len(self.data):
+                data = self.data[start:stop]
+            case _:
+                self.are_all = False
+                return None
+        with suppress(ValueError):
+            return (index.decode(data),)
+        self.are_all = False
+        return None
+
+
+class FileTemplate(NamedTuple):
+    """A file that was parsed: its first bytes, which of them are outside of chunks, and its references.
+
+    ``values`` are where the bytes of inline coordinates lie, by key: offset and end; ``has_all`` once these are all.
+    ``is_safe`` tells whether references do not depend on chunks; None until that was tried.
+    """
+
+    data: npt.NDArray[np.uint8]
+    is_outside: npt.NDArray[np.bool_]
+    refs: ReferenceSet
+    values: Mapping[str, tuple[int, int]] = {}
+    has_all: bool = False
+    is_safe: bool | None = None
+
+    @classmethod
+    def of(cls, first: FirstBytes, refs: ReferenceSet) -> FileTemplate | None:
+        """Return the template; None where more than the first bytes were read, or references are to other files."""
+        if not first.are_all or refs.pins is not None or len(refs.urls) != 1 or refs.urls[0] != first.url:
+            return None
+        is_outside = np.ones(len(first.data), bool)
+        for table in refs.tables.values():
+            _, ranges = table.part()
+            near = ranges.take(ranges.offsets < len(is_outside))
+            for start, length in zip(near.offsets.tolist(), near.lengths.tolist(), strict=True):
+                is_outside[start : start + length] = False
+        return cls(np.frombuffer(first.data, np.uint8), is_outside, refs)
+
+    def compare(self, other: FileTemplate) -> FileTemplate:
+        """Return the template that knows where inline values lie which differ from those of another file."""
+        if len(self.data) != len(other.data):
+            return self
+        differing = np.flatnonzero((self.data != other.data) & self.is_outside).tolist()[:DIFFERING]
+        is_outside, values = self.is_outside.copy(), dict(self.values)
+        for key, value in self.refs.side.items():
+            theirs = other.refs.side.get(key)
+            if zarrmeta.is_metadata(key) or not isinstance(value, bytes) or not isinstance(theirs, bytes):
+                continue
+            inner = next((i for i, (a, b) in enumerate(zip(value, theirs, strict=False)) if a != b), len(value))
+            for start in (at - inner for at in differing if inner <= at and inner < len(value)):
+                stop = start + len(value)
+                if self.data[start:stop].tobytes() == value and other.data[start:stop].tobytes() == theirs:
+                    values[key] = start, stop
+                    is_outside[start:stop] = False
+                    break
+        return self._replace(is_outside=is_outside, values=values)
+
+    def with_inline(self, first: FirstBytes, wanted: Inlined | None) -> FileTemplate:
+        """Return the template with the ``wanted`` chunks inline, if they lie in the first bytes of a file."""
+        if wanted is None:
+            return self._replace(has_all=True)
+        tables, spans = wanted
+        values = dict(self.values)
+        for key, span in spans.items():
+            if span.url != first.url or span.stop is None or not 0 <= span.start <= span.stop <= len(first.data):
+                return self
+            values[key] = span.start, span.stop
+        refs = ReferenceSet(self.refs.urls, tables, self.refs.side)
+        return self._replace(refs=refs, values=values, has_all=True)
+
+    def fits(self, first: FirstBytes) -> bool:
+        """Whether a file has the same bytes outside of chunks."""
+        data = np.frombuffer(first.data, np.uint8)
+        return len(data) == len(self.data) and not ((data ^ self.data) * self.is_outside).any()
+
+    def flip(self, first: FirstBytes, bits: int) -> FirstBytes:
+        """Return the first bytes of a file, with ``bits`` flipped in those of chunks."""
+        data = np.frombuffer(first.data, np.uint8) ^ (~self.is_outside * np.uint8(bits))
+        return first.with_data(data.tobytes())
+
+    def at(self, first: FirstBytes) -> ReferenceSet:
+        """Return the references of a file that `fits`."""
+        members = {key: first.data[start:stop] for key, (start, stop) in self.values.items()}
+        side = SharedMembers(self.refs.side, members) if members else self.refs.side
+        return ReferenceSet(Texts.of([first.url]), self.refs.tables, side)
+
+
+class FileTemplates:
+    """The last files that were parsed, by size. ``inlined`` says which of their chunks are to be inline."""
+
+    def __init__(self, look: Look, inlined: Callable[[str, ReferenceSet], Inlined | None] | None = None) -> None:
+        self._look = look
+        self._inlined = inlined
+        self._by_size: dict[int, FileTemplate] = {}
+
+    def find(self, first: FirstBytes) -> tuple[ReferenceSet, bool] | None:
+        """Return the references of a file that is like one that was parsed; None if it has to be parsed, too.
+
+        With them goes whether all chunks that are to be inline are.
+        """
+        size = None if first.facts is None else first.facts.size
+        template = None if size is None else self._by_size.get(size)
+        if size is None or template is None or not template.fits(first):
+            return None
+        if template.is_safe is None:
+            template = template._replace(
+                is_safe=all(self._finds(template, template.flip(first, bits)) for bits in FLIPPED)
+            )
+            if template.is_safe and self._inlined is not None:
+                template = template.with_inline(first, self._inlined(first.url, template.at(first)))
+            self._by_size[size] = template
+        return (template.at(first), template.has_all) if template.is_safe else None
+
+    def add(self, first: FirstBytes, refs: ReferenceSet) -> None:
+        """Remember a file that was parsed."""
+        template = FileTemplate.of(first, refs)
+        if template is None or first.facts is None or first.facts.size is None:
+            return
+        last = self._by_size.pop(first.facts.size, None)
+        if last is not None:  # of a size that was not safe once none will ever do
+            template = last if last.is_safe is False else template.compare(last)
+        self._by_size[first.facts.size] = template
+        while len(self._by_size) > SIZES:
+            del self._by_size[next(iter(self._by_size))]
+
+    def _finds(self, template: FileTemplate, first: FirstBytes) -> bool:
+        """Whether parsing a file gives the references that its template has for it."""
+        try:
+            next(self._look(first))
+        except StopIteration as stop:
+            return isinstance(stop.value, ReferenceSet) and shrink(stop.value) == shrink(template.at(first))
+        except Exception:  # noqa: BLE001  # the references do depend on chunks
+            return False
+        return False  # it asks for more

@@ -1,0 +1,88 @@
+"""Choose the encoding that a lazy cube shows of an array whose sets store it differently. No I/O here.
+
+Mostly it is the first set's, and chunks of others are recoded. If it cannot hold values of others exactly, the array is
+shown in an encoding that can: packed numbers as the 64-bit floating-point numbers that they mean (scale_factor differs
+from file to file), and numbers as a type that holds every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from refshard_fs.core.array_group import PACKING
+from refshard_fs.core.dtypes import dtype_of, element_type, plain_document, text_document
+from refshard_fs.core.version_3 import convert_fill_attribute
+from refshard_fs.cubes.recoding import STORED, meant_dtype, missing_values
+from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
+
+_UNPACKED: Final = np.dtype("<f8")
+
+
+def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dict[str, Any]]:
+    """Return the metadata documents, by key, of arrays along ``dim`` for which the first set's encoding has no room."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, first in parts[0].variables.items():
+        if dim in first.dims and not first.is_coordinate:
+            others = {id(v): v for part in parts[1:] if (v := part.variables.get(path)) is not None and v is not first}
+            found |= encoding_with_room(first, list(others.values()))
+    return found
+
+
+def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
+    """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
+    texts = [dtype for v in (first, *others) if (dtype := element_type(v.meta)) is not None and dtype.kind in "SU"]
+    if len(texts) > len(others) and len({dtype.kind for dtype in texts}) == 1 and first.meta.chunks is not None:
+        longest = max(texts, key=lambda dtype: dtype.itemsize)
+        is_longer = longest.itemsize > texts[0].itemsize
+        return _stored_as(first, longest, first.meta.raw.get("fill_value"), first.attributes) if is_longer else {}
+    every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
+    known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
+    packed_by = [value for variable in (first, *others) for value in _packing(variable) if value is not None]
+    are_numbers = all(isinstance(value, int | float) for value in packed_by)
+    if len(known) < len(every) or first.meta.chunks is None or not are_numbers:
+        return {}  # which joining them says, where they differ
+    dtype = _UNPACKED
+    if all(_packing(other) == _packing(first) for other in others):
+        dtype = np.result_type(*known).newbyteorder("<")
+        if dtype.kind in "iu" and not _marks_missing(first) and any(map(_marks_missing, others)):
+            # No whole number can stand for missing ones: the first set may have it. Types are those xarray decodes to.
+            is_short = dtype.itemsize < 4 and not any(value is not None for value in _packing(first))
+            attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
+            return _stored_as(first, np.dtype("<f4") if is_short else _UNPACKED, "NaN", attributes)
+        if np.can_cast(dtype, known[0], "safe") or not all(np.can_cast(each, dtype, "safe") for each in known):
+            return {}
+        attributes = {name: value for name, value in first.attributes.items() if name != "_Unsigned"}
+        return _stored_as(first, dtype, first.meta.raw.get("fill_value"), attributes)
+    if not any(_packing(first)) and known[0] == _UNPACKED:
+        return {}
+    attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
+    return _stored_as(first, dtype, "NaN", attributes)
+
+
+def _marks_missing(variable: Variable) -> bool:
+    """Whether a value of the array stands for missing ones."""
+    fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
+    dtype = dtype_of(variable.meta)
+    return fill is not None or (dtype is not None and bool(missing_values(variable.meta, variable.attributes, dtype)))
+
+
+def _packing(variable: Variable) -> list[Any]:
+    return [variable.attributes.get(name) for name in PACKING]
+
+
+def _stored_as(
+    variable: Variable, dtype: np.dtype[Any], fill: Any, attributes: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the documents of an array of another type, its chunks without codecs."""
+    meta, old = variable.meta, dtype_of(variable.meta)
+    doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
+    if meta.zarr_format == 3:
+        doc |= {"data_type": text_document(dtype) if dtype.kind in "SU" else dtype.name}
+    else:
+        doc |= {"dtype": dtype.str}
+    if meta.zarr_format == 3 and old is not None:
+        attributes = convert_fill_attribute(attributes, old, dtype)
+    return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}

@@ -1,0 +1,161 @@
+"""A file of scans, so that a run that failed goes on where it ended.
+
+A line that names the format; then records, each the length and the CRC-32 of the rest (little-endian, four bytes
+each), and the rest as msgpack: URL, size, ETag and time of the source, the packed references. Of sources that are alike
+only the first has these: the others name the place of its record, the object they refer to, and inline data of their
+own. Records are only added; the last one of a URL counts. The last record of a run that was killed may be cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.core import zarrmeta
+from refshard_fs.core.columns import Texts
+from refshard_fs.core.model import Facts
+from refshard_fs.errors import ManifestError
+from refshard_fs.references.binary import shrink, swell
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.shared_members import SharedMembers
+from refshard_fs.security.policy import LOCAL, protocol_of
+from refshard_fs.sets.scanning import Scanned
+from refshard_fs.stores.links import path_to_write
+
+_MAGIC: Final = b"refshard scans 1\n"
+_HEAD: Final = struct.Struct("<II")
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    url: str
+    facts: Facts
+    refs: bytes = b""
+    like: tuple[int, int] = (0, 0)  # offset and length of the record of a source like this one
+    target: str = ""
+    data: dict[str, bytes] = {}
+
+
+class ScansFile:
+    """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
+
+    ``select`` is the option of a filesystem: it says which part of each source is scanned.
+    """
+
+    def __init__(self, path: str, select: Sequence[Mapping[str, Any]] | None = None) -> None:
+        if protocol_of(path) not in (None, *LOCAL):
+            raise ValueError(f"resume={path!r}: expected a path on this machine")
+        self._path = path = os.path.expanduser(path)
+        self._selection = f" select={zarrmeta.dumps(list(select)).decode()}" if select else ""
+        self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record
+        self._whole: tuple[tuple[int, int], ReferenceSet] | None = (
+            None  # the last record with references: place, references
+        )
+        descriptor = os.open(
+            path_to_write(path), os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600
+        )  # URLs may have tokens
+        self._file = os.fdopen(descriptor, "r+b")
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self) -> None:
+        start = self._file.read(len(_MAGIC))
+        if not _MAGIC.startswith(start):
+            raise ManifestError(f"{self._path} is not a file of scans: resume= expects a new path, or a file it wrote")
+        if start != _MAGIC:
+            self._file.seek(0)
+            self._file.write(_MAGIC)
+        end = len(_MAGIC)
+        size = os.fstat(self._file.fileno()).st_size
+        while len(head := self._file.read(_HEAD.size)) == _HEAD.size:
+            length, checksum = _HEAD.unpack(head)
+            data = self._file.read(length) if length <= size - end - _HEAD.size else b""
+            if len(data) < length or zlib.crc32(data) != checksum:
+                break
+            with contextlib.suppress(msgspec.MsgspecError):
+                record = msgspec.msgpack.decode(data, type=_Record)
+                self._places[record.url] = record.facts, end + _HEAD.size, length
+            end += _HEAD.size + length
+        self._file.seek(end)
+        self._file.truncate()
+
+    def facts(self, urls: Iterable[str], kind: str = "") -> dict[str, Facts]:
+        """Return the versions of those of ``urls`` that were scanned, in part (of that ``kind``) or as a whole."""
+        known = {url: self._place(url, kind) for url in urls}
+        return {url: place[0] for url, place in known.items() if place is not None}
+
+    def _place(self, url: str, kind: str) -> tuple[Facts, int, int] | None:
+        return self._places.get(url + kind + self._selection) or self._places.get(url + self._selection)
+
+    def find(self, url: str, kind: str = "") -> Scanned | Exception:
+        """Return the kept scan of ``url``."""
+        place = self._place(url, kind)
+        if place is None:
+            raise KeyError(url)
+        facts, start, length = place
+        try:
+            record = self._record(start, length)
+            if record.refs:
+                return Scanned(swell(record.refs), facts)
+            base = self._references_at(*record.like)
+        except (ValueError, msgspec.MsgspecError) as e:
+            return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
+        members = SharedMembers(base.members, record.data)
+        return Scanned(msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members), facts)
+
+    def _record(self, start: int, length: int) -> _Record:
+        self._file.seek(start)
+        data = self._file.read(length)
+        self._file.seek(0, os.SEEK_END)
+        return msgspec.msgpack.decode(data, type=_Record)
+
+    def _references_at(self, start: int, length: int) -> ReferenceSet:
+        """Return the references of a record; sources that are like it share its columns."""
+        if self._whole is None or self._whole[0] != (start, length):
+            refs = swell(self._record(start, length).refs)
+            refs = msgspec.structs.replace(refs, chunks=refs.tables, members=dict(refs.side.items()))
+            self._whole = (start, length), refs
+        return self._whole[1]
+
+    def keep(self, url: str, scanned: Scanned) -> None:
+        """Add the scan of ``url``, if anything tells its version."""
+        facts, refs, url = scanned.facts, scanned.refs, url + self._selection
+        if facts is None or (facts.etag is None and facts.last_modified is None):
+            return
+        own = None if self._whole is None else _own_data(self._whole[1], refs)
+        if self._whole is not None and own is not None:
+            self._write(_Record(url, facts, like=self._whole[0], target=str(refs.urls[0]), data=own))
+        else:
+            self._whole = self._write(_Record(url, facts, shrink(refs))), refs
+
+    def _write(self, record: _Record) -> tuple[int, int]:
+        """Add a record; return where it lies."""
+        packed = msgspec.msgpack.encode(record)
+        start = self._file.tell() + _HEAD.size
+        self._file.write(_HEAD.pack(len(packed), zlib.crc32(packed)) + packed)
+        self._file.flush()
+        return start, len(packed)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _own_data(base: ReferenceSet, refs: ReferenceSet) -> dict[str, bytes] | None:
+    """Return the inline data of ``refs`` that ``base`` lacks; None if they differ in more than these and one URL."""
+    if refs.chunks != base.chunks or list(refs.members) != list(base.members) or len(refs.urls) != 1:
+        return None
+    if len(base.urls) != 1 or None in (refs.urls[0], base.urls[0]) or refs.pins is not None or base.pins is not None:
+        return None
+    if (refs.version, refs.origins) != (base.version, base.origins):
+        return None
+    own = {key: value for key, value in refs.members.items() if value is not base.members[key]}
+    return own if all(isinstance(value, bytes) for value in own.values()) else None  # type: ignore[return-value]

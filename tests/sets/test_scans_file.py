@@ -1,0 +1,110 @@
+"""Files of scans, and runs that go on where they ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import refshard_fs
+from refshard_fs.cli import main
+from refshard_fs.errors import ManifestError, SourceNotReachable
+from tests.servers.http import RangeServer
+from tests.support.set_files import days, days_of, plain_file
+
+
+@pytest.fixture
+def archive(http_server: RangeServer) -> Callable[[], list[str]]:
+    """Returns the URLs of forty days, and fills the server anew."""
+    return lambda: [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
+
+
+def test_a_run_that_failed_goes_on_where_it_ended(
+    archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path
+) -> None:
+    urls, kept = archive(), tmp_path / "scans"
+    good = http_server.fault(500, "/39.nc")
+    with pytest.raises(SourceNotReachable, match=r"39\.nc"):
+        refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, retries=0)
+    assert good.kind == "status"
+    http_server.heal()
+    http_server.log.clear()
+    cube = refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, lazy=True)
+    assert days_of(cube) == list(range(40))
+    read = {request.path for request in http_server.requests() if request.sent > 100 and request.method == "GET"}
+    assert "/39.nc" in read
+    assert len(read) < 40
+    http_server.log.clear()
+    again = refshard_fs.concat(urls, "time", same=["x_bounds"], resume=kept, lazy=True)
+    assert again.content == cube.content
+    assert len(http_server.requests()) == 40
+    assert all(request.method == "HEAD" or request.sent < 100 for request in http_server.requests())
+
+
+def test_a_file_that_changed_is_looked_at_again(tmp_path: Path) -> None:
+    files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
+    refshard_fs.concat(files, "time", resume=kept)
+    Path(files[1]).write_bytes(plain_file(7))
+    cube = refshard_fs.concat(files, "time", resume=kept, sort=True)
+    assert days_of(cube) == [0, 2, 7]
+
+
+def test_what_a_killed_run_wrote_last_may_be_cut_short(tmp_path: Path) -> None:
+    files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
+    expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
+    whole = kept.read_bytes()
+    for end in (0, 5, len(whole) // 2, len(whole) - 1):
+        kept.write_bytes(whole[:end])
+        assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
+        size = kept.stat().st_size
+        assert size >= len(whole)
+        assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
+        assert kept.stat().st_size == size
+
+
+@pytest.mark.parametrize("writer", ["h5py", "scipy"])
+def test_scans_of_alike_files_are_kept_once(tmp_path: Path, writer: str) -> None:
+    files, kept = days(tmp_path, writer, 70), tmp_path / "scans"
+    expected = refshard_fs.concat(files, "time", lazy=True).content
+    with ThreadPoolExecutor(1) as executor:
+        assert refshard_fs.concat(files, "time", lazy=True, executor=executor, resume=kept).content == expected
+    assert kept.stat().st_size < 70 * 600
+    assert refshard_fs.concat(files, "time", lazy=True, resume=kept).content == expected
+    eager = refshard_fs.concat(files, "time", resume=tmp_path / "others").references
+    assert refshard_fs.concat(files, "time", resume=tmp_path / "others").references == eager
+
+
+def test_another_file_is_never_written_over(tmp_path: Path) -> None:
+    files, kept = days(tmp_path, "scipy", 2), tmp_path / "notes"
+    kept.write_bytes(b"my notes")
+    with pytest.raises(ManifestError, match="expects a new path"):
+        refshard_fs.concat(files, "time", resume=kept)
+    assert kept.read_bytes() == b"my notes"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="rights are spelled otherwise there")
+def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
+    refshard_fs.concat(days(tmp_path, "scipy", 2), "time", resume=tmp_path / "scans")
+    assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
+
+
+def test_damage_in_what_was_kept_is_found(tmp_path: Path) -> None:
+    files, kept = days(tmp_path, "scipy", 2), tmp_path / "scans"
+    expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
+    data = bytearray(kept.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    kept.write_bytes(data)
+    assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
+
+
+def test_the_command_keeps_scans(tmp_path: Path) -> None:
+    days(tmp_path, "scipy", 3)
+    out, kept = str(tmp_path / "cube.refshard"), tmp_path / "scans"
+    arguments = ["concat", f"{tmp_path}/*.nc3", "-o", out, "--dim", "time", "--lazy", "--resume", str(kept)]
+    assert main(arguments) == 0
+    size = kept.stat().st_size
+    assert main(arguments) == 0
+    assert kept.stat().st_size == size > 0
