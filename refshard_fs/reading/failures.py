@@ -7,6 +7,7 @@ from typing import Final
 from refshard_fs.core.model import Entry, Head, Inline, Load, Names, Need, Packed, Span, Stat, Tree
 from refshard_fs.errors import (
     DamagedIndex,
+    ManifestError,
     ReferenceNotReachable,
     RefShardError,
     SourceNotReachable,
@@ -152,6 +153,10 @@ def blame(key: str, error: Exception) -> Exception:
         return named
     if isinstance(error, TargetNotAllowed):
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
+    if isinstance(error, (SourceNotReachable, ManifestError)) and key not in str(error):  # of a part of a cube
+        part = type(error)(f"{key!r} cannot be read: {error}")
+        part.__cause__ = sanitize_cause(error.__cause__ or error)
+        return part
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
     return _unreachable(key, _noted_place(error, READING) or "an unknown location", error)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardError, RefShardFileSystem
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.tools.survey import survey
@@ -95,3 +95,25 @@ def test_a_chunk_that_a_parquet_set_lacks_is_no_fault(tmp_path: Path) -> None:
     faults: list[Any] = []
     assert len(survey(fs, faults=faults).arrays["a"]) == 2 * 11
     assert not faults
+
+
+@pytest.mark.parametrize("damage", ["gone", "other format", "other array"])
+def test_errors_of_a_part_name_the_key_and_the_part(tmp_path: Path, damage: str) -> None:
+    """Before it was mended: The error named the part alone, so a worker's log did not tell which chunk was lost."""
+    for number in range(3):
+        RefShardFileSystem(day(2 * number, 2)).save(str(tmp_path / f"{number}.json"))
+    cube = tmp_path / "cube.json"
+    refshard_fs.concat([str(tmp_path / f"{number}.json") for number in range(3)], "time", lazy=True).save(str(cube))
+    part = tmp_path / "1.json"
+    if damage == "gone":
+        part.unlink()
+    elif damage == "other format":
+        part.write_bytes(b"nothing that is known")
+    else:
+        RefShardFileSystem(without(day(2, 2), "air/")).save(str(part))
+    fs = RefShardFileSystem(str(cube), skip_instance_cache=True)
+    with pytest.raises(RefShardError, match="air/1.0.*1.json"):
+        fs.cat_file("air/1.0")
+    found = fs.cat(["air/0.0", "air/1.0"], on_error="return")
+    assert "'air/1.0'" in str(found["air/1.0"])
+    assert len(found["air/0.0"]) > 0
