@@ -22,9 +22,12 @@ MODULES = [
 def _as_before() -> Iterator[None]:
     """Take back what examples do to the process."""
     reference = fsspec.get_filesystem_class("reference")
+    store = fsspec.filesystem("memory").store
+    before = dict(store)  # objects of other test modules
     yield
     fsspec.register_implementation("reference", reference, clobber=True)
-    fsspec.filesystem("memory").store.clear()
+    store.clear()
+    store.update(before)
 
 
 @pytest.mark.parametrize("name", MODULES)
