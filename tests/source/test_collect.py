@@ -50,7 +50,8 @@ def test_what_a_set_cannot_refer_to_lies_beside_it(file: Path, name: str, capsys
     printed = capsys.readouterr().out
     (copied,) = file.with_name(f"{name}.data").iterdir()
     assert copied.stat().st_size == VALUES.nbytes
-    assert f"10 chunks, 20 KiB, are in no form that zarr decodes, and were copied to file://{copied}" in printed
+    assert str(copied) in printed
+    assert "since zarr cannot decode their stored form" in printed
     file.unlink()
     np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
     assert main(["check", str(refs)]) == 0
