@@ -78,9 +78,9 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     if document is not whole and (document.beside or document.select != whole.select):
         kinds = "that documents beside others select,"
     if kinds:
+        way = "preprocess=" if document.preprocess else "resume=, which keeps the scan of each file"
         raise ManifestError(
-            f"{name} joins sets {kinds} and append cannot extend these: make it anew (concat(..., resume=) "
-            "remembers what was found of each file)"
+            f"{name} joins sets {kinds} and append cannot extend these: make it anew by concat with {way}"
         )
 
 
