@@ -49,7 +49,6 @@ def made(folder: str, writer: str, count: int) -> list[str]:
     return names
 
 
-# ----------------------------------------------------------------------------------------------------
 # What a process of its own measures. Two files are read before, so that all is imported.
 
 

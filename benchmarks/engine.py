@@ -203,9 +203,6 @@ def scene() -> Iterator[Scene]:
             server.close()
 
 
-# ---------------------------------------------------------------------- contenders: seconds, and a sum over the bytes
-
-
 def _sum(values: np.ndarray[Any, Any]) -> int:
     """Return the sum of the first byte of each chunk."""
     return int((values[..., 0] & 255).sum())

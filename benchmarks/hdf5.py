@@ -78,7 +78,6 @@ def write_groups(path: Path, groups: int) -> None:
                 v.attrs["units"], v.attrs["long_name"] = "kg m-2", f"the variable {number}"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Readers: each returns something that opens a URL as a Dataset, or reads it in its own way.
 
 

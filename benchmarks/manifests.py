@@ -137,9 +137,6 @@ def write(path: Path, count: int, spelling: str) -> None:
         file.writelines(pieces(count, url, **options))
 
 
-# ---------------------------------------------------------------------- in a new process
-
-
 def reader(name: str) -> Callable[..., Any]:
     """Return what opens a set with one of the contenders, warmed up with a small one."""
     import fsspec
@@ -225,9 +222,6 @@ def child(what: str, contender: str, path: str) -> dict[str, float]:
                 stored = pickle.dumps(fs)
             return {"open": found[0].seconds, "seconds": found[1].seconds, "bytes": len(stored)}
     return {"seconds": found[0].seconds, "added": found[0].added, "peak": found[0].peak}
-
-
-# ---------------------------------------------------------------------- the tables
 
 
 def tables(folder: Path, count: int, repeats: int) -> list[Row]:

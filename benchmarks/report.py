@@ -128,8 +128,6 @@ def _ratio(case: Case) -> float | None:
     return case.values[case.baseline] / max(case.values[mine], 1e-12)
 
 
-# ---------------------------------------------------------------------- plots
-
 SHAPES: Final = "osD^vP*Xhp"
 
 

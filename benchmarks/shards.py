@@ -81,8 +81,6 @@ def patterns() -> dict[str, Pattern]:
     }
 
 
-# ---------------------------------------------------------------------- contenders: what reads a selection of an array
-
 Read = Callable[[Selection], np.ndarray[Any, Any]]
 
 

@@ -111,8 +111,6 @@ def simulate(client: Client, setting: Setting, seed: int) -> Outcome:
     return Outcome(requests, size * tasks, end, dollars, client.open_bytes * setting.references)
 
 
-# ---------------------------------------------------------------------- what is measured first
-
 # zarr's own pipeline asks for ten chunks at a time; ours for a whole selection, in up to `concurrency=` requests.
 IN_FLIGHT = {
     ("fsspec", "slabs"): 10,

@@ -50,7 +50,6 @@ def _commands(whole: argparse.ArgumentParser) -> Iterator[str]:
                 yield f"```text\n{output(SHOWN[name])}```\n"
 
 
-# ----------------------------------------------------------------------------------------------------
 # What commands print, of a small set of references.
 
 

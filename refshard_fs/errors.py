@@ -11,7 +11,6 @@ from urllib.parse import unquote
 
 from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNotReachable
 
-# ----------------------------------------------------------------------------------------------------
 # Sanitizing texts: all texts that we show, in an error, a log, a page or on a terminal, go through `sanitize`.
 
 

@@ -240,8 +240,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def storage_options(self, options: dict[str, Any]) -> None:
         self._storage_options = options
 
-    # ------------------------------------------------------------------ the interface of fsspec
-
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of synchronous calls, also for an asynchronous instance; a forked process has its own."""
@@ -300,8 +298,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if overlay_copy is not None:
             options = {**options, "overlay": overlay_copy}
         return make, (cls, args, options)
-
-    # ------------------------------------------------------------------ reading
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Return bytes ``[start:end]`` of ``path``, with the bounds of a Python slice.
@@ -499,8 +495,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """Return the keys below ``root`` as a mapping, which raises KeyError only for a key that does not exist."""
         return RefShardMap(root, self, check=check, create=create, missing_exceptions=(FileNotFoundError,))
 
-    # ------------------------------------------------------------------ listing
-
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """Return name, size (in bytes, as read) and type of ``path``; FileNotFoundError if it does not exist."""
         return await files.info(self.source, self._strip_protocol(path))
@@ -581,8 +575,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     async def _isfile(self, path: str) -> bool:
         return await self._type_of(path) == "file"
-
-    # ------------------------------------------------------------------ locations of bytes, and planned reads
 
     @property
     def fss(self) -> dict[str | None, AbstractFileSystem]:
@@ -756,8 +748,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             selection.source.open()
         return selection
 
-    # ------------------------------------------------------------------ notebooks
-
     def stats(self) -> Counters:
         """Return a dict of counters of the reads of this filesystem and its copies in this process.
 
@@ -804,8 +794,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
     def _repr_html_(self) -> str:
         return render_filesystem(self.source)
-
-    # ------------------------------------------------------------------ writing keys
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         """Write ``value`` to ``path``: bytes, or any value that `references` takes, such as text."""
@@ -1002,8 +990,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             )
         return self._writer
 
-    # ------------------------------------------------------------------ commits
-
     @property
     def overlay(self) -> str | None:
         """The id of the uncommitted writes: another filesystem in this process shares them with ``overlay=``."""
@@ -1072,8 +1058,6 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def discard(self) -> None:
         """Drop all uncommitted writes, and remove their objects; reads see the source as it is now."""
         self.require_writer("discard").discard()
-
-    # ------------------------------------------------------------------ references
 
     @property
     def references(self) -> MutableMapping[str, Any]:

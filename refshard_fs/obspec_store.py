@@ -84,8 +84,6 @@ class ObspecStore:
 
     __hash__ = None  # type: ignore[assignment]  # its keys may change
 
-    # ------------------------------------------------------------------ Get, GetRange, GetRanges
-
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Result:
         """Return an object, or the range of it in ``options["range"]``; only its metadata with ``options["head"]``."""
         return self._wait(self.get_async, path, options=options)
@@ -161,8 +159,6 @@ class ObspecStore:
                 raise data
             out.append(_check_not_empty(path, start, data))
         return out
-
-    # ------------------------------------------------------------------ Head, List, ListWithDelimiter
 
     def head(self, path: str) -> Meta:
         """Return the metadata of an object, without reading its bytes."""

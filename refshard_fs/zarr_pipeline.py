@@ -264,9 +264,6 @@ def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
     return (fs, fs._strip_protocol(path)) if isinstance(fs, RefShardFileSystem) else None
 
 
-# ------------------------------------------------------------------ zarr's setting
-
-
 def _default_path() -> str:
     path: str = config.defaults[0]["codec_pipeline"]["path"]
     return path

@@ -84,8 +84,6 @@ class Store(abc.Store):
         """Whether the filesystem takes writes."""
         return self.fs.mode != "r"
 
-    # ------------------------------------------------------------------ reading
-
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: abc.ByteRequest | None = None
     ) -> Buffer | None:
@@ -131,8 +129,6 @@ class Store(abc.Store):
             raise FileNotFoundError(key)
         return int(info["size"])
 
-    # ------------------------------------------------------------------ listing
-
     def list(self) -> AsyncIterator[str]:
         """Yield all keys."""
         return self.list_prefix("")
@@ -151,8 +147,6 @@ class Store(abc.Store):
             for path in await files.ls(self.fs.source, directory, detail=False):
                 if path.startswith(stem):
                     yield path[len(stem) :]
-
-    # ------------------------------------------------------------------ writing
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write ``value`` to ``key``."""

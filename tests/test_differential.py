@@ -60,9 +60,6 @@ class Set(NamedTuple):
         return found
 
 
-# ---------------------------------------------------------------------- what there may be
-
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda t: not t.startswith("base64:"))
 ranges = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(lambda pair: (min(pair), max(pair)))
 
@@ -171,9 +168,6 @@ def _gen(document: dict[str, Any]) -> dict[str, Spelled]:
     return made
 
 
-# ---------------------------------------------------------------------- where fsspec is wrong
-
-
 def reads_past_the_end(spelled: Spelled) -> bool:
     """A range that is longer than its target gives the bytes that there are: a chunk that is cut short."""
     return spelled.kind == "past the end"
@@ -190,9 +184,6 @@ WRONG = (reads_past_the_end, loses_templates_within_templates)
 def cannot_be_opened(found: Set) -> bool:
     """Beside templates, a reference without a URL (the default target) is a TypeError."""
     return "templates" in found.document and any(spelled.kind == "default" for spelled in found.values.values())
-
-
-# ---------------------------------------------------------------------- the same, whoever reads it
 
 
 def shown(key: str, data: bytes) -> object:
@@ -280,9 +271,6 @@ def test_fsspec_cannot_open_what_the_predicate_says(targets: Path) -> None:
     with pytest.raises(TypeError):
         fsspec.filesystem("reference", fo=found.written(targets), target="x", fs={"file": {}})
     assert opened(found.written(targets), targets).cat_file("k") == CONTENT[DEFAULT][1:3]
-
-
-# ---------------------------------------------------------------------- the same, however it is kept
 
 
 def is_chunk_or_metadata(key: str) -> bool:

@@ -99,9 +99,6 @@ class Saying(RangeServer):
         return Answer(self.status, length, memoryview(self.text), discard=head.method == "HEAD")
 
 
-# ------------------------------------------------------------------ a climate scientist, with a refs.json
-
-
 @pytest.mark.parametrize(
     ("what", "options"),
     [
@@ -169,9 +166,6 @@ def test_target_options_for_a_local_set_are_told_their_place(here: Path) -> None
         opened("refs.json", storage_options={"remote_opts": {}})
 
 
-# ------------------------------------------------------------------ the same one, whose set is on a server
-
-
 SIGNED = "<Error><Code>{0}</Code><Message>{1}</Message></Error>"
 STATUSES: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "a login page": (200, "<!DOCTYPE html><title>Log in</title>", ("login", "URL of the file itself")),
@@ -217,9 +211,6 @@ def test_set_elsewhere_that_names_files_here_says_whose_they_are(http_server: Ra
     url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(here / "air.nc")).encode()))
     text = refusal(lambda: opened(url)["air"].load())
     assert lacking(text, f"'{here}/'", "allow=", "If you trust it") == [], text
-
-
-# ------------------------------------------------------------------ a microscopist, with an image on public S3
 
 
 @pytest.fixture(scope="module")
@@ -279,9 +270,6 @@ def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: in
     assert not any(word in text for word in ("target_options", "remote_options", "'anon'", "Credentials")), text
 
 
-# ------------------------------------------------------------------ a data engineer, with a set that grows by a day
-
-
 def test_daily_set_grows_and_says_what_to_type_where_it_cannot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0
     assert lacking(capsys.readouterr().out, "all.json", "keys", "written in") == []
@@ -323,9 +311,6 @@ def test_convert_replaces_nothing_unless_told_to(here: Path, capsys: pytest.Capt
     assert main(["convert", "air.nc", "air.zarr"]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main(["convert", "air.nc", "air.zarr", "--overwrite"]) == 0
-
-
-# ------------------------------------------------------------------ a maintainer, who thinks of depending on it
 
 
 def test_what_can_be_asked_before_anything_is_read(here: Path) -> None:

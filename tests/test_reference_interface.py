@@ -37,9 +37,6 @@ def memory() -> Iterator[MemoryFileSystem]:
     fs.store.clear()
 
 
-# ------------------------------------------------------------------ reading and listing
-
-
 def test_values_are_bytes_text_base64_objects_and_ranges(make: type[Any], memory: Any) -> None:
     refs = {
         "a": b"data",
@@ -171,9 +168,6 @@ def test_filesystems_of_targets_are_shown_by_protocol(make: type[Any], memory: A
         assert fss[None].protocol == fss["memory"].protocol == "memory"
 
 
-# ------------------------------------------------------------------ references as a dict
-
-
 def test_references_are_a_dict_in_every_way(make: type[Any]) -> None:
     refs = make({"a": "text", "r": ["url", 0, 5], "w": ["url"], "o": {"key": "value"}}).references
     expected = {"a": "text", "r": ["url", 0, 5], "w": ["url"], "o": '{"key": "value"}'}
@@ -224,9 +218,6 @@ def test_empty_set_has_no_references(make: type[Any]) -> None:
 def test_filesystem_is_made_of_the_references_of_another(make: type[Any], memory: Any) -> None:
     first = make({"a": ["memory://b", 0, 5], "t": "text"})
     assert make(first.references).cat(["a", "t"]) == {"a": DATA[:5], "t": b"text"}
-
-
-# ------------------------------------------------------------------ templates and generated references
 
 
 def test_templates_and_generated_references_are_expanded(make: type[Any]) -> None:
@@ -280,9 +271,6 @@ def test_division_by_zero_is_one(make: type[Any], expression: str) -> None:
             make({"version": 1, "gen": gen}, simple_templates=simple)
 
 
-# ------------------------------------------------------------------ writing
-
-
 def test_source_in_memory_is_written_to_and_saved(make: type[Any], memory: Any, tmp_path: Path) -> None:
     fs = make({"a": b"data", "b": ("memory://b", 0, 5), "c/d": ("memory://b", 1, 6)}, fs=memory)
     fs.rm("a")
@@ -309,9 +297,6 @@ def test_directories_are_put_and_got(make: type[Any], tmp_path: Path) -> None:
     fs.put(str(tmp_path / "d1"), "out", recursive=True)
     fs.get("out", str(tmp_path / "d2"), recursive=True)
     assert [(tmp_path / "d2" / name).read_bytes() for name in "ab"] == [b"1", b"2"]
-
-
-# ------------------------------------------------------------------ parquet sets
 
 
 def test_directory_with_metadata_and_nothing_else_is_a_set(make: type[Any], memory: Any) -> None:

@@ -91,8 +91,6 @@ class Machine(RuleBasedStateMachine):
         self.fs.references.update(refs)
         self.now |= {key: text.encode() for key, text in refs.items()}
 
-    # ------------------------------------------------------------------ changes
-
     @rule(
         number=st.integers(0, 99), value=TEXTS | INLINE, how=st.sampled_from(["item", "update", "or", "pipe", "file"])
     )
@@ -156,8 +154,6 @@ class Machine(RuleBasedStateMachine):
         self.fs.references[f"{array}/.zarray"] = METADATA
         self.now[f"{array}/.zarray"] = METADATA.encode()
 
-    # ------------------------------------------------------------------ what is kept
-
     @precondition(lambda self: self.kind != "memory")
     @rule(flush=st.booleans())
     def commit(self, flush: bool) -> None:
@@ -188,8 +184,6 @@ class Machine(RuleBasedStateMachine):
                 self.fs = self.opened(self.fs.references)
             case "pickled":
                 self.fs = self.opened(dict(self.fs.references))
-
-    # ------------------------------------------------------------------ what is seen
 
     @invariant()
     def it_is_the_dict(self) -> None:

@@ -360,9 +360,6 @@ def test_rate_bounds_what_is_sent(folder: Path) -> None:
         assert time.monotonic() - began >= 3 / 20  # a bound from below: no machine is too slow for it
 
 
-# ------------------------------------------------------------------ readers in JavaScript
-
-
 ZARRITA = """
 import * as zarr from "zarrita";
 
@@ -441,9 +438,6 @@ def test_browser_reads_from_a_page_of_another_origin(server: Server, folder: Pat
         shown = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
     expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
     assert f"<p>sum {int(expected.sum())}</p>" in shown, shown
-
-
-# ------------------------------------------------------------------ for minutes
 
 
 @pytest.mark.soak

@@ -266,8 +266,6 @@ def test_missing_text_is_masked_as_xarray_masks_it(tmp_path: Path, version: int)
     assert str(found["code"].values.tolist()) == str(code)
 
 
-# ------------------------------------------------------------------ what is loaded when a stranger's set is opened
-
 SIZE = 1 << 26  # bytes that a chunk of 80 makes
 HUGE = bytes(SIZE)
 

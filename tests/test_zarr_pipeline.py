@@ -72,9 +72,6 @@ def opened(source: Any, **options: Any) -> Any:
     return array
 
 
-# ------------------------------------------------------------------ one batch a selection
-
-
 def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     array = opened(references(url), readahead=0)
@@ -308,8 +305,6 @@ def test_memory_held_by_others_leaves_one_chunk_at_a_time(
     assert fs.source.selections.used == 0
 
 
-# ------------------------------------------------------------------ the same values as zarr's own pipeline
-
 DTYPES = ["|b1", "<i2", ">f4", "<f8", "<c8", "<M8[ns]", "|S3"]
 
 
@@ -436,9 +431,6 @@ def test_writes_are_zarrs_own(tmp_path: Path) -> None:
     assert (array[:] == values).all()
     asyncio.run(fs._commit()) if hasattr(fs, "_commit") else fs.commit()
     assert (zarr.open_array(LocalStore(tmp_path / "x"), path="a", mode="r")[:] == values).all()
-
-
-# ------------------------------------------------------------------ failures
 
 
 @pytest.mark.parametrize("kind", [404, 403, 500, "short_body", "reset"])
@@ -578,9 +570,6 @@ def test_threads_read_at_the_same_time(http_server: RangeServer) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-# ------------------------------------------------------------------ whose pipeline it is
 
 
 def test_arrays_of_other_stores_have_zarrs_own_pipeline(tmp_path: Path) -> None:

@@ -66,9 +66,6 @@ def test_zarr_2_lists_and_reads_through_a_mapper() -> None:
     assert group["sub/deep/a"][:].tolist() == [9, ord("c")]
 
 
-# ---------------------------------------------------------------------------------------- zarr's own tests of stores
-
-
 def in_a_loop(test: Callable[..., Any]) -> Callable[..., Any]:
     """Return a coroutine of a test as a test, in an event loop of its own."""
 
@@ -137,9 +134,6 @@ class TestStoresOverSetsInMemory(OfZarr):
         """zarr's own expects the copy to be equal, which stores over two such filesystems are not with either class."""
         store.fs.pipe_file("foo", b"1234")
         assert asyncio.run(pickle.loads(pickle.dumps(store)).fs._cat_file("foo")) == b"1234"
-
-
-# ---------------------------------------------------------------------------------------- our own store
 
 
 @pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no such stores")

@@ -88,7 +88,6 @@ class _Cube(Job):
         return ds["t2m"][:, 50, 100].values
 
 
-# ----------------------------------------------------------------------------------------------------
 # Months of a reanalysis, each with a packing of its own.
 
 
@@ -210,7 +209,6 @@ class ToZarr(_Months):
         return values
 
 
-# ----------------------------------------------------------------------------------------------------
 # The same kind of files on S3.
 
 
@@ -236,7 +234,6 @@ class MeansOnS3(_OnS3):
         return ds["t2m"].groupby("time.month").mean().values
 
 
-# ----------------------------------------------------------------------------------------------------
 # Daily files.
 
 
@@ -323,7 +320,6 @@ class OpenThousands(_Opening):
     goal = 3.0
 
 
-# ----------------------------------------------------------------------------------------------------
 # A series from 3,000 steps.
 
 
@@ -384,7 +380,6 @@ def open_references(site: Site) -> xr.Dataset:
     return xr.open_dataset(refs, engine="kerchunk", chunks=None, storage_options=options)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Forecasts in GRIB2: a field of each file.
 
 
@@ -431,7 +426,6 @@ class GribSet(Job):
             return ds["t"].squeeze().values
 
 
-# ----------------------------------------------------------------------------------------------------
 # Scenes of a satellite.
 
 

@@ -94,7 +94,6 @@ def command(
     return make_command
 
 
-# ----------------------------------------------------------------------------------------------------
 # The options for opening sources.
 
 
@@ -196,7 +195,6 @@ def _mapping(text: str) -> dict[str, Any]:
         raise ArgumentTypeError(str(e)) from e
 
 
-# ----------------------------------------------------------------------------------------------------
 # The output of commands. Only terminals get colours. Control characters in keys and URLs are escaped.
 
 
@@ -269,7 +267,6 @@ def print_written(arguments: Namespace, destination: str, what: Sequence[str] = 
     print_line(f"{destination}: {', '.join([*what, *size, took])}")
 
 
-# ----------------------------------------------------------------------------------------------------
 # Errors name Python's arguments. These functions put the options of the command line in their place.
 
 

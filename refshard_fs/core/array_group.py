@@ -543,7 +543,6 @@ def _encode_number(value: Any) -> Any:
     return value
 
 
-# ----------------------------------------------------------------------------------------------------
 # Contiguous arrays, cut into chunks of a suitable size.
 
 

@@ -287,7 +287,6 @@ def renumber(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UIn
     return new, inside
 
 
-# ----------------------------------------------------------------------------------------------------
 # Many texts in two arrays: each takes its bytes and eight more.
 
 

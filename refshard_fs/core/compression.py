@@ -62,7 +62,6 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     return out.getvalue()
 
 
-# ----------------------------------------------------------------------------------------------------
 # Documents that may be compressed (gzip, bzip2, xz, zstd; one or several streams), decompressed as they arrive.
 
 
@@ -182,7 +181,6 @@ def is_compressed(head: bytes) -> bool:
     return head.startswith(tuple(_STREAMS))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Packed numbers and images.
 
 
@@ -258,7 +256,6 @@ def add_up(numbers: npt.NDArray[np.int64]) -> None:
 _UNPACKED: Final = 1 << 15  # numbers that numpy unpacks at a time: each takes 32 bytes
 
 
-# ----------------------------------------------------------------------------------------------------
 # Checking the decoded size of a chunk before decoding it.
 #
 # Codecs make as many bytes as their input says: a kilobyte of gzip may become a gigabyte, and four bytes may announce

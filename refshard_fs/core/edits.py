@@ -27,7 +27,6 @@ from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
-# ----------------------------------------------------------------------------------------------------
 # Values that wait for their commit: in memory up to a bound, the rest in a temporary file.
 
 
@@ -238,8 +237,6 @@ class Edits:
         """Return every edit that is a span."""
         return (edit for edit in self.changes().values() if isinstance(edit, Span))
 
-    # ------------------------------------------------------------------ the tree of directories
-
     def _put(self, key: str, edit: Edit, number: int = 0) -> None:
         self.number = max(self.number + 1, number)
         before = self._changes.get(key)
@@ -264,7 +261,6 @@ class Edits:
             path = directory
 
 
-# ----------------------------------------------------------------------------------------------------
 # A key space with edits over it. No I/O here.
 
 

@@ -245,8 +245,6 @@ class KeySpace(ABC):
         yield from ()
         return self.urls
 
-    # ------------------------------------------------------------------ whole arrays
-
     @property
     def source(self) -> KeySpace:
         """The source itself, without the views over it."""
@@ -579,7 +577,6 @@ def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
     return ((yield from steps),)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Listings of hundreds of thousands of chunk keys, made from the columns of a table.
 
 

@@ -509,7 +509,6 @@ def answer_from_listing(steps: Steps[T], root: str, directories: Directories | N
     return drive(steps, partial(meet_unknown, find=find))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Running several look-ups together, in rounds.
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from refshard_fs.core.forks import fork_safe
 
-# ----------------------------------------------------------------------------------------------------
 # Amounts as text for people: bytes, counts, shapes. No I/O here.
 
 

@@ -406,7 +406,6 @@ def shorten(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-# ----------------------------------------------------------------------------------------------------
 # The codecs of an array: whether they are known and safe.
 
 
@@ -561,7 +560,6 @@ def _codec_name(codec: Any) -> str:
     return _UNKNOWN
 
 
-# ----------------------------------------------------------------------------------------------------
 # The version of zarr that reads our metadata: the imported one, or else the installed one.
 
 

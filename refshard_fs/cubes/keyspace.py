@@ -275,8 +275,6 @@ class ConcatKeySpace(KeySpace):
         found = yield from together([piece.lookup(key) for (piece, _, _), key in zip(flat, keys, strict=True)])
         return join_sections(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
-    # ------------------------------------------------------------------ pieces
-
     def _array_of(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
         """Return path, array and grid of the joined array that ``key`` lies below; "", None, None if there is none."""
         path = yield from self._documents.array_of(key)
@@ -404,8 +402,6 @@ class ConcatKeySpace(KeySpace):
                     f"{size_of_one} bytes"
                 )
 
-    # ------------------------------------------------------------------ listing
-
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         path, array, grid = yield from self._array_of(join(prefix, "x"))
         if array is None or grid is None:
@@ -512,8 +508,6 @@ class ConcatKeySpace(KeySpace):
                 size = listed.size if fit.recoding is None or listed.is_directory else None
                 named.append(msgspec.structs.replace(listed, name=name, size=size))
         return named
-
-    # ------------------------------------------------------------------ whole arrays
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         found = yield from self.first.contents(prefix, errors)

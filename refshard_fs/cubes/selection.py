@@ -152,8 +152,6 @@ class Selection(View):
         urls = yield from together([space.some_urls() for space in self._spaces])
         return list(itertools.chain.from_iterable(urls))
 
-    # ------------------------------------------------------------------ keys
-
     def _place(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
         """Return the array that ``key`` lies below, and the key in the source; of one that is recut, coordinates."""
         path = nearest(key, self._arrays)
@@ -265,8 +263,6 @@ class Selection(View):
             if path is not None and array is not None and array.is_whole:
                 yield join(shown[path], relative(other, path))
 
-    # ------------------------------------------------------------------ listing
-
     def directories(self, prefix: str) -> Steps[Directories | None]:
         yield from ()
         return None  # the source's keys have other names
@@ -336,8 +332,6 @@ class Selection(View):
                 is_directory = listed.is_directory and len(at) < len(grid.counts)
                 shown.append(msgspec.structs.replace(listed, name=name, is_directory=is_directory))
         return sorted(shown, key=by_name)
-
-    # ------------------------------------------------------------------ whole arrays
 
     def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
         yield from ()

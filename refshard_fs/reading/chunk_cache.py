@@ -160,8 +160,6 @@ class ChunkCache:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name[0]}/{name[1:]}{SUFFIX}"
 
-    # ------------------------------------------------------------------ writing
-
     def _write_all(self) -> None:
         """Write all waiting ranges, and end when there are no more."""
         most = min(BATCH, self.capacity // 8)
@@ -278,7 +276,6 @@ def keeps(span: Span, most: int | None) -> bool:
     return span.exact if span.stop is not None else most is None or span.start < 0
 
 
-# ----------------------------------------------------------------------------------------------------
 # The names of files, and their ends.
 
 

@@ -172,8 +172,6 @@ class Dispatch(Share):
     def count_request(self, host: str) -> None:
         self._hosts[host].active += 1
 
-    # ------------------------------------------------------------------ beginning
-
     def pump(self) -> None:
         """Begin as many requests as host and budget allow."""
         if self.loop.is_closed():  # the garbage collector may end a dropped request at any time, also inside a lock
@@ -255,8 +253,6 @@ class Dispatch(Share):
         self.active -= 1
         self.shared.wake(self)
         self.pump()
-
-    # ------------------------------------------------------------------ requesting
 
     async def _request(self, block: Block) -> None:
         try:

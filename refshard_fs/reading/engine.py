@@ -113,8 +113,6 @@ class Engine(Lookups):
         finally:
             await self.close()
 
-    # ------------------------------------------------------------------ reading keys
-
     def read(self, keyspace: KeySpace, request: Request, entry: Entry | None = None) -> asyncio.Future[bytes]:
         """Return a future of the bytes of ``request``, as `read_many` does; later reads may be predicted from it."""
         (future,) = self.read_many(keyspace, (request,), (entry,), guess=True)

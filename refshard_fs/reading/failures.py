@@ -29,7 +29,6 @@ from refshard_fs.targets.failures import (
     is_transient,
 )
 
-# ----------------------------------------------------------------------------------------------------
 # Explaining an error to a user who does not know this package: what happened, and what to do. No I/O.
 
 

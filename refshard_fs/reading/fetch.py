@@ -67,8 +67,6 @@ class Fetcher:
         self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
 
-    # ------------------------------------------------------------------ reading
-
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Set the future of each reader; also fetch the spans ``ahead``, and keep them until they are read.
 
@@ -246,8 +244,6 @@ class Fetcher:
         for task in (*self._recalls, *self._asking.values()):
             task.cancel()
 
-    # ------------------------------------------------------------------ the cache on disk
-
     def _may_be_on_disk(self, reader: Reader) -> bool:
         """Return whether ``reader`` should wait for the disk, or for the version of its object before it is read."""
         span = reader.span
@@ -330,8 +326,6 @@ class Fetcher:
                 reader.fail(error)
             elif task.cancelled():
                 reader.future.cancel()
-
-    # ------------------------------------------------------------------ readers
 
     def _begin_reader(self, reader: Reader) -> list[tuple[Span, Reader | None]]:
         """Let ``reader`` wait for blocks with parts of its range; return the parts that have to be fetched."""
@@ -436,8 +430,6 @@ class Fetcher:
             self._detach(reader)
             self.requests.pump()
 
-    # ------------------------------------------------------------------ blocks
-
     def _fetch(self, fresh: Iterable[tuple[Span, Reader | None]]) -> None:
         """Request spans, merged, for their readers, or (reader None) to keep them until they are read."""
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
@@ -494,8 +486,6 @@ class Fetcher:
     def _count_waste(self, block: Block) -> None:
         self._stats.add(ahead_wasted=sum(block.expected.values()))
         block.expected.clear()
-
-    # ------------------------------------------------------------------ the ends of requests
 
     @property
     def has_unread(self) -> bool:

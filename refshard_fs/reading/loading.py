@@ -249,7 +249,6 @@ def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
     threading.Thread(target=write, name="refshard-index-cache", daemon=False).start()
 
 
-# ----------------------------------------------------------------------------------------------------
 # The process's cache of answers. Each answer is bound to the version of its object.
 #
 # Answers outlive the source that read them. Without the version, a source that is opened after a file was replaced

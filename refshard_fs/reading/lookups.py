@@ -63,8 +63,6 @@ class Lookups:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # ------------------------------------------------------------------ driving look-ups
-
     async def run(self, steps: Steps[T]) -> T:
         """Run ``steps``, answering all needs, and return their result."""
         (result,) = await self.run_all([steps])

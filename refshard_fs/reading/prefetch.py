@@ -118,8 +118,6 @@ class Prefetcher:
         finally:
             self._fetcher.release(begun)
 
-    # ------------------------------------------------------------------ predictions
-
     def open_parts(self, keyspace: KeySpace, keys: Sequence[str], found: Sequence[Entry | Exception | None]) -> None:
         """Open further parts of ``keyspace`` after looking up ``keys`` opened one.
 
@@ -237,8 +235,6 @@ class Prefetcher:
             self._fetcher.read((), spans)
         self._watch_unread()
 
-    # ------------------------------------------------------------------ announcements
-
     def was_announced(self, key: str) -> bool:
         """Return whether ``key``, which is being read, was announced; remove one announcement of it."""
         if key not in self._expected:
@@ -296,8 +292,6 @@ class Prefetcher:
                     await requests.change()
         finally:
             requests.notify()
-
-    # ------------------------------------------------------------------ unread data
 
     @property
     def _progress(self) -> int:

@@ -135,8 +135,6 @@ class ReferenceBuilder:
             keys = keys.without_rows(keys.rows_of(replaced))
         return ReferenceSet(urls, chunks, keys, where=self._where)
 
-    # ------------------------------------------------------------------ columns
-
     def _add(self, found: Members) -> None:
         """Add the members of a block."""
         keys, ranges, urls, texts = found
@@ -197,8 +195,6 @@ class ReferenceBuilder:
         self._order += 1
         return self._order
 
-    # ------------------------------------------------------------------ arrays
-
     def _is_worth_reading(self) -> bool:
         return self._documents <= MANY or self._members > EACH * self._documents
 
@@ -228,8 +224,6 @@ class ReferenceBuilder:
                 self._keep(order, KeyTable.of_mapping(there), is_placed=False)
         if grid.size > SMALL:
             self._grids[path] = grid
-
-    # ------------------------------------------------------------------ URLs
 
     def _add_urls(self, urls: Texts, ranges: Ranges) -> None:
         """Add the URLs of a block, and adjust the targets of its ``ranges``, which begin at 0."""
@@ -269,8 +263,6 @@ class ReferenceBuilder:
             for row in np.flatnonzero(item.members.ranges.targets == target)[:1]:
                 return item.members.key(int(row))
         return ""
-
-    # ------------------------------------------------------------------ single members
 
     def _add_one_by_one(self, members: Mapping[Any, Any]) -> None:
         if not members:

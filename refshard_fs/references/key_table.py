@@ -136,8 +136,6 @@ class KeyTable(Mapping[str, Value]):
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:
             raise ValueError("the index of a key table has rows beyond its end")
 
-    # ------------------------------------------------------------------ look-ups
-
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -223,8 +221,6 @@ class KeyTable(Mapping[str, Value]):
                 out.add(last[key])
             last[key] = row
         return out
-
-    # ------------------------------------------------------------------ queries of many rows
 
     @property
     def nbytes(self) -> int:

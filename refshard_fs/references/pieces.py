@@ -143,7 +143,6 @@ def _last_digits(words: UInt64s) -> Numbers:
     return Numbers(words, digits.view(np.int64))
 
 
-# ----------------------------------------------------------------------------------------------------
 # A hash is the sum of a piece's words, each multiplied by a number that is derived from ``seed``: pieces with equal
 # hashes cannot be made without the seed. Different pieces may still have equal hashes, so callers compare the bytes.
 

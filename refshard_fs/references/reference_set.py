@@ -87,8 +87,6 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         for path, table in self.chunks.items():
             yield from chunk_names(table.grid, table.present(), path + "/" if path else "")[0]
 
-    # ------------------------------------------------------------------ arrays
-
     @cached_property
     def grids(self) -> Mapping[str, ChunkGrid]:
         """The chunk grids of all arrays with inline metadata, by path; each is parsed when it is requested."""
@@ -222,7 +220,6 @@ class References(Mapping[str, Any]):
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Applying edits to a reference set; the columns of unchanged arrays are shared.
 
 

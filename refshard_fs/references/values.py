@@ -115,7 +115,6 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-# ----------------------------------------------------------------------------------------------------
 # Resolve the URLs of a manifest to absolute ones. No I/O here.
 
 

@@ -192,8 +192,6 @@ class _Concatenation:
             metadata = {k: object_in(v, repr(k)) for k, v in documents.items()}
             self.side[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": metadata}
 
-    # ------------------------------------------------------------------ one variable
-
     def _take(self, path: str, number: int) -> None:
         """Add an array as one set has it."""
         part = self.sets[number]
@@ -262,8 +260,6 @@ class _Concatenation:
         if [*chunks[:axis], *chunks[axis + 1 :]] != [*first[:axis], *first[axis + 1 :]]:
             raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
         return chunks[axis]
-
-    # ------------------------------------------------------------------ coordinates, and other times
 
     def _values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
         """Return the values of an array in all sets, if all are inline."""

@@ -156,8 +156,6 @@ class ShardLayout:
             lengths = part
         return _Plan(*zip(*levels, strict=True))
 
-    # ------------------------------------------------------------------ keys
-
     def find_shard(self, path: str, key: str) -> ChunkInShard | None:
         """Return the place of the chunk ``key`` of the array at ``path``; None if ``key`` is not the key of a chunk."""
         coords = self.grid.decode(relative(key, path))

@@ -128,8 +128,6 @@ class ShardView(ArrayView[ArrayInfo]):
         assert layout is not None
         return layout
 
-    # ------------------------------------------------------------------ looking keys up
-
     def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
         layout = self._layout(path)
         shard, lengths, place = layout.split(coords)
@@ -287,8 +285,6 @@ class ShardView(ArrayView[ArrayInfo]):
         start = size - length - trailer if level.at_end else 0
         return Load(entry.part(start, length), TableIndex(level, shard, path, view, size - trailer))
 
-    # ------------------------------------------------------------------ all of an array
-
     @property
     def whole_shards(self) -> KeySpace:
         return self.base.whole_shards
@@ -362,8 +358,6 @@ class ShardView(ArrayView[ArrayInfo]):
                         found.append(coords)
             level = below
         return found, others, [join(path, tail) for tail in directories]
-
-    # ------------------------------------------------------------------ listing
 
     def chunks_in(
         self, path: str, leading: Coords | None, names: Sequence[Listed] | None

@@ -127,7 +127,6 @@ def translate_errors(url: str) -> Iterator[None]:
         raise OSError(sanitize(f"Icechunk cannot write to {url}: {said}{way_out}")) from e
 
 
-# ----------------------------------------------------------------------------------------------------
 # The repository, and the stores that its virtual chunks lie in.
 
 
@@ -296,7 +295,6 @@ def _location(url: str | None) -> str | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------
 # Documents, virtual chunks and native chunks.
 
 

@@ -122,8 +122,6 @@ class ParquetCommit:
         last = make_document(document, self._token, self._generation, kept)
         return first, partial(self._rename, last, gone) if may_rename else _nothing
 
-    # ------------------------------------------------------------------ partitions under names of their own
-
     def _change(self, layout: Layout, array: str, change: Change) -> None:
         if change.anew:
             self._make_anew(layout, array, keeps=change.keeps)
@@ -180,8 +178,6 @@ class ParquetCommit:
         renamed.update(dict.fromkeys(stored))
         renamed.update((number, None) for number in list(renamed) if number >= start)
         self._kept.update((partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
-
-    # ------------------------------------------------------------------ and their usual names
 
     def _copies(self) -> Iterator[str]:
         """Yield the files that are kept as copies: a reader who misses one is told."""

@@ -132,7 +132,6 @@ def _facts(need: Stat) -> Steps[Facts | None]:
     return facts
 
 
-# ----------------------------------------------------------------------------------------------------
 # The version of a key's bytes, for fsspec.
 
 
@@ -179,7 +178,6 @@ async def _versions(source: Source, key: str, entry: Entry) -> list[Facts | str 
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
 # A key as a file, and all keys as a mutable mapping.
 
 

@@ -387,7 +387,6 @@ def _option(field: msgspec.structs.FieldInfo, hint: Any) -> Option:
     return Option(field.name, text, "" if field.required else repr(field.default), meta.extra["unit"], meta.description)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Names of keywords, and values in fsspec's configuration, which are text.
 
 

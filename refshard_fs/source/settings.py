@@ -105,7 +105,6 @@ class WriteSettings(msgspec.Struct, frozen=True):
         )
 
 
-# ----------------------------------------------------------------------------------------------------
 # The options for each URL: by protocol, by prefix, and for the source itself.
 
 
@@ -226,7 +225,6 @@ def _by_protocol(
     return {name: dict(remote_options or {}) for name in names}
 
 
-# ----------------------------------------------------------------------------------------------------
 # Places of new objects.
 
 

@@ -123,8 +123,6 @@ class Engines:
         fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
         return Engine(fetcher, self._answers, self.stats, options.readahead, self._immediate_reader())
 
-    # ------------------------------------------------------------------ look-ups
-
     async def look_up(self, key: str, steps: Steps[T]) -> T:
         """Run ``steps``, and return their result; an error names ``key``, and never means that the key is missing."""
         return await self.engine().run_for(key, steps)
@@ -155,16 +153,12 @@ class Engines:
             )
         return immediate
 
-    # ------------------------------------------------------------------ other event loops
-
     def last_loop(self) -> Loop | None:
         """Return a running loop that has read, the last one first, but not the caller's; None if there is none."""
         here = running_loop()
         with self._lock:
             known = [None if self._home is None else self._home(), *self._engines]
         return next((loop for loop in known if loop is not None and loop is not here and loop.is_running()), None)
-
-    # ------------------------------------------------------------------ targets
 
     @property
     def admission(self) -> Admission:
@@ -248,7 +242,6 @@ def _after_fork() -> None:
 in_child(_after_fork)
 
 
-# ----------------------------------------------------------------------------------------------------
 # One source.
 
 PIECE = 8 * MIB  # bytes of a large key that `Source.pieces` reads at a time
@@ -284,8 +277,6 @@ class Source(Engines):
         if transaction is not None:
             transaction.join(self)
 
-    # ------------------------------------------------------------------ copies of a filesystem
-
     def share(self, name: str, arguments: object) -> Source:
         """Return the source called ``name`` if it was made with equal ``arguments``; otherwise register this one."""
         with _naming:
@@ -295,8 +286,6 @@ class Source(Engines):
                 self._arguments = arguments
         is_same = known._arguments == arguments and known.transaction is self.transaction
         return known if is_same else self
-
-    # ------------------------------------------------------------------ opening
 
     async def keyspace(self) -> KeySpace:
         """Return the opened source; concurrent callers open it once."""
@@ -478,8 +467,6 @@ class Source(Engines):
         rule_of, strangers = pool.rule_of, keyspace.strangers
         return not strangers or (rule_of is not None and all(rule_of(server).trusts_source for server in strangers))
 
-    # ------------------------------------------------------------------ forgetting
-
     def invalidate(self, path: str = "") -> None:
         """Forget the opened source, and the versions and indexes of its objects: the next use opens it again.
 
@@ -523,8 +510,6 @@ class Source(Engines):
     def _after_fork(self) -> None:
         super()._after_fork()
         self._opening = weakref.WeakKeyDictionary()
-
-    # ------------------------------------------------------------------ reading
 
     async def read(self, request: Request) -> bytes:
         """Return the bytes of ``request``; FileNotFoundError means that the key does not exist."""

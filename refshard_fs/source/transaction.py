@@ -37,9 +37,6 @@ class OpenSource(Protocol):
     def forget(self, below: str | None = None) -> None: ...
 
 
-# ------------------------------------------------------------------ an overlay on its way to another process
-
-
 class OverlayCopy(msgspec.Struct, frozen=True):
     """The overlay ``id`` after ``number`` changes and ``commits`` commits, for another process.
 
@@ -97,9 +94,6 @@ class Worker:
         self.begun = seen  # the number of the last change before the first change in this process
         self.staged: list[tuple[int, str]] = []  # the number of the edit before, and the URL of the staged object
         self.numbers = itertools.count(1)  # numbers of writes
-
-
-# ------------------------------------------------------------------ the overlay
 
 
 class Base(NamedTuple):
@@ -192,8 +186,6 @@ class Transaction:
         if is_durable:  # a source in memory is lost with its edits
             weakref.finalize(self, _warn_of_lost_writes, source, self._uncommitted, os.getpid())
 
-    # ------------------------------------------------------------------ edits
-
     def put(self, key: str, edit: Edit, new_url: str | None = None) -> None:
         """Set or remove ``key``; ``new_url`` is the URL of an object that was put for it."""
         with self._guard:
@@ -227,8 +219,6 @@ class Transaction:
         """Return the URLs of the objects that were put for edits."""
         with self._guard:
             return list(self._objects)
-
-    # ------------------------------------------------------------------ the source below
 
     def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
         """Make ``base`` the base of all sources, unless they have one; call ``adopt`` with their base and the edits.
@@ -305,8 +295,6 @@ class Transaction:
         for source in list(self._sources):
             source.forget(below)
 
-    # ------------------------------------------------------------------ other processes
-
     def copy(self) -> OverlayCopy:
         """Return a copy for another process, which can write to it."""
         self.is_shared = True
@@ -352,8 +340,6 @@ class Transaction:
         self.worker = Worker(seen, commits, self.fork)
         if before is not None:
             self.worker.own, self.worker.begun = before.own, before.begun
-
-    # ------------------------------------------------------------------ states
 
     def begin(self) -> Edits:
         """Return a savepoint, and count one change.
@@ -438,7 +424,6 @@ def _follow(mirror: Any, key: str, edit: Edit) -> None:
             del mirror[key]
 
 
-# ----------------------------------------------------------------------------------------------------
 # A copy of a filesystem shares its overlay; so does a filesystem with the same ``overlay=``.
 #
 # For another event loop, zarr makes a new filesystem from the same arguments, which contain the id of the overlay.

@@ -98,8 +98,6 @@ class Objects:
             known = self._opened = os.getpid(), *self._stores.open(self.url)
         return known[1], known[2]
 
-    # ------------------------------------------------------------------ reading
-
     def facts(self, name: str) -> Facts | None:
         """Return the size and version of the object ``name``; None if it does not exist."""
         return self.store.facts(self.path(name))
@@ -158,8 +156,6 @@ class Objects:
     def _is_file(self) -> FileExistsError:
         return FileExistsError(f"{self.url} is a file: expected a directory, or a URL where nothing is yet")
 
-    # ------------------------------------------------------------------ writing
-
     def check(self, name: str, condition: Condition) -> None:
         """Raise ConflictError if the object ``name`` does not meet ``condition``."""
         self.store.check(self._place_of(name), condition)
@@ -202,8 +198,6 @@ class Objects:
     def copy(self, name: str, new: str) -> None:
         """Copy the object ``name`` to ``new`` in one step."""
         self.store.copy(self.path(name), self._place_of(new))
-
-    # ------------------------------------------------------------------ removing
 
     def remove(self, name: str, condition: Condition = None) -> None:
         """Remove the object ``name``, if it exists.

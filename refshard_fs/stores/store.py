@@ -94,8 +94,6 @@ class Store:
         self._loop = loop
         self._retry = retry
 
-    # ------------------------------------------------------------------ requests
-
     def call(self, method: str, *given: Any, **named: Any) -> Any:
         """Call a method of the filesystem, with retries: calling it twice must be harmless."""
         return self.persist(partial(self.call_once, method, *given, **named))
@@ -133,8 +131,6 @@ class Store:
         """Return the seconds to wait after try number ``tried`` ended in ``failure``; None to give up."""
         return self._retry.at_most(FsspecTarget.most_retries).pause(failure, tried)
 
-    # ------------------------------------------------------------------ places
-
     def resolve_links(self, place: Place) -> str:
         """Return the path of ``place`` with its links resolved; PermissionError at a link that is not followed."""
         return place.path
@@ -147,8 +143,6 @@ class Store:
         """
         with _locks.setdefault(place.url, threading.RLock()):
             yield
-
-    # ------------------------------------------------------------------ reading
 
     def facts(self, path: str) -> Facts | None:
         """Return the size and version of an object; None if it does not exist."""
@@ -180,8 +174,6 @@ class Store:
                 found = [self.call("cat_file", path) for path in paths]  # `cat_ranges` of others may return errors
             return dict(zip(paths, found, strict=True))
         return dict(self.call("cat", paths)) if paths else {}
-
-    # ------------------------------------------------------------------ writing
 
     def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
         """Raise ConflictError if an object does not meet ``condition``."""
@@ -265,8 +257,6 @@ class Store:
     def copy(self, path: str, new: Place) -> None:
         """Copy an object in one step."""
         self.call("cp_file", path, new.path)
-
-    # ------------------------------------------------------------------ removing
 
     def remove(self, place: Place, condition: Condition) -> None:
         """Remove an object, if it exists; ConflictError if it does not meet ``condition``."""

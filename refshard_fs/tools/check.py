@@ -53,7 +53,6 @@ from refshard_fs.tools.survey import (
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
 from refshard_fs.tools.views import Shown, fold, paragraph, table, view
 
-# ----------------------------------------------------------------------------------------------------
 # What a check finds, as values: each finding, the number of each kind, and the counts of checked items.
 
 
@@ -151,7 +150,6 @@ class Findings:
             self.counts[kind] = self.counts.get(kind, 0) + more
 
 
-# ----------------------------------------------------------------------------------------------------
 # The metadata of a source, checked.
 
 
@@ -207,7 +205,6 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
     return meta.shape, meta.chunks, meta.grid, meta.dtype, meta.order, json.dumps(rest, sort_keys=True)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The byte ranges of all keys, compared with each other and with the sizes of the objects.
 
 

@@ -103,7 +103,6 @@ def _difference(some: Iterable[str], others: Iterable[str]) -> Keys:
     return tuple(sorted(set(some).difference(others)))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Metadata, by what they say.
 
 
@@ -234,7 +233,6 @@ def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
     return bool(below) and not any(below)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Chunks.
 
 

@@ -189,7 +189,6 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
         yield f"{unsized:,} keys reach to the end of their target, which alone knows their size"
 
 
-# ----------------------------------------------------------------------------------------------------
 # The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
 
 

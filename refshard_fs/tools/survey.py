@@ -310,8 +310,6 @@ class _Surveying:
     async def _find_all(self, keys: Sequence[str]) -> list[Any]:
         return await self._source.engine().find_all(self._keyspace, keys)
 
-    # ------------------------------------------------------------------ where keys lie
-
     def _add_arrays(self, contents: Contents) -> None:
         """Add where the chunks of all arrays lie."""
         count = sum(
@@ -398,8 +396,6 @@ class _Surveying:
         if pin is not None:
             self._pins.setdefault(target, set()).add(pin)
         return target
-
-    # ------------------------------------------------------------------ metadata
 
     def _read(self, keys: Sequence[str]) -> dict[str, bytes]:
         texts: dict[str, bytes] = {}

@@ -125,8 +125,6 @@ class HierarchyCommit:
                 self._remove_object(name, condition)
         self._objects.tidy(self._touched.keys() - self._put.keys())
 
-    # ------------------------------------------------------------------ conflicts
-
     def _check_versions(
         self, plan: Plan, removed: Mapping[str, Version | None], leftovers: Mapping[str, Version]
     ) -> dict[str, Condition]:
@@ -211,8 +209,6 @@ class HierarchyCommit:
         found = self._objects.version(name)
         self._compare(name, found)  # either of the two may be there
         return found
-
-    # ------------------------------------------------------------------ putting and removing
 
     def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:
         jobs = [(_weight(shard), partial(self._put_shard, shard, conditions.get(shard.key))) for shard in plan.shards]

@@ -27,8 +27,6 @@ from refshard_fs.sharding.writing import restore_document
 from refshard_fs.source.source import Source
 from refshard_fs.writing.writer import Writer
 
-# ------------------------------------------------------------------ arrays that a commit makes longer
-
 
 class Growth(NamedTuple):
     """An array that a commit makes longer: its chunk counts before, its grid after, and its shards' layout.
@@ -84,9 +82,6 @@ def _growth(
     if old is None or new is None or old.encoding != new.encoding or len(old.counts) != len(new.counts):
         return None
     return Growth(path, old.counts, new, layout) if any(map(int.__lt__, old.counts, new.counts)) else None
-
-
-# ------------------------------------------------------------------ the plan of a commit
 
 
 _NODES: Final = (*zarrmeta.ARRAY_DOCUMENTS, zarrmeta.CONSOLIDATED)  # documents in which arrays are described
@@ -291,9 +286,6 @@ def _order(key: str) -> tuple[bool, int, int, str]:
     path, name = parent(key)
     depth = path.count("/") + 1 if path else 0
     return not path, -depth, _LAST.index(name) if name in _LAST else -1, key
-
-
-# ------------------------------------------------------------------ shards of sets of references
 
 
 def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:

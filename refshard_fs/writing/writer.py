@@ -75,8 +75,6 @@ class Writer:
             return _NEW[format]
         return base.keyspace.committed_as
 
-    # ------------------------------------------------------------------ keys; readers see a change when these return
-
     async def write(self, key: str, data: bytes) -> None:
         """Set ``key`` to ``data``; if the data become an object, it is complete when this returns."""
         if not self._write_over(await self._open_async(), key, data):
@@ -192,8 +190,6 @@ class Writer:
             overlay.names.add(name)
         return Span(url, 0, sum(map(len, parts))), None if by_content else url
 
-    # ------------------------------------------------------------------ commits
-
     def discard(self) -> None:
         """Drop all edits, and remove their objects."""
         self.refuse_elsewhere()
@@ -210,8 +206,6 @@ class Writer:
                 clear(self.overlay, self.store, savepoint.number)
             left = self.overlay.roll_back(savepoint)
         self.remove_objects(left)
-
-    # ------------------------------------------------------------------ the source and the overlay
 
     def base(self) -> Base:
         """Return the opened source, without the edits."""

@@ -131,9 +131,6 @@ def test_a_document_cannot_ask_for_more_than_is_made(tmp_path: Path, chunks: Any
         RefShardFileSystem(json.loads(json.dumps(document))).cat_file("v/0.0.0")
 
 
-# ------------------------------------------------------------------ smaller pieces of chunks without a codec
-
-
 def test_the_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = year(tmp_path, CUTS["a chunk a month"][:2])
     for name, options in (("a", ["--subchunks", "time=1"]), ("b", ["--lazy", "--chunks", "time=20"])):
@@ -143,9 +140,6 @@ def test_the_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["concat", *files, "-o", url, "--dim", "time", "--chunks", "time"])
     assert "NAME=N" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------ chunks of several lengths
 
 
 def test_chunks_of_several_lengths_stay_references(tmp_path: Path) -> None:

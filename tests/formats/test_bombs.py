@@ -40,8 +40,6 @@ def opened(data: bytes, most: int = 64 << 20, others: Mapping[str, bytes] | None
         return Files({ROOT: data, **(others or {})}).open()
 
 
-# ------------------------------------------------------------------ TIFF
-
 Tags = dict[int, tuple[int, int, int]]  # number: type, count, and value or place
 
 
@@ -109,9 +107,6 @@ def test_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
     assert [grid.size for grid in found.grids.values()] == [1, 1]
 
 
-# ------------------------------------------------------------------ GRIB2
-
-
 def section(number: int, content: bytes) -> bytes:
     return struct.pack(">IB", len(content) + 5, number) + content
 
@@ -175,8 +170,6 @@ def test_sidecar_of_too_many_messages_is_refused() -> None:
         parse_sidecar(lines.encode())
 
 
-# ------------------------------------------------------------------ FITS
-
 PRIMARY = encode_header({"SIMPLE": True, "BITPIX": 8, "NAXIS": 0, "EXTEND": True})
 
 
@@ -206,9 +199,6 @@ def test_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytes
     assert len(asked) < 3 * 500
 
 
-# ------------------------------------------------------------------ NetCDF-3
-
-
 def named(name: bytes) -> bytes:
     return struct.pack(">I", len(name)) + name + bytes(-len(name) % 4)
 
@@ -219,9 +209,6 @@ def test_long_dimension_name_of_all_variables_is_refused() -> None:
     head = b"CDF\2" + struct.pack(">III", 0, 10, 1) + dimension + struct.pack(">IIII", 0, 0, 11, len(variables))
     data = (head + b"".join(variables)).ljust(80_001, b"\0")
     assert "names of its variables' dimensions" in refused(data)
-
-
-# ------------------------------------------------------------------ DMR++
 
 
 def test_long_number_among_many_is_refused_before_padding() -> None:

@@ -75,9 +75,6 @@ def methods(server: RangeServer) -> list[str]:
     return [request.method for request in server.requests()]
 
 
-# ---------------------------------------------------------------------- what is read from the disk
-
-
 def hdf5(scale: float) -> bytes:
     file = io.BytesIO()
     with h5py.File(file, "w") as out:
@@ -230,9 +227,6 @@ def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None
     assert len(kept(tmp_path)) == 2
 
 
-# ---------------------------------------------------------------------- versions
-
-
 @pytest.mark.parametrize("is_known", [False, True], ids=["asked", "asked-before"])
 @pytest.mark.case(id="P25")
 def test_changed_target_is_read_anew(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
@@ -359,9 +353,6 @@ def test_objects_of_s3_are_kept_with_their_versions(fast: bool, s3_server: Any, 
         assert fs.stats()["requests"] == requests
 
 
-# ---------------------------------------------------------------------- damage
-
-
 def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -423,9 +414,6 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
         assert cache.get(SPAN, FACTS) is None
     path.write_bytes(good)
     assert cache.get(SPAN, FACTS) == BYTES
-
-
-# ---------------------------------------------------------------------- the bound
 
 
 def used(folder: Path) -> int:
@@ -506,9 +494,6 @@ def test_what_was_not_read_for_longest_goes_first(tmp_path: Path) -> None:
     assert len(there) >= 8
 
 
-# ---------------------------------------------------------------------- whose files these are
-
-
 @pytest.mark.case(id="P25")
 def test_files_are_for_their_owner_alone(chunked: Chunked, tmp_path: Path) -> None:
     opened(chunked.refs(), tmp_path).cat(chunked.keys(range(4)))
@@ -586,9 +571,6 @@ def test_what_the_server_denies_now_is_not_given(chunked: Chunked, tmp_path: Pat
     chunked.server.fault(403, "/data.bin")
     with pytest.raises(ReferenceNotReachable, match="403"):
         opened(chunked.refs(), tmp_path).cat_file(key)
-
-
-# ---------------------------------------------------------------------- where nothing can be written
 
 
 @pytest.mark.parametrize("what", ["file", "full"])

@@ -42,9 +42,6 @@ def morton(bits: int) -> list[int]:
     ]
 
 
-# ---------------------------------------------------------------------- batches
-
-
 def test_keys_read_together_become_few_requests(chunked: Chunked, fs: RefShardFileSystem) -> None:
     keys = chunked.keys(range(100))
     out = fs.cat(keys)
@@ -156,9 +153,6 @@ def test_large_keys_are_copied_in_pieces(http_server: RangeServer, tmp_path: Any
     fs.get_file("k", str(tmp_path / "out"))
     assert (tmp_path / "out").read_bytes() == data
     assert http_server.bytes_sent == len(data)
-
-
-# ---------------------------------------------------------------------- read-ahead
 
 
 def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> list[bytes]:
@@ -308,9 +302,6 @@ def test_failed_guess_fails_no_reader_who_does_not_need_it(http_server: RangeSer
     assert zarr_reads(fs, chunked.keys(range(40))) == [chunked.chunk(i) for i in range(40)]
 
 
-# ---------------------------------------------------------------------- cancelling and closing
-
-
 def test_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 5
@@ -376,9 +367,6 @@ def test_nothing_is_held_when_all_has_been_read(http_server: RangeServer) -> Non
     asyncio.run(read())
 
 
-# ---------------------------------------------------------------------- what is known without reading
-
-
 def test_resolve_says_where_bytes_are_and_reads_nothing(chunked: Chunked, fs: RefShardFileSystem) -> None:
     assert fs.resolve("a/2.0") == (chunked.url, 2 * CHUNK, 3 * CHUNK)
     inline = fs.resolve(".zgroup")
@@ -416,9 +404,6 @@ def test_without_a_block_cache_a_chunk_is_read_again(chunked: Chunked, fs: RefSh
     fs.cat_file("a/5.0")
     fs.cat_file("a/5.0")
     assert len(chunked.ranges) == 2
-
-
-# ---------------------------------------------------------------------- what a user sees of it
 
 
 def test_bytes_that_were_read_are_freed_without_collection(http_server: RangeServer) -> None:

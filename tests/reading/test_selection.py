@@ -50,9 +50,6 @@ def others() -> list[asyncio.Task[Any]]:
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
-# ------------------------------------------------------------------ many at a time
-
-
 @pytest.mark.parametrize("memory", [MEMORY, CHUNK // 2], ids=["four chunks", "less than a chunk"])
 @pytest.mark.parametrize("threads", [True, False])
 def test_loops_that_fail_or_are_cancelled_leave_nothing(threads: bool, memory: int, http_server: RangeServer) -> None:
@@ -129,9 +126,6 @@ def test_decoding_may_read_by_the_same_filesystem(http_server: RangeServer) -> N
 
     asyncio.run(run())
     assert b"".join(found[number] for number in range(CHUNKS)) == DATA
-
-
-# ------------------------------------------------------------------ what ends
 
 
 def local(tmp_path: Path) -> RefShardFileSystem:

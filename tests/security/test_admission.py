@@ -241,8 +241,6 @@ def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
     assert rule.admit("zip://x::s3://pub/a.zip")[1] is Access.OWN
 
 
-# ---------------------------------------------------------------------- IPv6
-
 SIX = "http://[2001:4860::8888]"
 
 

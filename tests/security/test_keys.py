@@ -40,9 +40,6 @@ def zarr3(shape: list[int], chunks: list[int]) -> dict[str, Any]:
     return {**meta, "chunk_key_encoding": encoding, "fill_value": 0, "codecs": [{"name": "bytes"}]}
 
 
-# ------------------------------------------------------------------------------- keys
-
-
 @pytest.mark.parametrize("key", WRONG)
 def test_invalid_keys_are_refused(key: str) -> None:
     assert not is_key(key)
@@ -124,8 +121,6 @@ def test_links_that_lead_round_are_not_walked_through(tmp_path: Path) -> None:
         link.symlink_to(to)
     assert RefShardFileSystem(str(store)).find("") == ["g/zarr.json", "o/zarr.json", "zarr.json"]
 
-
-# ------------------------------------------------------------------------------- what is claimed
 
 ENDLESS = {
     "long": ([10**18], [1], "0"),

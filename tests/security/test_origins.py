@@ -312,9 +312,6 @@ def test_other_readers_open_sets_with_a_record(http_server: RangeServer, tmp_pat
         assert sorted(fs.ls("a", detail=False)) == ["a/.zarray", "a/0"]
 
 
-# ------------------------------------------------------------------------------- what is recorded
-
-
 def origins(source: str, urls: list[str], known: Origins = NOTHING, **options: Any) -> dict[str, list[str]]:
     given = {"allow": None, "protocols": (), "prefixes": ()} | options
     adoption = Adoption(Admission.of(source, **given))

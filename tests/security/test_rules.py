@@ -56,9 +56,6 @@ def manifest(server: RangeServer, refs: dict[str, Any]) -> str:
     return server.put("/set/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
 
 
-# ------------------------------------------------------------------------------- host and port
-
-
 @pytest.mark.case(id="P1")
 def test_another_port_of_the_sets_own_host_is_not_its_own(http_server: RangeServer) -> None:
     with RangeServer() as other:
@@ -126,9 +123,6 @@ def test_where_an_address_leads(host: str, network: Network) -> None:
     assert network_of(host) is network
 
 
-# ------------------------------------------------------------------------------- options without a protocol
-
-
 @pytest.mark.parametrize("options", [{"headers": {"Authorization": SECRET}}, {"cookies": {"a": SECRET}}])
 @pytest.mark.case(id="P6")
 def test_options_without_protocol_go_to_the_sets_server_alone(
@@ -166,12 +160,6 @@ def test_options_without_credentials_permit_nothing(
     assert rule.admit("s3://b/k")[1] is Access.NONE
 
 
-# ------------------------------------------------------------------------------- paths that climb
-
-
-# ------------------------------------------------------------------------------- what is signed
-
-
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("status", [301, 302, 307])
 @pytest.mark.case(id="P16")
@@ -207,9 +195,6 @@ def test_plain_arguments_go_to_the_sources_server_alone(
             assert SECRET in repr([request.headers for request in http_server.requests(path)])
         with pytest.raises(TypeError, match="no argument endpoint_url="):
             RefShardFileSystem(manifest(http_server, refs), endpoint_url="x")
-
-
-# ------------------------------------------------------------------------------- what a protocol opens, and a prefix
 
 
 @pytest.mark.parametrize("given", ["protocol", "instance"])
@@ -270,9 +255,6 @@ def test_ftp_name_that_moves_inside_gets_no_login(names: dict[str, str], monkeyp
     with pytest.raises(TargetNotAllowed, match="outside that network at its first use"), take_turn(fs, "/"):
         pass
     assert asked == ["127.0.0.9", "127.0.0.9"]
-
-
-# ------------------------------------------------------------------------------- what stays with its server
 
 
 @pytest.mark.parametrize("how", ["update_cookies", "update_cookies_from_headers"])
@@ -384,9 +366,6 @@ def test_json_without_passwords_has_none_anywhere() -> None:
 def test_invisible_letter_is_spelled_out(letter: str) -> None:
     assert letter not in sanitize(f"temp{letter}erature")
     assert sanitize("Größe 東京 ₂ é") == "Größe 東京 ₂ é"
-
-
-# ------------------------------------------------------------------------------- proxies of the environment
 
 
 def test_environment_names_proxy_for_http(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,8 +392,6 @@ def test_a_set_in_a_remote_archive_cannot_read_local_files(
         RefShardFileSystem(fo=f"zip://refs.json::{url}").cat_file("k")
 
 
-# ---------------------------------------------------------------------- whatever the format
-
 ARRAY = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
 ARRAY |= {"order": "C", "filters": None}
 ARRAY_3 = {
@@ -502,9 +500,6 @@ def test_the_environment_is_not_to_be_had(
         assert not any("do-not-tell" in request.path for request in http_server.requests())
 
 
-# ---------------------------------------------------------------------- redirects and names
-
-
 @pytest.mark.parametrize(
     "to", ["http://localhost:{port}/x", "http://[::ffff:127.0.0.1]:{port}/x", "http://2130706433:{port}/x",
            "http://0x7f.1:{port}/x", "http://169.254.169.254/latest/meta-data/", "file:///etc/hostname",
@@ -579,9 +574,6 @@ def test_name_is_judged_by_all_addresses_at_every_connection(
     with pytest.raises(TargetNotAllowed, match="private networks"):
         RefShardFileSystem(fo=source, skip_instance_cache=True).cat_file("k")
     assert http_server.requests("/x") == []
-
-
-# ---------------------------------------------------------------------- secrets
 
 
 SIGNED = "http://me:HUSH@127.0.0.1:1/x?token=HUSH&X-Amz-Signature=HUSH"

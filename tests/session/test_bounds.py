@@ -40,9 +40,6 @@ def opened(fo: Any, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo, skip_instance_cache=True, index_cache=False, **options)
 
 
-# ---------------------------------------------------------------------- compressed documents
-
-
 @pytest.mark.parametrize("name", COMPRESS)
 def test_compressed_manifest_that_swells_is_refused(name: str, http_server: RangeServer) -> None:
     """A quarter of a gigabyte of spaces, in less than half a megabyte."""
@@ -108,9 +105,6 @@ def test_a_chunk_manifest_that_is_too_large_is_not_fetched(tmp_path: Path) -> No
         opened(str(tmp_path), max_manifest_bytes=9000).cat_file("c/0")
 
 
-# ---------------------------------------------------------------------- depth
-
-
 def nested(text: str) -> bytes:
     """The document ``text`` with something very deep in the place of HERE."""
     return text.replace('"HERE"', "[" * DEEP + "]" * DEEP).encode()
@@ -164,9 +158,6 @@ def test_metadata_that_nest_too_deep_are_an_error(name: str, tmp_path: Path) -> 
         opened(str(tmp_path)).cat_file(name)
 
 
-# ---------------------------------------------------------------------- archives
-
-
 def archive(members: dict[str, bytes]) -> bytearray:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as written:
@@ -211,9 +202,6 @@ def test_a_reference_set_in_an_archive_is_held_to_the_same_bound(tmp_path: Path)
         opened(f"zip://refs.json::{tmp_path}/a.zip").cat_file("k")
 
 
-# ---------------------------------------------------------------------- parquet
-
-
 def written(rows: int) -> bytes:
     """A partition of many rows that are nothing: some thousand bytes."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -251,9 +239,6 @@ def test_set_with_endless_partitions_is_not_asked_for_them(http_server: RangeSer
     with pytest.raises(RefShardError, match="4611686018427387904 partitions are too many"):
         fs.ls("a")
     assert http_server.requests() == []
-
-
-# ---------------------------------------------------------------------- what a set makes
 
 
 def test_gen_makes_no_more_than_there_may_be() -> None:

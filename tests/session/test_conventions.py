@@ -27,12 +27,6 @@ def source(tmp_path: Path) -> str:
     return str(tmp_path / "refs.json")
 
 
-# ------------------------------------------------------------------ universal_pathlib
-
-
-# ------------------------------------------------------------------ intake and STAC
-
-
 @not_installed
 @pytest.mark.skipif(ZARR_2, reason="intake opens a URL with zarr 3")
 def test_an_intake_catalog_on_disk_opens_a_source(source: str, tmp_path: Path) -> None:
@@ -80,12 +74,6 @@ def test_xpystac_opens_a_stac_asset(source: str) -> None:
 
     ds = xr.open_dataset(pystac.Asset.from_dict(asset(source)), engine="stac")
     np.testing.assert_array_equal(ds["a"].values, VALUES)
-
-
-# ------------------------------------------------------------------ fsspec's own entrances
-
-
-# ------------------------------------------------------------------ notebooks: an event loop is running
 
 
 def test_an_asynchronous_filesystem_is_awaited_in_a_running_loop(source: str) -> None:

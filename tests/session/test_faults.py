@@ -265,8 +265,6 @@ def test_a_name_that_is_not_resolved(
     assert outcome == "error"
 
 
-# ---------------------------------------------------------------------- S3
-
 # Of what a server does, all that can be done to the answers of another.
 THROUGH = {fault: case for fault, case in ALWAYS.items() if case[0] not in CountingProxy.cannot | {"redirect"}}
 
@@ -314,8 +312,6 @@ def test_what_passes_in_an_object_store_is_not_seen(
     of_s3[fault, operation.__name__.strip("_")] = outcome
     assert outcome == "right"
 
-
-# ---------------------------------------------------------------------- files and memory
 
 FILES = ("local", "memory")
 

@@ -49,8 +49,6 @@ def seen(server: RangeServer, count: int, path: str = "/x.bin") -> None:
         time.sleep(0.005)
 
 
-# ---------------------------------------------------------------------- Ctrl-C
-
 # Reads until it is interrupted, as often as asked for; then, with the same instance, whole and without interruption.
 READER = """
 import faulthandler, json, signal, sys
@@ -139,9 +137,6 @@ def test_interrupt_while_source_is_opened_does_not_spoil_it(refs: dict[str, Any]
     assert "Traceback" not in errors
 
 
-# ---------------------------------------------------------------------- fork
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("readers", [1, 4])
@@ -197,8 +192,6 @@ def test_threads_of_a_forked_child_share_its_loop(monkeypatch: pytest.MonkeyPatc
     asyn.loop[0] = None  # as fsspec does in a child
     assert fs.loop is found[0] is not dead
 
-
-# ---------------------------------------------------------------------- cancelled tasks
 
 SHARD = {i: bytes([65 + i]) * 10 for i in range(8)}
 

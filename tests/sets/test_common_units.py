@@ -186,7 +186,6 @@ def test_times_of_a_wider_type_are_appended(tmp_path: Path, lazy: bool) -> None:
     equal(xr.open_dataset(url, engine=RefShardBackend).load(), files)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Numbers that are no exact instants, and those that are missing.
 
 

@@ -167,7 +167,6 @@ def test_coordinates_in_other_units_are_not_concatenated(tmp_path: Path, units: 
         refshard_fs.append(url, files[1], "time")
 
 
-# ----------------------------------------------------------------------------------------------------
 # Arguments.
 
 

@@ -373,9 +373,6 @@ def test_coordinate_without_values_is_joined_as_any_array(tmp_path: Path) -> Non
     assert read(document)["time"].tolist() == [0, 1, 2, 3]
 
 
-# ---------------------------------------------------------------------------------------- what parts may reach
-
-
 @pytest.mark.case(id="P11")
 def test_remote_part_of_local_document_may_not_read_local_files(http_server: RangeServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret"

@@ -87,9 +87,6 @@ def test_options_of_the_source_are_used_for_all(http_server: RangeServer) -> Non
     assert {request.headers.get("x-mine") for request in http_server.requests()} == {"yes"}
 
 
-# ------------------------------------------------------------------ workers
-
-
 def scene(number: int) -> bytes:
     """Return a georeferenced TIFF of 512 KiB whose chunks are decoded here, since zarr knows no predictor."""
     tifffile = pytest.importorskip("tifffile")
@@ -113,9 +110,6 @@ def test_a_document_of_files_is_made_without_their_data(http_server: RangeServer
     chunks = [key for key in eager.find("") if ".z" not in key and len(eager.cat_file(key)) == 128 * 128 * 2]
     assert len(chunks) == 3 * 16
     assert fs.cat(chunks) == eager.cat(chunks)
-
-
-# ------------------------------------------------------------------ runs that go on
 
 
 def test_references_of_alike_files_take_little_memory(tmp_path: Path) -> None:

@@ -132,9 +132,6 @@ def test_a_cube_of_files_that_differ_is_right_or_refused_by_name(tmp_path: Path,
                 assert found["time"].equals(expected["time"]), what
 
 
-# ------------------------------------------------------------------ files behind sets, pictures, forecasts
-
-
 @pytest.mark.parametrize("name", ["nothing", "scale", "fill value", "units of time", "another length", "units"])
 def test_sets_of_files_that_differ_are_as_the_files_are(tmp_path: Path, name: str) -> None:
     one, other, eager, lazy = FORMATS["netcdf3"][name]

@@ -25,9 +25,6 @@ def payloads(data: np.ndarray[Any, Any], chunk_shape: Any, fill: int = 0) -> dic
     return {at: np.ascontiguousarray(chunk).tobytes() for at, chunk in chunks_of(data, chunk_shape, fill).items()}
 
 
-# ------------------------------------------------------------------ bytes
-
-
 def test_shard_is_chunks_in_morton_order_index_and_checksum() -> None:
     layout = layout_of(version_3((4, 4), (4, 4), [sharding([2, 2])]))
     parts = layout.rewrite((2, 2), None, {(0, 0): b"aaaa", (0, 1): b"bb", (1, 0): b"c"})
@@ -95,9 +92,6 @@ def test_what_does_not_change_is_copied_as_it_lies_and_gaps_go() -> None:
     assert data == b"abxyz" + np.array([(0, 2), (2, 3)], "<u8").tobytes()
 
 
-# ------------------------------------------------------------------ any layout, any order of writing
-
-
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | None]:
     """An array's metadata, shard options, and the size that payloads must have."""
@@ -144,8 +138,6 @@ def test_chunks_written_in_any_order_are_the_chunks_read(data: st.DataObject) ->
     if not expected:
         assert shards == {}
 
-
-# ------------------------------------------------------------------ other readers
 
 FILL = 7
 LAYOUTS = {

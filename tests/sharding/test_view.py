@@ -37,9 +37,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ---------------------------------------------------------------------- sources
-
-
 def test_shards_that_are_references_into_one_file(folder: Path) -> None:
     blob = b"\x55" * 13
     refs: dict[str, Any] = {
@@ -96,9 +93,6 @@ def test_absent_shard_of_a_hierarchy_is_missing_chunks(folder: Path) -> None:
     expected = DATA.copy()
     expected[6:12] = 0
     assert np.array_equal(array(folder, "a")[...], expected)
-
-
-# ---------------------------------------------------------------------- a key space driven by hand
 
 
 class Reversed(msgspec.Struct, frozen=True):
@@ -261,9 +255,6 @@ def test_array_at_the_root_is_found_by_its_chunks() -> None:
         assert run(ShardView(base).lookup(key.removeprefix("a/")), files)[0] is not None
 
 
-# ---------------------------------------------------------------------- metadata
-
-
 def test_shard_far_outside_of_its_array_does_not_end_a_survey(folder: Path) -> None:
     shutil.copy(folder / "a/1.0", folder / "a/99999999999999999999.0")
     assert len(survey(opened(folder)).arrays["a"]) == len(opened(folder).ls("a")) - len([".zarray", ".zattrs"])
@@ -275,9 +266,6 @@ def test_everything_else_passes_byte_for_byte(folder: Path) -> None:
     for key in (".zgroup", "a/.zattrs", "notes.txt"):
         assert fs.cat_file(key) == (folder / key).read_bytes()
         assert fs.info(key)["size"] == (folder / key).stat().st_size
-
-
-# ---------------------------------------------------------------------- listings
 
 
 def test_listing_chunks_reads_each_index_once(folder: Path) -> None:
@@ -309,9 +297,6 @@ def test_group_called_c_is_not_taken_for_chunks(tmp_path: Path) -> None:
     assert [r["name"] for r in fs.ls("c")] == ["c/.zgroup", "c/0"]
     assert fs.exists("c/0/6/1")
     assert np.array_equal(array(tmp_path, "c/0")[...], DATA)
-
-
-# ---------------------------------------------------------------------- readers
 
 
 def test_xarray_and_dask_see_inner_chunks(tmp_path: Path) -> None:

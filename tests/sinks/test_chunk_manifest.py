@@ -20,12 +20,6 @@ from tests.support.version_2_arrays import v2, values
 pytest.importorskip("pyarrow")
 
 
-# ---------------------------------------------------------------------- from version 2
-
-
-# ---------------------------------------------------------------------- from and to other formats
-
-
 @pytest.fixture
 def references(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "raw.bin").write_bytes(np.arange(24, dtype="<i2").tobytes())

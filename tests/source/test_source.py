@@ -35,9 +35,6 @@ def gets(server: RangeServer, path: str) -> int:
     return sum(request.method == "GET" for request in server.requests(path))
 
 
-# ---------------------------------------------------------------------- event loops
-
-
 def test_event_loops_that_have_ended_are_not_kept(source: str) -> None:
     fs = opened(source, asynchronous=True)
     loops = []
@@ -70,9 +67,6 @@ def test_connections_are_closed_on_their_loop_when_process_ends(source: str) -> 
     out = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
     assert "Non-thread-safe" not in out.stderr
     assert "unclosed" not in out.stderr
-
-
-# ---------------------------------------------------------------------- copies
 
 
 def test_copies_of_a_filesystem_open_its_source_once(source: str, http_server: RangeServer) -> None:
@@ -109,9 +103,6 @@ def test_filesystem_that_is_made_anew_opens_source_as_it_is_now(tmp_path: Path) 
     path.write_text('{"k": "what is new"}')
     assert pickle.loads(pickle.dumps(opened(str(path)))).cat_file("k") == b"what is new"
     assert pickle.loads(pickle.dumps(first)).cat_file("k") == b"old"
-
-
-# ---------------------------------------------------------------------- what is remembered
 
 
 def test_what_one_filesystem_forgets_others_still_know(source: str, http_server: RangeServer) -> None:

@@ -183,9 +183,6 @@ def _region(fs: RefShardFileSystem, part: Any, start: int) -> None:
     part.drop_vars("t").to_zarr(fs.get_mapper(), region={"t": slice(start, start + 2)}, consolidated=False)
 
 
-# ------------------------------------------------------------------ forks, which a user merges
-
-
 def test_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", LARGE)
     forks = [fs.fork() for _ in range(3)]

@@ -104,9 +104,6 @@ def test_files_of_other_writers_are_named(tmp_path: Path) -> None:
             RefShardFileSystem(str(tmp_path / driver)).ls("")
 
 
-# ------------------------------------------------------------------ file objects
-
-
 @pytest.mark.parametrize("position", [0, 4, None])
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_file_object_is_read_from_its_start(kind: str, position: int | None, tmp_path: Path) -> None:

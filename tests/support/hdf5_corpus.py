@@ -58,7 +58,6 @@ def sample(dtype: Any, shape: tuple[int, ...], seed: int = 1) -> np.ndarray[Any,
     return rng.normal(0, 10, shape).astype(dtype)
 
 
-# ----------------------------------------------------------------------------------------------------
 # h5py: layouts × filters × versions of the format, each file with many types, shapes and fill values.
 
 SHAPES: list[tuple[int, ...]] = [(1,), (37,), (5, 7), (3, 4, 5), (2, 1, 2, 3)]
@@ -195,7 +194,6 @@ REFUSED = {
 }  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------
 # h5py: groups, links, attributes.
 
 
@@ -249,7 +247,6 @@ def attributed(path: Path, libver: str, count: int, track: bool) -> None:
                 attributes[f"more_{number}"] = f"value {number}"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Dimension scales that h5py attaches, and files that other software lays out.
 
 
@@ -381,9 +378,6 @@ def keras(path: Path) -> None:
             group["kernel:0"] = sample("<f4", (4, 3))
             group["bias:0"] = np.zeros(3, "<f4")
         file.attrs["model_config"] = '{"class_name": "Sequential"}' + " " * 5000
-
-
-# ----------------------------------------------------------------------------------------------------
 
 
 def _writers() -> Iterator[tuple[str, Writer]]:

@@ -209,9 +209,6 @@ def test_old_listing_does_not_say_which_version_was_read() -> None:
     with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
-# ---------------------------------------------------------------------------------------- real ones
-
-
 def test_wrapped_http_filesystem_is_checked(http_server: RangeServer) -> None:
     class Mine(HTTPFileSystem):
         pass
@@ -290,9 +287,6 @@ def test_obstore_filesystems(http_server: RangeServer) -> None:
     with pytest.raises(OSError) as caught:  # noqa: PT011  # of any kind but those below
         remote.read(http_server.url + "/x", 0, 5)
     assert not isinstance(caught.value, FileNotFoundError)
-
-
-# ---------------------------------------------------------------------------------------- chains
 
 
 @pytest.fixture

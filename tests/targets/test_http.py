@@ -85,9 +85,6 @@ def test_empty_object_is_empty(http_server: RangeServer, start: int, stop: int |
     assert Reader().read(url, start, stop) == b""
 
 
-# ---------------------------------------------------------------------------------------- answers that are wrong
-
-
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("kind", ["short_body", "unframed_body", "long_body", "hang_up", "reset", "dropped"])
 def test_body_of_wrong_length_is_an_error(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
@@ -182,9 +179,6 @@ def test_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> N
     assert Reader().read(url) == DATA
 
 
-# ---------------------------------------------------------------------------------------- statuses
-
-
 @pytest.mark.parametrize("status", [404, 410])
 def test_only_absence_is_file_not_found(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
@@ -221,9 +215,6 @@ def test_facts_tell_size_and_version(http_server: RangeServer) -> None:
     answer = Reader().answer(url, 0, 1)
     assert facts == answer.facts
     assert facts.etag is not None
-
-
-# ---------------------------------------------------------------------------------------- tries
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, "hang_up", "reset", "dropped", "short_body"])
@@ -324,9 +315,6 @@ def test_name_that_is_not_resolved_is_an_error(monkeypatch: pytest.MonkeyPatch, 
     assert len(asked) == tries
 
 
-# ---------------------------------------------------------------------------------------- versions
-
-
 def test_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
@@ -364,9 +352,6 @@ def test_another_size_is_another_version(http_server: RangeServer) -> None:
     http_server.fault("wrong_total")
     with pytest.raises(TargetChanged, match="3000 bytes and is 3001"):
         reader.read(url, 0, 5)
-
-
-# ---------------------------------------------------------------------------------------- redirects
 
 
 @pytest.mark.evidence(id="T3")
@@ -457,9 +442,6 @@ def test_redirect_can_be_refused(http_server: RangeServer) -> None:
 
     asyncio.run(go())
     assert [r.path for r in http_server.requests()] == ["/home"]
-
-
-# ---------------------------------------------------------------------------------------- options and instances
 
 
 def test_options_of_the_filesystem_reach_the_server(http_server: RangeServer) -> None:

@@ -182,9 +182,6 @@ def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, mo
     assert "botocore" not in script.heads[0][1].lower()
 
 
-# ---------------------------------------------------------------------------------------- failures
-
-
 def test_only_a_missing_object_is_absent(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
     for call in (lambda url: mine.read(url, 0, 5), mine.facts):
@@ -301,9 +298,6 @@ def test_listing_is_what_s3fs_lists(
     if ours:
         assert agents
         assert not any("botocore" in agent.lower() for agent in agents)
-
-
-# ---------------------------------------------------------------------------------------- what a script answers
 
 
 class Scripted(HttpServer):

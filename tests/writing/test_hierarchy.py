@@ -413,9 +413,6 @@ def test_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: A
     fs.discard()
 
 
-# ------------------------------------------------------------------ what is told of costs
-
-
 @pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
 def test_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)

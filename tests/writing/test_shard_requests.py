@@ -150,8 +150,6 @@ def test_reads_after_a_commit_do_not_use_what_was_read_before(bucket: Bucket) ->
         assert (array(other, mode="r")[40:80, 50:100] == value).all()
 
 
-# ------------------------------------------------------------------ memory
-
 _WRITER = textwrap.dedent(
     """
     import json, os, sys, threading, time

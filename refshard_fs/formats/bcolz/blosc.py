@@ -106,7 +106,6 @@ def describe_compressor(codec: str, level: int, shuffle: int, typesize: int) -> 
     return {"id": "blosc", "cname": codec, "clevel": level, "shuffle": shuffle, "blocksize": 0, "typesize": typesize}
 
 
-# ----------------------------------------------------------------------------------------------------
 # Checksums of bloscpack by their numbers in its headers.
 
 
@@ -137,7 +136,6 @@ CHECKSUMS: Final = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------
 # Recipes for chunks made of blosc frames: verify a frame's digest, or cut, pad and frame the bytes anew.
 
 

@@ -38,7 +38,6 @@ from refshard_fs.formats.bcolz.blosc import (
     parse,
 )
 
-# ----------------------------------------------------------------------------------------------------
 # Headers of a bloscpack file (version 3): each field is checked against the others and the size of the file.
 
 
@@ -121,7 +120,6 @@ def _check(header: Header, size: int, url: str) -> None:
         raise ManifestError(f"{url}: {frames} chunks of chunk_size {header.frame_size} do not fit into {size} bytes")
 
 
-# ----------------------------------------------------------------------------------------------------
 # Locations of frames: by the table of offsets, or from frame to frame without a table.
 #
 # Locations are cached: the table in pieces, and the way from frame to frame as far as it was followed.

@@ -124,8 +124,6 @@ class VariableChunks(FilledChunks):
             size = size // chunk * min(chunk, extent - first)
         return start, start + size
 
-    # ------------------------------------------------------------------ runs of records
-
     def load_runs(self) -> Steps[list[Run]]:
         """Return the runs of records that the first level of the index has, ascending."""
         if self._runs is None:
@@ -171,8 +169,6 @@ class VariableChunks(FilledChunks):
                 yield from self._within(start, stop, self._inner[run], level + 1)
             else:
                 yield run
-
-    # ------------------------------------------------------------------ entries
 
     def _entry(self, start: int, stop: int) -> Entry | None:
         parts: list[Entry] = []

@@ -119,8 +119,6 @@ class Records:
         if len(self._pages) > KEPT:
             self._pages.clear()
 
-    # ------------------------------------------------------------------ bytes
-
     def _put(self, first: int, data: bytes) -> None:
         if self.is_opened:
             self.finish()
@@ -181,8 +179,6 @@ class Records:
         if self._left < 0:
             raise self.damaged("its records overlap")
         return (yield from self.read(at + self.header, size - self.header))
-
-    # ------------------------------------------------------------------ descriptors
 
     def read_head(self) -> Steps[Head]:
         """Read the descriptors of the file. ManifestError if it is of a kind that is not read."""
@@ -287,8 +283,6 @@ class Records:
             if len(found) * self.header > self.size:
                 raise self.damaged("its indexes have more entries than the file has room for")
         return found
-
-    # ------------------------------------------------------------------ fields
 
     def _unpack(self, fields: str, data: bytes, at: int = 0) -> tuple[Any, ...]:
         try:

@@ -207,8 +207,6 @@ class _Group(ArrayGroupBuilder):
         chunks = VariableChunks(self._records, variable, kind, layout, array, grid, pad, fills_itself=fills_itself)
         self.add(name, array, chunks)
 
-    # ------------------------------------------------------------------ dimensions
-
     def _dimensions(self, name: str, variable: Variable) -> list[str]:
         """Return the names of a variable's dimensions. Each name has one length in all variables."""
         names: list[str] = []
@@ -248,8 +246,6 @@ class _Group(ArrayGroupBuilder):
         if owner is not None and owner.shape != (length,):
             return False
         return self._lengths.setdefault(name, length) == length
-
-    # ------------------------------------------------------------------ attributes
 
     def _read_attributes(self) -> dict[str, dict[str, Any]]:
         """Return the attributes of each variable."""

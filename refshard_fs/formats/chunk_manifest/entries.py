@@ -150,7 +150,6 @@ def decode_data(data: str | dict[str, Any], key: str, where: str) -> bytes:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
 
 
-# ----------------------------------------------------------------------------------------------------
 # Metadata of nodes that declare ``chunk-manifest-json``: removed for readers, and parsed. No I/O here.
 
 
@@ -211,7 +210,6 @@ def read_declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------
 # Paths in a chunk manifest: an absolute URL is used as it is, a relative one is resolved from the manifest's place.  A
 # manifest that is an object of its own has a URL. Others (a member of an archive, a key of a reference set, inline
 # data) have a key in their source, and so do the places that they point to. No I/O here.

@@ -166,7 +166,6 @@ def parse_prefixes(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tu
     return tuple(sorted(found, key=lambda prefix: -len(prefix.leading)))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Encoding references as a zarr version 3 hierarchy with chunk manifests, piece by piece.
 
 

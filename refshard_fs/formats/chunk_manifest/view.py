@@ -29,7 +29,6 @@ from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, Prefix, p
 from refshard_fs.formats.chunk_manifest.prefix_map import Composite, parse_key_map
 from refshard_fs.security import policy
 
-# ----------------------------------------------------------------------------------------------------
 # Commits to a hierarchy that are complete but not yet written out: the root document has the new other documents.
 # ``consolidated_metadata`` in the root's ``zarr.json`` may have a member ``refshard``: ``pending`` lists nodes whose
 # documents are those in the consolidated metadata, ``gone`` lists nodes that are removed, whatever lies in their places
@@ -142,8 +141,6 @@ class ManifestView(ArrayView[Declaration]):
         found = (declared.origins.servers for declared in self._documents.arrays.values() if declared.origins)
         return self.base.strangers.union(*found)
 
-    # ------------------------------------------------------------------ looking up a key
-
     def own_grid(self, path: str) -> ChunkGrid | None:
         declared = self._documents.arrays.get(path)
         if declared is None:
@@ -221,8 +218,6 @@ class ManifestView(ArrayView[Declaration]):
         index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))
         return _Lookup(Load(entry, index), origin, where)
 
-    # ------------------------------------------------------------------ whole arrays
-
     @property
     def committed_as(self) -> str | None:  # type: ignore[override]  # chunk manifests are saved as new ones
         return None if self.maps_anything else self.base.committed_as
@@ -273,8 +268,6 @@ class ManifestView(ArrayView[Declaration]):
             case str(spelled) if policy.protocol_of(spelled) is None:
                 return resolve_key(path, spelled)
         return None
-
-    # ------------------------------------------------------------------ listing
 
     def chunks_in(
         self, path: str, leading: tuple[int, ...] | None, names: Sequence[Listed] | None

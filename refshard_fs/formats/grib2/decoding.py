@@ -163,7 +163,6 @@ def _in_rows(values: _Array, across: int, flags: int) -> _Array:
     return lines.T if flags & BY_COLUMNS else lines
 
 
-# ----------------------------------------------------------------------------------------------------
 # Packings. Each function takes section 7 without its header, section 5, and the number of stored values.
 
 
@@ -364,7 +363,6 @@ _SCALABLE: Final[dict[int, Callable[..., _Array | Iterator[_Piece]]]] = {  # by 
 _UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # and to values
 
 
-# ----------------------------------------------------------------------------------------------------
 # Edition 1.
 
 

@@ -56,7 +56,6 @@ _BLOCK: Final = 1 << 10  # most runs in a chunk of `valid_time`
 _LINE_BYTES: Final = 400  # that a line of a sidecar takes in memory
 
 
-# ----------------------------------------------------------------------------------------------------
 # Sidecars: which lines they have, and where the messages lie.
 
 
@@ -156,7 +155,6 @@ def parse_lines(data: bytes, name: str) -> Sidecar:
     return Sidecar(lines)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The document.
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -378,7 +376,6 @@ def fill_template(template: str, values: Mapping[str, Any]) -> str:
     return _FIELD.sub(text, template)
 
 
-# ----------------------------------------------------------------------------------------------------
 # A message, read and compared.
 
 
@@ -440,7 +437,6 @@ class MessageValues(msgspec.Struct, frozen=True):
 _STALE: Final = "one of them was replaced"
 
 
-# ----------------------------------------------------------------------------------------------------
 # The key space.
 
 

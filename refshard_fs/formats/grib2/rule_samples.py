@@ -192,7 +192,6 @@ def _unused(name: str, variable: Variable, taken: Mapping[str, Variable]) -> str
     return next(one for one in names if one not in taken)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Compare a rule with a run.
 
 

@@ -92,8 +92,6 @@ class _Group(ArrayGroupBuilder):
         self._taken: dict[str, int] = {}  # how many data sets have a path
         self._lost: dict[str, dict[str, Any]] = {}  # attributes of dimensions without values
 
-    # ------------------------------------------------------------------ grids and swaths
-
     def find_structures(self, attributes: Attributes) -> Steps[None]:
         """Find the grids and swaths, and which data sets are theirs."""
         numbered = {int(found[1]): name for name in attributes.shown if (found := _METADATA.fullmatch(name))}
@@ -122,8 +120,6 @@ class _Group(ArrayGroupBuilder):
     def _path(self, owner: str) -> str:
         """Return the group of a grid or a swath: the root if there is no other."""
         return _plain(owner) if len(self._structures) > 1 else ""
-
-    # ------------------------------------------------------------------ data sets
 
     def show(self, data_set: DataSet) -> None:
         """Add a data set; a report, if it cannot be shown."""
@@ -196,8 +192,6 @@ class _Group(ArrayGroupBuilder):
                 name = f"{name}_{_plain(data_set.name)}_{len(names)}"
             names.append(name)
         return names
-
-    # ------------------------------------------------------------------ what is around data sets
 
     def finish(self) -> Steps[None]:
         """Add the fields that are Vdatas, and the coordinates of grids; report objects that are not shown."""

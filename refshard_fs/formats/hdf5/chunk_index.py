@@ -115,7 +115,6 @@ def _decode_uints(raw: npt.NDArray[np.uint8], undefined: np.uint64 | None = None
     return found if undefined is None else np.where((raw == 255).all(axis=1), undefined, found)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Trees of blocks.
 
 
@@ -293,7 +292,6 @@ def make_index(file: MetadataFile, space: ChunkSpace, kind: str, address: int, p
     raise ValueError(f"its chunk index, of the kind {kind!r}, does not fit its maximum extents {space.most}")
 
 
-# ----------------------------------------------------------------------------------------------------
 # B-trees: version 1, and version 2 of datasets that can grow along several dimensions.
 
 
@@ -356,7 +354,6 @@ def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: in
     return _make_node(space, space.elements(rows[are_in, :first], keys[are_in]), children)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Arrays. Long arrays are cut into pages, and a bitmap says which pages were written: only these are read.
 
 

@@ -205,8 +205,6 @@ class DatasetChunks(FilledChunks):
         numbers = [] if self._index is None else self._index.numbers_in_unread_blocks()
         return iter(sorted(numbers, key=lambda other: (other < number, other)))
 
-    # ------------------------------------------------------------------ written chunks
-
     def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
         """Find the written chunks among ``numbers``."""
         if self._index is not None:
@@ -256,8 +254,6 @@ class DatasetChunks(FilledChunks):
         data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
         return [None if entry is None else Inline(next(data)) for entry in entries]
 
-    # ------------------------------------------------------------------ unwritten chunks
-
     def encode_fill(self) -> bytes:
         return self.dataset.codecs.encode(self.fill_elements())
 
@@ -268,8 +264,6 @@ class DatasetChunks(FilledChunks):
         if fill is not None and len(fill) != size:
             raise ValueError(f"its fill value has {len(fill)} bytes: expected {size}, the size of an element")
         return (fill or bytes(size)) * self.dataset.count
-
-    # ------------------------------------------------------------------ texts and sequences
 
     def _encode_objects(
         self, numbers: Sequence[int], stored: Mapping[int, StoredChunk], codec: Mapping[str, Any]

@@ -338,7 +338,6 @@ def _make_compound(size: int, fields: tuple[Field, ...]) -> Datatype:
     return Datatype(size, "compound", dtype, shown, fields=fields, is_recast=is_recast)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Elements as zarr's values.
 
 
@@ -419,7 +418,6 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
     return (native << left >> (left + offset)).astype(datatype.shown)  # >> extends the sign of signed types
 
 
-# ----------------------------------------------------------------------------------------------------
 # Values in the global heap.
 
 _REFERENCES: Final[tuple[Kind, Kind]] = ("reference", "region")
@@ -529,7 +527,6 @@ def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------
 # Values of attributes.
 
 

@@ -33,7 +33,6 @@ def check_is_beside(name: str) -> None:
         raise ManifestError(f"{name[:SHOWN]!r} does not lie in the directory of the file that refers to it, or below")
 
 
-# ----------------------------------------------------------------------------------------------------
 # External links.
 
 
@@ -102,7 +101,6 @@ class DimensionNames:
         return msgspec.structs.replace(array, where=path, dimensions=names)
 
 
-# ----------------------------------------------------------------------------------------------------
 # External raw files.
 
 

@@ -85,7 +85,6 @@ def parse_pipeline(data: bytes) -> tuple[Filter, ...]:
     return tuple(found)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Codecs for zarr's readers.
 
 
@@ -205,7 +204,6 @@ def _get_value(values: tuple[int, ...], number: int) -> int:
     return values[number] if number < len(values) else 0
 
 
-# ----------------------------------------------------------------------------------------------------
 # Decoders: each takes the bytes, the filter's parameters and the size of the decoded chunk.
 
 Undo = Callable[[bytes, tuple[int, ...], int], bytes]
@@ -386,7 +384,6 @@ def _undo_bitshuffle(block: bytes, itemsize: int) -> bytes:
     return b"".join([*made, block[count * itemsize :]])
 
 
-# ----------------------------------------------------------------------------------------------------
 # HDF5's own filters that pack numbers into fewer bits.
 
 

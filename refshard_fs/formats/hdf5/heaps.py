@@ -20,7 +20,6 @@ MOST_ROWS: Final = 1 << 10  # of a doubling table: the size of blocks doubles wi
 NodePointer = tuple[int, int]  # address of a node, and its number of records
 
 
-# ----------------------------------------------------------------------------------------------------
 # Version 2 B-trees: sorted records of equal size in nodes of equal size.
 
 
@@ -110,7 +109,6 @@ def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
 # Fractal heaps: an object is found by an id that encodes its place.
 
 
@@ -306,7 +304,6 @@ def _read_indirect_block(file: MetadataFile, heap: FractalHeap, address: int, ro
     return addresses
 
 
-# ----------------------------------------------------------------------------------------------------
 # The global heap: collections of objects that variable-length elements refer to.
 
 
@@ -369,7 +366,6 @@ def _read_collection(file: MetadataFile, address: int) -> Steps[Mapping[int, byt
         length = found.size
 
 
-# ----------------------------------------------------------------------------------------------------
 # Local heaps: names of links in old groups.
 
 

@@ -163,7 +163,6 @@ def _refuse_undecidable(found: HDF5Object) -> HDF5Object:
     return msgspec.structs.replace(found, refusal=refusal, unread={})
 
 
-# ----------------------------------------------------------------------------------------------------
 # Dimensions.
 
 
@@ -302,7 +301,6 @@ def _is_scale(found: HDF5Object) -> bool:
     return _get_text(found, "CLASS") == "DIMENSION_SCALE"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Attributes and fill values.
 
 

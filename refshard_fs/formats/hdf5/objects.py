@@ -61,7 +61,6 @@ MOST_HOPS: Final = 32  # soft links in a chain
 _OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # messages that only groups have
 
 
-# ----------------------------------------------------------------------------------------------------
 # Links of groups: in messages, in fractal heaps, or in symbol tables with local heaps.
 
 _GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # cache types in a symbol table entry: a group, a soft link
@@ -199,7 +198,6 @@ def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[Externa
     return tuple(ExternalPart(names.text_at(name), offset, size) for name, offset, size in slots)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The tree of objects.
 
 
@@ -319,8 +317,6 @@ class _Reader:
                 at = None if below is None else self._resolve_link(below, at, hops + 1)
         return at
 
-    # ------------------------------------------------------------------ headers
-
     def _read_and_follow(self, address: int, depth: int) -> Steps[None]:
         """Read an object. Start to read what its messages point to as soon as the messages are there."""
 
@@ -427,8 +423,6 @@ class _Reader:
         how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, found.unread
         return HDF5Object(found.path, found.address, False, found.attributes, *how)
 
-    # ------------------------------------------------------------------ attributes
-
     def _read_dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
         dense = yield from read_dense_objects(self._file, info, "attributes", self._shared.get(structure.ATTRIBUTE))
         return [(int.from_bytes(record[9:13], "little"), data) for record, data in dense]
@@ -489,8 +483,6 @@ class _Reader:
         if missing:
             self._heap |= yield from read_collections(self._file, missing)
             self._collections |= missing
-
-    # ------------------------------------------------------------------ shared messages
 
     def _read_contents(self, messages: Sequence[Message]) -> Steps[list[bytes | ValueError]]:
         """Return the contents of messages, also of shared ones, or the error of a message."""

@@ -52,7 +52,6 @@ _ATTRIBUTE_HEAD = struct.Struct("<BBHHH")
 _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("<BHB"), struct.Struct("<BHBH")
 
 
-# ----------------------------------------------------------------------------------------------------
 # The superblock.
 
 
@@ -123,7 +122,6 @@ def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
 # Object headers: their messages, from all of their blocks.
 
 
@@ -197,7 +195,6 @@ def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
         yield Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Single messages.
 
 
@@ -290,7 +287,6 @@ def parse_attribute(data: bytes) -> UnsharedAttribute:
     return UnsharedAttribute(name, datatype, Message(DATASPACE, parts[2], bool(shared & 2)), data[at:])
 
 
-# ----------------------------------------------------------------------------------------------------
 # Data layouts.
 
 
@@ -421,7 +417,6 @@ def _make_chunked(
     return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, whole_edges)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Objects: groups and datasets.
 
 

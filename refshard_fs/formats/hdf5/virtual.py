@@ -29,7 +29,6 @@ UNLIMITED: Final = "it is a virtual dataset that grows with its sources: only ma
 Box = tuple[tuple[int, int], ...]  # for each dimension: start and number of elements
 
 
-# ----------------------------------------------------------------------------------------------------
 # Parsing of mappings.
 
 
@@ -106,7 +105,6 @@ def list_source_files(objects: Mapping[str, HDF5Object]) -> list[str]:
     return sorted({source.file for layout in layouts for source in layout.sources} - {OWN})
 
 
-# ----------------------------------------------------------------------------------------------------
 # Locating chunks.
 
 

@@ -177,7 +177,6 @@ def gather(data: bytes, places: Int64s, dtype: str) -> Int64s:
     return numbers[places].astype(np.int64)
 
 
-# ----------------------------------------------------------------------------------------------------
 # FlexBuffers: value, type and width are read from the end. Only maps and texts are supported.
 
 _TEXTS: Final = (4, 5)  # types of keys and of texts

@@ -75,7 +75,6 @@ def format_id(identifier: bytes) -> str:
     return text
 
 
-# ----------------------------------------------------------------------------------------------------
 # Snapshots, branches and tags.
 
 
@@ -135,7 +134,6 @@ def _parse_containers(config: bytes) -> dict[str, str]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
 # The content of a snapshot.
 
 
@@ -205,7 +203,6 @@ def _convert_manifest(table: Table, sizes: Mapping[bytes, int]) -> ManifestRef:
     return ManifestRef(format_id(identifier), sizes.get(identifier) or None, first, last)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The locations of chunks.
 
 

@@ -122,8 +122,6 @@ class IcechunkKeySpace(KeySpace):
             raise ManifestError(f"{location}: an object name with '::' or NUL, or not in UTF-8, cannot be read")
         return f"{scheme}://{rest}"
 
-    # ------------------------------------------------------------------ keys
-
     def lookup(self, key: str) -> Steps[Entry | None]:
         document = self._members.get(key)
         if document is not None:
@@ -212,8 +210,6 @@ class IcechunkKeySpace(KeySpace):
             parts.append(chunks_below(ChunkTable.from_parts(array.grid, rows), rest, stem))
         found = merge_listings(*parts)
         return found if found or not prefix else None
-
-    # ------------------------------------------------------------------ whole arrays
 
     @property
     def origins(self) -> Origins:
@@ -331,7 +327,6 @@ def _convert_pin(url: str, pin: Pin | None) -> Pin | None:
     return pin
 
 
-# ----------------------------------------------------------------------------------------------------
 # Choosing the snapshot.
 
 

@@ -71,8 +71,6 @@ class Reader:
             raise self._make_end_error()
         self._text = b""
 
-    # ------------------------------------------------------------------ the grammar around members
-
     def _run(self, *, final: bool) -> None:
         while True:
             space = _SPACE.match(self._text, self._at)
@@ -125,8 +123,6 @@ class Reader:
 
     def _make_error(self, reason: str) -> ManifestError:
         return ManifestError(f"{self._where} is not JSON: {reason}, at byte {self._before + self._at}")
-
-    # ------------------------------------------------------------------ members
 
     @property
     def _into(self) -> ReferenceBuilder:

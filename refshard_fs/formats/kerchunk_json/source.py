@@ -185,7 +185,6 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Encoding references as a JSON set, piece by piece. No I/O here.
 
 

@@ -123,7 +123,6 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
     return out.getvalue()
 
 
-# ----------------------------------------------------------------------------------------------------
 # Commits: which partitions change how, and the new ``.zmetadata``. No I/O here.  While chunks keep their numbers, only
 # the partitions with edits are rewritten. They keep them if an array grows or shrinks along its first dimension only.
 # Otherwise all partitions of the array are rewritten.

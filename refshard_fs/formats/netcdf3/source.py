@@ -36,7 +36,6 @@ from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.netcdf3 import MAGICS
 
-# ----------------------------------------------------------------------------------------------------
 # The header.
 
 MOST_NAMES: Final = 1 << 20  # characters of dimension names, counted for each variable, in a small file
@@ -298,7 +297,6 @@ def _find_problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | No
     return None
 
 
-# ----------------------------------------------------------------------------------------------------
 # Arrays and their chunks.
 
 GUESS: Final = 256 << 10  # bytes that are read if the header is longer than the first bytes

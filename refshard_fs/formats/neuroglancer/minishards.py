@@ -13,7 +13,6 @@ from msgspec import Meta
 from refshard_fs.core.compression import decompress
 from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
 
-# ----------------------------------------------------------------------------------------------------
 # MurmurHash3_x86_128 of a 64-bit integer, the low half: neuroglancer distributes chunks over shards by it. No I/O here.
 
 

@@ -80,7 +80,6 @@ class Spent(msgspec.Struct):
 Column = Sequence[Any]  # a value for each row: either all are integers, or all are texts
 
 
-# ----------------------------------------------------------------------------------------------------
 # Parsing.
 
 
@@ -270,7 +269,6 @@ class _Parser:
         return _ESCAPED[match[1]]
 
 
-# ----------------------------------------------------------------------------------------------------
 # Operations on whole columns.
 
 

@@ -130,7 +130,6 @@ def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
             yield tag
 
 
-# ----------------------------------------------------------------------------------------------------
 # Files whose IFDs say the same, except where strips and tiles lie: one writer often makes many such files.
 
 REMEMBERED: Final = 16  # layouts in the cache, each of up to
@@ -313,7 +312,6 @@ class _Group(RasterGroupBuilder):
         self.add(path, array, tiles if found is None else found[1])
 
 
-# ----------------------------------------------------------------------------------------------------
 # Descriptions of bands, by GDAL.
 
 
@@ -377,7 +375,6 @@ def _parse_number(text: str) -> Any:
         return text
 
 
-# ----------------------------------------------------------------------------------------------------
 # Images made of pages, by OME-XML.
 
 

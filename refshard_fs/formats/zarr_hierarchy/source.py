@@ -40,7 +40,6 @@ class ZarrHierarchy(Hierarchy):
         return (yield from _pin_hierarchy(self, threshold, on_progress))
 
 
-# ----------------------------------------------------------------------------------------------------
 # A pinned hierarchy: references to all keys, each with the current version of its object. No I/O here.
 #
 # If the target can list, listings give sizes, ETags and times. If not, consolidated metadata give the possible keys,

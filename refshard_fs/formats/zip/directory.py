@@ -30,7 +30,6 @@ from refshard_fs.core.keys import MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
 
-# ----------------------------------------------------------------------------------------------------
 # The end of a ZIP: the location of its directory, and the number of members. No I/O here.  PKWARE's APPNOTE 6.3.10,
 # sections 4.3.14 to 4.3.16. An error is raised if a record contradicts the file, or if two records fit (one may hide in
 # the comment of the other).
@@ -134,7 +133,6 @@ def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int,
     return at, offset, found
 
 
-# ----------------------------------------------------------------------------------------------------
 # Many names in byte order, as one run of bytes and the end of each: found by bisection, without an object for each.
 
 
@@ -430,7 +428,6 @@ def _find_odd_names(names: Sequence[bytes]) -> dict[int, str]:
     return odd
 
 
-# ----------------------------------------------------------------------------------------------------
 # Compression methods: each member is decompressed to the size in the directory. No I/O here.
 #
 # PKWARE's APPNOTE 6.3.10, sections 4.4.5 and 5.8.

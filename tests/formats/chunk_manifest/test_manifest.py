@@ -21,8 +21,6 @@ from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
 from tests.support.chunk_manifests import GRID, metadata, needs_zarr_3, opened, spelled, write
 
-# ---------------------------------------------------------------------- parsing
-
 
 def test_entries_become_columns() -> None:
     found = parse(
@@ -78,9 +76,6 @@ def test_a_large_manifest_takes_32_bytes_an_entry_at_most() -> None:
     assert sparse.nbytes < 32 * len(sparse)
 
 
-# ---------------------------------------------------------------------- reading
-
-
 def test_info_tells_an_empty_chunk_from_an_absent_one(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {}})))
     assert fs.info("c/0") == {"name": "c/0", "size": 0, "type": "other", "empty": True}
@@ -121,9 +116,6 @@ def test_base_url_says_where_relative_paths_start(tmp_path: Path) -> None:
     assert fs.cat_file("x/c/0") == b"ab"
 
 
-# ---------------------------------------------------------------------- checks
-
-
 @pytest.mark.parametrize("offset", [0, 3, 9, 10])
 def test_open_end_has_no_bytes_of_an_earlier_state(http_server: RangeServer, offset: int) -> None:
     data = b"0123456789"
@@ -131,9 +123,6 @@ def test_open_end_has_no_bytes_of_an_earlier_state(http_server: RangeServer, off
     fs = opened({"a/zarr.json": metadata((2,), (2,), {"0": {"path": url, "offset": offset}})})
     assert fs.cat_file("a/c/0", -4, None) == data[offset:][-4:]
     assert fs.cat_ranges(["a/c/0"] * 2, [-2, 0], [None, 2]) == [data[offset:][-2:], data[offset:][:2]]
-
-
-# ---------------------------------------------------------------------- over other sources
 
 
 def test_in_a_zip_relative_paths_are_members(tmp_path: Path) -> None:
@@ -211,9 +200,6 @@ def test_zarr_reads_a_manifest_of_shards(tmp_path: Path) -> None:
 def test_filesystems_with_manifests_survive_pickling(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {"data": "ab"}, "1": {"path": "gone"}})))
     assert pickle.loads(pickle.dumps(fs)).cat_file("c/0") == b"ab"
-
-
-# ---------------------------------------------------------------------- what VirtualiZarr 1.0.0 left out
 
 
 @needs_zarr_3

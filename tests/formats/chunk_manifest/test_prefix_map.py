@@ -27,9 +27,6 @@ def declared(manifest: Any) -> Any:
     return [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
 
 
-# ---------------------------------------------------------------------- of one array
-
-
 @pytest.fixture
 def mapped(tmp_path: Path) -> Path:
     """An array of 3 x 3 chunks: row 0 from one store, row 1 from another, the rest by a third prefix and by entries."""
@@ -104,9 +101,6 @@ def test_what_cannot_be_listed_says_so_and_is_read(http_server: RangeServer) -> 
         fs.cat_file("x/c/1")
     with pytest.raises(NotListable, match="/far/"):
         fs.ls("x/c")
-
-
-# ---------------------------------------------------------------------- of a whole source
 
 
 def stores(folder: Path) -> None:
@@ -261,9 +255,6 @@ def test_manifests_from_elsewhere_reach_no_local_files(http_server: RangeServer,
     with pytest.raises(TargetNotAllowed, match="allow="):
         opened(f"{http_server.url}/s").cat_file(key)
     assert opened(f"{http_server.url}/s", allow=[url, http_server.url]).cat_file(key) == b"ab"
-
-
-# ---------------------------------------------------------------------- everything at once
 
 
 @needs_zarr_3

@@ -239,9 +239,6 @@ def test_grids_of_refused_fields_take_no_numbers() -> None:
     assert not {name for name in grids if name.endswith("_1")}
 
 
-# ------------------------------------------------------------------------------ sidecars, requests
-
-
 def test_a_small_file_is_read_in_one_more_request() -> None:
     files = Files({ROOT: many()})
     assert files.open().grids
@@ -342,9 +339,6 @@ def test_a_scan_is_packed_and_unpacked() -> None:
     for harmed in (b"", packed[:-1], b"\x92\x90" + packed[2:]):
         with pytest.raises(ValueError, match="expected the scan"):
             kind.unpack(memoryview(harmed))
-
-
-# ------------------------------------------------------------------------------ commands, damage
 
 
 def test_commands_take_grib2_and_convert_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

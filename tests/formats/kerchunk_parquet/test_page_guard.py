@@ -169,9 +169,6 @@ def test_all_that_a_file_makes_is_bounded_together(monkeypatch: pytest.MonkeyPat
                 INDEX.decode(data)
 
 
-# ---------------------------------------------------------------------- Thrift
-
-
 def read(data: bytes) -> dict[tuple[int, int], Any]:
     return ThriftReader(data, 0, len(data)).struct()
 

@@ -71,9 +71,6 @@ def test_data_is_found_whatever_the_statistics_of_its_column(tmp_path: Path) -> 
             assert raw[1] is None or fs.cat_file("v/1") == raw[1]
 
 
-# ---------------------------------------------------------------------- real sets
-
-
 @pytest.mark.parametrize("name", ["air", "cesm2_native", "hdf5_mini_shuffle_zstd"])
 def test_sets_of_real_files_read_as_their_json_twins(name: str, shared_data: Path) -> None:
     lazy = RefShardFileSystem(str(shared_data / "values" / f"{name}.parq"))
@@ -138,9 +135,6 @@ def test_sets_that_fsspec_writes(engine: str, threshold: int, tmp_path: Path, ta
     for key in ("g/a/1.1", "g/a/2.0", "g/a/3.0", "g/a/0", "g/b/0.0"):
         with pytest.raises(FileNotFoundError):
             fs.cat_file(key)
-
-
-# ---------------------------------------------------------------------- every spelling of keys
 
 
 @pytest.mark.parametrize("array", ["", "a", "g/deep/a"])
@@ -228,9 +222,6 @@ def test_options_without_protocol_go_to_first_that_is_named(tmp_path: Path, http
     assert {r.headers.get("x-who") for r in http_server.requests("/x")} == {"me"}
 
 
-# ---------------------------------------------------------------------- lazily, and each partition once
-
-
 def test_a_look_up_loads_its_partition_and_no_other(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server))
     assert fetched(http_server) == []
@@ -305,9 +296,6 @@ def test_threads_and_loops_share_what_is_loaded(tmp_path: Path, target: str) -> 
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-# ---------------------------------------------------------------------- bad input
 
 
 def parquet_of(**columns: list[Any]) -> bytes:

@@ -121,9 +121,6 @@ def test_positions_of_plain_strips_are_looked_at_in_each_file(tmp_path: Path) ->
     assert chunks == [[70, 50], [10, 50], [70, 50]]
 
 
-# ------------------------------------------------------------------------------ pyramids, OME-TIFF
-
-
 def test_a_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
     path = tmp_path / "pyramid.tif"
     levels = [RGB[..., 0][:: 1 << n, :: 1 << n] for n in range(3)]
@@ -206,9 +203,6 @@ def test_ome_tiff_of_many_pages_opens_in_few_rounds(tmp_path: Path, edge: int) -
         writer.write(values[:, ::2, ::2], subfiletype=1, **options)
     assert rounds_to_open(path) <= 3
     np.testing.assert_array_equal(array(path, "1")[...], values[:, ::2, ::2])
-
-
-# ------------------------------------------------------------------------------ GeoTIFF, COG: GDAL is the oracle
 
 
 def shown(path: Path, name: str = "0", **options: Any) -> Any:
@@ -330,9 +324,6 @@ def test_tags_texts_and_colours_are_attributes_as_in_rioxarray(tmp_path: Path) -
     assert (found["mean"], found["unit"]) == ([1, 2, 3], "K")
 
 
-# ------------------------------------------------------------------------------ requests
-
-
 @pytest.mark.usefixtures("large_files")
 def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -> None:
     values = np.tile(COLOURS, (1, 14, 10))
@@ -351,9 +342,6 @@ def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -
         server.clear()
         fs.cat([f"{last}/0.0.0", "0/4.4.0"])
         assert len(server.requests()) == 2
-
-
-# ------------------------------------------------------------------------------ commands, damage
 
 
 def test_commands_take_tiff_and_what_they_convert_has_its_values(

@@ -319,8 +319,6 @@ def test_bytes_at_hand_stay_at_hand() -> None:
     assert found.value.value == Inline(b"one")
 
 
-# ------------------------------------------------------------------ methods other than deflate
-
 TEXT = b"".join(b"line %d of the text\n" % (i % 97) for i in range(5000))
 
 
@@ -366,6 +364,3 @@ def test_a_dictionary_that_would_fill_the_memory_is_never_made() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert decompress_member(14, packed, len(TEXT), zlib.crc32(TEXT)) == TEXT
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
-
-
-# ------------------------------------------------------------------ names
