@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
 def _part(manifest: Any, inline: Mapping[Any, bytes], urls: dict[str, int]) -> Part:
     """Return the ranges of a manifest, and add their URLs to ``urls``."""
     paths, columns = manifest._paths, (manifest._offsets, manifest._lengths)
-    there = paths != ""
+    there = np.asarray(paths != "")
     for coordinates in inline:
         there[coordinates] = False
     codes: dict[str, int] = {}

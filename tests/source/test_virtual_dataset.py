@@ -116,6 +116,19 @@ def test_any_manifest_resolves_as_it_says(seed: int) -> None:
     assert sorted(fs.ls("a", detail=False)) == sorted(["a/zarr.json", *(f"a/c.{key}" for key in entries)])
 
 
+def test_scalar_with_a_chunk_in_its_manifest_is_shown(tmp_path: Path) -> None:
+    """Our own parser makes such manifests of the coordinates of a GRIB file."""
+    pytest.importorskip("virtualizarr", minversion="2.6.1")
+    from refshard_fs.virtualizarr import Parser
+
+    xr.Dataset({"level": ((), np.float64(500.0))}).to_zarr(tmp_path / "a.zarr", zarr_format=2, consolidated=False)
+    fs = RefShardFileSystem(str(tmp_path / "a.zarr"))
+    RefShardFileSystem({key: fs.cat_file(key) for key in fs.find("")}).save(str(tmp_path / "a.json"))
+    registry = ObjectStoreRegistry({"file://": stores.LocalStore()})
+    virtual = Parser()(f"file://{tmp_path}/a.json", registry).to_virtual_dataset(loadable_variables=[])
+    assert xr.open_dataset(RefShardFileSystem(virtual), engine="refshard")["level"].item() == 500.0
+
+
 def test_dataset_of_values_is_written_by_xarray() -> None:
     found = xr.open_dataset(dataset(), engine="refshard").load()
     xr.testing.assert_equal(found, dataset())
