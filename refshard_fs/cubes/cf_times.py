@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
@@ -179,6 +180,17 @@ def parsed_units(units: object) -> tuple[int, str]:
     if match is None or length is None:
         raise ValueError(f"expected seconds, minutes, hours or days since a time, got {units!r}")
     return length, match[2]
+
+
+def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
+    """Return a CF time as a date; as a number with its units, where Python has no date for it."""
+    with suppress(ValueError, OverflowError):
+        length, since = parsed_units(attributes.get("units"))
+        begin = instant(since)
+        time = begin + timedelta(microseconds=round(float(value) * length / 1000))
+        if family_of(calendar_of(attributes)) == GREGORIAN[0] and min(begin, time).year > CHANGE[0]:
+            return str(time.date() if time == datetime(time.year, time.month, time.day) else time)
+    return f"{value} {attributes.get('units')}"
 
 
 def instant(text: str) -> datetime:

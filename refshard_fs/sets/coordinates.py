@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.cubes.cf_times import format_time
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.common_units import comparable
 from refshard_fs.sets.compatibility import same_values
@@ -60,10 +61,10 @@ def name_set_without_values(parts: Sequence[NamedSet], dim: str) -> str:
 
 
 def format_value(value: Any, part: NamedSet, dim: str) -> str:
-    """Format a value of the coordinate of ``dim``, with its units, for an error."""
+    """Format a value of the coordinate of ``dim`` for an error: a time as a date, others with their units."""
     coordinate = part.coordinate(dim)
-    units = None if coordinate is None else coordinate.attributes.get("units")
-    return f"{value} {units}" if isinstance(units, str) else str(value)
+    attributes = {} if coordinate is None else coordinate.attributes
+    return format_time(value, attributes) if isinstance(attributes.get("units"), str) else str(value)
 
 
 def is_ordered(values: npt.NDArray[Any]) -> bool:
@@ -72,10 +73,13 @@ def is_ordered(values: npt.NDArray[Any]) -> bool:
     return bool((steps > 0).all() or (steps < 0).all())
 
 
-def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], name: str, dim: str) -> None:
-    """Raise ManifestError if ``old`` values are sorted, but not together with the ``new`` values after them."""
+def check_order(old: npt.NDArray[Any], new: npt.NDArray[Any], part: NamedSet, name: str, dim: str) -> None:
+    """Raise ManifestError if ``old`` values are sorted, but not together with the ``new`` values of the set ``name``.
+
+    Both are in the units of ``part``.
+    """
     if len(old) > 1 and is_ordered(old) and not is_ordered(np.concatenate([old, new])):
-        first, last = new[0], old[-1]
+        first, last = (format_value(value, part, dim) for value in (new[0], old[-1]))
         raise ManifestError(
             f"{name} begins at {dim} = {first}, and the set ends at {last}: the set would no longer be sorted. "
             "any_order=True appends the new values as they are"

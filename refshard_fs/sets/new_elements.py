@@ -66,5 +66,5 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
             return NewElements(0, 0, len(coming))
         kept = NewElements(pieces[0].stop, pieces[1].start, pieces[1].stop)
     if not rules.any_order:
-        check_order(before[: kept.old], coming[kept.start : kept.stop], new.name, dim)
+        check_order(before[: kept.old], coming[kept.start : kept.stop], old, new.name, dim)
     return kept

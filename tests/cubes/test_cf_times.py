@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refshard_fs.cubes.cf_times import TimeUnits, finer, finest
+from refshard_fs.cubes.cf_times import TimeUnits, finer, finest, format_time
 
 SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 CALENDARS = ("standard", "gregorian", "proleptic_gregorian", "noleap", "365_day", "all_leap", "360_day", "julian")
@@ -105,3 +105,21 @@ def test_what_would_change_or_is_not_known_is_refused(
     ours = units("days since 2000-01-01" if "64 bits" not in words else "seconds since 2000-01-01")
     with pytest.raises(ValueError, match=words):
         units(theirs, **more).convert(values, ours)
+
+
+@pytest.mark.parametrize(
+    ("value", "units", "calendar", "shown"),
+    [
+        (1, "days since 2024-01-01", None, "2024-01-02"),
+        (1.5, "days since 2024-01-01", "gregorian", "2024-01-02 12:00:00"),
+        (-3600, "seconds since 2024-01-01 01:00", "proleptic_gregorian", "2024-01-01"),
+        (59, "days since 2024-01-01", "noleap", "59 days since 2024-01-01"),
+        (5, "days since 0001-01-01", None, "5 days since 0001-01-01"),
+        (10**9, "days since 2024-01-01", None, "1000000000 days since 2024-01-01"),
+        (float("nan"), "days since 2024-01-01", None, "nan days since 2024-01-01"),
+        (300, "K", None, "300 K"),
+    ],
+)
+def test_times_are_formatted_as_dates(value: float, units: str, calendar: str | None, shown: str) -> None:
+    attributes = {"units": units} if calendar is None else {"units": units, "calendar": calendar}
+    assert format_time(value, attributes) == shown

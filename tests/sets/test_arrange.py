@@ -36,7 +36,7 @@ def test_sets_whose_coordinate_descends_are_sorted_so() -> None:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_value_that_two_sets_have_is_refused_with_both_names(tmp_path: Path, lazy: bool) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 3)) for i in (0, 2)]
-    with pytest.raises(ManifestError, match=r"2\.json\) has time = 2 days since 2024-01-01, and so has .*0\.json"):
+    with pytest.raises(ManifestError, match=r"2\.json\) has time = 2024-01-03, and so has .*0\.json"):
         refshard_fs.concat(names, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
@@ -86,5 +86,5 @@ def test_a_set_of_which_nothing_is_new_is_left_out(tmp_path: Path) -> None:
 
 def test_overlaps_are_found_in_other_units_too() -> None:
     other = make_days(2, 2, units="days since 2024-01-02", offset=1)
-    with pytest.raises(ManifestError, match="time = 2 days since 2024-01-01"):
+    with pytest.raises(ManifestError, match="time = 2024-01-03"):
         refshard_fs.concat([make_days(0, 3), other], "time")

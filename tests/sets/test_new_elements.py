@@ -21,7 +21,7 @@ def test_the_same_day_is_not_taken_twice(tmp_path: Path, lazy: bool, capsys: pyt
     refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
     assert refshard_fs.append(url, names[2], "time") == 1
     before = Path(url).read_bytes()
-    with pytest.raises(ManifestError, match="time = 2 days since 2024-01-01 already"):
+    with pytest.raises(ManifestError, match="time = 2024-01-03 already"):
         refshard_fs.append(url, names[2], "time")
     assert refshard_fs.append(url, names[2], "time", on_duplicate="skip") == 0
     assert main(["append", url, names[2], "--dim", "time", "--on-duplicate", "skip"]) == 0
@@ -55,7 +55,7 @@ def test_a_day_of_big_endian_files_is_not_taken_twice(tmp_path: Path) -> None:
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=True).save(url)
     assert refshard_fs.append(url, names[2], "time") == 1
-    with pytest.raises(ManifestError, match="time = 1 days since 2024-01-01 already"):
+    with pytest.raises(ManifestError, match="time = 2024-01-02 already"):
         refshard_fs.append(url, names[1], "time")
 
 
