@@ -100,5 +100,5 @@ def test_parquet_set_takes_writes_by_url(tmp_path: Path) -> None:
 
 
 def test_remote_options_that_are_text_are_an_error() -> None:
-    with pytest.raises(TypeError, match="remote_protocol= is a text"):
+    with pytest.raises(TypeError, match="expected a mapping of options .a protocol belongs in remote_protocol=.$"):
         fsspec.filesystem("reference", fo={}, remote_options="memory")

@@ -134,11 +134,14 @@ for form in sys.argv[1:]:
 
 @pytest.mark.evidence(id="R13")
 def test_gdal_reads_what_is_served(server: Server, folder: Path) -> None:
-    pytest.importorskip("rasterio")
+    rasterio = pytest.importorskip("rasterio")
+    fs = source_of(server, folder)
+    if fs.exists("zarr.json") and tuple(map(int, rasterio.__gdal_version__.split("."))) < (3, 11):
+        pytest.skip("GDAL before 3.11 does not have the codec bytes of zarr version 3")
     forms = [f'ZARR:"/vsicurl/{server.url}/":/t', f'ZARR:"/vsicurl/{server.url}/t"']
     # A process of its own: GDAL holds Python's lock while it waits for the server.
     done = subprocess.run([sys.executable, "-c", GDAL, *forms], capture_output=True, text=True, timeout=120)
-    expected = xr.open_dataset(source_of(server, folder), engine="refshard", mask_and_scale=False)["t"]
+    expected = xr.open_dataset(fs, engine="refshard", mask_and_scale=False)["t"]
     for line in done.stdout.splitlines():
         np.testing.assert_array_equal(json.loads(line), expected)
     assert done.stdout.count("\n") == len(forms), done.stderr

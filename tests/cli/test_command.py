@@ -18,7 +18,7 @@ from refshard_fs.cli.program import as_options
         ("use format='chunk-manifest'", "use --format chunk-manifest"),
         ("with join='outer', its values are missing there", "with --join outer, its values are missing there"),
         ("not on the grid of freq= that begins", "not on the grid of --freq that begins"),
-        ("Name one with format=", "Name one with --option format=..."),
+        ("Pass the format with format=", "Pass the format with --option format=..."),
         ("Pass allow='any' if you trust it", "Pass --option allow=any if you trust it"),
         ("Add 'http://h/' to allow= if", "Add 'http://h/' to --option allow=[...] if"),
         ("simple_templates=False needs jinja2", "--option simple_templates=false needs jinja2"),

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Change, dict[str, Any], list[str]]] = {
     "another place": (lambda file: file["x"].__setitem__(2, 9), {}, ["'x'"]),
     "another mask": (lambda file: file["mask"].__setitem__(2, 9), {}, ["'mask'", "same="]),
     "another mask, lazily": (lambda file: file["mask"].__setitem__(2, 9), {"lazy": True}, ["'mask'", "same="]),
-    "a time twice": (lambda file: file["time"].__setitem__(0, 1), {}, ["time = 1"]),
+    "a time twice": (lambda file: file["time"].__setitem__(0, 1), {}, ["time = 2024-01-02"]),
     "no coordinate to sort by": (without("time"), {"sort": True}, ["'time'"]),
     "no coordinate to fill in": (without("time"), {"freq": "1D"}, ["'time'"]),
     "other dimensions": (anew("v", data=np.zeros((3, 2), "<f4"), scales=False), {}, ["'v'"]),

@@ -30,7 +30,7 @@ def test_a_day_that_comes_late_takes_its_place_in_the_gap(tmp_path: Path, chunks
         expected = xr.concat(load_all(files), "time").sortby("time").resample(time="1D").asfreq()
         xr.testing.assert_equal(load_dataset(url), expected)
     for day in (2, 4, 5):
-        with pytest.raises(ManifestError, match=f"has time = {day} days .* already"):
+        with pytest.raises(ManifestError, match=f"has time = 2024-01-0{day + 1} already"):
             refshard_fs.append(url, files[files.index(str(tmp_path / f"{day}.nc"))], "time")
 
 

@@ -132,7 +132,7 @@ def test_local_extra_field_outside_the_directory_is_read() -> None:
 
 def test_archive_behind_program_is_read_when_its_format_is_named() -> None:
     data = b"#!/bin/sh\nexit 0\n" + zipped(MEMBERS)
-    with pytest.raises(ManifestError, match="Name one with format="):
+    with pytest.raises(ManifestError, match="Pass the format with format="):
         opened(data).ls("")
     assert contents(opened(data, format="zip")) == MEMBERS
     assert len(entry_of(data, "a/0/x0")[1]) == 1, "what was put before it may as well be within"
