@@ -198,10 +198,10 @@ def _simple(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
 
 def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
     right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
-    shape, components = (bottom - top, right - left), integer(data, 41, 2)
+    shape, components, depth = (bottom - top, right - left), integer(data, 41, 2), (integer(data, 43) & 127) + 1
     if math.prod(shape) != stored or components != 1:
         raise ValueError(f"expected {stored} values, found a JPEG 2000 image of {shape} with {components} components")
-    out = np.zeros(shape, f"u{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+    out = np.zeros(shape, f"u{1 if depth <= 8 else 2 if depth <= 16 else 4}")  # fewer bits than numbers may have
     decode_by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
 

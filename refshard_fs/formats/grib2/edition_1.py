@@ -190,7 +190,15 @@ def _count(grid: bytes) -> int:
     at = integer(grid, 5) + 4 * integer(grid, 4)  # of the points of each row
     if integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError("its grid has no number of points in a row")
-    return sum(integer(grid, at + 2 * row, 2) for row in range(down))
+    corners = [signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)]
+    parallels = integer(grid, 26, 2) if integer(grid, 6) in (4, 14) else 0
+    rows = [integer(grid, at + 2 * row, 2) for row in range(down)]
+    if parallels and (corners[3] - corners[1]) % 360 < 360 - 2 * 360 / max(rows, default=1):
+        # Rows of an area list the points of the whole circle, of which the file has some.
+        raise ValueError(
+            f"its reduced grid is an area, from {corners[1]} to {corners[3]} degrees east: it is not shown"
+        )
+    return sum(rows)
 
 
 def describe_grid(grid: bytes) -> Grid:

@@ -180,3 +180,14 @@ def test_fields_without_groups_have_one_value() -> None:
     section_5 = struct.pack(">IBIHfHHBB", 49, 5, 6, 3, 1.5, 1, 1, 12, 0) + bytes(26) + b"\1\2"
     raw = section_5 + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5, 7)
     assert np.frombuffer(Values(6, (49, 6, 5)).make(raw), "<f4").tolist() == [1.5] * 6
+
+
+def test_jpeg_2000_image_of_fewer_bits_than_its_numbers_is_read() -> None:
+    """Before it was mended: a field of 24 bits with an image of 8 bits was an error."""
+    imagecodecs = pytest.importorskip("imagecodecs")
+    image = np.arange(496, dtype="u1").reshape(31, 16)
+    data = bytes(imagecodecs.jpeg2k_encode(image, codecformat="j2k", reversible=True, level=0))
+    packing = struct.pack(">IBIHfHHBBBB", 23, 5, 496, 40, 1.5, 0, 0, 24, 0, 0, 255)
+    raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
+    values = np.frombuffer(Values(496, (23, 6, 5 + len(data))).make(raw), "<f4")
+    np.testing.assert_array_equal(values, image.ravel() + 1.5)
