@@ -116,6 +116,7 @@ _KEYWORDS_OF_SOURCES: Final = frozenset(
     )
 )
 _FIELD: Final = re.compile(r"\{\w+(:[^{}]*)?\}")
+_RANGE: Final = re.compile(r"\[\w-\w\]")  # `[0-9]`; other brackets may be in the name of one file
 
 
 def is_many_sources(fo: Any) -> bool:
@@ -123,7 +124,7 @@ def is_many_sources(fo: Any) -> bool:
     match fo:
         case str() | PurePath():
             text = str(fo)
-            return "::" not in text and ("*" in text or _FIELD.search(text) is not None)
+            return "::" not in text and ("*" in text or bool(_FIELD.search(text) or _RANGE.search(text)))
         case bytes() | bytearray() | memoryview():
             return False
         case Mapping():

@@ -228,6 +228,16 @@ def test_pattern_and_list_open_in_xarray(tmp_path: Path) -> None:
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
 
 
+def test_range_of_digits_is_a_pattern_in_every_opener(tmp_path: Path) -> None:
+    for number in range(4):
+        write(xr.Dataset({"v": ("x", [float(number)])}, {"x": [number]}), tmp_path / f"v{number}.nc")
+    pattern = f"{tmp_path}/v[1-2].nc"
+    assert opened(pattern)["x"].values.tolist() == [1, 2]
+    assert refshard_fs.RefShardFileSystem(pattern).exists("v/1")
+    (tmp_path / "v3.nc").rename(tmp_path / "v[1-2].nc")
+    assert opened(pattern)["x"].values.tolist() == [3]  # a file of this name comes first
+
+
 def test_filesystem_of_a_pattern_is_pickled_as_what_was_found(tmp_path: Path) -> None:
     write_days(tmp_path)
     fs = fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", concat={"keep": ["t"], "attrs": {"t": {"units": "K"}}})
