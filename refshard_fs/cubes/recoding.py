@@ -255,9 +255,10 @@ def recoding(
         if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")
     except ValueError as e:
-        raise ManifestError(
-            f"{made.where} is {_describe(*theirs, units)}, and {one_name} has {_describe(*mine, units)}: {e}"
-        ) from e
+        shown, own = _describe(*mine, units), _describe(*theirs, units)
+        if shown == own:
+            shown, own = _describe_differences(mine[0], theirs[0])
+        raise ManifestError(f"{made.where} is {own}, and {one_name} has {shown}: {e}") from e
     return made
 
 
@@ -274,6 +275,16 @@ def _dump(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) 
 def _describe(meta: ArrayMeta, attributes: Mapping[str, Any], units: Sequence[str]) -> str:
     packing = [f"{name} {attributes[name]}" for name in (*STORED, *units) if name in attributes]
     return ", ".join([str(meta.dtype), *packing])
+
+
+def _describe_differences(one: ArrayMeta, other: ArrayMeta) -> list[str]:
+    """Return the type of each of two arrays, with the fields in which they differ."""
+    fields = [name for name in dict.fromkeys([*one.raw, *other.raw]) if name not in ("attributes", "shape")]
+    differing = [name for name in fields if one.raw.get(name) != other.raw.get(name)]
+    return [
+        ", ".join([str(meta.dtype), *(f"{name} {zarrmeta.dumps(meta.raw.get(name)).decode()}" for name in differing)])
+        for meta in (one, other)
+    ]
 
 
 @lru_cache(256)

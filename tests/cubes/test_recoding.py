@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from pathlib import Path
@@ -229,6 +230,17 @@ def test_value_without_an_exact_place_is_an_error(tmp_path: Path) -> None:
     assert len(fs.cat_file("v/0.0")) > 0
     with pytest.raises(ReferenceNotReachable, match="the fill value"):
         [fs.cat_file(f"v/{step}.0") for step in range(4)]
+
+
+def test_text_that_is_not_recoded_is_refused_by_its_fields(tmp_path: Path) -> None:
+    for number, zarr_codec in enumerate(({}, {"compressor": {"id": "zlib", "level": 1}})):
+        xr.Dataset({"n": ("x", np.array(["a"], object))}, {"x": [number]}).to_zarr(
+            tmp_path / f"{number}.zarr", zarr_format=2, consolidated=False
+        )
+        path = tmp_path / f"{number}.zarr" / "n" / ".zarray"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "compressor": None, **zarr_codec}))
+    with pytest.raises(ManifestError, match=r"is \|O, compressor \{.id.:.zlib.*has \|O, compressor null: only"):
+        refshard_fs.concat([str(tmp_path / f"{number}.zarr") for number in range(2)], "x", lazy=True)
 
 
 def test_units_that_differ_are_refused(tmp_path: Path) -> None:
