@@ -197,7 +197,7 @@ def test_names_of_branches_and_tags_may_need_quoting(tmp_path: Path) -> None:
 
 def test_versions_of_other_formats_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": "b"}')
-    with pytest.raises(ManifestError, match="branch='x'.*without versions"):
+    with pytest.raises(ManifestError, match="branch='x'.*has no versions"):
         RefShardFileSystem(str(tmp_path / "a.json"), branch="x").ls("")
     for wrong in ({"branch": "x", "tag": "y"}, {"snapshot": "x", "as_of": "2020-01-01"}, {"as_of": "yesterday"}):
         with pytest.raises(ValueError, match="expected"):
