@@ -166,7 +166,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
 
 
 def is_document(url: str) -> bool:
-    """Whether what lies at ``url`` is, by its name, a JSON reference set."""
+    """Return whether the name of ``url`` is that of a JSON reference set."""
     return url.endswith(".json") and "::" not in url
 
 

@@ -45,7 +45,7 @@ class FirstBytes:
         self.data = b""
         self.are_all = True  # whether all reads were answered
         self._head = Head(url, length)
-        self._answers: dict[Head, Any] = {}  # None: there is no such object; or the error
+        self._answers: dict[Head, Any] = {}  # None for an object that does not exist, or the error of the request
 
     def read(self) -> Steps[None]:
         """Read them; an error is kept, and raised when they are asked for."""

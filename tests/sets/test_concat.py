@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fsspec.callbacks import Callback
-from fsspec.implementations.memory import MemoryFileSystem
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, TargetNotAllowed
@@ -126,17 +125,6 @@ def test_dimension_that_nothing_is_along_is_told_with_those() -> None:
 def test_named_variables_are_taken_from_the_first_set() -> None:
     both = read(refshard_fs.concat([day(0, 4), day(4, 2, first=1)], dim="time", same=["x"]))
     np.testing.assert_array_equal(both["x"], np.arange(5))
-
-
-def own(day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list[str], version: int) -> dict[str, Any]:
-    """Return the references of a day with an array whose bytes lie in an object of that day's own."""
-    out = chunked(name, values, values.shape, dims, version=version)
-    for key, value in out.items():
-        if isinstance(value, list):
-            url = f"memory://own/{abs(hash(repr(day)))}/{key}"
-            MemoryFileSystem().pipe_file(url, b"head" + MemoryFileSystem().cat_file(value[0]))
-            out[key] = [url, 4, value[2]]
-    return day | out
 
 
 @pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
