@@ -43,11 +43,14 @@ def open_cfgrib(path: Path, **keys: Any) -> Any:
     )
 
 
-def check_same_as_cfgrib(path: Path, **keys: Any) -> Any:
-    """Compare all that cfgrib shows; what it says of how a field is stored (``GRIB_gridType``) is not shown here."""
+def check_same_as_cfgrib(path: Path, more: frozenset[str] = frozenset(), **keys: Any) -> Any:
+    """Compare all that cfgrib shows; what it says of how a field is stored (``GRIB_gridType``) is not shown here.
+
+    ``more`` are coordinates that cfgrib does not show.
+    """
     want, got = open_cfgrib(path, **keys), xr.open_dataset(path, engine="refshard")
     assert list(got.data_vars) == list(want.data_vars)
-    assert set(got.coords) == set(want.coords)
+    assert set(got.coords) == set(want.coords) | more
     for name, one in want.variables.items():
         found = got[name].variable
         assert found.dims == one.dims, name

@@ -240,7 +240,8 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
         raise ValueError(f"fields of product template {template} are not shown")
     layout = TEMPLATES[template]
     surface_at, long_time = layout.surface, 4
-    if template == 44 and len(product) == 45:  # as the manual had it: with a forecast time of two octets
+    coordinates = 4 * integer(product, 6, 2)  # bytes of them, which follow the template
+    if template == 44 and len(product) - coordinates == 45:  # an older form, with a forecast time of two octets
         surface_at, long_time = 34, 2
     time = _time(one, 13)
     unit = integer(product, layout.unit) if layout.unit else 1

@@ -1,16 +1,22 @@
-"""A corpus that eccodes writes: edition x grid x packing x scan. Values are those of eccodes bit for bit."""
+"""A corpus that eccodes writes: edition x grid x packing x product x scan. Values are those of eccodes bit for bit, and
+a dataset is the one that cfgrib shows, or `DIFFERENCES` says why it is not.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from tests.support.grib_messages import message
+from tests.support.grib_messages import check_same_as_cfgrib, message
 from tests.support.shard_writers import array
 
 eccodes = pytest.importorskip("eccodes", exc_type=Exception)
+xr = pytest.importorskip("xarray")
 pytestmark = pytest.mark.once
 RNG = np.random.default_rng(41)
 
@@ -38,6 +44,112 @@ PACKINGS = {
 }
 SCANS = [(0, 0), (1, 0), (0, 1), (1, 1)]  # by columns, to and fro
 KINDS = ["smooth", "with holes", "noise", "one value"]
+
+
+class Case(NamedTuple):
+    edition: int
+    grid: str
+    packing: str = "grid_simple"
+    product: int | str = 0  # the number of its template; in edition 1, eccodes' kind of step
+    scan: str = ""
+
+    def __str__(self) -> str:
+        return "-".join(map(str, filter(None, self)))
+
+
+MORE_GRIDS = ["regular_ll_pl", "regular_gg_sfc", "reduced_gg_sfc", "reduced_ll_sfc", "rotated_gg_ml", "regular_gg_pl"]
+PRODUCTS: dict[int, list[int | str]] = {
+    1: ["accum", "avg", "max", "min", "diff"],
+    2: [1, 2, 5, 6, 8, 9, 10, 11, 12, 15, 40, 41, 42, 43, 44, 45, 46, 47, 48, 60, 61, 70, 71, 72, 73, 103, 107],
+}
+SCANNED = {"columns": "jPointsAreConsecutive", "north": "jScansPositively", "west": "iScansNegatively"}
+CORNERS = {
+    "north": "latitudeOf{}GridPointInDegrees",
+    "west": "longitudeOf{}GridPointInDegrees",
+}  # which then change places
+# Coordinates of products that cfgrib does not show.
+MORE: dict[int | str, frozenset[str]] = {
+    **dict.fromkeys([5, 9], frozenset(["threshold"])),
+    **dict.fromkeys([6, 10], frozenset(["percentile"])),
+    **dict.fromkeys([40, 41, 42, 43], frozenset(["constituent"])),
+    **dict.fromkeys([44, 45, 46, 47], frozenset(["constituent", "size"])),
+    48: frozenset(["constituent", "size", "wavelength"]),
+    103: frozenset(["wave_period"]),
+}
+# Scans that cfgrib shows otherwise.
+DIFFERENCES = {
+    "columns": "cfgrib takes columns for rows; on Gaussian and polar grids eccodes does so, too, for its coordinates",
+    "west": "cfgrib sorts the longitudes, and leaves the values in the order of the file, from east to west",
+}
+
+
+def cases() -> Iterator[Case]:
+    """Yield each packing and each product on each grid, and each scan in each packing of a regular one."""
+    for edition in (1, 2):
+        grids = [*GRIDS, *MORE_GRIDS]
+        yield from (Case(edition, *pair) for pair in itertools.product(grids, PACKINGS[edition]))
+        yield from (Case(edition, grid, product=product) for grid in grids for product in PRODUCTS[edition])
+        regular = [grid for grid in grids if "reduced" not in grid and not grid.startswith("rotated_gg")]
+        triples = itertools.product(regular, PACKINGS[edition], SCANNED)
+        yield from (Case(edition, grid, packing, scan=scan) for grid, packing, scan in triples)
+
+
+def written(case: Case) -> bytes:
+    """Return the file of a case, by columns the one of its rows. A ValueError if eccodes does not write it."""
+    keys: dict[str, Any] = {"bitsPerValue": 12} | ({SCANNED[case.scan]: 1} if case.scan else {})
+    if case.product:
+        keys |= {"productDefinitionTemplateNumber": case.product} if case.edition == 2 else {"stepType": case.product}
+        if case.edition == 1:
+            keys["stepRange"] = "0-6"
+    sample = f"{case.grid}_grib{case.edition}"
+    handle = eccodes.codes_grib_new_from_samples(sample)
+    values = 280 + np.cumsum(np.random.default_rng(41).normal(size=eccodes.codes_get(handle, "numberOfDataPoints")))
+    if case.scan == "columns":
+        values = values.reshape(eccodes.codes_get(handle, "Nj"), -1).T.ravel()
+    if corner := CORNERS.get(case.scan):
+        ends = [corner.format(which) for which in ("First", "Last")]
+        keys |= dict(zip(ends, [eccodes.codes_get(handle, end) for end in reversed(ends)], strict=True))
+    eccodes.codes_release(handle)
+    handle = eccodes.codes_new_from_message(message(values, sample, **keys))
+    if case.packing != "grid_simple":
+        eccodes.codes_set(handle, "packingType", case.packing)
+    data = bytes(eccodes.codes_get_message(handle))
+    eccodes.codes_get_values(handle)
+    eccodes.codes_release(handle)
+    return data
+
+
+ALL = list(cases())
+QUICK = {*ALL[::20], Case(2, "regular_gg_ml", product=44)}  # in the ordinary suite
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in ALL],
+    ids=str,
+)
+def test_dataset_of_a_corpus_is_that_of_cfgrib(case: Case, tmp_path: Path) -> None:
+    path = tmp_path / "a.grib"
+    try:
+        path.write_bytes(written(case))
+    except (eccodes.CodesInternalError, ValueError) as e:
+        pytest.skip(f"eccodes does not write it: {e}")
+    if case.scan not in DIFFERENCES:
+        check_same_as_cfgrib(path, MORE.get(case.product, frozenset()))
+        return
+    found = xr.open_dataset(path, engine="refshard")
+    if case.scan == "columns":
+        rows = tmp_path / "rows.grib"
+        rows.write_bytes(written(case._replace(scan="")))
+        xr.testing.assert_identical(found, xr.open_dataset(rows, engine="refshard"))
+        return
+    handle = eccodes.codes_new_from_message(path.read_bytes())
+    (name,) = found.data_vars
+    shown = found[name]
+    for key, own in (("latitudes", found.latitude), ("longitudes", found.longitude), ("values", shown)):
+        listed = own.broadcast_like(shown).transpose(*shown.dims).values.ravel()
+        np.testing.assert_allclose(listed, eccodes.codes_get_array(handle, key), rtol=1e-6, atol=2e-6, err_msg=key)
+    eccodes.codes_release(handle)
 
 
 def values_of(kind: str, count: int) -> np.ndarray:
