@@ -35,7 +35,7 @@ from refshard_fs.references.values import decode
 from refshard_fs.source import files
 from refshard_fs.source.async_filesystem import AsyncFileSystem
 from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, WrittenFile
-from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.in_memory_source import InMemorySource, argument_to_json
 from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
 from refshard_fs.source.options import RECORD_SIZE, Options, check_spelling
 from refshard_fs.source.settings import Settings, WriteSettings, format_named, transaction_for
@@ -281,18 +281,18 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         """
         stand_in = object.__new__(type(self))
         stand_in._session_name = self._session_name
-        stand_in.storage_args = tuple(_to_json_value(value) for value in self.storage_args)
+        stand_in.storage_args = tuple(argument_to_json(value) for value in self.storage_args)
         overlay = {} if self.overlay is None else {"overlay": self.overlay}
         options = {name: value for name, value in (self.storage_options | overlay).items() if value is not None}
         # Options without a value are left out: fsspec has no form for None.
-        stand_in.storage_options = {name: _to_json_value(value) for name, value in options.items()}
+        stand_in.storage_options = {name: argument_to_json(value) for name, value in options.items()}
         out: dict[str, Any] = AsyncFileSystem.to_dict(stand_in, include_password=include_password)
         return out if include_password else _drop_credentials(out)
 
     def __reduce__(self) -> Any:
         make, (cls, args, options) = super().__reduce__()
         # dask names arrays by a hash of their pickles, so equal filesystems must have equal pickles
-        if isinstance(self.fo, InMemorySource):
+        if self._options.source.url is None:
             options = {**options, SESSION: hashlib.sha256(repr((cls, self._shared_options)).encode()).hexdigest()}
         overlay_copy = None if self._writer is None else self._writer.overlay_copy()
         if overlay_copy is not None:
@@ -1157,10 +1157,6 @@ def _drop_credentials(value: Any) -> Any:
 
 def _gives_access(name: str) -> bool:
     return is_secret(name) or name.lower().endswith(("headers", "cookies"))
-
-
-def _to_json_value(argument: Any) -> Any:
-    return argument.to_json_value() if isinstance(argument, InMemorySource) else argument
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -183,16 +183,18 @@ def test_formats_are_known_to_their_table_and_their_sinks_alone() -> None:
 
 
 def test_nothing_asks_of_which_format_a_source_is() -> None:
-    """A key space says itself what it is; `isinstance` of a class of `formats` or `cubes` is for that room alone."""
+    """A key space, or a source, says itself what it is; `isinstance` of its class is for its room alone."""
     for path in modules():
-        rooms = {f"refshard_fs.{room}" for room in ("formats", "cubes") if room != top(path)}
+        rooms = {f"refshard_fs.{room}" for room in ("formats", "cubes", "source") if room != top(path)}
         imported = set()
         for node in nodes(path):
             match node:
                 case ast.ImportFrom(module=str(module), names=names) if ".".join(module.split(".")[:2]) in rooms:
                     found = {alias.asname or alias.name for alias in names}
                     imported |= {
-                        name for name in found if name.endswith(("KeySpace", "View", "Hierarchy", "Partition"))
+                        name
+                        for name in found
+                        if name.endswith(("KeySpace", "View", "Hierarchy", "Partition", "Source"))
                     }
         asked = set()
         for node in nodes(path):

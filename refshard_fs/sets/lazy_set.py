@@ -35,7 +35,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """
 
     remark: str
-    joined: str
+    joined: str = "joined sets"  # earlier pickles have no text
     opened_with: Mapping[str, Any] = {}
     first_bytes: Heads | None = None
 

@@ -23,7 +23,7 @@ from refshard_fs.security.policy import LOCAL, directory_of, links, longest_pref
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.lazy_set import OTHERS, REMARK, LazySet
 from refshard_fs.source.collect import respell_urls
-from refshard_fs.source.in_memory_source import InMemorySource, digest_of
+from refshard_fs.source.in_memory_source import InMemorySource, arguments_of, content_of, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.filesystem_view import render_filesystem
@@ -103,9 +103,10 @@ def made(refs: ReferenceSet, opened_with: Mapping[str, Any] | None = None) -> Ma
     return MadeSet(refs, digest_of(refs), opened_with or {})
 
 
-def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, Any]) -> MadeSet:
+def _again(remember: Any, arguments: tuple[Any, ...], opened_with: Mapping[str, Any] | None = None) -> MadeSet:
+    """Return the set of a pickle; earlier pickles have no ``opened_with``."""
     held: InMemorySource = remember(*arguments)
-    return MadeSet(held.content, held.digest, opened_with)
+    return MadeSet(held.content, held.digest, opened_with or {})
 
 
 def open_read(fo: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
@@ -185,18 +186,18 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
                 stacklevel=2,
             )
         new = msgspec.structs.replace(new, pins=pins)
-    return made(new, fo.arguments() if isinstance(fo, InMemorySource) else None)
+    return made(new, arguments_of(fo))
 
 
 def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
     """Return the user's own lazily joined set that ``fs`` could not open, its URLs absolute; None of other sources."""
     source = fs.source.options.source
-    opened_with: Mapping[str, Any] = {}
+    content = content_of(source)
     if isinstance(source, str) and fs.source.admission.trusts_source:
         data = Objects(source, fs.source.stores).read([""])[""]
         directory: str | None = directory_of(source)
-    elif isinstance(source, InMemorySource) and isinstance(source.content, bytes):
-        data, directory, opened_with = source.content, None, source.arguments()
+    elif isinstance(content, bytes):
+        data, directory = content, None
     else:
         return None
     try:
@@ -206,7 +207,7 @@ def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
     data = document.dumps(lambda url: resolve(url, directory, None))
     joined = f"{count_text(document.count, 'set')} joined along {document.dim}"
     remark = f"{REMARK}. {OTHERS}"
-    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, opened_with)
+    return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, arguments_of(source))
 
 
 def _place(url: str) -> str:

@@ -33,7 +33,7 @@ from refshard_fs.sets.file_template import FileTemplates, FirstBytes
 from refshard_fs.sets.stored_coordinates import coordinate_chunks, with_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread, collect_steps, respell_urls
-from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.in_memory_source import arguments_of
 from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Engines
@@ -98,8 +98,7 @@ def opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dic
         is_alone = "::" in url or protocol_of(url) in WEB
         by_prefix[url if is_alone else place_of(url) or url] = dict(credentials or {})
     for one in sources:
-        if isinstance(one, InMemorySource):
-            by_prefix |= one.arguments().get("options") or {}
+        by_prefix |= arguments_of(one).get("options") or {}
     by_prefix |= options.get("options") or {}
     return found | ({"options": by_prefix} if by_prefix else {})
 

@@ -112,6 +112,21 @@ def _from_json_value(value: Mapping[str, Any]) -> InMemorySource:
 Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | InMemorySource
 
 
+def arguments_of(fo: Any) -> Mapping[str, Any]:
+    """Return the default arguments for opening the targets of ``fo``: those of a source in memory, else none."""
+    return fo.arguments() if isinstance(fo, InMemorySource) else {}
+
+
+def content_of(source: str | InMemorySource) -> ReferenceSet | bytes | None:
+    """Return the content of a source in memory; None for a URL."""
+    return source.content if isinstance(source, InMemorySource) else None
+
+
+def argument_to_json(argument: Any) -> Any:
+    """Return an argument of a filesystem as a JSON value."""
+    return argument.to_json_value() if isinstance(argument, InMemorySource) else argument
+
+
 def source_of(
     fo: Any, target_protocol: str | None, overrides: Mapping[str, str] | None, simple: bool
 ) -> str | InMemorySource:

@@ -18,7 +18,7 @@ from fsspec.implementations.reference import LazyReferenceMapper
 
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import ARCHIVES, protocol_of
-from refshard_fs.source.in_memory_source import ICECHUNK, InMemorySource, source_of
+from refshard_fs.source.in_memory_source import ICECHUNK, arguments_of, source_of
 from refshard_fs.source.options import keywords, parse_configuration, with_spread
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import is_store, urls_of
@@ -72,8 +72,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             )
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         source = source_of(fo, named.get("target_protocol"), overrides, simple)
-        if isinstance(fo, InMemorySource):
-            kwargs = with_arguments_of(fo, named, kwargs)
+        kwargs = with_arguments(arguments_of(fo), named, kwargs)
         if named.get("mode") in _WRITE_MODES and named.get("overlay") is None:
             # fsspec and dask treat filesystems with equal keywords as equal, but these differ in uncommitted writes.
             kwargs["overlay"] = uuid.uuid4().hex
@@ -154,9 +153,8 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
 
 
-def with_arguments_of(source: InMemorySource, named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Add the default arguments of ``source`` to ``kwargs``; arguments in ``named`` win over them."""
-    defaults = source.arguments()
+def with_arguments(defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Add the ``defaults`` of a source in memory to ``kwargs``; arguments in ``named`` win over them."""
     if not defaults or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
         return kwargs
     merged = {**(defaults.get("options") or {}), **(kwargs.get("options") or {})}

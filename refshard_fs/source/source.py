@@ -48,7 +48,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.source import recognition as catalog
-from refshard_fs.source.in_memory_source import InMemorySource
+from refshard_fs.source.in_memory_source import InMemorySource, content_of
 from refshard_fs.source.options import CachingOptions, Directory
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.transaction import Base, Transaction, transaction_of
@@ -312,16 +312,13 @@ class Source(Engines):
         base = None if transaction is None else transaction.base
         if base is not None:
             self._adopt(base, opening)
-        elif isinstance(self.options.source, InMemorySource):
-            content = self.options.source.content
-            if isinstance(content, ReferenceSet):
-                with self._opening_now:  # one thread opens it, and the others wait
-                    if self._keyspace is None:
-                        found = self.look_up_now(
-                            "", self._select(catalog.open_references(content, self._open_options()))
-                        )
-                        if found is not None:
-                            self._adopt(Base(found.value, found.value.urls, None), opening)
+        elif isinstance(content := content_of(self.options.source), ReferenceSet):
+            with self._opening_now:  # one thread opens it, and the others wait
+                if self._keyspace is None:
+                    steps = self._select(catalog.open_references(content, self._open_options()))
+                    found = self.look_up_now("", steps)
+                    if found is not None:
+                        self._adopt(Base(found.value, found.value.urls, None), opening)
         return self._keyspace
 
     def open(self) -> KeySpace:

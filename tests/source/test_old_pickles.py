@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
+from pathlib import Path
 
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem, concat
 
 # RefShardFileSystem("memory://old-pickle.json", mode="a", data_url="memory://old-pickle.data"), with "b/0" written
 WRITING = (
@@ -32,3 +34,18 @@ def test_names_in_pickles_lead_to_what_there_is_now() -> None:
         data = pickle.dumps(fs.get_mapper("a"), protocol=0)
         assert now in data
         assert pickle.loads(data.replace(b"refshard_fs." + now, b"refshard_fs." + before))["0"] == b"x"
+
+
+def test_joined_sets_of_pickles_with_fewer_members_are_opened(tmp_path: Path) -> None:
+    meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "compressor": None}
+    refs = {
+        ".zgroup": '{"zarr_format": 2}',
+        "a/.zarray": json.dumps({**meta, "fill_value": None, "filters": None}),
+        "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["t"]}',
+        "a/0": "x",
+    }
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps(refs))
+    for lazy, count in ((False, 2), (True, 3)):
+        make, members = concat([one, one], dim="t", lazy=lazy).__reduce__()
+        assert RefShardFileSystem(make(*members[:count])).cat(["a/0", "a/1"]) == {"a/0": b"x", "a/1": b"x"}
