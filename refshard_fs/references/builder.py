@@ -31,6 +31,7 @@ FEW: Final = 64  # members: fewer are added one by one
 # none of them is large, and reading all of their metadata would take longer than everything else.
 MANY: Final = 512  # documents
 EACH: Final = 16  # members
+URLS: Final = 1 << 16  # URLs, equal ones included, that are added before equal ones are merged
 
 
 class _Kept(msgspec.Struct, eq=False):
@@ -48,6 +49,7 @@ class ReferenceBuilder:
         self._where = where
         self._urls: list[Texts] = []  # by block: the same URL has a different number in each block
         self._url_count = 0
+        self._merged_count = 0  # of these, the ones that were distinct when equal ones were merged last
         self._read_grid = GridReader(where).grid
         self._grids: dict[str, ChunkGrid] = {}  # grids of large arrays
         self._grids_seen = 0  # the number of changes of these grids
@@ -226,7 +228,12 @@ class ReferenceBuilder:
             self._grids[path] = grid
 
     def _add_urls(self, urls: Texts, ranges: Ranges) -> None:
-        """Add the URLs of a block, and adjust the targets of its ``ranges``, which begin at 0."""
+        """Add the URLs of a block, and adjust the targets of its ``ranges``, which begin at 0.
+
+        Blocks repeat URLs. Merging those of all blocks at the end would take more memory than the references.
+        """
+        if self._url_count > 2 * self._merged_count + URLS:
+            self._merge_urls()
         ranges.targets[ranges.targets != NO_TARGET] += np.uint32(self._url_count)
         self._urls.append(urls)
         self._url_count += len(urls)
@@ -247,6 +254,7 @@ class ReferenceBuilder:
             for ranges in self._ranges():
                 new_numbers.take(ranges.targets, out=ranges.targets, mode="clip")  # NO_TARGET stays, by clipping
         self._urls, self._url_count = [urls], len(urls)
+        self._merged_count = len(urls)
 
     def _ranges(self) -> Iterator[Ranges]:
         for parts in self._parts.values():

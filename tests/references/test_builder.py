@@ -234,3 +234,24 @@ def test_columns_of_a_whole_array_are_made_once() -> None:
         tracemalloc.stop()
     assert len(refs.chunks["a"]) == count
     assert peak < 36 * count
+
+
+def test_urls_that_blocks_repeat_are_merged_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The URLs of all blocks take 30 MB, and merging them at once three times as much."""
+    monkeypatch.setattr(builder, "URLS", 8192)
+    urls, blocks = [f"s3://bucket/{i:0140d}" for i in range(1000)], 200
+    texts = (
+        ",".join(f'"a/{1000 * block + i}":["{url}",{block},{i}]' for i, url in enumerate(urls)).encode()
+        for block in range(blocks)
+    )
+    made = builder.ReferenceBuilder("refs.json")
+    made.add_members({"a/.zarray": json.dumps(ARRAY | {"shape": [1000 * blocks], "chunks": [1]})})
+    tracemalloc.start()
+    try:
+        assert all(map(made.add_block, texts))
+        found = made.finish()
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert list(found.urls) == urls
+    assert References(found)["a/123456"] == [urls[456], 123, 456]
