@@ -50,6 +50,18 @@ def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str)
     assert [p.name for p in tmp_path.rglob("*.tmp")] == []
 
 
+@pytest.mark.parametrize("consolidated", [True, None])
+def test_zarr_opens_a_set_with_consolidated_metadata(tmp_path: Path, consolidated: bool | None) -> None:
+    """Where ``consolidated`` is None, xarray warns if there are none that zarr takes."""
+    xarray = pytest.importorskip("xarray")
+    source = {".zgroup": {"zarr_format": 2}, "a/.zarray": v2_array([3], [3]), "a/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
+    RefShardFileSystem({**source, "a/0": "abc"}).save(str(tmp_path / "a.parq"))
+    options = {"fo": str(tmp_path / "a.parq")}
+    given: dict[str, Any] = {"storage_options": options, "consolidated": consolidated, "mask_and_scale": False}
+    with xarray.open_zarr("refshard://", chunks=None, **given) as found:
+        assert found["a"].values.tobytes() == b"abc"
+
+
 @pytest.mark.parametrize("record_size", [3, 10_000])
 @pytest.mark.evidence(id="R1")
 def test_fsspec_reads_what_is_written(record_size: int, tmp_path: Path, target: str) -> None:

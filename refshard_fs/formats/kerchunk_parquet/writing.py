@@ -42,7 +42,9 @@ def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int)
         if parent(key)[1] != PARQUET:  # the set writes its own; zarr rejects a nested one
             metadata[key] = document
     metadata |= update_consolidated(metadata)
-    return zarrmeta.dumps({"metadata": metadata, "record_size": record_size})
+    # The same key is zarr's consolidated metadata, which zarr-python 2 refuses without this member.
+    consolidated = {"zarr_consolidated_format": 1} if ".zgroup" in metadata else {}
+    return zarrmeta.dumps({"metadata": metadata, **consolidated, "record_size": record_size})
 
 
 def add_origins(document: bytes, origins: Origins) -> bytes:
