@@ -137,8 +137,12 @@ class _Geographic(NamedTuple):
 
 
 def parse_geo_keys(ifd: Ifd) -> dict[int, Any]:
-    """Return the geo keys of an image by number; each has four numbers in the directory, after a header of four."""
-    directory = [int(number) for number in ifd.numbers(KEYS)[4:] if math.isfinite(number)]
+    """Return the geo keys of an image by number; each has four numbers in the directory, after a header of four.
+
+    The header ends with the number of keys. Some writers set it to 0: GDAL then shows no keys.
+    """
+    numbers = [int(number) for number in ifd.numbers(KEYS) if math.isfinite(number)]
+    directory = numbers[4 : 4 + 4 * numbers[3]] if len(numbers) > 4 else []
     doubles, texts = ifd.numbers(DOUBLES), ifd.text(TEXTS)
     found: dict[int, Any] = {}
     for key, where, count, value in zip(*[iter(directory)] * 4, strict=False):

@@ -19,6 +19,7 @@ from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.libdeflate import fast_zlib
 from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
+from refshard_fs.formats.tiff.ycbcr import YCbCr, parse_ycbcr
 
 LARGEST: Final = 1 << 31  # bytes of a decoded strip or tile: zarr holds it in memory as an array
 SPARSE: Final = 1 << 26  # bytes of one in a small file, or
@@ -29,7 +30,7 @@ PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16
 # Tags by their numbers in the specification.
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
 STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
-TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES, SUBSAMPLING = 324, 325, 330, 338, 339, 347, 530
+TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES = 324, 325, 330, 338, 339, 347
 POSITIONS: Final = frozenset([STRIP_OFFSETS, STRIP_SIZES, TILE_OFFSETS, TILE_SIZES, SUB_IFDS])  # in a file
 PRIVATE: Final = (32997, 50674)  # tags above 32767 that are read:
 DEPTH, LERC_PARAMETERS = PRIVATE
@@ -55,6 +56,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
     ``bits`` is the size of a sample in the file, ``dtype`` the type in the array. The result is decoded, or if
     ``encoded`` compressed again for zarr's codec. ``within`` is the value of Compression for an outer compression of
     images. ``is_reversed``: the first pixel is the lowest bit of a byte. Of a fax, ``t4_options`` is the tag.
+    ``ycbcr`` is the layout of YCbCr samples, which become RGB.
     """
 
     compression: int
@@ -69,6 +71,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
     within: int = 1
     t4_options: int = 0
     is_reversed: bool = False
+    ycbcr: YCbCr | None = None
 
     @property
     def size(self) -> int:
@@ -77,6 +80,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
     def size_of(self, rows: int) -> int:
         """Return the size of ``rows`` after decompression, in bytes; each row begins at a whole byte."""
+        if self.ycbcr is not None:
+            return self.ycbcr.size_of(rows, self.shape[1])
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
@@ -135,6 +140,8 @@ class TileRecipe(msgspec.Struct, frozen=True):
     def _convert_samples(self, data: bytes) -> bytes:
         """Convert the samples of the stored rows to ``dtype``."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
+        if self.ycbcr is not None:
+            return self.ycbcr.convert(data, self.rows, width)
         if dtype.kind == "c" and self.bits != dtype.itemsize * 8:
             integers = np.frombuffer(data, f"{dtype.str[0]}i{self.bits // 16}")
             return integers.astype(f"{dtype.str[0]}f{dtype.itemsize // 2}").tobytes()
@@ -242,6 +249,7 @@ class Page(msgspec.Struct, frozen=True):
             found.append(f"predictor {recipe.predictor}")
         if recipe.bits != self.dtype.itemsize * 8 and recipe.compression not in FAX:
             found.append(f"complex int{recipe.bits // 2}" if self.dtype.kind == "c" else f"{recipe.bits} bits")
+        found += [] if recipe.ycbcr is None else ["ycbcr"]
         return (*found, *filter(None, (NAMES[recipe.compression], NAMES[recipe.within])))
 
     @property
@@ -330,11 +338,14 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
         raise ValueError(f"its Predictor is not supported: {predictor}, with samples of {bits} bits as {dtype}")
     is_reversed = ifd.integer(FILL_ORDER, 1) == 2
-    is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed
+    ycbcr = parse_ycbcr(ifd) if photometric == 6 and compression in CODECS else None
+    is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed and ycbcr is None
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
     recipe = TileRecipe(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
-    recipe = msgspec.structs.replace(recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed)
+    recipe = msgspec.structs.replace(
+        recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed, ycbcr=ycbcr
+    )
     found, subfile = find_tables(ifd), ifd.integer(SUBFILE, 0)
     if not found or (len(found) == 1 and compression != 1):
         raise ValueError("the tags with the positions or sizes of its strips or tiles are missing")
@@ -374,8 +385,6 @@ def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
         raise ValueError(f"its Predictor is {ifd.integer(PREDICTOR, 1)} with LERC, which readers interpret differently")
     if photometric == 6 and compression in JPEG_2000:  # readers differ on who converts the colours
         raise ValueError("its samples are YCbCr in JPEG 2000, which is not supported: expected RGB or grey")
-    if photometric == 6 and compression not in IMAGES and ifd.integers(SUBSAMPLING, 2, 2) != [1, 1]:
-        raise ValueError("its YCbCr samples are subsampled but not compressed as JPEG, which is not supported")
     return compression, photometric, LERC_WITHIN[lerc]
 
 

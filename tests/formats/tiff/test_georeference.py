@@ -13,6 +13,7 @@ from refshard_fs import RefShardFileSystem
 from tests.support.shard_writers import array
 from tests.support.tiff_files import SMOOTH, write
 
+tifffile = pytest.importorskip("tifffile")
 rasterio = pytest.importorskip("rasterio")
 
 pytestmark = [pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")]  # of how rasterio multiplies
@@ -40,6 +41,18 @@ def test_grid_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> Non
 def test_image_without_a_place_has_its_crs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, transform=None)
     assert place(path) == {"_ARRAY_DIMENSIONS": [], "crs_wkt": "EPSG:32633", "spatial_ref": "EPSG:32633"}
+
+
+def test_keys_beyond_the_stated_number_are_ignored_as_in_gdal(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", SMOOTH, tags={"AREA_OR_POINT": "Point"})
+    with tifffile.TiffFile(path) as tiff:
+        at = tiff.pages[0].tags[34735].valueoffset + 6
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes(2) + data[at + 2 :])
+    with rasterio.open(path) as ds:
+        assert ds.crs is None
+        assert tuple(map(float, place(path)["GeoTransform"].split())) == ds.transform.to_gdal()
+    assert "crs_wkt" not in place(path)
 
 
 def test_steps_of_y_with_a_sign_lead_down_as_in_gdal(tmp_path: Path) -> None:
