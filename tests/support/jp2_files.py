@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,33 +26,55 @@ def smooth(*shape: int, dtype: str = "u2") -> np.ndarray[Any, Any]:
     return values.astype(dtype) * (100 if np.dtype(dtype).itemsize > 1 else 1)
 
 
-def encode(values: np.ndarray[Any, Any], levels: int = 1) -> bytes:
+def encode(values: np.ndarray[Any, Any], levels: int = 1, bits: int | None = None) -> bytes:
     """Encode an image as the code stream of one tile."""
-    return bytes(
-        imagecodecs.jpeg2k_encode(
-            values, codecformat="j2k", reversible=True, level=0, mct=False, resolutions=levels + 1
-        )
-    )
+    options = {"codecformat": "j2k", "reversible": True, "level": 0, "mct": False, "bitspersample": bits}
+    return bytes(imagecodecs.jpeg2k_encode(values, resolutions=levels + 1, **options))
+
+
+def join_components(parts: Sequence[tuple[np.ndarray[Any, Any], int, tuple[int, int]]]) -> bytes:
+    """Return a code stream of one tile without lower resolutions.
+
+    Its components have values, bits, and columns and rows from a sample to the next one.
+    """
+    components, steps, packets = b"", b"", b""
+    for number, (values, bits, (x, y)) in enumerate(parts):
+        one = encode(values, 0, bits)
+        header = parse_header(one, 0)
+        if not number:
+            first = header
+        _, quantization = next(segment for segment in header.segments if segment[0] == 0xFF5C)
+        length = len(quantization) - 1
+        steps += struct.pack(">HHB", 0xFF5D, length, number) + quantization[4:]  # QCC instead of QCD
+        components += bytes([bits - 1, x, y])
+        packets += one[header.first + 14 : -len(END)]
+    segments = b"".join(segment for marker, segment in first.segments if marker != SIZ)
+    head = b"\xff\x4f" + first.size._replace(components=components).encode() + segments + steps
+    return head + struct.pack(">HHHIBB", 0xFF90, 10, 0, 14 + len(packets), 0, 1) + b"\xff\x93" + packets + END
 
 
 def code_stream(
-    values: np.ndarray[Any, Any], *, tlm: int | None = None, is_open: bool = False, more: bytes = b""
+    values: np.ndarray[Any, Any], *, tlm: int | None = None, is_open: bool = False, more: bytes = b"", left: int = 0
 ) -> bytes:
     """Return a code stream of ``values`` in tiles, with the table TLM in the form ``tlm``.
 
-    With ``is_open``, the last tile part says that it reaches the end. ``more`` are segments of the main header.
+    With ``is_open``, the last tile part says that it reaches the end. ``more`` are segments of the main header. The
+    first tiles lack ``left`` columns.
     """
     rows, columns = values.shape[:2]
     parts: list[bytes] = []
     for top in range(0, rows, TILE):
-        for left in range(0, columns, TILE):
-            one = encode(np.ascontiguousarray(values[top : top + TILE, left : left + TILE]))
+        for right in range(TILE - left, columns + TILE, TILE):
+            tile = values[top : top + TILE, max(right - TILE, 0) : right]
+            if not tile.size:
+                continue
+            one = encode(np.ascontiguousarray(tile))
             first = parse_header(one, 0).first
             size = len(one) - first - len(END)
             head = struct.pack(">HHHIBB", 0xFF90, 10, len(parts), size, 0, 1)
             parts.append(head + one[first + 12 : first + size])
     header = parse_header(one, 0)
-    size_ = header.size._replace(stop=(columns, rows), start=(0, 0), first_tile=(0, 0), tile=(TILE, TILE))
+    size_ = header.size._replace(stop=(left + columns, rows), start=(left, 0), first_tile=(0, 0), tile=(TILE, TILE))
     table = b"" if tlm is None else make_table(tlm, [(number, len(part)) for number, part in enumerate(parts)])
     if is_open:
         parts[-1] = parts[-1][:6] + bytes(4) + parts[-1][10:]

@@ -50,6 +50,8 @@ class Size(NamedTuple):
         size = cls(capabilities, stop, start, tile, first, data[_SIZ.size :])
         if length != 38 + 3 * count or not count:
             raise ValueError(f"its segment SIZ has {length} bytes for {count} components")
+        if 0 in size.components[1::3] or 0 in size.components[2::3]:
+            raise ValueError("its segment SIZ has components without samples")
         for axis in (0, 1):
             if not (first[axis] <= start[axis] < stop[axis] and start[axis] < first[axis] + tile[axis]):
                 raise ValueError(
@@ -78,49 +80,72 @@ class Size(NamedTuple):
         return across, down
 
     @property
+    def depths(self) -> bytes:
+        """Number of bits of the samples of each component, minus one, and 128 more if they have a sign."""
+        return self.components[::3]
+
+    @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of samples; ValueError if components differ in it, or are sampled at distances."""
-        depth, *steps = self.components[:3]
-        if self.components != self.components[:3] * self.bands:
-            shown = sorted({self.components[at : at + 3].hex() for at in range(0, len(self.components), 3)})
-            raise ValueError(f"its components differ in depth, sign or sampling ({', '.join(shown[:4])}), as in SIZ")
-        if steps != [1, 1]:
-            raise ValueError(f"its components are sampled at every {steps[0]} columns and {steps[1]} rows: expected 1")
-        bits = (depth & 127) + 1
-        if bits > 31:
-            raise ValueError(f"its samples have {bits} bits: expected at most 31")
-        return np.dtype(f"<{'i' if depth & 128 else 'u'}{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+        """The type that holds the samples of all components; ValueError if only some of them have a sign."""
+        bits = max(depth & 127 for depth in self.depths) + 1
+        if len({depth & 128 for depth in self.depths}) > 1 or bits > 31:
+            raise ValueError(
+                f"its components have up to {bits} bits, some with a sign and others without ({self.depths[:4].hex()}, "
+                "as in SIZ): expected at most 31 bits, of one kind"
+            )
+        return np.dtype(f"<{'i' if self.depths[0] & 128 else 'u'}{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+
+    @property
+    def sampling(self) -> tuple[int, int] | None:
+        """Columns and rows from a sample to the next one; None if components differ in it."""
+        found = set(zip(self.components[1::3], self.components[2::3], strict=True))
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def has_shared_colours(self) -> bool:
+        """Whether two of three components have a sample for two columns, or for two columns and rows, as in YCbCr."""
+        return self.components in (b"\7\1\1" + 2 * b"\7\2\1", b"\7\1\1" + 2 * b"\7\2\2")
 
     def shape(self, level: int) -> tuple[int, int]:
         """Return rows and columns at a resolution level; the image itself is level 0."""
-        columns, rows = (_up(b, level) - _up(a, level) for a, b in zip(self.start, self.stop, strict=True))
+        columns, rows = (
+            b - a for a, b in zip(self._reduce(self.start, level), self._reduce(self.stop, level), strict=True)
+        )
         return rows, columns
+
+    def _reduce(self, corner: tuple[int, int], level: int) -> tuple[int, int]:
+        """Return a corner in samples of a resolution level."""
+        x, y = self.sampling or (1, 1)
+        return -(-corner[0] // (x << level)), -(-corner[1] // (y << level))
 
     def chunks(self, level: int) -> tuple[int, int] | None:
         """Return rows and columns of tiles at a level; None unless all are equal, but for shorter last ones."""
         found = []
         for axis, extent in zip((1, 0), self.shape(level), strict=True):
-            tile = self.tile[axis]
+            tile, step = self.tile[axis], (self.sampling or (1, 1))[axis] << level
             if self.tiles[axis] == 1:
                 found.append(extent)
-            elif self.first_tile[axis] != self.start[axis] or tile % (1 << level):
+            elif self.first_tile[axis] != self.start[axis] or tile % step:
                 return None
             else:
-                found.append(tile >> level)
+                found.append(tile // step)
         return found[0], found[1]
 
     def select_tile(self, number: int, level: int) -> Size:
         """Return the segment of an image that has only this tile of this one, at a level."""
         place = number % self.tiles[0], number // self.tiles[0]
-        start, stop = [], []
-        for axis in (0, 1):
-            begin = self.first_tile[axis] + place[axis] * self.tile[axis]
-            start.append(_up(max(begin, self.start[axis]), level))
-            stop.append(_up(min(begin + self.tile[axis], self.stop[axis]), level))
-        first = start[0], start[1]
-        return self._replace(
-            stop=(stop[0], stop[1]), start=first, first_tile=first, tile=(stop[0] - start[0], stop[1] - start[1])
-        )
+        begin = [first + at * tile for first, at, tile in zip(self.first_tile, place, self.tile, strict=True)]
+        start = self._reduce((max(begin[0], self.start[0]), max(begin[1], self.start[1])), level)
+        end = [min(at + tile, stop) for at, tile, stop in zip(begin, self.tile, self.stop, strict=True)]
+        stop = self._reduce((end[0], end[1]), level)
+        components = b"".join(bytes([depth, 1, 1]) for depth in self.depths) if self.sampling else self.components
+        size = stop[0] - start[0], stop[1] - start[1]
+        return Size(self.capabilities, stop, start, size, start, components)
+
+    def replace_depths(self, depth: int) -> Size:
+        """Return the segment with one depth for all components: those that have it are then decoded unchanged."""
+        steps = zip(self.components[1::3], self.components[2::3], strict=True)
+        return self._replace(components=b"".join(bytes([depth, *step]) for step in steps))
 
 
 class Coding(NamedTuple):
@@ -210,22 +235,37 @@ class Header(msgspec.Struct, frozen=True):
 
     def count_levels(self, *, has_skipping_decoder: bool) -> tuple[int, str]:
         """Return how many lower resolutions can be shown, and why not all of them can be."""
-        disorder, levels = self.find_disorder(), min(coding.levels for coding in self.codings())
-        if levels and disorder and not has_skipping_decoder:
-            return 0, disorder + ", which needs a newer imagecodecs"
+        reason, levels = self.find_disorder(), min(coding.levels for coding in self.codings())
         for level in range(1, levels + 1):
-            if self.size.chunks(level) is None:
-                return level - 1, f"its tiles of {self.size.tile} cannot be divided by {1 << level}"
             if min(self.size.shape(level)) < 1:
                 return level - 1, "it has no rows or columns there"
-            if disorder and any(start % (1 << level) for start in self.size.start):
-                return level - 1, f"{disorder}, and it begins at {self.size.start}"
+            if min(self.size.tile) < 1 << level:
+                return level - 1, f"its tiles of {self.size.tile} are too small"
+            reason = reason or self.find_obstacle(level)
+            if reason and not has_skipping_decoder:
+                return level - 1, reason + ", which needs a newer imagecodecs"
+            if reason and any(start % (1 << level) for start in self.size.start):
+                return level - 1, f"{reason}, and it begins at {self.size.start}"
         return levels, ""
 
-    def encode(self, tile: int, level: int) -> bytes:
-        """Return a main header for an image that has only this tile, at a resolution level."""
+    def encode(self, tile: int, level: int, depth: int) -> bytes:
+        """Return a main header for an image that has only this tile, at a resolution level, and one depth."""
         segments = [self.lower_resolution(marker, data, level) for marker, data in self.segments]
-        return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).encode(), *segments])
+        return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).replace_depths(depth).encode(), *segments])
+
+    def find_obstacle(self, level: int = 0) -> str:
+        """Return why tiles cannot be chunks at a resolution level; "" if they can."""
+        if any(marker == PPM for marker, _ in self.segments):
+            return "its main header has the headers of packets (PPM)"
+        if self.size.sampling is None:
+            return "its components differ in sampling"
+        if self.size.chunks(level) is not None:
+            return ""
+        return (
+            f"its tiles of {self.size.tile} cannot be divided by {1 << level}"
+            if level
+            else "its first tiles are smaller"
+        )
 
     def lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
         """Return a segment for an image at a resolution level: only COD and COC change."""
@@ -239,7 +279,8 @@ class Header(msgspec.Struct, frozen=True):
     def check_cost(self, size: int) -> int:
         """Return how many bytes a tile of a file of ``size`` bytes may take; ValueError if decoding takes more."""
         most = min(LARGEST, max(SPARSE, RATIO * size))
-        tile = self.size.select_tile(0, 0)
+        across, down = self.size.tiles
+        tile = self.size.select_tile(down // 2 * across + across // 2, 0)  # the first one may be smaller
         check_cost(tile, self.codings(), most)
         return most
 
@@ -301,8 +342,6 @@ def parse_header(data: bytes, start: int) -> Header:
     if data[:4] != CODE_STREAM:
         raise ValueError(f"its code stream begins with {data[:4]!r}: expected the markers SOC and SIZ")
     (first, *segments), end = split_segments(data, 2, SOT)
-    if any(marker == PPM for marker, _ in segments):
-        raise ValueError("its main header has the headers of packets (PPM), which is not supported")
     return Header(
         Size.parse(first[1]),
         tuple(segment for segment in segments if segment[0] not in _LEFT_OUT),

@@ -23,9 +23,10 @@ from refshard_fs.formats.jp2.boxes import (
     iterate_boxes,
     read_boxes,
 )
-from refshard_fs.formats.jp2.codestream import read_header
+from refshard_fs.formats.jp2.codestream import Header, read_header
 from refshard_fs.formats.jp2.gml import locate_by_gml
 from refshard_fs.formats.jp2.tiles import TileChunks, TileIndex, has_skipping_decoder
+from refshard_fs.formats.jp2.whole import WholeChunks, WholeRecipe, check_whole
 from refshard_fs.formats.tiff.georeference import Georeference, locate_image
 from refshard_fs.formats.tiff.ifds import Tiff
 
@@ -40,10 +41,8 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         boxes = yield from read_boxes(file)
         header = yield from read_header(file, boxes.start, boxes.stop)
         size, dtype = header.size, header.size.dtype
-        levels, reason = header.count_levels(has_skipping_decoder=has_skipping_decoder())
         most = header.check_cost(file.size)
-        if size.chunks(0) is None:
-            raise ValueError("its first tiles are smaller than others, which is not supported")
+        levels, reason = _count_levels(header, most)
     except ValueError as e:
         raise ManifestError(f"{probe.url}: {e}") from e
     if reason:
@@ -56,16 +55,35 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     bands = (size.bands,) if size.bands > 1 else ()
     for level in range(levels + 1):
         name, shape, chunks = str(level), (*bands, *size.shape(level)), size.chunks(level)
-        assert chunks is not None, "levels are those with equal chunks"
+        whole = None
+        if chunks is None or header.find_obstacle(level):
+            chunks = size.shape(level)
+            whole = WholeRecipe(header, header.first - boxes.start, level, (size.bands, *chunks), most)
         names = group.name_dimensions(name, ("band", "y", "x")[-len(shape) :], shape)
         placed = {} if place is None else place.add(group, "", (*size.shape(level), size.bands), names)
         where, axes = f"{probe.url}: image {name}", [*names.values()]
         array = ArrayDescription(
             where, shape, (*bands, *chunks), dtype, axes, {**described, **placed}, file_codecs=("jpeg2000",)
         )
-        group.add(name, array, TileChunks(index, array.grid(options.zarr_format), level, most))
+        tiles = TileChunks(index, array.grid(options.zarr_format), level, most)
+        group.add(name, array, tiles if whole is None else WholeChunks(file, boxes.start, boxes.stop, whole))
     group.add_pyramids("", [("", [str(level) for level in range(levels + 1)])] if levels else [], {})
     return group.keyspace(options.zarr_format, group.groups.pop(""))
+
+
+def _count_levels(header: Header, most: int) -> tuple[int, str]:
+    """Return how many lower resolutions can be shown, and why others cannot; ValueError if the image cannot."""
+    levels, reason = header.count_levels(has_skipping_decoder=has_skipping_decoder())
+    for level in range(levels + 1):
+        obstacle = header.find_obstacle(level)
+        try:
+            if obstacle:
+                check_whole(header, level, most)
+        except ValueError as e:
+            if not level:
+                raise ValueError(f"{obstacle}, and {e}") from e
+            return level - 1, f"{obstacle}, and {e}"
+    return levels, reason
 
 
 def _locate(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> Steps[Georeference | None]:

@@ -46,18 +46,21 @@ class TileRecipe(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         lowered = 0 if self.header.find_disorder() else self.level
         skipped: dict[str, Any] = {} if lowered == self.level else {"skipres": self.level}
-        stream = [self.header.encode(self.tile, lowered)]
-        for number, (stop, size) in enumerate(zip(accumulate(self.sizes), self.sizes, strict=True)):
-            stream += self._encode_part(raw[stop - size : stop], number, lowered)
+        ends = enumerate(zip(accumulate(self.sizes), self.sizes, strict=True))
+        parts = [self._encode_part(raw[stop - size : stop], number, lowered) for number, (stop, size) in ends]
         tile = self.header.size.select_tile(self.tile, self.level)
         (rows, columns), bands = tile.shape(0), tile.bands
-        out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], tile.dtype.newbyteorder("="))
-        decode_by_imagecodecs("jpeg2k_decode", b"".join([*stream, _END]), "tiff", out=out, **skipped)
         chunk = np.zeros(self.shape, tile.dtype)
-        chunk[:, :rows, :columns] = np.moveaxis(out.reshape(rows, columns, bands), 2, 0)
+        for depth in set(tile.depths):
+            stream = b"".join([self.header.encode(self.tile, lowered, depth), *parts, _END])
+            dtype = tile.replace_depths(depth).dtype.newbyteorder("=")
+            out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], dtype)
+            decode_by_imagecodecs("jpeg2k_decode", stream, "tiff", out=out, **skipped)
+            of_depth = np.frombuffer(tile.depths, np.uint8) == depth
+            chunk[of_depth, :rows, :columns] = np.moveaxis(out.reshape(rows, columns, bands), 2, 0)[of_depth]
         return chunk.tobytes()
 
-    def _encode_part(self, data: bytes, number: int, lowered: int) -> tuple[bytes, bytes]:
+    def _encode_part(self, data: bytes, number: int, lowered: int) -> bytes:
         """Return a tile part for an image of one tile, ``lowered`` by this many levels; ValueError if it is another."""
         part, size = Part.parse(data), self.header.size
         if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):  # fewer: a writer's error
@@ -81,7 +84,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
                 raise ValueError("the packets of its tile have another order: only the full resolution can be read")
             kept = [self.header.lower_resolution(marker, segment, lowered) for marker, segment in segments]
             body = b"".join([*kept, body[end:]])
-        return part._replace(tile=0, size=SOT_SIZE + len(body), total=len(self.sizes)).encode(), body
+        return part._replace(tile=0, size=SOT_SIZE + len(body), total=len(self.sizes)).encode() + body
 
 
 @cache

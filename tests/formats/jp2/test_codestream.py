@@ -32,7 +32,6 @@ def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
     [
         (struct.pack(">I", 300), struct.pack(">I", 0), "does not begin in the tile"),
         (struct.pack(">II", 300, 200), struct.pack(">II", 1 << 31, 1 << 31), "tiles: expected at most 65535"),
-        (b"\xff\x52", b"\xff\x60", "headers of packets"),
         (b"\xff\x52", b"\xff\x5c", "0 segments COD"),
         (b"\xff\x52\x00\x0c\x00\x00", b"\xff\x52\x00\x0c\x00\x07", "order 7 of packets"),
         (b"\x00\x01\x0f\x01\x01", b"\x00\x02\x0f\x01\x01", "segment SIZ has 41 bytes for 2 components"),

@@ -134,8 +134,9 @@ def test_an_image_that_cannot_be_shown_is_refused() -> None:
     stream = encode(smooth(64, 64, 3, dtype="u1"))
     at = stream.index(b"\x07\x01\x01")
     for components, reason in (
-        (b"\x07\x01\x01\x07\x02\x02\x07\x02\x02", "differ in depth, sign or sampling"),
-        (b"\x07\x02\x02" * 3, "every 2 columns and 2 rows"),
+        (b"\x07\x01\x01\x07\x04\x04\x07\x04\x04", "differ in sampling, and its components are not YCbCr"),
+        (b"\x07\x01\x01\x87\x01\x01\x07\x01\x01", "some with a sign"),
+        (b"\x07\x00\x01" * 3, "components without samples"),
         (b"\x25\x01\x01" * 3, "38 bits"),
     ):
         with pytest.raises(ManifestError, match=reason):

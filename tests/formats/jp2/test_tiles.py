@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.errors import DamagedIndex
-from tests.support.jp2_files import code_stream, jp2_file, smooth
+from tests.support.jp2_files import code_stream, encode, join_components, jp2_file, smooth
 from tests.support.shards_in_memory import ROOT, Files
 
 
@@ -86,3 +86,26 @@ def test_a_tile_may_have_a_coding_of_its_own() -> None:
         else:
             with pytest.raises((DamagedIndex, ValueError), match="another order"):
                 files.read(keyspace, "1/0.0")
+
+
+def test_components_of_other_depths_are_read() -> None:
+    rng = np.random.default_rng(1)
+    parts = [(rng.integers(0, 1 << bits, (50, 40), "u2" if bits > 8 else "u1"), bits) for bits in (1, 8, 13)]
+    files = Files({ROOT: join_components([(values, bits, (1, 1)) for values, bits in parts])})
+    found = np.frombuffer(files.read(files.open(), "0/0.0.0") or b"", "<u2").reshape(3, 50, 40)
+    np.testing.assert_array_equal(found, np.stack([values.astype("u2") for values, _ in parts]))
+
+
+@pytest.mark.parametrize("steps", [(2, 1), (4, 4), (13, 3)])
+def test_samples_of_every_few_columns_and_rows_are_read(steps: tuple[int, int]) -> None:
+    values = smooth(45, 38)
+    data = encode(values, 2)
+    at = data.index(b"\xff\x51") + 6
+    across, down = 38 * steps[0], 45 * steps[1]
+    data = data.replace(b"\x0f\x01\x01", bytes([15, *steps]), 1)
+    corners = (across - steps[0] + 1, down, 0, 0, across, down, 0, 0)
+    files = Files({ROOT: data[:at] + struct.pack(">8I", *corners) + data[at + 32 :]})
+    plain = Files({ROOT: encode(values, 2)})
+    keyspace, expected = files.open(), plain.open()
+    for level in range(3):
+        assert files.read(keyspace, f"{level}/0.0") == plain.read(expected, f"{level}/0.0")

@@ -1,0 +1,87 @@
+"""JPEG 2000 images whose tiles cannot be chunks: a level is one chunk, decoded from all tiles. No I/O here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from refshard_fs.core.array_group import Chunks, make_entry
+from refshard_fs.core.compression import decode_by_imagecodecs
+from refshard_fs.core.format import FileBytes
+from refshard_fs.core.model import Entry, Steps
+from refshard_fs.formats.jp2.codestream import COC, COD, SOD, Coding, Header, check_cost, split_segments
+from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part
+
+LARGEST: Final = 1 << 28  # bytes of a decoded image: a read of any part decodes all of it
+
+
+class WholeRecipe(msgspec.Struct, frozen=True):
+    """Decodes a code stream to all of an image, of ``shape`` (bands, rows, columns), at a resolution ``level``.
+
+    ``tiles`` is the position of the first tile part; ``most`` is the limit of `check_cost`.
+    """
+
+    header: Header
+    tiles: int
+    level: int
+    shape: tuple[int, int, int]
+    most: int
+
+    @property
+    def size(self) -> int:
+        """Size of the decoded image in bytes."""
+        return math.prod(self.shape) * self.header.size.dtype.itemsize
+
+    def make(self, raw: bytes) -> bytes:
+        self._check_tiles(raw)
+        bands, rows, columns = self.shape
+        dtype = self.header.size.dtype
+        out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], dtype.newbyteorder("="))
+        options: dict[str, Any] = {"skipres": self.level} if self.level else {}
+        decode_by_imagecodecs("jpeg2k_decode", raw, "tiff", out=out, **options)
+        return np.moveaxis(out.reshape(rows, columns, bands), 2, 0).astype(dtype).tobytes()
+
+    def _check_tiles(self, raw: bytes) -> None:
+        """Raise ValueError if a tile part has a coding of its own that takes too much memory, or is damaged."""
+        at = self.tiles
+        while len(raw) - at >= SOT_SIZE:
+            part = Part.parse(raw[at : at + SOT_SIZE])
+            try:
+                segments, _ = split_segments(raw, at + SOT_SIZE, SOD)
+            except EOFError:
+                raise ValueError(f"its tile part at byte {at} of the code stream ends within its header") from None
+            bands = self.header.size.bands
+            codings = [Coding.parse(marker, data, bands) for marker, data in segments if marker in (COD, COC)]
+            check_cost(self.header.size.select_tile(part.tile, 0), codings, self.most)
+            at = at + part.size if part.size else len(raw)
+
+
+def check_whole(header: Header, level: int, most: int) -> None:
+    """Raise ValueError if a level cannot be decoded as one chunk of at most ``most`` bytes."""
+    size = header.size
+    needed = math.prod(size.shape(level)) * size.bands * size.dtype.itemsize
+    if needed > min(most, LARGEST):
+        raise ValueError(f"it is decoded whole, which takes {needed} bytes: the limit is {min(most, LARGEST)}")
+    if size.sampling not in (None, (1, 1)):
+        raise ValueError(f"it has samples at every {size.sampling} columns and rows")
+    if size.sampling is None and not size.has_shared_colours:
+        raise ValueError(f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ)")
+    if len(set(size.depths)) > 1:
+        raise ValueError(f"its components differ in depth ({size.depths[:4].hex()}, as in SIZ)")
+
+
+class WholeChunks(Chunks):
+    """The one chunk of an image whose code stream lies in [start, stop) of a file."""
+
+    def __init__(self, file: FileBytes, start: int, stop: int, recipe: WholeRecipe) -> None:
+        self._file = file
+        self._range = start, stop - start
+        self._recipe = recipe
+
+    def entry(self, number: int) -> Steps[Entry | None]:
+        yield from ()
+        url = self._file.url
+        return make_entry(self._file.source.part(*self._range), self._recipe, self._recipe.size, f"{url}: the image")
