@@ -190,9 +190,11 @@ class _Reader:
             found.attributes.setdefault("flag_meanings", " ".join("_".join(name.split()) for name in names))
         if element.tag == STRUCTURE:
             members = [child for child in element if child.tag in _VARIABLES]
-            odd = [c for c in members if c.tag not in NUMBERS or not is_node_name(c.get("name", ""))]
+            odd = [c for c in members if c.tag not in (*NUMBERS, *TEXTS) or not is_node_name(c.get("name", ""))]
             if odd:
-                raise ValueError(f"the member {odd[0].get('name')!r} of a structure has no type of numbers or no name")
+                raise ValueError(
+                    f"the member {odd[0].get('name')!r} of a structure is no number or text, or has no name"
+                )
             found.members = [self._convert_variable(child, join(path, child.get("name", ""))) for child in members]
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")

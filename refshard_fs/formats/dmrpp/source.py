@@ -52,16 +52,25 @@ from refshard_fs.formats.dmrpp.document import (
     parse_number,
     parse_numbers,
 )
+from refshard_fs.formats.dmrpp.structures import (
+    LONGEST,
+    decode_values_with_texts,
+    make_dtype,
+    make_structure,
+    pack_members,
+    parse_structure_fill,
+)
 from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, protocol_of
 
 SUFFIX: Final = ".dmrpp"
 LARGEST: Final = 1 << 31  # bytes of a decoded chunk
-LONGEST: Final = 1 << 20  # bytes of one element
 INLINE: Final = 1 << 26  # bytes of all values within a document, or
 TIMES_INLINE: Final = 100  # this many times its size: compressed values are decompressed when it is opened
 REFERENCE: Final = 16  # bytes of HDF5's reference to a variable-length text
 MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
+
+_UNKNOWN: Final = "unsupported-string"  # Hyrax writes this for some fill values of texts
 
 PADDINGS: Final[Mapping[str, Padding]] = {"null_term": "null-terminated", "space_pad": "space-padded"}
 
@@ -109,6 +118,12 @@ class _Targets:
         self._probe = probe
         self._options = options
         self._href = href
+
+    def spend(self, size: int) -> None:
+        """Count bytes of values in the document; ValueError if they are too many."""
+        self.inline -= size
+        if self.inline < 0:
+            raise ValueError(f"its values take {size} bytes of the document, which has too many bytes of values")
 
     def url(self, href: str | None) -> str:
         """Return the URL of the file with a chunk: named by the chunk or the document, or beside the document."""
@@ -183,11 +198,14 @@ class _Array:
             raise ValueError("the document has no location of its values")
         self.shape = names.shape(variable)
         self.dimensions = names.dimensions(variable)
-        self.is_vlen = variable.inline is not None and variable.inline[0] == "vlsa"
+        is_unwritten = not variable.offsets and variable.inline is None and variable.fill not in (None, _UNKNOWN)
+        self.is_filled = variable.type in TEXTS and variable.string_length is None and is_unwritten
+        self.is_vlen = self.is_filled or (variable.inline is not None and variable.inline[0] == "vlsa")
+        self._values: np.ndarray[Any, Any] | None = None  # of a structure with texts, which are in the document
         self.stored = np.dtype(object) if self.is_vlen else self._choose_dtype(names)
         self.dtype = self.stored  # as it is shown: members of structures lie without gaps there
         if self.stored.names is not None:
-            self.dtype = _pack_members(self.stored)
+            self.dtype = pack_members(self.stored)
         self.is_linked = any(variable.blocks)
         self.masks = parse_numbers(variable.masks, "fm")
         self.codecs = _parse_codecs(variable, self.stored)
@@ -211,7 +229,13 @@ class _Array:
         variable = self.variable
         order = ">" if variable.byte_order == "BE" else "<"
         if variable.type == STRUCTURE:
-            return _make_structure(variable, names, order)
+            shapes = [names.shape(member) for member in variable.members]
+            if variable.inline is None or not any(member.type in TEXTS for member in variable.members):
+                return make_structure(variable, shapes, order)
+            data = _decode_values(variable, INLINE)
+            self._values = decode_values_with_texts(variable, self.shape, shapes, data, INLINE)
+            dtype: np.dtype[Any] = self._values.dtype
+            return dtype
         if variable.type not in TEXTS:
             return np.dtype(order + NUMBERS[variable.type])
         length = variable.string_length
@@ -219,7 +243,9 @@ class _Array:
         if variable.inline is not None:
             stored = len(_decode_values(variable, LONGEST))
         count = math.prod(self.shape)
-        if length is None and not variable.chunk_sizes and count and stored % count == 0:
+        if variable.chunk_sizes and variable.sizes:  # chunks are whole
+            stored, count = stored // len(variable.sizes), math.prod(parse_integers(variable.chunk_sizes))
+        if length is None and count and stored % count == 0:
             length = stored // count
             if length == REFERENCE and variable.inline is None:
                 raise ValueError(
@@ -265,7 +291,7 @@ class _Array:
         """Return the chunks of the array."""
         variable = self.variable
         if self.is_vlen:
-            return SingleChunk(self._encode_texts())
+            return SingleChunk(self._encode_texts(targets))
         if variable.inline is not None:
             return SingleChunk(self._decode_inline(targets))
         if self.is_linked:
@@ -305,9 +331,9 @@ class _Array:
 
     def _decode_inline(self, targets: _Targets) -> bytes:
         due = math.prod(self.shape) * self.dtype.itemsize
-        targets.inline -= due
-        if targets.inline < 0:
-            raise ValueError(f"its values take {due} bytes of the document, which has too many bytes of values")
+        targets.spend(due)
+        if self._values is not None:
+            return self._values.astype(self.dtype).tobytes()
         data = _decode_values(self.variable, due, due if due == self.dtype.itemsize else None)
         if len(data) != due:
             raise ValueError(f"its values in the document have {len(data)} bytes: expected {due}")
@@ -315,9 +341,14 @@ class _Array:
             return data if self.dtype.names is not None else self.recipe.convert(data)
         return encode_chunk(data, self.codecs)
 
-    def _encode_texts(self) -> bytes:
-        texts = self.variable.texts
-        if len(texts) != math.prod(self.shape):
+    def _encode_texts(self, targets: _Targets) -> bytes:
+        """Encode the texts in the document; the fill value for each element if none was written."""
+        texts, count = self.variable.texts, math.prod(self.shape)
+        if self.is_filled:
+            fill = self.variable.fill or ""
+            targets.spend(count * (len(fill) + REFERENCE))
+            texts = [fill] * count
+        if len(texts) != count:
             raise ValueError(f"it has {len(texts)} texts, which do not fit its shape {self.shape}")
         return encode_chunk(np.array(texts, object), [{"id": "vlen-utf8"}])
 
@@ -326,10 +357,9 @@ class _Array:
         text, size = self.variable.fill, self.dtype.itemsize
         if self.dtype.kind == "S" and text is not None:
             data = text.encode()
-            # Hyrax writes "unsupported-string" for unknown fill values of texts; few files need the value.
-            return data.ljust(size, b"\0") if len(data) <= size else None
+            return data.ljust(size, b"\0") if len(data) <= size and text != _UNKNOWN else None
         if text is not None and self.dtype.names is not None:
-            return _parse_structure_fill(text.split(), self.dtype)
+            return parse_structure_fill(text.split(), self.dtype)
         if text is None or self.dtype.kind not in "iuf":
             return bytes(size)
         try:
@@ -385,8 +415,8 @@ class ElementsRecipe(msgspec.Struct, frozen=True):
                 if self.padding == "null-padded"
                 else remove_padding(np.frombuffer(data, f"S{self.stored}"), self.padding).tobytes()
             )
-        stored = _make_dtype(self.fields, self.stored)
-        return np.frombuffer(data, stored).astype(_pack_members(stored)).tobytes()
+        stored = make_dtype(self.fields, self.stored)
+        return np.frombuffer(data, stored).astype(pack_members(stored)).tobytes()
 
 
 class ConvertedPieces(Chunks):
@@ -457,63 +487,6 @@ class ListedChunks(FilledChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         yield from ()
         return self.list_written(self._numbers, self._sizes.tolist())
-
-
-def _make_structure(variable: Variable, names: _Names, order: str) -> np.dtype[Any]:
-    """Return the type of a structure in the file: of numbers and arrays of numbers."""
-    members = variable.members
-    fields = [(parent(member.path)[1], order + NUMBERS[member.type], names.shape(member)) for member in members]
-    if not fields or len({name for name, *_ in fields}) != len(fields):
-        raise ValueError("it is a structure without members, or two of them have the same name")
-    packed = np.dtype(fields)
-    if packed.itemsize > LONGEST:
-        raise ValueError(f"its elements have {packed.itemsize} bytes: at most {LONGEST} are supported")
-    if not variable.struct_offsets:
-        return packed
-    *offsets, size = 0, *parse_integers(variable.struct_offsets)
-    ends = [at + packed[name].itemsize for at, (name, *_) in zip(offsets, fields, strict=False)]
-    if (
-        len(offsets) != len(fields)
-        or size > LONGEST
-        or any(end > after for end, after in zip(ends, [*offsets[1:], size], strict=True))
-    ):
-        raise ValueError(
-            f"its structOffset is {variable.struct_offsets!r}: expected {len(fields) - 1} offsets, and the size"
-        )
-    return _make_dtype([(*field, at) for field, at in zip(fields, offsets, strict=True)], size)
-
-
-def _make_dtype(fields: Sequence[tuple[str, str, tuple[int, ...], int]], size: int) -> np.dtype[Any]:
-    """Return the type of a structure of ``size`` bytes, of members with name, type, shape and offset."""
-    names, formats = [name for name, *_ in fields], [(kind, shape) for _, kind, shape, _ in fields]
-    return np.dtype({"names": names, "formats": formats, "offsets": [at for *_, at in fields], "itemsize": size})
-
-
-def _pack_members(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of a structure without gaps, in little-endian byte order, as zarr holds it."""
-    return np.dtype([(name, dtype[name]) for name in dtype.names or ()]).newbyteorder("<")
-
-
-def _parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
-    """Return the element of a structure that is full of these values.
-
-    They are one for each member, or one for each number of each member. Hyrax writes a single 0 if all are zero.
-    """
-    found = np.zeros((), dtype)
-    names = dtype.names or ()
-    counts = [max(math.prod(dtype[name].shape), 1) for name in names]
-    if list(texts) == ["0"]:
-        return found.tobytes()
-    if len(texts) not in (len(names), sum(counts)):
-        what = f"one for each of {len(names)} members, or {sum(counts)} in all"
-        raise ValueError(f"its fillValue has {len(texts)} values: expected {what}")
-    at = 0
-    for name, count in zip(names, counts if len(texts) > len(names) else [1] * len(names), strict=True):
-        kind = dtype[name].base
-        some = [parse_number(text, kind) if kind.kind != "S" else text.encode() for text in texts[at : at + count]]
-        found[name] = np.array(some, kind).reshape(dtype[name].shape) if count > 1 else some[0]
-        at += count
-    return found.tobytes()
 
 
 def _number_chunks(positions: Sequence[str], found: _Array) -> UInt64s:

@@ -453,7 +453,10 @@ class TileChunks(Chunks):
         yield from self._tiff.fill(tables)
         found = [int(table.values[tile - first]) for table in tables]
         offset, size = found if len(found) == 2 else (found[0], page.recipe.size_of(page.rows(tile)))
-        return (page, offset, size) if offset and size else (None, 0, 0)
+        if offset and not size and page.count == 1 and not page.is_tiled:  # libtiff, too, estimates the size then
+            left = self._tiff.size - offset
+            size = left if page.recipe.compression != 1 else min(left, page.recipe.size_of(page.height))
+        return (page, offset, size) if offset and size > 0 else (None, 0, 0)
 
 
 def find_contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:

@@ -264,6 +264,36 @@ def test_values_of_structures_in_the_document_and_fills_are_read() -> None:
     assert "structOffset" in keys.reports["odd"]
 
 
+def test_structures_with_texts_in_the_document_are_read() -> None:
+    data = base64.b64encode(b"\5\0TWpBeU13PT0=;" + b"\6\0;").decode()
+    inline = f"<dmrpp:chunks/><dmrpp:specialstructuredata>{data}</dmrpp:specialstructuredata>"
+    files, keys = opened(
+        f'<Structure name="s"><Int16 name="a"/><String name="t"/><Dim size="2"/>{inline}</Structure>'
+        '<Structure name="f"><Int16 name="a"/><String name="t"/><dmrpp:chunks fillValue="0"/></Structure>'
+        '<Structure name="one"><String name="t"/><dmrpp:specialstructuredata>ZUE9PTs=</dmrpp:specialstructuredata>'
+        "</Structure>"
+    )
+    assert files.read(keys, "one/0") == b"x"
+    assert files.read(keys, "s/0") == np.array([(5, b"MjAyMw=="), (6, b"")], [("a", "<i2"), ("t", "S8")]).tobytes()
+    assert "member 't' is a text" in keys.reports["f"]
+
+
+def test_texts_of_an_unknown_length_follow_from_their_chunks() -> None:
+    size = "<dmrpp:chunkDimensionSizes>2</dmrpp:chunkDimensionSizes>"
+    chunk = '<dmrpp:chunk offset="0" nBytes="6" chunkPositionInArray="[0]"/>'
+    files, keys = opened(
+        f'<String name="a"><Dim size="3"/><dmrpp:chunks fillValue="x">{size}{chunk}</dmrpp:chunks></String>'
+        '<String name="b"><Dim size="3"/><dmrpp:chunks fillValue="none"/></String>'
+        '<String name="c"><Dim size="9999999999"/><dmrpp:chunks fillValue="none"/></String>'
+        '<String name="d"><dmrpp:chunks fillValue="unsupported-string"/></String>',
+        data=b"abcdef",
+    )
+    assert files.read(keys, "a/0") == b"abcdef"
+    assert files.read(keys, "a/1") == b"x\0\0x\0\0"
+    assert (files.read(keys, "b/0") or b"").count(b"none") == 3
+    assert set(keys.reports) == {"c", "d"}
+
+
 @pytest.mark.parametrize(
     ("fill", "element"), [("0", (0, (0, 0))), ("7 8 9", (7, (8, 9))), ("7 8", (7, (8, 8))), ("-1 nan 2.5", None)]
 )
@@ -320,7 +350,7 @@ def test_what_is_not_shown_is_reported() -> None:
         "a": "szip",
         "b": "fm",
         "c": "no location",
-        "d": "'inner' of a structure",
+        "d": "no location",
         "e": "text",
         "f": "block",
         "i": "'/none', which does not exist",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,21 @@ def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> 
     path.write_bytes(plain_tiff(short, 35, 37, 8, compression, t322=64, t323=64, t324=8, t325=len(short)))
     with pytest.raises(Exception, match="it decompresses to 2304 bytes: expected 2368"):
         array(path, "0")[...]
+
+
+@pytest.mark.parametrize("compression", [1, 5, 8])
+def test_the_only_strip_is_read_without_its_size(tmp_path: Path, compression: int) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    codecs = pytest.importorskip("imagecodecs")
+    values = RNG.integers(0, 255, (11, 13), "u1")
+    data = {1: values.tobytes(), 5: codecs.lzw_encode(values.tobytes()), 8: zlib.compress(values.tobytes())}[
+        compression
+    ]
+    path = tmp_path / "a.tif"
+    path.write_bytes(plain_tiff(data, 13, 11, 8, compression, t279=0))
+    np.testing.assert_array_equal(array(path, "0")[...], values)
+    with rasterio.open(path) as dataset:
+        np.testing.assert_array_equal(dataset.read(1), values)
 
 
 def test_last_jpeg_strip_may_have_rows_beyond_the_image() -> None:
