@@ -207,6 +207,18 @@ class KeySpace(ABC):
         """
         return [self.single_lookup(place, key) for place, key in enumerate(keys)]
 
+    def group_by_array(self, keys: Sequence[str]) -> tuple[list[int], dict[str, list[tuple[int, int]]]]:
+        """Return the positions of ``keys`` that are not chunks, and (position, number) of each chunk by array."""
+        others: list[int] = []
+        chunks: dict[str, list[tuple[int, int]]] = {}
+        for place, key in enumerate(keys):
+            at = find_chunk(self.grids, key)
+            if at is None:
+                others.append(place)
+            else:
+                chunks.setdefault(at.array, []).append((place, at.number))
+        return others, chunks
+
     def reads(self, keys: Sequence[str]) -> list[LookUp]:
         """Return the look-ups of `lookups` for keys whose bytes are read next: an entry may be the bytes themselves."""
         return self.lookups(keys)

@@ -29,14 +29,16 @@ ON_BYTES: Final = frozenset(
 _SHUFFLES: Final[dict[Any, str]] = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _ENDIAN: Final = {">": "big", "<": "little", "=": "little"}
 
+_NOT_A_TIME: Final = -(1 << 63)
+
 Spec = dict[str, Any]  # a named configuration of version 3: a codec, a grid or the like
 
 
 class DataType(NamedTuple):
-    """A data type of version 3, its zero as a fill value, and its byte order, if it has one."""
+    """A data type of version 3, zarr-python's fill value if an array of version 2 has none, and its byte order."""
 
     name: str | Spec
-    zero: Any
+    default: Any
     endian: str | None
 
 
@@ -64,7 +66,7 @@ def data_type(dtype: np.dtype[Any], where: str) -> DataType:
         case "M" | "m":
             unit, factor = np.datetime_data(dtype)
             name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
-            return DataType(_spec(name, unit=unit, scale_factor=factor), 0, endian)
+            return DataType(_spec(name, unit=unit, scale_factor=factor), _NOT_A_TIME, endian)
         case "O":  # text, encoded by the first filter
             return DataType("string", "", None)
     raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}: open the source with zarr_format=2")
@@ -147,7 +149,7 @@ def version_3(
         "data_type": found.name,
         "chunk_grid": _spec("regular", chunk_shape=list(doc["chunks"])),
         "chunk_key_encoding": _spec(encoding.name, separator=encoding.separator),
-        "fill_value": _fill_value(doc.get("fill_value"), dtype.kind, found.zero),
+        "fill_value": _fill_value(doc.get("fill_value"), dtype.kind, found.default),
         "codecs": _codecs(doc, dtype, found.endian, where),
         "attributes": shown,
     }
@@ -219,10 +221,10 @@ def _numcodecs(codec: Mapping[str, Any]) -> Spec:
     return _spec(f"numcodecs.{codec['id']}", **{name: value for name, value in codec.items() if name != "id"})
 
 
-def _fill_value(value: Any, kind: str, zero: Any) -> Any:
-    """Convert a fill value to version 3: the type's zero if version 2 has none."""
+def _fill_value(value: Any, kind: str, default: Any) -> Any:
+    """Convert a fill value to version 3: the type's default if version 2 has none."""
     if value is None:
-        return zero
+        return default
     match kind:
         case "b":
             return bool(value)
@@ -231,7 +233,7 @@ def _fill_value(value: Any, kind: str, zero: Any) -> Any:
         case "U" | "O":
             return value or ""
         case "S" | "V" if value in (0, ""):
-            return zero
+            return default
     return value
 
 

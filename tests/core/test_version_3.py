@@ -73,6 +73,15 @@ def test_version_2_becomes_version_3_of_the_same_values(tmp_path: Path, case: st
 
 
 @needs_zarr_3
+@pytest.mark.parametrize("dtype", ["<M8[s]", "<m8[ns]", "<f4", "<i2", "|b1", "<c8", "|S4", "<U3"])
+def test_missing_chunk_without_a_fill_value_has_zarrs_default(tmp_path: Path, dtype: str) -> None:
+    write_v2(tmp_path / "old", v2(dtype=dtype, fill_value=None))
+    (tmp_path / "old/x/1.1").unlink()
+    opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
+    np.testing.assert_array_equal(values(str(tmp_path / "new")), zarr.open_array(str(tmp_path / "old/x"), mode="r")[:])
+
+
+@needs_zarr_3
 def test_xarray_masks_what_it_masked_before(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     write_v2(tmp_path / "old", v2(dtype="<f4", fill_value=5.0))

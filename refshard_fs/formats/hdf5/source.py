@@ -10,7 +10,7 @@ import msgspec
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
+from refshard_fs.core.keyspace import KeySpace, LookUp
 from refshard_fs.core.model import Inline, Span, Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
@@ -84,17 +84,10 @@ class HDF5KeySpace(ArrayGroup):
             pass  # a read of the dataset raises the same error; other datasets can be read
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        found: list[LookUp] = []
-        by_array: dict[str, tuple[list[int], list[int]]] = {}
-        for number, key in enumerate(keys):
-            at = None if key in self._documents else find_chunk(self.grids, key)
-            if at is None:
-                found.append(self.single_lookup(number, key))
-            else:
-                places, numbers = by_array.setdefault(at.array, ([], []))
-                places.append(number)
-                numbers.append(at.number)
-        for path, (places, numbers) in by_array.items():
+        others, chunks = self.group_by_array(keys)
+        found = [self.single_lookup(place, keys[place]) for place in others]
+        for path, pairs in chunks.items():
+            places, numbers = zip(*pairs, strict=True)
             found.append(LookUp(places, self._chunks[path].entries(numbers)))
         return found
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, overload
+from functools import lru_cache
+from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.chunk_boxes import strides_of
 from refshard_fs.core.chunks import Chunks
-from refshard_fs.core.columns import NO_TARGET, Part, Ranges, UInt64s
+from refshard_fs.core.columns import NO_TARGET, Ranges, UInt64s
 from refshard_fs.core.compression import Inflate, decompress, zstd
 from refshard_fs.core.format import check_size
 from refshard_fs.core.model import Pin, Quota
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.icechunk.flatbuffers import Buffer, Flex, Int64s, Table, Tables, gather
+from refshard_fs.formats.icechunk.flatbuffers import Int64s, Tables, gather, parse_flex
 from refshard_fs.security.origins import MEMBER
 
 MAGIC: Final = "ICE🧊CHUNK".encode()
@@ -34,10 +36,9 @@ _LEAST_WORDS: Final = 8  # smallest size of a dictionary in bytes
 _NATIVE: Final = re.compile("chunks/[0-9A-Z]{20}")
 _LOCATION: Final = 4096  # most bytes of a decompressed URL
 _ALPHABET: Final = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)  # Crockford's Base32
-_END: Final = 1 << 63  # offset plus length is less
 
 
-def extract_buffer(data: bytes, kind: int, most: int) -> Buffer:
+def extract_buffer(data: bytes, kind: int, most: int) -> bytes:
     """Return the FlatBuffer in an object of type ``kind``; it may have ``most`` bytes after decompression."""
     if not data.startswith(MAGIC):
         raise ValueError(f"it begins with {data[:12]!r}: expected {MAGIC!r}, as every object of Icechunk does")
@@ -48,89 +49,72 @@ def extract_buffer(data: bytes, kind: int, most: int) -> Buffer:
         raise ValueError(f"it is of version {version} of the specification: expected one of {_VERSIONS}")
     if found != kind:
         raise ValueError(f"it is an object of type {found}: expected {kind}")
-    body = memoryview(data)[_HEADER:]
+    body = data[_HEADER:]
     if compression == 0:
-        return Buffer(bytes(body))
-    parts: list[bytes | memoryview] = []
-    size = 0
-    for part in Inflate(bytes(body[:6])).feed(body, is_last=True):
-        size += len(part)
-        check_size(size, most, "it")
-        parts.append(part)
-    return Buffer(b"".join(parts))
+        return body
+    out = bytearray()
+    for part in Inflate(body).feed(body, is_last=True):
+        check_size(len(out) + len(part), most, "it")
+        out += part
+    return bytes(out)
 
 
-def format_ids(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
+def format_ids(ids: npt.NDArray[np.uint8]) -> list[str]:
     """Return how 12-byte ids, a row each, are spelled in names: 20 characters."""
     bits = np.pad(np.unpackbits(ids, axis=1), ((0, 0), (0, 4)))
     digits = bits.reshape(len(ids), 20, 5) @ np.array([16, 8, 4, 2, 1], np.uint8)
-    return _ALPHABET[digits].view("S20").ravel()
-
-
-def format_id(identifier: bytes) -> str:
-    """Return how one id is spelled."""
-    if len(identifier) != 12:
-        raise ValueError("it is damaged: it lacks an id")
-    text: str = format_ids(np.frombuffer(identifier, np.uint8)[None])[0].decode()
-    return text
+    return _ALPHABET[digits].view("S20").ravel().astype(str).tolist()
 
 
 # Snapshots, branches and tags.
 
 
-class SavedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot: its name, its parent (a position in the list of snapshots; None for the first), and its time."""
-
-    name: str
-    parent: int | None
-    time: int  # microseconds since 1970
-
-
 class Repository(msgspec.Struct, frozen=True):
-    """The object ``repo``. ``containers`` are the URLs of virtual chunk containers by name."""
+    """The object ``repo``.
 
-    snapshots: Sequence[SavedSnapshot]
-    branches: Mapping[str, int]  # positions in ``snapshots``
+    ``snapshots`` are names, ``times`` are those of their commits in microseconds since 1970. ``parents``, ``branches``
+    and ``tags`` are positions in these lists; the first snapshot has a negative parent. ``containers`` are the URLs of
+    virtual chunk containers by name.
+    """
+
+    snapshots: Sequence[str]
+    parents: Sequence[int]
+    times: Sequence[int]
+    branches: Mapping[str, int]
     tags: Mapping[str, int]
     containers: Mapping[str, str]
 
     @classmethod
     def decode(cls, data: bytes, most: int) -> Repository:
         """Decode the object ``repo``, which may have ``most`` bytes after decompression."""
-        root = extract_buffer(data, REPOSITORY, most).root
-        snapshots = []
-        for table in root.tables(4):
-            parent = table.number(1, 4, signed=True)
-            snapshots.append(
-                SavedSnapshot(format_id(table.struct(0, 12)), parent if parent >= 0 else None, table.number(2, 8))
-            )
-        branches, tags = ({ref.text(0): ref.number(1, 4) for ref in root.tables(field)} for field in (2, 1))
-        places = [*branches.values(), *tags.values(), *(s.parent for s in snapshots if s.parent is not None)]
-        if max(places, default=0) >= max(len(snapshots), 1):
+        root = Tables.root(extract_buffer(data, REPOSITORY, most))
+        saved, _ = root.tables(4)
+        parents = saved.numbers(1, "<i4").tolist()
+        refs = [root.tables(field)[0] for field in (2, 1)]
+        branches, tags = (dict(zip(ref.texts(0), ref.numbers(1, "<u4").tolist(), strict=True)) for ref in refs)
+        if max([*parents, *branches.values(), *tags.values()], default=-1) >= len(parents):
             raise ValueError("it is damaged: it refers to a snapshot that it does not list")
-        return cls(snapshots, branches, tags, _parse_containers(root.bytes(9)))
+        times = saved.numbers(2, "<u8").tolist()
+        containers = _parse_containers(*root.bytes(9))
+        return cls(format_ids(saved.structs(0, 12)), parents, times, branches, tags, containers)
 
-    def ancestry(self, place: int) -> Iterator[SavedSnapshot]:
-        """Yield the snapshot at ``place``, its parent, and all further ancestors."""
-        at: int | None = place
+    def ancestry(self, place: int) -> Iterator[int]:
+        """Yield ``place``, the position of a snapshot, that of its parent, and of all further ancestors."""
         for _ in self.snapshots:
-            if at is None:
-                return
-            yield self.snapshots[at]
-            at = self.snapshots[at].parent
+            if place >= 0:
+                yield place
+                place = self.parents[place]
 
 
 def _parse_containers(config: bytes) -> dict[str, str]:
     """Return the URL of each virtual chunk container that has a name."""
-    if not config:
-        return {}
-    found = {}
-    containers = Flex.of(config).members().get("virtual_chunk_containers")
-    for container in containers.members().values() if containers is not None else ():
-        members = container.members()
-        name, prefix = (members[key].text if key in members else None for key in ("name", "url_prefix"))
-        if name and prefix:
-            found[name] = prefix if prefix.endswith("/") else prefix + "/"
+    found: dict[str, str] = {}
+    match parse_flex(config) if config else None:
+        case {"virtual_chunk_containers": dict(containers)}:
+            for container in containers.values():
+                match container:
+                    case {"name": str(name), "url_prefix": str(prefix)} if name and prefix:
+                        found[name] = prefix if prefix.endswith("/") else prefix + "/"
     return found
 
 
@@ -138,15 +122,15 @@ def _parse_containers(config: bytes) -> dict[str, str]:
 
 
 class ManifestRef(msgspec.Struct, frozen=True):
-    """A manifest, and the box of chunks of an array in it: from ``first`` (inclusive) to ``last`` (exclusive).
+    """A manifest, and the box of chunks of an array in it.
 
-    ``size`` is the size of the manifest in bytes; None if the snapshot does not have it.
+    ``size`` is the size of the manifest in bytes; None if the snapshot does not have it. ``box`` has two numbers of 32
+    bits for each dimension: the first index, and the one behind the last.
     """
 
     name: str
     size: int | None
-    first: tuple[int, ...]
-    last: tuple[int, ...]
+    box: bytes
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -160,7 +144,6 @@ class Node(msgspec.Struct, frozen=True):
 
 class Snapshot(msgspec.Struct, frozen=True):
     """The content of a snapshot. ``parent`` is the name of the previous snapshot (only in version 1).
-
 
     ``origins`` is the JSON record of the servers whose sets named targets, which this package adds to its commits.
     """
@@ -179,28 +162,39 @@ class SnapshotIndex(msgspec.Struct, frozen=True):
     most: int  # bytes after decompression
 
     def decode(self, data: bytes) -> Snapshot:
-        root = extract_buffer(data, SNAPSHOT, self.most).root
-        if (name := format_id(root.struct(0, 12))) != self.name:
-            raise ValueError(f"it is the snapshot {name}: expected {self.name}")
-        parent = root.struct(1, 12)
-        sizes = {table.struct(0, 12): table.number(1, 8) for table in root.tables(7)}
-        sizes |= {data[:12]: int.from_bytes(data[16:24], "little") for data in root.structs(6, 32)}  # version 1
-        nodes = [_convert_node(table, sizes) for table in root.tables(2)]
-        origins = next((Flex.of(item.bytes(1)).text or "" for item in root.tables(5) if item.text(0) == ORIGINS), None)
-        return Snapshot(name, nodes, root.number(3, 8), format_id(parent) if parent else None, origins)
+        root = Tables.root(extract_buffer(data, SNAPSHOT, self.most))
+        _check_name("snapshot", root, self.name)
+        parents = format_ids(root.take(root.places(1)[0]).structs(1, 12))
+        items, _ = root.tables(5)
+        metadata = dict(zip(items.texts(0), items.bytes(1), strict=True))
+        origins = str(parse_flex(metadata[ORIGINS])) if ORIGINS in metadata else None
+        time = int(root.numbers(3, "<u8")[0])
+        return Snapshot(self.name, _decode_nodes(root), time, parents[0] if parents else None, origins)
 
 
-def _convert_node(table: Table, sizes: Mapping[bytes, int]) -> Node:
-    array = table.table(4) if table.number(3, 1) == 1 else None
-    manifests = () if array is None else tuple(_convert_manifest(ref, sizes) for ref in array.tables(2))
-    return Node(table.text(1).strip("/"), table.struct(0, 8), table.bytes(2), manifests)
+def _check_name(kind: str, root: Tables, expected: str) -> None:
+    """Raise ValueError for an object that has another id than the name says."""
+    [name] = format_ids(root.structs(0, 12))
+    if name != expected:
+        raise ValueError(f"it is the {kind} {name}: expected {expected}")
 
 
-def _convert_manifest(table: Table, sizes: Mapping[bytes, int]) -> ManifestRef:
-    identifier = table.struct(0, 12)
-    bounds = np.array([np.frombuffer(pair, "<u4") for pair in table.structs(1, 8)], np.int64).reshape(-1, 2)
-    first, last = (tuple(side.tolist()) for side in bounds.T)
-    return ManifestRef(format_id(identifier), sizes.get(identifier) or None, first, last)
+def _decode_nodes(root: Tables) -> list[Node]:
+    files, _ = root.tables(7)
+    sizes = dict(zip(format_ids(files.structs(0, 12)), files.numbers(1, "<u8").tolist(), strict=True))
+    old, _ = root.elements(6, 32)  # version 1 has structs: id, size, number of chunks
+    names = format_ids(gather(root.data, old[:, None] + np.arange(12), "u1").astype(np.uint8))
+    sizes |= dict(zip(names, gather(root.data, old + 16, "<u8").tolist(), strict=True))
+    nodes, _ = root.tables(2)
+    is_array = np.flatnonzero(nodes.numbers(3, "u1") == 1)
+    arrays, rows = nodes.take(is_array).table(4)
+    refs, owners = arrays.tables(2)
+    manifests: dict[int, list[ManifestRef]] = {}
+    columns = is_array[rows[owners]].tolist(), format_ids(refs.structs(0, 12)), refs.bytes(1, 8)
+    for node, name, box in zip(*columns, strict=True):
+        manifests.setdefault(node, []).append(ManifestRef(name, sizes.get(name) or None, box))
+    found = zip(nodes.texts(1), map(bytes, nodes.structs(0, 8)), nodes.bytes(2), strict=True)
+    return [Node(path.strip("/"), id_, data, tuple(manifests.get(i, ()))) for i, (path, id_, data) in enumerate(found)]
 
 
 # The locations of chunks.
@@ -209,23 +203,20 @@ def _convert_manifest(table: Table, sizes: Mapping[bytes, int]) -> ManifestRef:
 class Refs(msgspec.Struct, frozen=True, eq=False):
     """The chunks of an array in a manifest: their numbers, ascending, and their locations in the same order.
 
-    URLs are as written in the manifest; ``chunks/NAME`` is an object of the repository.
+    URLs are as written in the manifest; ``chunks/NAME`` is an object of the repository. ``nbytes`` is the approximate
+    size in memory.
     """
 
     numbers: UInt64s
     chunks: Chunks
+    nbytes: int
 
-    @property
-    def nbytes(self) -> int:
-        """Approximate size in memory, in bytes."""
-        urls = self.chunks.urls
-        known = urls.nbytes if isinstance(urls, Locations) else 0
-        inline = sum(len(data) + 130 for data in self.chunks.inline.values())
-        return self.numbers.nbytes + self.chunks.ranges.nbytes + known + inline
-
-    def sizes(self) -> Part:
-        """Return the numbers and the sizes of the chunks."""
-        return Part(self.numbers, self.chunks.part(0).ranges)
+    def find(self, numbers: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return which of ``numbers`` exist, and their rows."""
+        rows = self.numbers.searchsorted(numbers)
+        there = rows < len(self.numbers)
+        there[there] = self.numbers[rows[there]] == numbers[there]
+        return np.flatnonzero(there), rows[there]
 
 
 class ManifestIndex(msgspec.Struct, frozen=True):
@@ -238,60 +229,57 @@ class ManifestIndex(msgspec.Struct, frozen=True):
     quota: Quota
 
     def decode(self, data: bytes) -> Refs:
-        buffer = extract_buffer(data, MANIFEST, self.most)
-        root = buffer.root
-        if (name := format_id(root.struct(0, 12))) != self.ref.name:
-            raise ValueError(f"it is the manifest {name}: expected {self.ref.name}")
-        places = next((a.elements(1, 4) for a in root.tables(1) if a.struct(0, 8) == self.identifier), None)
-        if places is None:
+        root = Tables.root(extract_buffer(data, MANIFEST, self.most))
+        _check_name("manifest", root, self.ref.name)
+        arrays, _ = root.tables(1)
+        own = [row for row, id_ in enumerate(arrays.structs(0, 8)) if bytes(id_) == self.identifier]
+        if not own:
             raise ValueError("it has no chunks of the array, although the snapshot says so")
-        slots = np.arange(places.start, places.stop, 4, dtype=np.int64)
-        tables = Tables(buffer.data, slots + gather(buffer.data, slots, "<u4"))
-        numbers, there = self._number_chunks(tables)
-        return _convert_refs(numbers[there].view(np.uint64), tables.take(there), root)
-
-    def _number_chunks(self, tables: Tables) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the number of each chunk, and a mask of those that lie in the grid and in the manifest's box."""
+        tables, _ = arrays.take(own[:1]).tables(1)
         rows, starts, ndims = tables.vectors(0, 4)
         ndim = len(self.counts)
-        if len(rows) != len(tables.at) or (ndims != ndim).any() or len(self.ref.first) != ndim:
+        if len(rows) != len(tables.at) or (ndims != ndim).any():
             raise ValueError(f"it is damaged: a chunk does not have an index with {ndim} dimensions")
         coords = gather(tables.data, starts[:, None] + 4 * np.arange(ndim), "<u4")
-        first = np.array(self.ref.first, np.int64)
-        last = np.minimum(np.array(self.ref.last, np.int64), self.counts)
-        there: npt.NDArray[np.bool_] = np.asarray(((coords >= first) & (coords < last)).all(axis=1))
-        numbers = np.zeros(len(coords), np.int64)
-        for column, count in zip(coords.T, self.counts, strict=True):
-            numbers = numbers * count + column
-        if (np.diff(numbers[there]) <= 0).any():
+        first, last = np.frombuffer(self.ref.box, "<u4").reshape(ndim, 2).astype(np.int64).T
+        there = np.flatnonzero(((coords >= first) & (coords < np.minimum(last, self.counts))).all(axis=1))
+        numbers = (coords @ strides_of(self.counts))[there]
+        if (np.diff(numbers) <= 0).any():
             raise ValueError("it is damaged: its chunks are not sorted by index")
-        return numbers, there
+        return _convert_refs(numbers.view(np.uint64), tables.take(there), *root.bytes(2))
 
 
-def _convert_refs(numbers: UInt64s, tables: Tables, root: Table) -> Refs:
-    """Convert the references in ``tables``: native, virtual and inline chunks."""
-    count = len(numbers)
-    offsets, lengths = tables.numbers(2, "<u8"), tables.numbers(3, "<u8")
-    if count and (offsets.view(np.uint64) + lengths.view(np.uint64)).max() >= _END:
+def _convert_refs(numbers: UInt64s, tables: Tables, words: bytes) -> Refs:
+    """Convert the references in ``tables``: native, virtual and inline chunks; ``words`` is their dictionary."""
+    offsets, lengths = (tables.numbers(field, "<u8") for field in (2, 3))
+    if (offsets + lengths < 0).any():  # the sum has more than 63 bits
         raise ValueError("it is damaged: a range ends beyond the largest offset")
-    urls: list[bytes | None] = [None] * count
-    for field in (5, 8):  # a plain location, then a compressed one, which counts if both exist
-        for row, text in zip(*tables.pieces(field), strict=True):
-            urls[row] = text
-    for row, path in _iter_native(tables):
-        urls[row] = path
-    inline = {row: data for row, data in zip(*tables.pieces(1), strict=True) if urls[row] is None}
-    if urls.count(None) > len(inline):
+    urls = tables.bytes(5)
+    for row, text in zip(*tables.pieces(8), strict=True):  # a compressed location, which counts if both exist
+        urls[row] = text
+    native, _ = tables.places(4)
+    for row, name in zip(native.tolist(), format_ids(tables.take(native).structs(4, 12)), strict=True):
+        urls[row] = f"chunks/{name}".encode()
+    inline = {row: data for row, data in zip(*tables.pieces(1), strict=True) if not urls[row]}
+    if urls.count(b"") > len(inline):
         raise ValueError("it is damaged: a chunk is neither inline nor native nor virtual")
-    codes: dict[tuple[bytes, Pin | None], int] = {}
+    codes: dict[tuple[bytes, bytes, int], int] = {}
     places = [
-        NO_TARGET if url is None else codes.setdefault((url, pin), len(codes))
-        for url, pin in zip(urls, _collect_pins(tables), strict=True)
+        codes.setdefault(target, len(codes)) if target[0] else NO_TARGET
+        for target in zip(urls, tables.bytes(6), tables.numbers(7, "<u4").tolist(), strict=True)
     ]
+    pins = [_make_pin(etag, time) for _, etag, time in codes]
+    locations = Locations([url for url, *_ in codes], words)
     ranges = Ranges(np.array(places, np.uint32), offsets.view(np.uint64), lengths.view(np.uint64))
-    pins = [pin for _, pin in codes]
-    locations = Locations([url for url, _ in codes], root.bytes(2))
-    return Refs(numbers, Chunks(locations, ranges, inline, pins=pins if any(pins) else ()))
+    size = numbers.nbytes + ranges.nbytes + locations.nbytes + sum(len(data) + 130 for data in inline.values())
+    return Refs(numbers, Chunks(locations, ranges, inline, pins=pins if any(pins) else ()), size)
+
+
+def _make_pin(etag: bytes, time: int) -> Pin | None:
+    """Return the version of a target: its ETag, or the time of its last change in seconds since 1970."""
+    if etag:
+        return Pin(etag=etag.decode())
+    return Pin(last_modified=str(time)) if time else None
 
 
 class Locations(Sequence[str]):
@@ -302,35 +290,19 @@ class Locations(Sequence[str]):
     """
 
     def __init__(self, spelled: Sequence[bytes], words: bytes) -> None:
-        sizes = np.fromiter(map(len, spelled), np.int64, len(spelled))
         self._data = b"".join(spelled)
-        self._ends = sizes.cumsum()
-        self._memo: dict[int, str] = {}
+        self._ends = np.fromiter(map(len, spelled), np.int64, len(spelled)).cumsum()
         self._words = zstd().ZstdDict(words) if len(words) > _LEAST_WORDS else None
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate size in memory, in bytes."""
-        return len(self._data) + self._ends.nbytes
+        self._get = lru_cache(_MEMO)(self._decode)
+        self.nbytes = len(self._data) + self._ends.nbytes
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        location = self._memo.get(index)
-        if location is None:
-            if len(self._memo) >= _MEMO:
-                self._memo.clear()
-            location = self._memo[index] = self._decode_location(index)
-        return location
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
+        return self._get(index)
 
-    def _decode_location(self, index: int) -> str:
+    def _decode(self, index: int) -> str:
         text = self._data[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
         try:
             if text.startswith(_ZSTD):
@@ -341,25 +313,3 @@ class Locations(Sequence[str]):
         if "://" not in location and not _NATIVE.fullmatch(location):
             raise ManifestError(f"the location {location[:100]!r} of a chunk is not a URL")
         return location
-
-
-def _iter_native(tables: Tables) -> Iterator[tuple[int, bytes]]:
-    """Yield (row, path) of chunks in objects of the repository."""
-    rows, places = tables.places(4)
-    if len(rows):
-        ids = gather(tables.data, places[:, None] + np.arange(12), "u1").astype(np.uint8)
-        yield from zip(rows.tolist(), (b"chunks/" + name for name in format_ids(ids).tolist()), strict=True)
-
-
-def _collect_pins(tables: Tables) -> Sequence[Pin | None]:
-    """Return the pin of each reference: the version of its target."""
-    pins: list[Pin | None] = [None] * len(tables.at)
-    times = tables.numbers(7, "<u4")
-    by_time = {time: Pin(last_modified=str(time)) for time in np.unique(times[times > 0]).tolist()}
-    for row in np.flatnonzero(times).tolist():
-        pins[row] = by_time[int(times[row])]
-    rows, texts = tables.pieces(6)
-    by_etag = {text: Pin(etag=text.decode()) for text in dict.fromkeys(texts)}
-    for row, text in zip(rows, texts, strict=True):
-        pins[row] = by_etag[text]
-    return pins

@@ -16,18 +16,19 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
-from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
+from refshard_fs.core.columns import Part, Row, Texts
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent, splits
-from refshard_fs.core.keyspace import KeySpace, Run, chunks_below, find_chunk, merge_listings
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Quota, Span, Stat, Steps, batches
+from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent
+from refshard_fs.core.keyspace import KeySpace, Run, find_chunk
+from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Quota, Span, Stat, Steps, batches
+from refshard_fs.core.parted_keyspace import PartedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 from refshard_fs.formats.kerchunk_parquet.lazy_references import MEMO, LazyReferences, Value
@@ -35,7 +36,7 @@ from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, Store
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
-from refshard_fs.security.origins import Origins, read_member
+from refshard_fs.security.origins import read_member
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
 KEPT = 900  # seconds that replaced files are kept for readers that opened the set before
@@ -140,7 +141,7 @@ def _read_renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int,
     return found
 
 
-class ParquetKeySpace(KeySpace):
+class ParquetKeySpace(PartedKeySpace):
     """The keys of a parquet set below ``root``. A look-up loads one partition, a listing those of its directory."""
 
     holds_all_metadata = True
@@ -167,8 +168,9 @@ class ParquetKeySpace(KeySpace):
         self._found: dict[tuple[str, int], int] = {}  # partitions that were read: the commits that wrote them
         self._opened = time.monotonic()
         self._absolute = lru_cache(MEMO)(resolve)
-        self._origin = lru_cache(MEMO)(lambda url: self.layout.origins.of(self._absolute(url)))
-        self._has_origins = bool(self.layout.origins)
+        self._origin = lru_cache(MEMO)(lambda url: self._origins.of(self._absolute(url)))
+        self._origins = self.layout.origins
+        self._has_origins = bool(self._origins)
         self.load = lru_cache(MEMO)(self._load)  # `_load` takes a fifth of the time of a read from a cached partition
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
         if not all(key.endswith("zarr.json") for key in members):
@@ -191,14 +193,6 @@ class ParquetKeySpace(KeySpace):
                 return Inline(value)
             case dict():
                 return Inline(zarrmeta.dumps(value))
-
-    @property
-    def strangers(self) -> frozenset[str]:
-        return self.layout.origins.servers
-
-    @property
-    def origins(self) -> Origins:
-        return self.layout.origins
 
     @property
     def metadata(self) -> Mapping[str, dict[str, Any]]:
@@ -393,33 +387,16 @@ class ParquetKeySpace(KeySpace):
                     return partition.urls
         return ()
 
-    def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        stem = prefix + "/" if prefix else ""
-        parts: list[Sequence[Listed]] = []
-        for array, rest in self._split_path(prefix):
-            parts.append((yield from self._list_chunks(array, rest, stem)))
-        documents = yield from self._documents.children(prefix)
-        found = merge_listings(*parts, documents or ())
-        return None if documents is None and not found else found
-
     def is_directory(self, prefix: str) -> Steps[bool]:
         if (yield from self._documents.is_directory(prefix)):
             return True
-        for array, rest in self._split_path(prefix):
+        for array, rest in self.split_path(prefix):
             level = self.grids[array].directory(rest)
-            if level is not None and (yield from self._has_chunk(array, level.numbers.start, level.numbers.stop)):
+            if level is not None and (yield from self.has_chunk(array, level.numbers.start, level.numbers.stop)):
                 return True
         return False
 
-    def _list_chunks(self, array: str, rest: str, stem: str) -> Steps[Sequence[Listed]]:
-        grid = self.grids[array]
-        level = grid.directory(rest)
-        if level is None or not level.numbers:
-            return []
-        start, stop = level.numbers.start, level.numbers.stop
-        if len(level.numbers) == 1 and not level.is_leaf:
-            there = yield from self._has_chunk(array, start, stop)
-            return [Listed(level.child(start), None, True)] if there else []
+    def parts(self, array: str, start: int, stop: int) -> Steps[list[Part]]:
         parts: list[Part] = []
         numbers = yield from self.list_partitions(array, start, stop)
         for batch in batches(numbers, BATCH):
@@ -427,20 +404,15 @@ class ParquetKeySpace(KeySpace):
             for number, partition in zip(batch, partitions, strict=True):
                 if partition is not None:
                     parts.append(partition.part(number * self.layout.record_size))
-        return chunks_below(ChunkTable.from_parts(grid, parts), rest, stem)
+        return parts
 
-    def _has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:
-        """Whether any of the chunks ``[start, stop)`` exists."""
+    def has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:
         for number in (yield from self.list_partitions(array, start, stop)):
             partition = yield from self.partition(array, number)
             base = number * self.layout.record_size
             if partition is not None and partition.present(max(start - base, 0), min(stop - base, len(partition))):
                 return True
         return False
-
-    def _split_path(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Yield (array, rest) for each array in which the directory ``prefix`` may lie."""
-        return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.grids)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refshard_fs.formats.icechunk.flatbuffers import Buffer, Flex, Tables, gather
+from refshard_fs.formats.icechunk.flatbuffers import Tables, gather, parse_flex
 
 
 def u16(*numbers: int) -> bytes:
@@ -22,11 +22,11 @@ BUFFER = u32(16) + VTABLE + u16(0) + u32(12, 7, 4) + u32(3) + b"abc"
 
 
 def test_fields_are_found_by_the_vtable() -> None:
-    root = Buffer(BUFFER).root
-    assert root.number(0, 4) == 7
-    assert root.number(1, 4) == root.number(9, 4) == 0
-    assert root.text(2) == "abc"
-    assert root.table(1) is None
+    root = Tables.root(BUFFER)
+    assert root.numbers(0, "<u4").tolist() == [7]
+    assert root.numbers(1, "<u4").tolist() == root.numbers(9, "<u4").tolist() == [0]
+    assert root.texts(2) == ["abc"]
+    assert len(root.table(1)[0].at) == len(root.tables(1)[0].at) == 0
 
 
 def test_columns_have_the_fields_of_each_table() -> None:
@@ -34,20 +34,23 @@ def test_columns_have_the_fields_of_each_table() -> None:
     assert tables.numbers(0, "<u4").tolist() == [7, 7]
     assert tables.numbers(1, "<u4").tolist() == [0, 0]
     assert tables.pieces(2) == ([0, 1], [b"abc", b"abc"])
+    assert tables.bytes(2) == [b"abc", b"abc"]
+    assert tables.bytes(1) == [b"", b""]
+    assert tables.structs(0, 4).tolist() == [[7, 0, 0, 0]] * 2
+    with pytest.raises(ValueError, match="lacks an id"):
+        tables.structs(1, 4)
 
 
 @pytest.mark.parametrize("length", range(4, len(BUFFER)))
 def test_buffer_cut_anywhere_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="cut short or damaged"):
-        Buffer(BUFFER[:length]).root.text(2)
+        Tables.root(BUFFER[:length]).texts(2)
 
 
-def test_bytes_that_are_read_again_and_again_are_refused() -> None:
-    buffer = Buffer(BUFFER)
-    buffer.spend(buffer.left - 3)
-    assert buffer.root.text(2) == "abc"
+def test_vectors_of_the_same_bytes_are_refused() -> None:
+    assert Tables(BUFFER, np.array([16] * 4)).elements(2, 1)[1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     with pytest.raises(ValueError, match="lead to the same bytes"):
-        buffer.root.text(2)
+        Tables(BUFFER, np.array([16] * 60)).elements(2, 1)
 
 
 def test_numbers_outside_of_the_buffer_are_refused() -> None:
@@ -57,9 +60,26 @@ def test_numbers_outside_of_the_buffer_are_refused() -> None:
             gather(b"\1\0\2\0", np.array([place]), "<u2")
 
 
-def test_flex_value_that_is_not_a_map_has_no_members() -> None:
-    text = Flex.of(b"\2ab\0" + b"\3" + bytes([5 << 2, 1]))
-    assert text.text == "ab"
-    assert text.members() == {}
-    with pytest.raises(ValueError, match="a FlexBuffer has"):
-        Flex.of(b"\0\0\3")
+KEYS = b"k\0" + b"\2vw\0" + bytes([6])  # a key, a text, and the offset of the key
+MAP = KEYS + bytes([1, 1, 1]) + bytes([7]) + bytes([5 << 2])  # keys, their width, size; the value's offset and type
+
+
+def test_flex_map_becomes_a_dict() -> None:
+    assert parse_flex(MAP + bytes([2, 9 << 2, 1])) == {"k": "vw"}
+    assert parse_flex(b"\2ab\0" + bytes([3, 5 << 2, 1])) == "ab"
+    assert parse_flex(bytes([7, 1 << 2, 1])) is None
+
+
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        (bytes([0, 5 << 2, 3]), "leads out of it"),
+        (b"", "leads out of it"),
+        (bytes([9, 5 << 2, 1]), "leads out of it"),
+        (MAP[:-2] + bytes([0, 9 << 2, 2, 9 << 2, 1]), "contain themselves|the same bytes"),
+        (MAP[:6] + bytes([200]) + MAP[7:] + bytes([2, 9 << 2, 1]), "leads out|the same bytes"),
+    ],
+)
+def test_damaged_flex_buffer_is_refused(damaged: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_flex(damaged)

@@ -18,6 +18,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, SourceNotReachable, TargetChanged
 from refshard_fs.errors import TargetNotAllowed
+from refshard_fs.formats.icechunk.flatbuffers import Tables
 from refshard_fs.formats.icechunk.objects import extract_buffer
 from refshard_fs.tools.info import summarise
 from tests.servers.http import RangeServer
@@ -155,8 +156,8 @@ def test_snapshot_that_precedes_itself_is_an_error(mixed: tuple[Any, str]) -> No
     repository, url = mixed
     file = Path(url) / "snapshots" / repository.lookup_branch("main")
     buffer = extract_buffer(file.read_bytes(), 1, 1 << 20)
-    own, parent = (buffer.root.struct(field, 12) for field in (0, 1))
-    file.write_bytes(file.read_bytes()[:38] + b"\0" + buffer.data.replace(parent, own))
+    own, parent = (Tables.root(buffer).structs(field, 12).tobytes() for field in (0, 1))
+    file.write_bytes(file.read_bytes()[:38] + b"\0" + buffer.replace(parent, own))
     with pytest.raises(ManifestError, match="is not older than its child"):
         RefShardFileSystem(url, as_of="2020-01-01").ls("")
 

@@ -37,7 +37,7 @@ def _load_snapshot() -> tuple[Snapshot, dict[str, ManifestIndex]]:
     """Return the snapshot, and what decodes each of its manifests."""
     file = next(_FOLDER.glob("snapshots/*"))
     snapshot = SnapshotIndex(file.name, _MOST).decode(file.read_bytes())
-    arrays = IcechunkKeySpace("s3://b/r", snapshot, {}, OpenOptions())._arrays.values()
+    arrays = IcechunkKeySpace("s3://b/r", snapshot, {}, OpenOptions()).arrays.values()
     indexes = [load.index for array in arrays for load in array.loads]
     return snapshot, {index.ref.name: index for index in indexes if isinstance(index, ManifestIndex)}
 
@@ -57,8 +57,8 @@ def one_input(data: bytes) -> None:
         name = next(_FOLDER.glob("snapshots/*")).name
         found = SnapshotIndex(name, _MOST).decode(whole)
         keys = IcechunkKeySpace("s3://b/r", found, {}, OpenOptions())
-        for path, array in keys._arrays.items():
-            assert sum(map(len, array.numbers())) <= keys.grids[path].size
+        for path, array in keys.arrays.items():
+            assert sum(map(len, array.boxes.ranges())) <= keys.grids[path].size
     except ValueError:
         pass
     for index in _load_snapshot()[1].values():

@@ -1,0 +1,63 @@
+"""Boxes of chunks in the grid of an array: which box has a chunk. No I/O here."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from refshard_fs.core.columns import UInt64s
+
+_COMPARED: Final = 1 << 20  # pairs of a chunk and a box that are compared at once
+
+
+def strides_of(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Return by how much the number of a chunk grows with its index, in each dimension of a grid of ``counts``."""
+    return np.array([math.prod(counts[axis + 1 :]) for axis in range(len(counts))], np.int64)
+
+
+class ChunkBoxes:
+    """Boxes in a grid of ``counts`` chunks: ``bounds`` has the first and the last (exclusive) index in each dimension.
+
+    The shape of ``bounds`` is (boxes, dimensions, 2). Indexes beyond the grid are ignored.
+    """
+
+    def __init__(self, counts: tuple[int, ...], bounds: npt.NDArray[np.uint32]) -> None:
+        self._counts = np.array(counts, np.int64)
+        self._strides = strides_of(counts)
+        self._firsts = bounds[..., 0].astype(np.int64)
+        self._lasts = np.minimum(bounds[..., 1], self._counts)
+        self._is_whole = len(bounds) == 1 and bool((self._lasts - self._firsts == self._counts).all())
+        # The numbers of a box's chunks lie in this range, which may also contain chunks of other boxes.
+        starts, stops = self._firsts @ self._strides, (self._lasts - 1) @ self._strides + 1
+        is_empty = (self._firsts >= self._lasts).any(axis=1)
+        self._starts, self._stops = np.where(is_empty, 0, starts), np.where(is_empty, 0, stops)
+
+    def find(self, numbers: UInt64s) -> npt.NDArray[np.int64]:
+        """Return the first box that has each of the chunks ``numbers``; -1 if there is none."""
+        if self._is_whole:
+            return np.zeros(len(numbers), np.int64)
+        found = np.full(len(numbers), -1)
+        step = max(1, _COMPARED // max(1, len(self._firsts)))
+        for start in range(0, len(numbers), step) if len(self._firsts) else ():
+            coords = numbers[start : start + step].astype(np.int64)[:, None, None] // self._strides % self._counts
+            inside = np.asarray(((coords >= self._firsts) & (coords < self._lasts)).all(axis=2))
+            found[start : start + step] = np.where(inside.any(axis=1), inside.argmax(axis=1), -1)
+        return found
+
+    def within(self, start: int, stop: int) -> list[int]:
+        """Return the boxes that may have chunks ``[start, stop)``."""
+        boxes: list[int] = np.flatnonzero((self._starts < stop) & (self._stops > start)).tolist()
+        return boxes
+
+    def ranges(self) -> list[range]:
+        """Return ascending ranges of numbers that contain the chunks of all boxes."""
+        found: list[range] = []
+        for start, stop in sorted(zip(self._starts.tolist(), self._stops.tolist(), strict=True)):
+            if found and start <= found[-1].stop:
+                found[-1] = range(found[-1].start, max(found[-1].stop, stop))
+            elif start < stop:
+                found.append(range(start, stop))
+        return found
