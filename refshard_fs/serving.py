@@ -31,6 +31,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 
 from refshard_fs.core import zarrmeta
+from refshard_fs.core.consolidated import ROOT, reconsolidate
 from refshard_fs.core.keys import parent
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Span
@@ -330,22 +331,18 @@ def _check_token(request: Request, token: str | None) -> None:
 
 def consolidate(documents: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the root's document with all of ``documents`` in it, by its key; an empty dict if the root is an array."""
-    if "zarr.json" in documents:
-        root = zarrmeta.object_in(documents["zarr.json"], "zarr.json")
-        if root.get("node_type") != "group":
+    for key, data in documents.items():
+        zarrmeta.object_in(data, key)  # raises an error if it is damaged
+    if ROOT in documents:
+        key, empty = ROOT, zarrmeta.loads(documents[ROOT])
+        if empty.get("node_type") != "group":
             return {}
-        nodes = {
-            parent(key)[0]: zarrmeta.object_in(data, key)
-            for key, data in documents.items()
-            if key.endswith("/zarr.json")
-        }
-        bare = {path: {n: v for n, v in node.items() if n != "consolidated_metadata"} for path, node in nodes.items()}
-        root["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": bare}
-        return {"zarr.json": zarrmeta.dumps(root)}
-    if ".zgroup" not in documents:
+        empty["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": {}}
+    elif ".zgroup" in documents:
+        key, empty = CONSOLIDATED, {"zarr_consolidated_format": 1, "metadata": {}}
+    else:
         return {}
-    members = {key: zarrmeta.object_in(data, key) for key, data in documents.items() if parent(key)[1] != CONSOLIDATED}
-    return {CONSOLIDATED: zarrmeta.dumps({"zarr_consolidated_format": 1, "metadata": members})}
+    return {key: zarrmeta.dumps(reconsolidate(key, empty, documents, lambda _: False))}
 
 
 def _is_array(document: bytes, name: str) -> bool:

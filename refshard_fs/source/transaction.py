@@ -15,7 +15,6 @@ import uuid
 import warnings
 import weakref
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -435,7 +434,7 @@ FSSPEC_ARGUMENTS: Final = frozenset([*_LISTINGS, "asynchronous", "batch_size", "
 WORKERS: Final = 16  # overlays of other processes that stay in memory, so that a worker has the same name in each task
 
 _known: weakref.WeakValueDictionary[str, Transaction] = weakref.WeakValueDictionary()
-_workers: OrderedDict[str, Transaction] = OrderedDict()
+_workers: LRU[str, Transaction] = LRU(WORKERS)
 _registry = fork_safe(threading.Lock())
 
 
@@ -453,9 +452,7 @@ def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durabl
             _known[known.id] = known
         if isinstance(identity, OverlayCopy) and (is_new or known.worker is not None):
             known.receive(identity)
-            _workers[known.id] = known
-            while len(_workers) > WORKERS:
-                _workers.popitem(last=False)
+            _workers.put(known.id, known)
         return known
 
 
@@ -467,7 +464,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     for overlay in list(_known.values()):
         overlay.after_fork()
-        _workers[overlay.id] = overlay
+        _workers.put(overlay.id, overlay)
 
 
 if hasattr(os, "register_at_fork"):

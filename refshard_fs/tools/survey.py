@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 class PlacedChunks(NamedTuple):
-    """PlacedChunks of one array as columns: the number of each in the grid, and where it lies (see `Place`)."""
+    """The chunks of one array as columns: the number of each in the grid, and where it lies (see `Place`)."""
 
     numbers: UInt64s
     targets: Positions
@@ -133,12 +133,12 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def possible(self) -> int | None:
-        """PlacedChunks of the grid, whether they exist or not; None without a grid."""
+        """The number of chunks in the grid, whether they exist or not; None without a grid."""
         return None if self.meta.grid is None else self.meta.grid.size
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """PlacedChunks along each dimension of the grid; empty without one."""
+        """The number of chunks along each dimension of the grid; empty without one."""
         return () if self.meta.grid is None else self.meta.grid.counts
 
     @property
@@ -155,21 +155,11 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def unsized(self) -> int:
-        """PlacedChunks of which only the target knows the size."""
+        """The number of chunks of which only the target knows the size."""
         return int((self.chunks.stops == WHOLE).sum())
 
 
-class Blocks(Protocol):
-    """The chunks of one array of a reference set, some of which are read at a time."""
-
-    def places(self, size: int) -> Iterable[int]:
-        """Return which blocks of ``size`` chunk numbers may hold chunks."""
-
-    def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
-        """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
-
-
-class _Blocks:
+class Blocks:
     """The chunks of one array of a reference set, which are read as they are asked for."""
 
     def __init__(self, source: Source, keyspace: KeySpace, path: str, array: ArrayChunks) -> None:
@@ -179,9 +169,11 @@ class _Blocks:
         self._array = array
 
     def places(self, size: int) -> Iterable[int]:
+        """Return which blocks of ``size`` chunk numbers may hold chunks."""
         return self._array.blocks(size)
 
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
+        """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
         grid = self._array.grid
         numbers = range(numbers.start, min(numbers.stop, grid.size))
         found = self._source.run(self._path, partial(self._keyspace.chunks, self._path, numbers, grid))
@@ -320,7 +312,7 @@ class _Surveying:
             shown.set_size(count)
             for path, array in contents.arrays.items():
                 if self._in_blocks and self._keyspace.is_reference_set and not array.grid.shards:
-                    self._blocks[path] = _Blocks(self._source, self._keyspace, path, array)
+                    self._blocks[path] = Blocks(self._source, self._keyspace, path, array)
                     continue
                 for numbers, sizes in array.batches(COLUMNS):
                     self._add_chunks(path, array.grid, numbers, sizes)
