@@ -178,7 +178,6 @@ KNOW_FORMATS = {
     "known_formats.py": "the table of all formats",
     "source/recognition.py": "puts the view of chunk manifests over a source",
     "source/in_memory_source.py": "parses a dict",
-    "sets/document_template.py": "parses JSON sets by a template",
     "sinks/": "each writes a format",
     "targets/zip.py": "reads members of archives",
 }

@@ -100,7 +100,7 @@ def test_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: An
 
 
 def test_threads_fetch_each_chunk_once(http_server: Any) -> None:
-    count, size = 256, 20_000  # which gaps do not bridge
+    count, size = 96, 20_000  # which gaps do not bridge
     values = np.arange(1, count * size // 8 + 1)
     url = http_server.put("/x.bin", values.astype("<i8").tobytes())
     meta = {"zarr_format": 2, "shape": [values.size], "chunks": [size // 8], "dtype": "<i8", "order": "C"}
@@ -149,7 +149,7 @@ def _counted(dask_worker: Any) -> dict[str, int]:
 def test_set_is_packed_once_and_opened_once_a_worker(
     held: str, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, size = 400, 64
+    count, size = 120, 64
     values = np.arange(1, count * size // 8 + 1)  # 0 is the fill value
     (tmp_path / "x.bin").write_bytes(values.astype("<i8").tobytes())
     meta = {"zarr_format": 2, "shape": [values.size], "chunks": [size // 8], "dtype": "<i8", "order": "C"}

@@ -18,8 +18,6 @@ from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts, UInt64s
 from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.errors import RefShardError
-from refshard_fs.formats.chunk_manifest.entries import MARK
-from refshard_fs.formats.kerchunk_json.source import parse, parse_document
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
@@ -27,6 +25,8 @@ from refshard_fs.references.values import METADATA
 from refshard_fs.security.origins import MEMBER, Origins
 from refshard_fs.sets.rebase import MadeSet
 from refshard_fs.source.collect import respell_urls
+from refshard_fs.source.in_memory_source import parse_references
+from refshard_fs.source.recognition import names_manifests
 from refshard_fs.writing.save import respelling
 
 DIFFERING: Final = 1024  # differing bytes of two files among which inline values are looked for
@@ -196,7 +196,7 @@ class DocumentParser:
             if refs is not None:
                 pins = None if members.said.pins is None else Pins.read(members.said.pins, refs.urls, where)
                 return msgspec.structs.replace(refs, pins=pins, origins=Origins(members.said.origins))
-        refs = parse(document, where, {}) if isinstance(document, bytes) else parse_document(document, where, {})
+        refs = parse_references(document, where)
         if not _is_plain(refs):
             return None
         if members is not None:
@@ -211,11 +211,11 @@ def _is_plain(refs: ReferenceSet) -> bool:
             continue
         match value:
             case str() if not value.startswith("base64:"):
-                if MARK.decode() in value:
-                    return False
+                data = value.encode("utf-8", "surrogatepass")
             case dict():
-                if MARK in zarrmeta.dumps(value):
-                    return False
+                data = zarrmeta.dumps(value)
             case _:
                 return False
+        if names_manifests(data):
+            return False
     return True

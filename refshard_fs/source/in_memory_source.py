@@ -112,6 +112,15 @@ def _from_json_value(value: Mapping[str, Any]) -> InMemorySource:
 Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | BinaryIO | InMemorySource
 
 
+def parse_references(document: bytes | Mapping[str, Any], where: str) -> ReferenceSet:
+    """Parse a reference set in JSON, or decoded from it; errors begin with ``where``."""
+    from refshard_fs.formats.kerchunk_json import source as kerchunk_json
+
+    if isinstance(document, bytes):
+        return kerchunk_json.parse(document, where, {})
+    return kerchunk_json.parse_document(document, where, {})
+
+
 def arguments_of(fo: Any) -> Mapping[str, Any]:
     """Return the default arguments for opening the targets of ``fo``: those of a source in memory, else none."""
     return fo.arguments() if isinstance(fo, InMemorySource) else {}

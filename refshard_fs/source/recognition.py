@@ -187,6 +187,11 @@ def apply_views(keyspace: KeySpace, options: OpenOptions, has_root: bool = True)
     return keyspace if keyspace.holds_all_metadata and not view.shards_anything else view
 
 
+def names_manifests(document: bytes) -> bool:
+    """Return whether a metadata document says that the chunks of an array are in a chunk manifest."""
+    return MARK in document
+
+
 def may_be_root(url: str) -> bool:
     """Return whether a URL looks like that of a group or an array of a remote zarr store."""
     return _is_remote(url) and _ROOT.search(url.partition("?")[0]) is not None
