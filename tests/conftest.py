@@ -146,7 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
         import hypothesis
 
         # No test fails because the machine is busy.
-        hypothesis.settings.register_profile("short", deadline=None, max_examples=40)
+        hypothesis.settings.register_profile("short", deadline=None, max_examples=25)
         hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
         hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or "short")
     if os.environ.get("REFSHARD_UVLOOP"):
