@@ -33,7 +33,7 @@ pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 
-HTTP = httpx.Client(verify=False)  # one, since each reads all certificates of the machine
+HTTP = httpx.Client(timeout=60, verify=False)  # one, since each reads all certificates of the machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +93,7 @@ def source_of(server: Server, folder: Path) -> RefShardFileSystem:
 def test_every_key_is_served_as_it_is(server: Server, folder: Path) -> None:
     fs = source_of(server, folder)
     consolidated = {".zmetadata", "zarr.json"}
-    with httpx.Client(verify=False) as client:
+    with httpx.Client(timeout=60, verify=False) as client:
         for key in fs.find(""):
             answer = client.get(f"{server.url}/{key}")
             assert answer.status_code == 200
