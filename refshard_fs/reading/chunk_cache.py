@@ -26,7 +26,6 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,7 +33,7 @@ from refshard_fs.core.checksums import crc32c
 from refshard_fs.core.forks import fork_safe
 from refshard_fs.core.model import Facts, Span
 from refshard_fs.errors import CostlyPattern, sanitize
-from refshard_fs.reading.index_cache import STALE, is_own_file, is_private, open_as_it_is
+from refshard_fs.reading.index_cache import KeptFile, delete_oldest, is_own_file, is_private, list_files, open_as_it_is
 from refshard_fs.reading.plan import MIB
 from refshard_fs.targets import parse_time, strong_etag
 
@@ -238,33 +237,16 @@ class ChunkCache:
 
     def _make_room(self, size: int) -> int:
         """Count the files, delete some if there is no room for ``size`` bytes, and return the total that remains."""
-        files = list(self._files())
-        total = sum(length for _, _, length in files)
+        files: list[KeptFile] = []
+        for digit in "0123456789abcdef":
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found = list_files(os.path.join(self._root, digit), SUFFIX, DRAFT)
+                files += [file._replace(size=_on_disk(file.size)) for file in found]
+        total = sum(file.size for file in files)
         if total + size <= self.capacity:
             return total
-        most = min(self.capacity * 7 // 8, self.capacity - size)  # counting is slow, so make room for later writes
-        for path, _, length in sorted(files, key=itemgetter(1)):
-            if total <= most:
-                break
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-                total -= length
-        return total
-
-    def _files(self) -> Iterator[tuple[str, float, int]]:
-        """Yield path, time of last use and size of each file and draft; delete old drafts of killed writers."""
-        for folder in (os.path.join(self._root, digit) for digit in "0123456789abcdef"):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-                for entry in entries:
-                    try:
-                        found = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        continue  # another process deleted it
-                    if entry.name.endswith(DRAFT) and time.time() - found.st_mtime > STALE:
-                        with contextlib.suppress(OSError):
-                            os.unlink(entry.path)
-                    elif entry.name.endswith((SUFFIX, DRAFT)):
-                        yield entry.path, found.st_mtime, _on_disk(found.st_size)
+        # Counting is slow, so make room for later writes.
+        return delete_oldest(files, min(self.capacity * 7 // 8, self.capacity - size))
 
 
 def keeps(span: Span, most: int | None) -> bool:

@@ -18,10 +18,11 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
+from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from refshard_fs.core.checksums import crc32c
 
@@ -134,29 +135,43 @@ class IndexCache:
         _free[known] = _free.get(known, 0) - size
         if _free[known] >= 0:  # listing thousands of small files before each write would take minutes
             return
-        files = sorted(self._files(), key=lambda file: file[1])
-        total = size + sum(length for _, _, length in files)
-        for path, _, length in files:
-            if total <= self.capacity:
-                break
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-                total -= length
-        _free[known] = max(self.capacity - total, 0) // SHARED
+        total = delete_oldest(list(list_files(self.directory, SUFFIX, ".tmp")), self.capacity - size)
+        _free[known] = max(self.capacity - size - total, 0) // SHARED
 
-    def _files(self) -> Iterator[tuple[str, float, int]]:
-        """Yield path, time of last use and size of each file; delete old unfinished files."""
-        with os.scandir(self.directory) as entries:
-            for entry in entries:
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue  # another process deleted it
-                if entry.name.endswith(".tmp") and time.time() - found.st_mtime > STALE:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.path)
-                elif entry.name.endswith((SUFFIX, ".tmp")):
-                    yield entry.path, found.st_mtime, found.st_size
+
+class KeptFile(NamedTuple):
+    """A file of a cache."""
+
+    path: str
+    used: float  # time of its last use
+    size: int
+
+
+def list_files(directory: str | os.PathLike[str], suffix: str, draft: str) -> Iterator[KeptFile]:
+    """Yield the files and drafts in a directory, by the ends of their names; delete old drafts of killed writers."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # another process deleted it
+            if entry.name.endswith(draft) and time.time() - found.st_mtime > STALE:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+            elif entry.name.endswith((suffix, draft)):
+                yield KeptFile(entry.path, found.st_mtime, found.st_size)
+
+
+def delete_oldest(files: Sequence[KeptFile], most: int) -> int:
+    """Delete the least recently used of ``files`` while they have more than ``most`` bytes; return what remains."""
+    total = sum(file.size for file in files)
+    for file in sorted(files, key=attrgetter("used")):
+        if total <= most:
+            break
+        with contextlib.suppress(OSError):
+            os.unlink(file.path)
+            total -= file.size
+    return total
 
 
 def is_private(directory: str | os.PathLike[str]) -> bool:

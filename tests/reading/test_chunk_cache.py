@@ -28,6 +28,7 @@ from refshard_fs.core.model import Facts, Span
 from refshard_fs.errors import CostlyPattern
 from refshard_fs.reading import chunk_cache
 from refshard_fs.reading.chunk_cache import ChunkCache
+from refshard_fs.reading.index_cache import list_files
 from refshard_fs.source.source import INDEXES
 from tests.servers.http import RangeServer
 from tests.servers.log import Request
@@ -473,7 +474,7 @@ def test_killed_writer_leaves_whole_files_and_the_bound(tmp_path: Path) -> None:
     assert not draft.exists()  # it was the oldest
     draft.write_bytes(bytes(100))
     os.utime(draft, (1, 1))
-    assert draft not in [Path(path) for path, _, _ in cache._files()]
+    assert draft not in [Path(file.path) for file in list_files(draft.parent, chunk_cache.SUFFIX, chunk_cache.DRAFT)]
     assert not draft.exists()
 
 
