@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
+from refshard_fs.core.consolidated import parse_json, reconsolidate, repeats
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, View, by_name
@@ -70,17 +70,11 @@ class Overlaid(View):
     def _consolidated_document(self, key: str) -> Steps[Entry | None]:
         """Return the root's document, in which consolidated metadata are those that are shown."""
         data = yield from self.base.read(key)
-        doc: Any = {}
-        with suppress(ValueError):  # a reader of the key gets the bytes as they are
-            doc = {} if data is None else zarrmeta.loads(data)
-        if not isinstance(doc, dict):
-            doc = {}
-        known = doc.get("metadata")
-        if key == zarrmeta.CONSOLIDATED and isinstance(known, dict):
-            return Inline(zarrmeta.dumps({**doc, "metadata": {**known, **self._metadata}}))
-        if "consolidated_metadata" in doc:  # readers ask for each document then
-            return Inline(zarrmeta.dumps({name: doc[name] for name in doc if name != "consolidated_metadata"}))
-        return (yield from self.base.lookup(key))
+        if data is None or not repeats(key, data):
+            return (yield from self.base.lookup(key))
+        document = parse_json(data)  # a reader of the key gets the bytes as they are if they are no JSON
+        changed = reconsolidate(key, document, self._metadata, lambda _: False)
+        return Inline(data if changed is document else zarrmeta.dumps(changed))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         names = None if self._is_hidden(prefix) else (yield from self.base.children(prefix))

@@ -63,3 +63,20 @@ def test_stacked_metadata_have_a_first_dimension_of_one() -> None:
     stacked = stack_metadata(make_array([3], ["x"], 3)["zarr.json"], [3], "time")
     assert stacked["shape"] == [1, 10]
     assert stacked["dimension_names"] == ["time", "x"]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_consolidated_metadata_are_those_that_are_shown(version: int) -> None:
+    name = ".zarray" if version == 2 else "zarr.json"
+    own, shown = (make_array([10], [dim], version)[name] for dim in ("x", "y"))
+    own = {**own, "fill_value": 1}
+    if version == 2:
+        key, root = ".zmetadata", {"zarr_consolidated_format": 1, "metadata": {"x/.zarray": own, "a/.zarray": own}}
+    else:
+        members = {"kind": "inline", "must_understand": False, "metadata": {"x": own, "a": own}}
+        key, root = "zarr.json", {"zarr_format": 3, "node_type": "group", "consolidated_metadata": members}
+    base = RefShardFileSystem({key: json.dumps(root), f"x/{name}": json.dumps(own)}).source.open()
+    data = answer(Overlaid(base, {f"x/{name}": shown}, {}, "the document").lookup(key)).data
+    found = json.loads(data)
+    known = found["metadata"] if version == 2 else found["consolidated_metadata"]["metadata"]
+    assert list(known.values()) == [shown, own]
