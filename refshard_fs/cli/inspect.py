@@ -41,7 +41,7 @@ def _info(arguments: Namespace) -> None:
     print_line(source, "bold")
     version = "" if found.version is None else f" version {found.version}"
     print_line(f"{found.format}{version}" + "".join(f", zarr v{number}" for number in found.zarr_formats))
-    unsized = f" ({found.unsized:,} of unknown size)" if found.unsized else ""
+    unsized = f" ({found.unsized:,} of unknown size, to the end of their targets)" if found.unsized else ""
     unlisted = " and chunks that cannot be listed" if any(array.present is None for array in found.arrays) else ""
     print_line(
         f"{count_text(found.keys, 'key')}{unlisted}{unsized}, {bytes_text(found.bytes)}; "
@@ -84,7 +84,7 @@ def _array_row(array: refshard_fs.ArraySummary) -> list[str]:
         array.dtype,
         ", ".join(array.codecs) or "none",
         f"{present} of {possible}{stray}",
-        "?" if array.present is None else bytes_text(array.bytes),
+        "?" if array.present is None or (array.unsized and not array.bytes) else bytes_text(array.bytes),
     ]
 
 

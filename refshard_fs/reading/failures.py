@@ -174,10 +174,15 @@ def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
 
 
 def source_failed(source: object, error: Exception) -> SourceNotReachable:
-    """Return the error for a ``source``, a URL or a source in memory, that cannot be opened."""
+    """Return the error for a ``source``, a URL or a source in memory, that cannot be opened.
+
+    It names the object that cannot be read, if this is another one, such as a sidecar in an archive.
+    """
     place = _noted_place(error, OPENING) or source
-    reason = explain(error, place if isinstance(place, str) else "", of_source=True)
-    return SourceNotReachable(f"{place} cannot be opened: {reason}")
+    where = sanitize(place) if isinstance(place, str) else ""
+    read = _noted_place(error, READING) or where
+    reason = explain(error, read or where, of_source=True)
+    return SourceNotReachable(f"{place} cannot be opened: {'' if read.startswith(where) else f'{read}: '}{reason}")
 
 
 def fail(key: str, entry: Entry, error: Exception) -> Exception:

@@ -112,7 +112,7 @@ def summarise(fs: Surveyed) -> Summary:
         inline_keys=found.inline_keys,
         inline_bytes=found.inline_bytes,
         left_whole=left_whole,
-        warnings=tuple(_warnings(found, left_whole, unsized)),
+        warnings=tuple(_warnings(found, left_whole)),
     )
 
 
@@ -161,7 +161,7 @@ def _targets(found: Survey) -> Targets:
     )
 
 
-def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Iterator[str]:
+def _warnings(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
     for path, reason in sorted(left_whole.items()):
         what = "its shards are left whole" if path in found.arrays else "it is not shown"
         yield redact(f"{path or '/'}: {what}: {reason}")
@@ -185,8 +185,6 @@ def _warnings(found: Survey, left_whole: Mapping[str, str], unsized: int) -> Ite
         )
     if "" in found.urls:
         yield "references without a URL: name what they stand for with target="
-    if unsized:
-        yield f"{unsized:,} keys reach to the end of their target, which alone knows their size"
 
 
 # The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.

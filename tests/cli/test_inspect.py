@@ -73,6 +73,15 @@ def test_info_warns_of_arrays_that_nobody_can_decode(
     assert f"warning: {why}" in capsys.readouterr().out
 
 
+def test_info_says_which_sizes_are_unknown(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it was mended: the array had 0 B, and a warning said what the first lines say."""
+    assert main(["info", refs({"a/.zarray": json.dumps(ARRAY), "a/0": ["s3://b/one"], "a/1": ["s3://b/two"]})]) == 0
+    said = capsys.readouterr().out
+    assert "(2 of unknown size, to the end of their targets)" in said
+    assert "warning" not in said
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith("a ")] == ["?"]
+
+
 @pytest.mark.case(id="P22")
 def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs({"a\x1b[31mb\u202e": "x"})

@@ -11,7 +11,16 @@ import msgspec
 import numpy as np
 
 from refshard_fs.formats.grib2.edition_1 import ECMWF
-from refshard_fs.formats.grib2.messages import BY_COLUMNS, MISSING, TEMPLATES, TO_AND_FRO, Parameter, integer, signed
+from refshard_fs.formats.grib2.messages import (
+    BY_COLUMNS,
+    MISSING,
+    RELATION,
+    TEMPLATES,
+    TO_AND_FRO,
+    Parameter,
+    integer,
+    signed,
+)
 
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
 
@@ -124,6 +133,7 @@ _NO_CENTRE: Final = 255
 
 _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
 _CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
+_NUMBERS: Final = {"constituent": "constituentType", RELATION: RELATION}  # keys of axes that are a part of a name
 _LIMITS: Final = {  # the names of limits in eccodes, for axes that are a part of a parameter's name
     "size": ("FirstSize", "SecondSize"),
     "wavelength": ("FirstWavelength", "SecondWavelength"),
@@ -218,8 +228,8 @@ def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
     if product.kind[0] != "NB" and product.kind[0]:
         keys[product.kind[0]] = parameter.kind
     for (axis, *_), numbers in zip(product.axes, parameter.axes, strict=True):
-        if axis == "constituent":
-            keys["constituentType"] = numbers[0]
+        if axis in _NUMBERS:
+            keys[_NUMBERS[axis]] = numbers[0]
         for limit, factor, scaled in zip(_LIMITS.get(axis, ()), numbers[::2], numbers[1::2], strict=False):
             if scaled != MISSING:
                 keys |= {f"scaleFactorOf{limit}": factor, f"scaledValueOf{limit}": scaled}

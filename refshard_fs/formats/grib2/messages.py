@@ -62,6 +62,7 @@ _AEROSOL: Final = (_CHEMICAL, ("size", 15, 10))
 _OPTICAL: Final = (*_AEROSOL, ("wavelength", 26, 10))
 _WAVES: Final = (("directionNumber", 12, 2), ("frequencyNumber", 16, 2))  # cfgrib's names
 _PERIOD: Final = (("wave_period", 13, 10),)
+RELATION: Final = "typeOfRelationToReferenceDataset"  # anomalies, for instance
 
 
 def _satellite(octet: int) -> tuple[tuple[str, int, int], ...]:
@@ -103,7 +104,7 @@ TEMPLATES: Final = {  # of products (section 4) that are shown
     100: Product(26, 0, member=32, axes=_WAVES),
     103: Product(29, 34, axes=_PERIOD),
     104: Product(29, 34, member=47, axes=_PERIOD),
-    107: Product(end=35, kind=(_DERIVED, 59)),
+    107: Product(end=35, kind=(_DERIVED, 59), axes=((RELATION, 62, 1),)),
 }
 MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
 PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 51, 61, 200)  # templates of data (section 5) that are decoded

@@ -25,6 +25,7 @@ from refshard_fs.formats.grib2.messages import (
     HARMONICS,
     MISSING,
     PACKINGS,
+    RELATION,
     TEMPLATES,
     Field,
     Grib,
@@ -93,6 +94,7 @@ ATTRIBUTES: Final = {
     "wavenumber": _cf("m-1", "sensor_band_central_radiation_wavenumber", "central wave number"),
     "satellite": _cf("1", "", "satellite (common code table C-5)"),
     "instrument": _cf("1", "", "instrument (common code table C-8)"),
+    RELATION: _cf("1", "", "relation to the reference dataset (code table 4.242)"),
     "wave_period": _cf("s", "", "wave period"),
     "hybrid": _cf("1", "atmosphere_hybrid_sigma_pressure_coordinate", "hybrid level", positive="down"),
 }

@@ -75,6 +75,7 @@ MORE: dict[int | str, frozenset[str]] = {
     **dict.fromkeys([44, 45, 46, 47], frozenset(["constituent", "size"])),
     48: frozenset(["constituent", "size", "wavelength"]),
     103: frozenset(["wave_period"]),
+    107: frozenset(["typeOfRelationToReferenceDataset"]),
 }
 # Scans that cfgrib shows otherwise.
 DIFFERENCES = {

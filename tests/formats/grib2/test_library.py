@@ -28,6 +28,15 @@ def test_names_depend_on_the_production_status(tmp_path: Path) -> None:
         assert name in Files({ROOT: data}).open().grids
 
 
+def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
+    """Before it was mended: an anomaly had the name, and the place, of the field that it is the anomaly of."""
+    keys = {"tablesVersion": 34, "productDefinitionTemplateNumber": 107, "typeOfFirstFixedSurface": 103}
+    keys |= {"scaleFactorOfFirstFixedSurface": 0, "scaledValueOfFirstFixedSurface": 2, "typeOfStatisticalProcessing": 2}
+    plain, anomaly = (message(**keys, typeOfRelationToReferenceDataset=relation) for relation in (20, 0))
+    opened = Files({ROOT: plain + anomaly}).open()
+    assert {"mx2t", "t2a"} <= opened.grids.keys()
+
+
 def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
     data = on_level(500, shortName="t")
     strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some

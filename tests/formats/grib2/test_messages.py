@@ -195,6 +195,7 @@ AXES = {
     "size": "scaleFactorOfFirstSize",
     "wavelength": "scaleFactorOfFirstWavelength",
     "wave_period": "scaleFactorOfLowerWavePeriodLimit",
+    "typeOfRelationToReferenceDataset": "typeOfRelationToReferenceDataset",
     "satellite": "satelliteNumber",
     "instrument": "instrumentType",
     "wavenumber": "scaleFactorOfCentralWaveNumber",

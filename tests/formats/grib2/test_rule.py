@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs import ManifestError, NotYetThere, ReferenceNotReachable, RefShardFileSystem
+from refshard_fs import ManifestError, NotYetThere, ReferenceNotReachable, RefShardFileSystem, SourceNotReachable
 from refshard_fs.formats.grib2.rule import Rule, parse_lines
 from tests.servers.http import RangeServer
 from tests.support.forecast_archive import ARCHIVES, Published, fill, publish, section_3
@@ -210,6 +210,19 @@ def test_refused_file_is_not_a_missing_one() -> None:
         _, fs = opened(document("hrrr", server))
         with pytest.raises(ReferenceNotReachable, match="403"):
             fs.cat_file("2t/0.0.0.0")
+
+
+def test_refused_sidecar_of_a_late_run_is_named(tmp_path: Path) -> None:
+    """Late runs are asked for when the document is opened. The error named the document, and told of `ls -l`."""
+    path = tmp_path / "rule.json"
+    with RangeServer() as server:
+        server.fault(403, path="*.idx")
+        path.write_text(json.dumps(unending(server)))
+        reason = (
+            rf"rule.json cannot be opened: {server.url}\S+\.idx: HTTP 403.*Credentials go into options=..{server.url}"
+        )
+        with pytest.raises(SourceNotReachable, match=reason):
+            RefShardFileSystem(str(path), allow="any").ls("")
 
 
 @pytest.mark.parametrize(
