@@ -212,10 +212,10 @@ def _parse_consolidated(data: bytes, name: str) -> KnownNodes:
     if name == ".zarray" or doc.get("node_type") == "array":
         return KnownNodes(frozenset([name, ".zattrs"]), frozenset([""]))
     nodes = list(zarrmeta.consolidated_nodes(doc))
-    keys = {join(path, document) for path, document, _ in nodes}
+    keys = {join(path, document) for path, document, _, _ in nodes}
     if name == CONSOLIDATED or doc.get("consolidated_metadata"):
         keys.add(name)
-    return KnownNodes(frozenset(keys), frozenset(path for path, _, array in nodes if array is not None))
+    return KnownNodes(frozenset(keys), frozenset(path for path, _, _, is_array in nodes if is_array))
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -202,17 +202,18 @@ def plain_grid(text: str) -> ChunkGrid | None:
 def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metadata") -> Iterator[tuple[str, Any]]:
     """Yield path and metadata of each array in `consolidated_nodes`, each path once."""
     seen: set[str] = set()
-    for path, _, array in consolidated_nodes(doc, where):
-        if array is not None and path not in seen:
+    for path, _, content, is_array in consolidated_nodes(doc, where):
+        if is_array and path not in seen:
             seen.add(path)
-            yield path, array
+            yield path, content
 
 
 def consolidated_nodes(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
-) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-    """Yield path, name and, for arrays, the content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
+) -> Iterator[tuple[str, str, Any, bool]]:
+    """Yield path, name and content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
 
+    The last member says whether it describes an array. Only the content of nodes is checked, and is a JSON object.
     Groups in the metadata of version 3 may have their own consolidated metadata. Raises ManifestError for an invalid
     key, and for the document of a node that is not an object.
     """
@@ -231,11 +232,12 @@ def consolidated_nodes(
                 check_key(path if version_3 else key)
             except ValueError as e:
                 raise ManifestError(f"{key[:1000]!r} in {where}: {e}") from e
-            member = _object(value, f"{key!r} in {where}") if name in ARRAY_DOCUMENTS else {}
-            is_array = name == ".zarray" or member.get("node_type") == "array"
-            yield path, name, member if is_array else None
+            is_node = name in ARRAY_DOCUMENTS
+            content = _object(value, f"{key!r} in {where}") if is_node else value
+            is_array = is_node and (name == ".zarray" or content.get("node_type") == "array")
+            yield path, name, content, is_array
             if name == "zarr.json" and path and not is_array:
-                pending.append((path, member))
+                pending.append((path, content))
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:

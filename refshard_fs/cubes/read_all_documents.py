@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
@@ -28,24 +28,12 @@ def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return the documents that the root's consolidated metadata repeat, and these; empty if there are none."""
     found: dict[str, dict[str, Any]] = {}
     for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
-        if any(True for _ in zarrmeta.consolidated_nodes(data, repr(name))):
+        for path, document, content, _ in zarrmeta.consolidated_nodes(data, repr(name)):
+            key = join(path, document)
+            member = zarrmeta.object_in(content if isinstance(content, str) else zarrmeta.dumps(content), repr(key))
             found[name] = data
-            found |= dict(_members("", data))
+            found[key] = {field: member[field] for field in member if field != "consolidated_metadata"}
     return found
-
-
-def _members(path: str, document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield key and content of each document that consolidated metadata repeat; `consolidated_nodes` checks them."""
-    is_version_3 = document.get("zarr_format") == 3
-    holder = document.get("consolidated_metadata") if is_version_3 else document
-    for name, value in ((holder or {}).get("metadata") or {}).items():
-        member = zarrmeta.object_in(value if isinstance(value, str) else zarrmeta.dumps(value), repr(name))
-        own = {
-            name: value for name, value in member.items() if name != "consolidated_metadata"
-        }  # which zarr 3 leaves empty
-        yield join(path, join(name, "zarr.json") if is_version_3 else name), own
-        if is_version_3:
-            yield from _members(join(path, name), member)
 
 
 def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:

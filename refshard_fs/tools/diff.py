@@ -156,16 +156,14 @@ def _plain(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
         if isinstance(document, bytes):
             out[key] = document
         elif name == CONSOLIDATED:
-            if _consolidated_documents(document.get("metadata"), path, False) != {
-                k: said[k] for k in said if _is_old(k, path)
-            }:
+            if _consolidated_documents(document, path) != {k: said[k] for k in said if _is_old(k, path)}:
                 out[key] = document
         elif name != ".zattrs" or document:
             shown = _shorten(key, document)
             inline = document.get("consolidated_metadata")
             if inline is not None and name == "zarr.json" and isinstance(shown, dict):
                 below = {k: said[k] for k in said if k != key and k.endswith("zarr.json") and is_within(k, path)}
-                if not isinstance(inline, dict) or _consolidated_documents(inline.get("metadata"), path, True) != below:
+                if _consolidated_documents(document, path) != below:
                     shown = {**shown, "consolidated_metadata": inline}
             out[key] = shown
     return out
@@ -195,19 +193,17 @@ def _is_old(key: str, path: str) -> bool:
     return parent(key)[1] in (".zarray", ".zgroup", ".zattrs") and is_within(key, path)
 
 
-def _consolidated_documents(members: object, path: str, is_version_3: bool) -> dict[str, Document] | None:
+def _consolidated_documents(document: Mapping[str, Any], path: str) -> dict[str, Document] | None:
     """Return the documents that the consolidated metadata of the group ``path`` repeat; None if they are damaged."""
     found: dict[str, Document] = {}
-    if not isinstance(members, dict):
+    try:
+        for inner, name, content, _ in zarrmeta.consolidated_nodes(document):
+            if not isinstance(content, dict):
+                return None
+            key = join(join(path, inner), name)
+            found[key] = _shorten(key, content)
+    except ManifestError:
         return None
-    for name, member in members.items():
-        key = join(join(path, name), "zarr.json") if is_version_3 else join(path, name)
-        if not isinstance(member, dict):
-            return None
-        found[key] = _shorten(key, member)
-        inline = member.get("consolidated_metadata")
-        if is_version_3 and isinstance(inline, dict) and inline.get("metadata"):
-            found |= _consolidated_documents(inline["metadata"], join(path, name), True) or {}
     return found
 
 
