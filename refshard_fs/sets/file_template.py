@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Texts
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive, meet_unknown
 from refshard_fs.references.binary import shrink
 from refshard_fs.references.reference_set import ReferenceSet
@@ -171,7 +172,7 @@ class FileTemplates:
     def __init__(self, look: Look, inlined: Callable[[str, ReferenceSet], Inlined | None] | None = None) -> None:
         self._look = look
         self._inlined = inlined
-        self._by_size: dict[int, FileTemplate] = {}
+        self._by_size: LRU[int, FileTemplate] = LRU(SIZES)
 
     def find(self, first: FirstBytes) -> tuple[ReferenceSet, bool] | None:
         """Return the references of a file that is like one that was parsed; None if it has to be parsed, too.
@@ -188,7 +189,7 @@ class FileTemplates:
             )
             if template.is_safe and self._inlined is not None:
                 template = template.with_inline(first, self._inlined(first.url, template.at(first)))
-            self._by_size[size] = template
+            self._by_size.put(size, template)
         return (template.at(first), template.has_all) if template.is_safe else None
 
     def add(self, first: FirstBytes, refs: ReferenceSet) -> None:
@@ -196,12 +197,10 @@ class FileTemplates:
         template = FileTemplate.of(first, refs)
         if template is None or first.facts is None or first.facts.size is None:
             return
-        last = self._by_size.pop(first.facts.size, None)
+        last = self._by_size.get(first.facts.size)
         if last is not None:  # of a size that was not safe once none will ever do
             template = last if last.is_safe is False else template.compare(last)
-        self._by_size[first.facts.size] = template
-        while len(self._by_size) > SIZES:
-            del self._by_size[next(iter(self._by_size))]
+        self._by_size.put(first.facts.size, template)
 
     def _finds(self, template: FileTemplate, first: FirstBytes) -> bool:
         """Whether parsing a file gives the references that its template has for it."""

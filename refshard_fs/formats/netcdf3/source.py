@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -31,6 +30,7 @@ from refshard_fs.core.array_group import (
 )
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
+from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
@@ -385,7 +385,7 @@ class _FileChunks(Mapping[str, Chunks]):
 
 
 # A cache of recent headers, by file size and zarr version. Without it, opening a file takes three times as long.
-_layouts: Final[dict[tuple[int, int], _Layout]] = {}
+_layouts: Final[LRU[tuple[int, int], _Layout]] = LRU(REMEMBERED)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -399,10 +399,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         header, data = yield from _read_header(probe, size)
         layout = _make_layout(header, data, probe.url, options.zarr_format)
         if len(data) <= LONGEST:
-            _layouts[kind] = layout
-            with suppress(KeyError, RuntimeError):  # other threads may evict at the same time
-                while len(_layouts) > REMEMBERED:
-                    del _layouts[next(iter(_layouts))]
+            _layouts.put(kind, layout)
     return layout.group.with_chunks(_FileChunks(source, probe.url, layout))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
+from refshard_fs.core.lru import LRU
 from refshard_fs.formats.netcdf3 import source
 from refshard_fs.formats.netcdf3.source import parse_header
 from tests.servers.http import RangeServer
@@ -332,7 +333,7 @@ def test_header_that_is_that_of_last_file_is_not_parsed_again(monkeypatch: pytes
         return parse_header(data, size, where)
 
     monkeypatch.setattr(source, "parse_header", parse)
-    monkeypatch.setattr(source, "_layouts", {})
+    monkeypatch.setattr(source, "_layouts", LRU(4))
     one, other, named = put(0), put(0)[:-8] + struct.pack(">2i", 7, 8), put(11, 0x77000000)
     files = [Files({ROOT: data}) for data in (one, other, named, one + b"more")]
     opened = [each.open() for each in files]
