@@ -1,4 +1,4 @@
-"""Imports point downward, formats know no I/O, and only ``targets`` opens filesystems: read from the code itself."""
+"""Imports point downward, formats do no I/O, and only ``targets`` opens filesystems."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ KNOW_FORMATS = {
 }
 
 
-def test_formats_are_known_to_their_table_and_their_sinks_alone() -> None:
+def test_only_the_table_and_sinks_know_formats() -> None:
     users = set()
     for path in modules():
         text = path.read_text(encoding="utf-8")
@@ -193,7 +193,7 @@ def test_formats_are_known_to_their_table_and_their_sinks_alone() -> None:
     assert not {known for known in KNOW_FORMATS if not any(name.startswith(known) for name in users)}
 
 
-def test_nothing_asks_of_which_format_a_source_is() -> None:
+def test_no_module_asks_for_the_format_of_a_source() -> None:
     """A key space, or a source, says itself what it is; `isinstance` of its class is for its room alone."""
     for path in modules():
         rooms = {f"refshard_fs.{room}" for room in ("formats", "cubes", "source") if room != top(path)}
@@ -217,13 +217,13 @@ def test_nothing_asks_of_which_format_a_source_is() -> None:
         assert not asked & imported, path
 
 
-def test_every_format_folder_says_how_it_is_recognised() -> None:
+def test_every_format_has_a_recognition_function() -> None:
     folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
     of_formats = {known.module.split(".")[2] for known in BUILT_IN if known.module.startswith("refshard_fs.formats.")}
     assert folders - LIBRARIES == of_formats
 
 
-def test_pool_alone_opens_filesystems() -> None:
+def test_only_the_pool_opens_filesystems() -> None:
     """Reads and writes have the same rules and credentials: `stores` gets its filesystems from the pool, too."""
     openers = {"filesystem", "url_to_fs", "get_filesystem_class", "open_files", "get_fs_token_paths"}
     found = set()
@@ -244,7 +244,7 @@ def test_pool_alone_opens_filesystems() -> None:
 OF_FSSPEC = frozenset(vars(AsyncFileSystem)) | frozenset(vars(AbstractFileSystem)) | {"_intrans", "_transaction"}
 
 
-def test_nothing_uses_private_members_of_a_filesystem() -> None:
+def test_no_module_uses_private_members_of_a_filesystem() -> None:
     """`fs.source` and `fs.writer` are the ways in, and no names are matched: a renamed option is an error of types."""
     for path in modules():
         text = path.read_text(encoding="utf-8")
@@ -272,7 +272,7 @@ def test_every_module_has_a_test_file_of_its_name() -> None:
     assert not lacking
 
 
-def test_page_on_architecture_names_modules_that_there_are() -> None:
+def test_architecture_page_names_existing_modules() -> None:
     page = (ROOT.parent / "docs/pages/architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(?:refshard_fs/)?([a-z_]+(?:/[a-z_0-9]+)*/[a-z_0-9]+\.py)`", page))
     named -= {name for name in named if name.startswith("tests/")}
@@ -294,7 +294,7 @@ def test_helpers_of_tests_are_in_their_folders() -> None:
 IMPORT = re.compile(r"^ *(?:from (tests[.\w]*) import ([^(\n#]*)|import (tests[.\w]*))", re.MULTILINE)
 
 
-def test_imports_from_tests_lead_to_helpers() -> None:
+def test_tests_import_only_helpers() -> None:
     for path in TESTS.rglob("*.py"):
         for module, names, plain in IMPORT.findall(path.read_text(encoding="utf-8")):
             target = ROOT.parent / (module or plain).replace(".", "/")

@@ -1,4 +1,4 @@
-"""Indexes within indexes: manifests of ranges in archives, archives of shards, shards of shards, over HTTP."""
+"""Indexes within indexes: manifests of ranges in archives, archives of shards, nested shards, over HTTP."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_archive_on_a_server_with_sharded_arrays(method: int, folder: Path, http_server: RangeServer) -> None:
+def test_remote_archive_with_shards_is_read(method: int, folder: Path, http_server: RangeServer) -> None:
     url = http_server.put("/image.ome.zarr.zip", zipped(folder, method))
     check(opened(url))
 
 
-def test_manifest_of_ranges_in_archive_with_nested_sharded_array(folder: Path, http_server: RangeServer) -> None:
+def test_manifest_in_an_archive_of_nested_shards_is_read(folder: Path, http_server: RangeServer) -> None:
     data = zipped(folder)
     url = http_server.put("/image.zip", data)
     refs = {}
@@ -83,7 +83,7 @@ def test_manifest_of_ranges_in_archive_with_nested_sharded_array(folder: Path, h
 
 
 @pytest.mark.usefixtures("large_files")
-def test_each_index_on_the_way_is_read_once(folder: Path, http_server: RangeServer) -> None:
+def test_each_index_of_the_chain_is_read_once(folder: Path, http_server: RangeServer) -> None:
     data = zipped(folder)
     fs = RefShardFileSystem(http_server.put("/image.zip", data), max_gap=0, skip_instance_cache=True)
     assert fs.cat_file("0/zarr.json")

@@ -1,4 +1,4 @@
-"""dask reads through us: threads, processes, and a cluster whose workers open the set themselves."""
+"""Reads by dask: threads, processes, and a cluster whose workers open the set themselves."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_cluster_reads_the_values(source: Any, held: str, how: str, cluster: Any
     assert int((ds.a * 2).sum()) == 2 * VALUES.sum()
 
 
-def test_workers_read_what_is_on_disk(source: Any, tmp_path: Path, cluster: Any, http_server: Any) -> None:
+def test_workers_use_the_disk_cache(source: Any, tmp_path: Path, cluster: Any, http_server: Any) -> None:
     options = {"fo": source["dict"], "cache_dir": str(tmp_path / "kept")}
     ds = xr.open_zarr("refshard://", storage_options=options, consolidated=False, chunks={})
     np.testing.assert_array_equal(ds.a.values, VALUES)
@@ -92,7 +92,7 @@ def test_workers_read_what_is_on_disk(source: Any, tmp_path: Path, cluster: Any,
     assert len(http_server.requests()) <= 2  # one of each worker
 
 
-def test_failed_read_on_a_worker_reaches_the_user_whole(source: Any, cluster: Any, http_server: Any) -> None:
+def test_error_of_a_worker_reaches_the_user(source: Any, cluster: Any, http_server: Any) -> None:
     ds = opened(source["dict"], "zarr")
     http_server.fault(403, "/x.bin")
     with pytest.raises(ReferenceNotReachable, match="a/"):
@@ -180,7 +180,7 @@ def test_set_is_packed_once_and_opened_once_a_worker(
 
 
 @pytest.mark.parametrize("kind", ["processes", "dask"])
-def test_workers_look_at_the_files_of_a_cube(cluster: Any, processes: Executor, kind: str, tmp_path: Path) -> None:
+def test_workers_scan_the_files_of_a_cube(cluster: Any, processes: Executor, kind: str, tmp_path: Path) -> None:
     files = days(tmp_path, "references", 70)
     expected = refshard_fs.concat(files, "time", lazy=True).content
     executor = processes if kind == "processes" else cluster.get_executor()

@@ -1,4 +1,4 @@
-"""Random reference sets, read by us and by fsspec, and by us through every form that a set can be kept in.
+"""Random reference sets, read by this package and by fsspec, in every form of a set.
 
 The same keys, and the same bytes. Where fsspec is wrong, a predicate here says so by name, and what is right.
 """
@@ -246,7 +246,7 @@ def test_ours_and_fsspec_read_the_same(found: Set, targets: Path) -> None:
         (loses_templates_within_templates, ["{{n(c='one')}}", 0, 5]),
     ],
 )
-def test_fsspec_is_wrong_where_the_predicates_say_so(is_wrong: Any, value: Any, targets: Path) -> None:
+def test_predicates_list_the_errors_of_fsspec(is_wrong: Any, value: Any, targets: Path) -> None:
     """What is excluded above is excluded for a reason that still holds."""
     templates = {"u": "DIR", "n": "{{u}}/{{c}}"}
     document = Set({"version": 1, "templates": templates, "refs": {"k": value}}, {}).written(targets)
@@ -264,7 +264,7 @@ def test_fsspec_is_wrong_where_the_predicates_say_so(is_wrong: Any, value: Any, 
     assert is_wrong.__doc__
 
 
-def test_fsspec_cannot_open_what_the_predicate_says(targets: Path) -> None:
+def test_predicate_lists_sets_that_fsspec_cannot_open(targets: Path) -> None:
     value = Spelled([None, 1, 2], b"", "default")
     found = Set({"version": 1, "templates": {"u": "DIR"}, "refs": {"k": value.value}}, {"k": value})
     assert cannot_be_opened(found)
@@ -280,7 +280,7 @@ def is_chunk_or_metadata(key: str) -> bool:
 
 @EXAMPLES
 @given(found=sets())
-def test_json_parquet_manifests_and_index_cache_hold_same(
+def test_json_parquet_manifests_and_index_cache_agree(
     found: Set, targets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("set")

@@ -1,4 +1,4 @@
-"""Selections that are read and decoded in the thread that asks for them: the values of zarr, and how many requests."""
+"""Selections that are read and decoded in the calling thread: zarr's values, and few requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def written(folder: Path, layout: dict[str, Any]) -> xr.Variable:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_remote", [False, True], ids=["local", "http"])
-def test_selections_are_what_zarr_reads(
+def test_selections_equal_zarrs(
     tmp_path: Path, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any], is_remote: bool
 ) -> None:
     expected = written(tmp_path, layout)
@@ -89,7 +89,7 @@ def test_selections_are_what_zarr_reads(
         np.testing.assert_array_equal(seen.isel(by_points).values, expected.isel(by_points).values)
 
 
-def test_values_are_the_callers_to_change(tmp_path: Path) -> None:
+def test_returned_values_are_writable(tmp_path: Path) -> None:
     """Parts of a chunk were read before, so it is remembered: what is made of it is a copy."""
     values = np.arange(12.0).reshape(3, 4)
     xr.Dataset({"a": (("x", "y"), values)}).to_netcdf(
@@ -115,9 +115,7 @@ def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[xr.Variable, np.ndar
 
 
 @given(st.data())
-def test_random_selections_are_those_of_numpy(
-    cube: tuple[xr.Variable, np.ndarray[Any, Any]], data: st.DataObject
-) -> None:
+def test_random_selections_equal_numpys(cube: tuple[xr.Variable, np.ndarray[Any, Any]], data: st.DataObject) -> None:
     variable, values = cube
     ascending = [st.slices(size).filter(lambda part: (part.step or 1) > 0) for size in values.shape]
     key = tuple(
@@ -127,7 +125,7 @@ def test_random_selections_are_those_of_numpy(
 
 
 @pytest.mark.parametrize("task", [1, 4])
-def test_tasks_in_the_order_of_dask_are_read_ahead(http_server: RangeServer, task: int) -> None:
+def test_dask_tasks_are_read_ahead(http_server: RangeServer, task: int) -> None:
     """dask's threads come to tasks by their numbers as texts: 99, 98, ..., 90, 9, 89."""
     chunked = Chunked(http_server)
     ds = xr.open_dataset(
@@ -142,7 +140,7 @@ def test_tasks_in_the_order_of_dask_are_read_ahead(http_server: RangeServer, tas
     assert chunked.fetched <= 1.05 * 256
 
 
-def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
+def test_random_tasks_fetch_only_their_chunks(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     ds = xr.open_dataset(
         chunked.refs() | NAMED,
@@ -155,7 +153,9 @@ def test_random_tasks_fetch_what_they_read(http_server: RangeServer) -> None:
     assert chunked.fetched == 48
 
 
-def test_failing_chunk_is_named_and_no_other_logged(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_chunk_is_named_and_others_are_not_logged(
+    http_server: RangeServer, caplog: pytest.LogCaptureFixture
+) -> None:
     chunked = Chunked(http_server)
     refs = chunked.refs() | {f"a/{number}.0": [http_server.url + "/gone", 0, CHUNK] for number in (1, 2)}
     ds = xr.open_dataset(refs | NAMED, engine=RefShardBackend, mask_and_scale=False, storage_options={"retries": 0})
@@ -207,7 +207,7 @@ def test_loop_over_steps_fetches_each_chunk_once(http_server: RangeServer) -> No
     assert http_server.bytes_sent == len(values)
 
 
-def test_chunk_of_a_store_that_others_write_is_not_remembered(tmp_path: Path) -> None:
+def test_chunk_of_a_writable_store_is_not_remembered(tmp_path: Path) -> None:
     array = zarr.open_group(tmp_path, mode="w", zarr_format=2).create_array(
         "a", shape=(6,), chunks=(4,), dtype="i4", attributes={"_ARRAY_DIMENSIONS": ["x"]}
     )
@@ -223,7 +223,7 @@ def test_chunk_of_a_store_that_others_write_is_not_remembered(tmp_path: Path) ->
     assert again["a"][4:8].values.tolist() == [14, 15, 16, 17]
 
 
-def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -> None:
+def test_write_replaces_a_remembered_chunk(http_server: RangeServer) -> None:
     refs, values = steps(http_server)
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     assert ds["a"][1].values.tobytes() == values[100:200]
@@ -232,7 +232,7 @@ def test_what_is_written_replaces_a_remembered_chunk(http_server: RangeServer) -
     assert ds["a"][1].values.tobytes() == bytes(100)
 
 
-def test_remembered_chunk_is_forgotten_when_the_source_is(http_server: RangeServer) -> None:
+def test_invalidation_forgets_remembered_chunks(http_server: RangeServer) -> None:
     refs, values = steps(http_server)
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     ds["a"][1].load()

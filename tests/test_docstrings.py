@@ -1,4 +1,4 @@
-"""The examples in docstrings, as they stand there."""
+"""The examples in docstrings pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_are_true(name: str) -> None:
+def test_docstring_examples_pass(name: str) -> None:
     if name.endswith((".tuning", ".zarr_store")) and not hasattr(pytest.importorskip("zarr"), "config"):
         pytest.skip("this is for zarr 3")
     if name.endswith(".serving"):

@@ -134,20 +134,20 @@ def test_every_block_runs(document: Path, scene: Scene, tmp_path: Path, fast_pyt
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_no_block_is_passed_over(document: Path) -> None:
+def test_no_block_is_skipped(document: Path) -> None:
     fences = [line for line in document.read_text().splitlines() if line.lstrip("> ").startswith(("```", "~~~"))]
     assert len(fences) == 2 * len(blocks(document.read_text()))
     if document.name == "README.md":
         assert len(fences) >= 10
 
 
-def test_what_is_left_to_ci_is_run_there() -> None:
+def test_blocks_skipped_here_run_in_ci() -> None:
     left = [block for document in DOCUMENTS for block in blocks(document.read_text()) if made_by_ci(block)]
     script = (ROOT / ".ci" / "stages.py").read_text()
     assert [f"README[{number}]" in script for number in range(len(left))] == [True, True]
 
 
-def test_ci_starts_by_shell() -> None:
+def test_ci_starts_from_a_shell() -> None:
     """Some systems start it as ``bash .ci/run``, whatever its first line says."""
     done = subprocess.run(["bash", ROOT / ".ci/run", "--unknown"], capture_output=True, text=True, check=False)
     assert done.stderr == "usage: .ci/run [--quick]\n"

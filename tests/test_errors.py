@@ -1,4 +1,4 @@
-"""What errors leave out of URLs, and that it takes no time to speak of, whatever a manifest holds."""
+"""Errors have no secrets of URLs, and redaction takes little time for any manifest."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from refshard_fs.errors import LONGEST, redact
         (f"{'-' * 500}:{'w' * 5000}@host", f"{'-' * 244}...@host"),
     ],
 )
-def test_what_gives_access_is_left_out(text: str, left: str) -> None:
+def test_secrets_are_removed(text: str, left: str) -> None:
     assert redact(text) == left
 
 
 @pytest.mark.parametrize("part", ["-", "&", "?sig", "://", "-:", "é", "a@", "?x-amz-"])
-def test_long_texts_of_anything_are_looked_through(part: str) -> None:
+def test_long_texts_are_searched_for_secrets(part: str) -> None:
     """With patterns that start over at each character it would be a minute."""
     text = part * (LONGEST // len(part))
     assert redact(text) == text

@@ -1,4 +1,4 @@
-"""The examples run offline and without a warning, print what they promise, and what they plot is a picture."""
+"""The examples run offline without a warning, print their promised results, and plot pictures."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def test_quickstart_checks_every_value_of_one_request(run: Callable[..., str]) -
 
 @pytest.mark.skipif(ZARR_2, reason="kerchunk and VirtualiZarr need zarr 3")
 @pytest.mark.parametrize(("writer", "warnings"), [("kerchunk", "error"), ("virtualizarr", "default")])
-def test_netcdf_archive_is_one_cube_whoever_refers_to_its_files(
-    writer: str, warnings: str, run: Callable[..., str]
-) -> None:
+def test_netcdf_archive_is_one_cube(writer: str, warnings: str, run: Callable[..., str]) -> None:
     pytest.importorskip(writer)
     # VirtualiZarr's reader of HDF5 warns of itself with zarr 3.1: its codecs are not in zarr's specification.
     printed = run("netcdf_archive.py", "--writer", writer, warnings=warnings)
@@ -95,7 +93,7 @@ def test_netcdf_archive_is_one_cube_whoever_refers_to_its_files(
 
 
 @pytest.mark.skipif(ZARR_2, reason="sharded arrays are written by zarr 3")
-def test_ome_zarr_zip_reads_no_more_than_a_view_needs(run: Callable[..., str]) -> None:
+def test_ome_zarr_zip_reads_only_the_view(run: Callable[..., str]) -> None:
     printed = run("ome_zarr_zip.py")
     assert "full resolution (256, 256), chunks (16, 16)\n" in printed
     size = number(r"the file has ([\d,]+) bytes", printed)
@@ -106,7 +104,7 @@ def test_ome_zarr_zip_reads_no_more_than_a_view_needs(run: Callable[..., str]) -
 
 
 @pytest.mark.skipif(not all(map(find_spec, ("pandas", "dask"))), reason="dask's dataframes are not installed")
-def test_bcolz_table_is_a_dataframe_of_seven_partitions(run: Callable[..., str]) -> None:
+def test_bcolz_table_becomes_a_dataframe(run: Callable[..., str]) -> None:
     printed = run("bcolz_table.py")
     assert "rows 28,644, partitions 7\n" in printed
     assert "\n1     8.6  -1.9  -7.7\n" in printed
@@ -114,7 +112,7 @@ def test_bcolz_table_is_a_dataframe_of_seven_partitions(run: Callable[..., str])
 
 
 @pytest.mark.skipif(ZARR_2, reason="kerchunk needs zarr 3")
-def test_day_is_appended_and_no_full_partition_written_again(run: Callable[..., str]) -> None:
+def test_append_keeps_full_partitions(run: Callable[..., str]) -> None:
     pytest.importorskip("kerchunk")
     pytest.importorskip("pyarrow")
     printed = run("append_day.py")
@@ -125,7 +123,7 @@ def test_day_is_appended_and_no_full_partition_written_again(run: Callable[..., 
     assert "every value equals" in printed
 
 
-def test_folder_is_a_cube_that_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) -> None:
+def test_folder_cube_grows_and_a_rerun_changes_nothing(run: Callable[..., str]) -> None:
     printed = run("cube_of_files.py")
     assert number(r"the document has ([\d,]+) bytes", printed) < 200 * 28
     assert re.findall(r": (\+4 steps|nothing new)$", printed, re.M) == ["+4 steps", "nothing new"] * 3
@@ -140,13 +138,13 @@ def test_first_hour_is_five_lines_and_few_requests(run: Callable[..., str]) -> N
     assert "every mean equals" in printed
 
 
-def test_files_that_differ_are_a_cube_whose_values_are_right(run: Callable[..., str]) -> None:
+def test_unlike_files_make_a_cube_of_right_values(run: Callable[..., str]) -> None:
     printed = run("files_that_differ.py")
     assert "'air' is converted while reading in 6 of 9 sets" in printed
     assert "every value equals what its own file says" in printed
 
 
-def test_snapshot_refuses_what_was_written_again_and_reads_rest(run: Callable[..., str]) -> None:
+def test_snapshot_refuses_rewritten_files_and_reads_the_rest(run: Callable[..., str]) -> None:
     printed = run("snapshot.py")
     assert "it reads as the store does\n" in printed
     assert re.search(r"^TargetChanged: 'air/\S+': it is not the object that the manifest was made for", printed, re.M)

@@ -1,4 +1,4 @@
-"""The first hour of four users: what each types, mistakes and all. No mistake is without the way out in its message.
+"""The first hour of four users, with their mistakes: every error message has a remedy.
 
 Each message is held to facts (what was found, what to type), not to its words.
 """
@@ -111,7 +111,7 @@ class Saying(RangeServer):
     ],
     ids=str,
 )
-def test_set_opens_however_it_is_spelled(what: Any, options: Any, here: Path) -> None:
+def test_set_opens_by_every_spelling(what: Any, options: Any, here: Path) -> None:
     with opened(what, **options) as ds:
         assert dict(ds.sizes) == {"time": 4, "x": 6}
         assert ds["air"].sel(time="2024-01-01T01:00").values.tolist() == [6, 7, 8, 9, 10, 11]
@@ -141,7 +141,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_of_a_path_says_what_to_type(mistake: str, here: Path) -> None:
+def test_wrong_path_error_has_a_line_to_type(mistake: str, here: Path) -> None:
     Path("login.json").write_text("<html><title>Log in")
     Path("notes.txt").write_text("some notes")
     Path("empty.json").touch()
@@ -152,14 +152,14 @@ def test_mistake_of_a_path_says_what_to_type(mistake: str, here: Path) -> None:
     assert lacking(text, *facts) == [], text
 
 
-def test_group_without_variables_names_those_that_have_some(here: Path) -> None:
+def test_empty_group_error_lists_groups_with_variables(here: Path) -> None:
     with pytest.warns(UserWarning, match="land, sea") as told:
         opened("grouped.json")
     assert lacking(str(told[0].message), "group='land'", "open_datatree") == []
     assert dict(opened("grouped.json", group="land").sizes) == {"time": 4, "x": 6}
 
 
-def test_target_options_for_a_local_set_are_told_their_place(here: Path) -> None:
+def test_unused_target_options_error_has_a_remedy(here: Path) -> None:
     with pytest.raises(TypeError, match=r"remote_options=\{'anon': \.\.\.\}"):
         opened("refs.json", storage_options={"anon": True})
     with pytest.raises(TypeError, match="did you mean remote_options=?"):
@@ -192,7 +192,7 @@ STATUSES: dict[str, tuple[int, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("answer", STATUSES)
-def test_what_a_server_refuses_is_said_with_the_way_out(answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusal_by_a_server_has_a_remedy(answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, text, facts = STATUSES[answer]
     with Saying(status, text) as server:
         said = refusal(lambda: RefShardFileSystem(f"{server.url}/refs.json", retries=0).ls(""))
@@ -206,7 +206,7 @@ def test_what_a_server_refuses_is_said_with_the_way_out(answer: str, capsys: pyt
             assert f"""--option 'options={{"{server.url}/": {{"headers": {{...}}}}}}'""" in typed
 
 
-def test_set_elsewhere_that_names_files_here_says_whose_they_are(http_server: RangeServer, here: Path) -> None:
+def test_remote_set_with_local_files_error_has_a_remedy(http_server: RangeServer, here: Path) -> None:
     refs = Path("refs.json").read_bytes()
     url = http_server.put("refs.json", refs.replace(b'"air.nc"', json.dumps(str(here / "air.nc")).encode()))
     text = refusal(lambda: opened(url)["air"].load())
@@ -231,7 +231,7 @@ def bucket(s3_server: Any) -> str:
     return name
 
 
-def test_public_s3_takes_one_word(s3_server: Any, bucket: str) -> None:
+def test_public_s3_needs_only_anon(s3_server: Any, bucket: str) -> None:
     public = {"anon": True, "endpoint_url": s3_server.endpoint_url}
     fs = fsspec.filesystem("refshard", fo=f"s3://{bucket}/image.zarr", **public)
     pixels = zarr.open_array(fs.get_mapper("0"), mode="r")[30:34, 0]
@@ -241,7 +241,7 @@ def test_public_s3_takes_one_word(s3_server: Any, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("anon", [False, True])
-def test_refused_bucket_is_told_with_the_line_to_paste(anon: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_bucket_error_has_a_line_to_paste(anon: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with Saying(403, SIGNED.format("AccessDenied", "Access Denied")) as server:
         given = {"anon": True} if anon else {"key": "k", "secret": "s"}
         given |= {"endpoint_url": server.url}
@@ -270,7 +270,7 @@ def test_anonymous_users_are_advised_neither_login_nor_anon(url: str, status: in
     assert not any(word in text for word in ("target_options", "remote_options", "'anon'", "Credentials")), text
 
 
-def test_daily_set_grows_and_says_what_to_type_where_it_cannot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_daily_set_grows_or_its_error_has_a_remedy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["concat", "air.nc", "-o", "all.json", "--dim", "time"]) == 0
     assert lacking(capsys.readouterr().out, "all.json", "keys", "written in") == []
     assert main(["append", "all.json", "next.nc", "--dim", "time"]) == 0
@@ -303,7 +303,7 @@ def test_moved_data_are_followed_and_wrong_prefixes_named(here: Path, capsys: py
     assert main(["check", "moved.json", "--full"]) == 0
 
 
-def test_convert_replaces_nothing_unless_told_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_replaces_only_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "air.nc", "air.zarr"]) == 0
     capsys.readouterr()
     assert main(["info", "air.zarr"]) == 0
@@ -313,7 +313,7 @@ def test_convert_replaces_nothing_unless_told_to(here: Path, capsys: pytest.Capt
     assert main(["convert", "air.nc", "air.zarr", "--overwrite"]) == 0
 
 
-def test_what_can_be_asked_before_anything_is_read(here: Path) -> None:
+def test_usual_questions_read_nothing(here: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     keys = [key for key in fs.find("air") if key[-1].isdigit()]
     assert sum(len(request.keys) for request in fs.plan(keys)) == len(keys) == 4
@@ -325,7 +325,7 @@ def test_what_can_be_asked_before_anything_is_read(here: Path) -> None:
     assert "refs.json" in repr(fs)
 
 
-def test_what_is_not_there_is_said_in_the_words_of_fsspec(here: Path) -> None:
+def test_missing_keys_have_fsspecs_errors(here: Path) -> None:
     fs = RefShardFileSystem("refs.json")
     for call in (fs.cat, fs.info, fs.ukey, fs.resolve, fs.ls):
         with pytest.raises(FileNotFoundError, match="none"):
@@ -336,7 +336,7 @@ def test_what_is_not_there_is_said_in_the_words_of_fsspec(here: Path) -> None:
         refshard_fs.nothing  # noqa: B018
 
 
-def test_nothing_warns_in_a_working_hour(here: Path) -> None:
+def test_ordinary_use_has_no_warning(here: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert main(["info", "refs.json"]) == main(["tree", "air.nc"]) == main(["check", "refs.json"]) == 0

@@ -57,7 +57,7 @@ def test_ranges_of_a_whole_remote_target_are_slices(http_server: Any) -> None:
     assert fs.info("k")["size"] == len(DATA)
 
 
-def test_listings_know_files_directories_and_both_separators(fs: RefShardFileSystem) -> None:
+def test_listings_have_files_and_directories_of_both_separators(fs: RefShardFileSystem) -> None:
     assert names(fs.ls("", detail=True)) == {
         ".zgroup": "file", "a": "directory", "ab": "directory", "g": "directory", "whole": "file"
     }  # fmt: skip
@@ -74,7 +74,7 @@ def test_listings_know_files_directories_and_both_separators(fs: RefShardFileSys
 @pytest.mark.parametrize(
     "path", ["nope", "a/9.9", "a/0.1", "ab/0/9", "ab/2", "g/v3/c/5", "a/0.0/x", "g/v3/d", "a/00.0"]
 )
-def test_what_does_not_exist_is_file_not_found(fs: RefShardFileSystem, path: str) -> None:
+def test_missing_key_is_file_not_found(fs: RefShardFileSystem, path: str) -> None:
     assert not fs.exists(path)
     for call in (fs.ls, fs.info, fs.cat_file, fs.open):
         with pytest.raises(FileNotFoundError):
@@ -113,7 +113,7 @@ def test_find_takes_depth_directories_and_detail(fs: RefShardFileSystem) -> None
         fs.find("", maxdepth=0)
 
 
-def test_walk_glob_and_du(fs: RefShardFileSystem) -> None:
+def test_walk_glob_and_du_follow_fsspec(fs: RefShardFileSystem) -> None:
     walked = {path: (sorted(dirs), sorted(files)) for path, dirs, files in fs.walk("ab")}
     assert walked == {
         "ab": (["0", "1"], [".zarray"]), "ab/0": ([], ["0", "2"]), "ab/1": ([], ["1"])
@@ -126,7 +126,7 @@ def test_walk_glob_and_du(fs: RefShardFileSystem) -> None:
     assert fs.du("whole", total=False) == {"whole": 200}
 
 
-def test_du_asks_for_no_size_that_a_listing_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_du_uses_the_sizes_of_listings(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem({"a/0": ["memory://b", 0, 5], "a/1": "inline"})
     monkeypatch.setattr(fs, "_info", None)
     assert fs.du("") == 11
@@ -189,7 +189,7 @@ def test_key_that_looks_like_a_pattern_is_a_key() -> None:
     assert mapper.get("T [K]/1") is None
 
 
-def test_omit_never_passes_over_a_failed_read(tmp_path: Path) -> None:
+def test_omit_never_skips_a_failed_read(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo={"k": [str(tmp_path / "gone.bin"), 0, 5]})
     with pytest.raises(ReferenceNotReachable, match=r"gone\.bin"):
         fs.cat(["k"], on_error="omit")
@@ -197,7 +197,7 @@ def test_omit_never_passes_over_a_failed_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reference", [["{t}", 150, 100], ["{t}", 500, 1], ["{t}.gone"], ["{t}.gone", 0, 1]])
-def test_key_whose_bytes_cannot_be_had_says_why(target: str, reference: list[Any]) -> None:
+def test_unreadable_key_error_has_the_reason(target: str, reference: list[Any]) -> None:
     url = reference[0].replace("{t}", target)
     fs = RefShardFileSystem(fo={"some/key": [url, *reference[1:]]})
     for call in (fs.cat_file, fs.cat, lambda k: fs.cat_ranges([k], 0, None, on_error="raise")):
@@ -252,7 +252,7 @@ def test_source_may_be_a_path_or_a_file_of_another_filesystem() -> None:
     assert RefShardFileSystem(upath.UPath("memory://up/refs.json")).cat_file("k") == b"234"
 
 
-def test_cache_that_is_given_for_targets_caches_them(tmp_path: Path, http_server: Any) -> None:
+def test_cache_filesystem_for_targets_is_used(tmp_path: Path, http_server: Any) -> None:
     url = http_server.put("/x.bin", b"0123456789")
     cache = fsspec.filesystem(
         "simplecache", target_protocol="http", cache_storage=str(tmp_path), skip_instance_cache=True
@@ -274,7 +274,7 @@ def test_options_for_a_protocol_are_for_its_other_names_too() -> None:
     assert fs.fss["s3a"].storage_options == fs.fss["s3"].storage_options == {"anon": True}
 
 
-def test_source_that_is_not_there_makes_no_key_look_missing(tmp_path: Path, http_server: Any) -> None:
+def test_missing_source_is_not_a_missing_key(tmp_path: Path, http_server: Any) -> None:
     for fo in (tmp_path / "none.json", f"{http_server.url}/none.json"):
         fs = RefShardFileSystem(fo=fo)
         for call in (fs.ls, fs.cat_file, fs.info, fs.exists):
@@ -296,7 +296,7 @@ def test_misspelt_argument_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 300, 3000])
-def test_thousands_of_references_to_no_array_are_read(tmp_path: Path, count: int) -> None:
+def test_thousands_of_keys_outside_arrays_are_read(tmp_path: Path, count: int) -> None:
     (tmp_path / "data").write_bytes(bytes(range(256)) * 16)
     refs = {f"k/{i}": [str(tmp_path / "data"), i, 1 + i % 7] for i in range(count)}
     fs = RefShardFileSystem(refs, skip_instance_cache=True)
@@ -305,7 +305,7 @@ def test_thousands_of_references_to_no_array_are_read(tmp_path: Path, count: int
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_opening_that_was_forgotten_meanwhile_is_repeated(
+def test_invalidation_during_opening_reopens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
     source = tmp_path / "refs.json"
@@ -343,7 +343,7 @@ def test_download_that_fails_leaves_no_part_of_a_file(tmp_path: Path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
-def test_shard_not_there_is_no_missing_directory_to_who_lists(tmp_path: Path) -> None:
+def test_missing_shard_does_not_hide_its_directory(tmp_path: Path) -> None:
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}})
     array = json.dumps(version_3((4,), (4,), [sharding([2])]))
     refs = {"zarr.json": group, "a/zarr.json": array, "a/c/0": [str(tmp_path / "gone")]}

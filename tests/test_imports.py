@@ -1,4 +1,4 @@
-"""What an import brings in: nothing heavy before it is used."""
+"""Imports load heavy modules only when they are used."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def _loaded(code: str) -> frozenset[str]:
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'",
     ],
 )
-def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
+def test_heavy_modules_are_imported_late(code: str) -> None:
     assert _loaded(code).isdisjoint([*HEAVY, "aiohttp"])
 
 
-def test_hierarchy_on_this_machine_needs_no_aiohttp(tmp_path: Path) -> None:
+def test_local_hierarchy_needs_no_aiohttp(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     code = f"from refshard_fs import RefShardFileSystem as FS\nfs = FS({str(tmp_path)!r})"
     assert "aiohttp" not in _loaded(f"{code}\nassert fs.cat(['.zgroup', 'a/0'], on_error='omit')")
@@ -89,7 +89,7 @@ def test_filesystem_imports_neither_openers_nor_writers() -> None:
     assert "difflib" not in loaded
 
 
-def test_source_is_opened_with_reader_of_its_own_format_alone() -> None:
+def test_only_the_reader_of_the_format_is_imported() -> None:
     readers = {"bcolz.rootdir", "bcolz.bloscpack", "neuroglancer.volume", "zip.source"}
     loaded = _loaded(
         "from refshard_fs import RefShardFileSystem as FS\nassert FS(b'{\"a\":\"text\"}').cat('a') == b'text'"

@@ -1,4 +1,4 @@
-"""Whichever way zarr and xarray come to ``reference://``, they read the same values with our class in its place."""
+"""Every interface of zarr and xarray to ``reference://`` reads the same values with our class."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ WAYS: list[Callable[[dict[str, Any]], Any]] = [_of_store, _of_url, _of_mapper, _
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_every_way_reads_the_same_values(way: Callable[[dict[str, Any]], Any], asynchronous: bool, fo: Any) -> None:
+def test_all_interfaces_read_the_same_values(way: Callable[[dict[str, Any]], Any], asynchronous: bool, fo: Any) -> None:
     given = {"fo": fo, "remote_protocol": "file", "asynchronous": asynchronous}
     assert way(given).tolist() == VALUES.tolist()
 

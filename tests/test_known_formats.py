@@ -28,5 +28,5 @@ def test_unknown_content_names_the_candidates(tmp_path: Path) -> None:
         RefShardFileSystem(fo=tmp_path / "x", format="nope").ls("")
 
 
-def test_version_is_told() -> None:
+def test_package_has_its_version() -> None:
     assert refshard_fs.__version__

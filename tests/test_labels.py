@@ -1,4 +1,4 @@
-"""Labels mean the places that xarray finds, in every group."""
+"""Labels select the elements that xarray selects, in every group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RefShardFileSystem:
         ({"model/y": [6.0, 3.0]}, {"y": slice(1, 3)}),
     ],
 )
-def test_labels_become_places(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_labels_become_indices(source: RefShardFileSystem, sel: dict[str, Any], expected: dict[str, Any]) -> None:
     assert find_positions(source, sel) == expected
 
 
@@ -45,6 +45,6 @@ def test_labels_become_places(source: RefShardFileSystem, sel: dict[str, Any], e
         ({"y": [9.0, 3.0]}, "slice of step 1"),
     ],
 )
-def test_labels_that_are_not_there_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
+def test_missing_labels_are_errors(source: RefShardFileSystem, sel: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         find_positions(source, sel)

@@ -1,4 +1,4 @@
-"""Several arrays at once: the coordinates of a dataset when it is opened, and all of its variables by `load`."""
+"""Several arrays at once: the coordinates of a dataset at opening, and all of its variables by `load`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_loading_together_stays_within_the_memory(
     assert max(most) == memory  # and no less: several at a time
 
 
-def test_array_and_dask_are_loaded_too(http_server: RangeServer) -> None:
+def test_arrays_and_dask_arrays_are_loaded(http_server: RangeServer) -> None:
     refs = references(http_server)
     array = xr.open_dataset(refs, engine="refshard")["v3"]
     assert refshard_fs.load(array).variable._in_memory
@@ -139,7 +139,7 @@ def test_error_names_its_key(http_server: RangeServer) -> None:
         refshard_fs.load(ds)
 
 
-def test_several_selections_are_announced_at_once(http_server: RangeServer) -> None:
+def test_several_selections_are_announced_together(http_server: RangeServer) -> None:
     fs = refshard_fs.RefShardFileSystem(references(http_server), skip_instance_cache=True)
     http_server.together = 3
     fs.prefetch({"v1": None, "v2": slice(0, 2), "v3": None})

@@ -1,4 +1,4 @@
-"""The keys of a source as an obspec store answer as those of obstore's own store with the same objects."""
+"""The keys of a source as an obspec store behave like obstore's own store with the same objects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_async(store: Any, path: str, options: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_reads_answer_as_obstore_does(seed: int, both: tuple[ObspecStore, Any]) -> None:
+def test_reads_equal_obstores(seed: int, both: tuple[ObspecStore, Any]) -> None:
     random = np.random.default_rng(seed)
     path = str(random.choice([*OBJECTS, "a/c/2", "a"]))
     start, length = int(random.integers(0, 120)), int(random.integers(0, 60))
@@ -68,7 +68,7 @@ def test_reads_answer_as_obstore_does(seed: int, both: tuple[ObspecStore, Any]) 
 
 
 @pytest.mark.parametrize("prefix", [None, "", "a", "a/", "a/c", "b.c", "b", "zarr.json", "gone"])
-def test_listings_answer_as_obstore_does(prefix: str | None, both: tuple[ObspecStore, Any]) -> None:
+def test_listings_equal_obstores(prefix: str | None, both: tuple[ObspecStore, Any]) -> None:
     def listed(store: Any, **offset: str) -> Any:
         return sorted((meta["path"], meta["size"]) for part in store.list(prefix, **offset) for meta in part)
 
@@ -87,7 +87,7 @@ def test_listings_answer_as_obstore_does(prefix: str | None, both: tuple[ObspecS
     assert asyncio.run(asynchronous()) == [path for path, _ in listed(theirs)]
 
 
-def test_head_tells_size_and_no_version(both: tuple[ObspecStore, Any]) -> None:
+def test_head_has_size_without_version(both: tuple[ObspecStore, Any]) -> None:
     ours, _ = both
     assert (ours.head("a/c/0")["size"], ours.head("a/c/0")["e_tag"]) == (100, None)
     with pytest.raises(FileNotFoundError):
@@ -107,7 +107,7 @@ def test_ranges_of_a_key_are_one_request(http_server: RangeServer) -> None:
     assert len(http_server.requests()) == 1
 
 
-def test_chunk_that_cannot_be_had_is_no_absent_key(http_server: RangeServer) -> None:
+def test_unreadable_chunk_is_not_a_missing_key(http_server: RangeServer) -> None:
     store = ObspecStore({"a": [f"{http_server.url}/gone", 0, 10]}, retries=0)
     for call in (lambda: store.get("a"), lambda: store.get_range("a", start=0, length=1)):
         with pytest.raises(refshard_fs.ReferenceNotReachable):
@@ -116,7 +116,7 @@ def test_chunk_that_cannot_be_had_is_no_absent_key(http_server: RangeServer) -> 
         store.get_ranges("a", starts=[0], lengths=[1])
 
 
-def test_keys_are_targets_of_another_set() -> None:
+def test_keys_can_be_targets_of_another_set() -> None:
     inner = ObspecStore({"a/0": "abcdef"})
     outer = RefShardFileSystem({"b": ["keys://inner/a/0", 2, 3]}, options={"keys://inner": inner})
     assert outer.cat_file("b") == b"cde"

@@ -29,14 +29,14 @@ def _distribution() -> metadata.Distribution:
 @pytest.mark.parametrize(
     ("group", "name"), [("fsspec.specs", "refshard"), ("xarray.backends", "refshard"), ("console_scripts", "refshard")]
 )
-def test_entry_points_lead_to_what_they_name(group: str, name: str) -> None:
+def test_entry_points_can_be_imported(group: str, name: str) -> None:
     if group == "xarray.backends":
         pytest.importorskip("xarray")
     (point,) = (p for p in _distribution().entry_points if (p.group, p.name) == (group, name))
     assert callable(point.load())
 
 
-def test_there_is_one_version() -> None:
+def test_all_versions_are_equal() -> None:
     assert _distribution().version == refshard_fs.__version__
 
 
@@ -49,7 +49,7 @@ def _python(code: str, folder: Path) -> list[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_importing_it_imports_no_extra(tmp_path: Path) -> None:
+def test_import_needs_no_extra(tmp_path: Path) -> None:
     code = f"import sys, refshard_fs, refshard_fs.cli; print(*set({EXTRAS!r}).intersection(sys.modules))"
     assert _python(code, tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""The README keeps its word: two commands for a fresh machine, extras that exist, links that lead somewhere.
+"""The README is true: its two commands, its extras and its links exist.
 
 Its blocks are run in `test_documents.py`.
 """
@@ -55,12 +55,12 @@ def test_commands_install_extras_that_exist() -> None:
 @pytest.mark.parametrize(
     "document", [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")], ids=lambda path: path.name
 )
-def test_links_to_files_lead_somewhere(document: Path) -> None:
+def test_links_to_files_resolve(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target
 
 
-def test_links_to_headings_lead_to_one() -> None:
+def test_links_to_headings_resolve() -> None:
     slug = runpy.run_path(str(ROOT / "docs" / "formats.py"))["slug"]
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]:
         for target, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#([\w-]+)\)", document.read_text()):
@@ -74,7 +74,7 @@ def test_page_of_command_line_has_every_command_and_option() -> None:
     assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["page"](), made["__doc__"]
 
 
-def test_every_command_and_option_says_what_it_is_for() -> None:
+def test_every_command_and_option_has_a_help_text() -> None:
     (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     assert [choice.dest for choice in commands._choices_actions if not choice.help] == []
     silent = [
@@ -98,7 +98,7 @@ def test_limits_name_the_oldest_versions_of_setup_cfg() -> None:
     assert {name: floors[name] for name, _ in named} == dict(named)
 
 
-def test_page_of_options_is_made_of_them() -> None:
+def test_page_of_options_is_current() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "options.py"))
     assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["page"](), made["__doc__"]
 
@@ -110,7 +110,7 @@ def test_reference_has_every_option() -> None:
     assert [name for name in keywords() if name not in names] == []
 
 
-def test_every_public_function_and_class_says_what_it_does() -> None:
+def test_every_public_name_has_a_docstring() -> None:
     needed = {"RefShardPath": "upath", "Store": "zarr.abc", "asgi": "starlette"}
     lacking = {name for name, package in needed.items() if importlib.util.find_spec(package) is None}
     public = [getattr(refshard_fs, name) for name in refshard_fs.__all__ if name not in lacking]

@@ -1,4 +1,4 @@
-"""What works with fsspec's ``reference`` filesystem works with ours in its place: each test runs with both."""
+"""Code for fsspec's ``reference`` filesystem works with ours: each test runs with both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def memory() -> Iterator[MemoryFileSystem]:
     fs.store.clear()
 
 
-def test_values_are_bytes_text_base64_objects_and_ranges(make: type[Any], memory: Any) -> None:
+def test_values_of_all_kinds_are_read(make: type[Any], memory: Any) -> None:
     refs = {
         "a": b"data",
         "b": ("memory://b", 0, 5),
@@ -54,7 +54,7 @@ def test_values_are_bytes_text_base64_objects_and_ranges(make: type[Any], memory
             assert f.read(2) == "he"
 
 
-def test_listings_and_sizes_are_the_incumbents(make: type[Any], memory: Any) -> None:
+def test_listings_and_sizes_equal_reference(make: type[Any], memory: Any) -> None:
     fs = make({"a": b"data", "b": ("memory://b", 0, 5), "c/d": ("memory://b", 1, 6), "e": ("memory://b",)}, fs=memory)
     assert sorted(fs.ls("", detail=False)) == ["a", "b", "c", "e"]
     assert {"name": "c", "type": "directory", "size": 0} in fs.ls("", detail=True)
@@ -66,14 +66,14 @@ def test_listings_and_sizes_are_the_incumbents(make: type[Any], memory: Any) -> 
 
 
 @pytest.mark.parametrize(("start", "end"), [(None, None), (1, None), (-5, None), (1, -3), (2, 400)])
-def test_parts_of_keys_are_slices_of_them(make: type[Any], memory: Any, start: int | None, end: int | None) -> None:
+def test_parts_of_keys_equal_slices(make: type[Any], memory: Any, start: int | None, end: int | None) -> None:
     fs = make({"c": ["memory://b"], "d": ["memory://b", 4, 6]})
     assert fs.cat_file("c", start=start, end=end) == DATA[start:end]
     assert fs.cat_file("d", start=start, end=end) == DATA[4:10][start:end]
 
 
 @pytest.mark.parametrize("unknown", ["memory://unknown", "//unknown"])
-def test_missing_keys_and_unreachable_targets_are_told_apart(make: type[Any], memory: Any, unknown: str) -> None:
+def test_missing_keys_and_unreachable_targets_differ(make: type[Any], memory: Any, unknown: str) -> None:
     fs = make({"c": ["memory://b"], "d": [unknown, 4, 6]})
     mapper = fs.get_mapper("")
     for missing in ("notafile", ["notone", "nottwo"]):
@@ -98,7 +98,7 @@ def test_missing_keys_and_unreachable_targets_are_told_apart(make: type[Any], me
     assert isinstance(found["d"], ReferenceNotReachable)
 
 
-def test_mappers_raise_for_unreadable_keys_unlike_the_incumbent(make: type[Any], memory: Any) -> None:
+def test_mappers_raise_for_unreadable_keys_unlike_reference(make: type[Any], memory: Any) -> None:
     mapper = make({"c": ["memory://b"], "d": ["memory://unknown", 4, 6]}).get_mapper("")
     if make is ReferenceFileSystem:
         assert list(mapper.getitems(["c", "d"], on_error="omit")) == ["c"]
@@ -109,14 +109,14 @@ def test_mappers_raise_for_unreadable_keys_unlike_the_incumbent(make: type[Any],
                 mapper.getitems(["c", "d"], on_error=on_error)
 
 
-def test_references_without_a_url_are_of_the_target(make: type[Any], http_server: RangeServer) -> None:
+def test_references_without_a_url_use_target(make: type[Any], http_server: RangeServer) -> None:
     url = http_server.put("real", DATA)
     fs = make({"a": b"data", "b": (None, 0, 5)}, target_protocol="http", target=url, remote_protocol="http")
     assert fs.cat("a") == b"data"
     assert fs.cat("b") == DATA[:5]
 
 
-def test_files_and_directories_are_got(make: type[Any], tmp_path: Path) -> None:
+def test_get_copies_files_and_directories(make: type[Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     refs = {"a": b"data", "b": (str(tmp_path / "file"), 0, 5), "c/d": (str(tmp_path / "file"), 1, 6)}
     fs = make(refs, fs=LocalFileSystem())
@@ -126,7 +126,7 @@ def test_files_and_directories_are_got(make: type[Any], tmp_path: Path) -> None:
     assert [(tmp_path / name).read_bytes() for name in ("a", "b", "c/d")] == [b"data", b"01234", b"123456"]
 
 
-def test_options_of_the_document_are_taken(make: type[Any], memory: Any) -> None:
+def test_target_options_open_the_document(make: type[Any], memory: Any) -> None:
     with fsspec.open("memory://refs.json.gz", "wt", compression="gzip") as f:
         json.dump({"a": ["memory://b"]}, f)
     assert make("memory://refs.json.gz", target_options={"compression": "gzip"}).cat("a") == DATA
@@ -143,9 +143,7 @@ def test_cached_document_is_read_from_the_cache(make: type[Any], memory: Any, tm
 
 
 @pytest.mark.parametrize("instances", [True, False])
-def test_several_filesystems_are_given_by_protocol(
-    make: type[Any], memory: Any, tmp_path: Path, instances: bool
-) -> None:
+def test_fs_takes_filesystems_by_protocol(make: type[Any], memory: Any, tmp_path: Path, instances: bool) -> None:
     (tmp_path / "file").write_bytes(b"0123456789")
     refs = {"a": b"data", "b": (f"file://{tmp_path}/file", 0, 5), "c/e": ["memory://b"]}
     given = {"file": LocalFileSystem(), "memory": memory} if instances else {"file": {}, "memory": {}}
@@ -168,7 +166,7 @@ def test_filesystems_of_targets_are_shown_by_protocol(make: type[Any], memory: A
         assert fss[None].protocol == fss["memory"].protocol == "memory"
 
 
-def test_references_are_a_dict_in_every_way(make: type[Any]) -> None:
+def test_references_behave_like_a_dict(make: type[Any]) -> None:
     refs = make({"a": "text", "r": ["url", 0, 5], "w": ["url"], "o": {"key": "value"}}).references
     expected = {"a": "text", "r": ["url", 0, 5], "w": ["url"], "o": '{"key": "value"}'}
     if json.loads(refs["o"]) == {"key": "value"}:  # with or without a space, as the incumbent's JSON library has it
@@ -215,7 +213,7 @@ def test_empty_set_has_no_references(make: type[Any]) -> None:
     assert json.dumps(make({}).references) == "{}"
 
 
-def test_filesystem_is_made_of_the_references_of_another(make: type[Any], memory: Any) -> None:
+def test_references_of_one_filesystem_open_another(make: type[Any], memory: Any) -> None:
     first = make({"a": ["memory://b", 0, 5], "t": "text"})
     assert make(first.references).cat(["a", "t"]) == {"a": DATA[:5], "t": b"text"}
 
@@ -255,7 +253,7 @@ def test_templates_are_overridden(make: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("part", ["offset", "length"])
-def test_half_range_is_value_error_when_filesystem_is_made(make: type[Any], part: str) -> None:
+def test_range_without_length_is_a_value_error(make: type[Any], part: str) -> None:
     pytest.importorskip("jinja2")
     gen = [{"key": "k{{i}}", "url": "http://{{u}}", part: "1000", "dimensions": {"i": {"stop": 2}}}]
     with pytest.raises(ValueError, match="offset"):
@@ -263,7 +261,7 @@ def test_half_range_is_value_error_when_filesystem_is_made(make: type[Any], part
 
 
 @pytest.mark.parametrize("expression", ["{{1 // 0}}", "{{i % 0}}"])
-def test_division_by_zero_is_one(make: type[Any], expression: str) -> None:
+def test_division_by_zero_is_a_zero_division_error(make: type[Any], expression: str) -> None:
     pytest.importorskip("jinja2")
     gen = [{"key": "k{{i}}", "url": "http://h", "offset": expression, "length": "1", "dimensions": {"i": {"stop": 2}}}]
     for simple in (False,) if make is ReferenceFileSystem else (True, False):
@@ -289,7 +287,7 @@ def test_source_in_memory_is_written_to_and_saved(make: type[Any], memory: Any, 
     assert {key: again.cat(key) for key in expected} == expected
 
 
-def test_directories_are_put_and_got(make: type[Any], tmp_path: Path) -> None:
+def test_directories_are_put_and_copied_back(make: type[Any], tmp_path: Path) -> None:
     (tmp_path / "d1").mkdir()
     (tmp_path / "d1/a").write_bytes(b"1")
     (tmp_path / "d1/b").write_bytes(b"2")
@@ -299,7 +297,7 @@ def test_directories_are_put_and_got(make: type[Any], tmp_path: Path) -> None:
     assert [(tmp_path / "d2" / name).read_bytes() for name in "ab"] == [b"1", b"2"]
 
 
-def test_directory_with_metadata_and_nothing_else_is_a_set(make: type[Any], memory: Any) -> None:
+def test_directory_with_only_metadata_is_a_set(make: type[Any], memory: Any) -> None:
     document = {"metadata": {".zgroup": {"zarr_format": 2}}, "record_size": 10}
     memory.pipe("/set/.zmetadata", json.dumps(document).encode())
     fs = make("memory://set", remote_protocol="memory")
@@ -309,7 +307,7 @@ def test_directory_with_metadata_and_nothing_else_is_a_set(make: type[Any], memo
 
 @pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
 @pytest.mark.parametrize("root", ["/", "/set/"])
-def test_parquet_sets_that_others_write_are_read(make: type[Any], memory: Any, root: str) -> None:
+def test_parquet_sets_of_other_writers_are_read(make: type[Any], memory: Any, root: str) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("fastparquet", reason="fsspec's own reader of parquet sets needs it")
     for number in range(2):
@@ -330,7 +328,7 @@ def test_parquet_sets_that_others_write_are_read(make: type[Any], memory: Any, r
 
 
 @pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
-def test_set_made_lazily_is_read_before_it_is_flushed_and_after(make: type[Any], memory: Any) -> None:
+def test_lazy_mapper_set_is_read_before_and_after_flush(make: type[Any], memory: Any) -> None:
     pytest.importorskip("fastparquet")
     lazy = fsspec.implementations.reference.LazyReferenceMapper.create("memory://made.parq", fs=memory, record_size=2)
     lazy[".zgroup"] = b'{"zarr_format": 2}'
@@ -346,7 +344,7 @@ def test_set_made_lazily_is_read_before_it_is_flushed_and_after(make: type[Any],
 
 
 @pytest.mark.filterwarnings("ignore:.*fastparquet:Warning")
-def test_lazily_made_set_takes_writes_through_the_filesystem(make: type[Any], memory: Any) -> None:
+def test_lazy_mapper_set_takes_writes(make: type[Any], memory: Any) -> None:
     pytest.importorskip("fastparquet")
     lazy = fsspec.implementations.reference.LazyReferenceMapper.create("memory://made.parq", fs=memory, record_size=2)
     lazy[".zgroup"] = b'{"zarr_format": 2}'

@@ -1,4 +1,4 @@
-"""Whatever is done to the references of a filesystem, and to its keys, is what it would do to a dict.
+"""Random operations on the references of a filesystem give the results of the same operations on a dict.
 
 Sources in memory, JSON sets and parquet sets; keys with all the characters that mean something to somebody; through
 the dict and through the filesystem by turns; committed, saved, opened again.
@@ -199,13 +199,13 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(("kind", "examples"), [("memory", 30), ("json", 60), ("parquet", 25)])
-def test_references_are_a_dict_whatever_is_done(kind: str, examples: int) -> None:
+def test_random_operations_equal_a_dict(kind: str, examples: int) -> None:
     search(kind, examples=examples, steps=15, derandomize=True)
 
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(900)
-def test_references_are_a_dict_for_ten_minutes() -> None:
+def test_random_operations_equal_a_dict_for_ten_minutes() -> None:
     until = time.monotonic() + 600
     while time.monotonic() < until:
         for kind in ("memory", "json", "parquet"):

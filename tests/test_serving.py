@@ -1,4 +1,4 @@
-"""A source as plain zarr over HTTP: by the rules of HTTP, and as other readers of zarr see it."""
+"""A source as plain zarr over HTTP: the rules of HTTP, and other readers of zarr."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def source_of(server: Server, folder: Path) -> RefShardFileSystem:
     return RefShardFileSystem(f"{folder}/*.nc") if is_cube else RefShardFileSystem(str(folder / "0.nc"), zarr_format=3)
 
 
-def test_every_key_is_served_as_it_is(server: Server, folder: Path) -> None:
+def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
     fs = source_of(server, folder)
     consolidated = {".zmetadata", "zarr.json"}
     with httpx.Client(timeout=60, verify=False) as client:
@@ -110,13 +110,13 @@ def test_every_key_is_served_as_it_is(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.evidence(id="R8")
-def test_zarr_reads_what_is_served_with_one_request_for_metadata(server: Server, folder: Path) -> None:
+def test_zarr_reads_a_served_source_with_one_metadata_request(server: Server, folder: Path) -> None:
     served = xr.open_dataset(server.url, engine="zarr", consolidated=True)
     xr.testing.assert_identical(served.load(), xr.open_dataset(source_of(server, folder), engine="refshard").load())
 
 
 @pytest.mark.evidence(id="R9")
-def test_tensorstore_reads_what_is_served(server: Server, folder: Path) -> None:
+def test_tensorstore_reads_a_served_source(server: Server, folder: Path) -> None:
     tensorstore = pytest.importorskip("tensorstore")
     driver = "zarr" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "zarr3"
     array = tensorstore.open({"driver": driver, "kvstore": f"{server.url}/t/"}).result().read().result()
@@ -133,7 +133,7 @@ for form in sys.argv[1:]:
 
 
 @pytest.mark.evidence(id="R13")
-def test_gdal_reads_what_is_served(server: Server, folder: Path) -> None:
+def test_gdal_reads_a_served_source(server: Server, folder: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     fs = source_of(server, folder)
     if fs.exists("zarr.json") and tuple(map(int, rasterio.__gdal_version__.split("."))) < (3, 11):
@@ -148,7 +148,7 @@ def test_gdal_reads_what_is_served(server: Server, folder: Path) -> None:
 
 
 @pytest.mark.evidence(id="R10")
-def test_urls_of_neuroglancer_are_read(folder: Path) -> None:
+def test_neuroglancer_urls_are_read(folder: Path) -> None:
     """The form is tensorstore's, too: ``|zarr2:`` behind the URL of an array."""
     tensorstore = pytest.importorskip("tensorstore")
     with Server(refshard_fs.asgi(f"{folder}/*.nc")) as server:
@@ -184,7 +184,7 @@ def test_ranges_are_answered(server: Server, asked: str, status: int, part: slic
         assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
 
 
-def test_what_a_client_has_is_not_sent_again(server: Server) -> None:
+def test_unchanged_key_is_answered_with_304(server: Server) -> None:
     key = "t/.zarray" if HTTP.get(f"{server.url}/.zgroup").status_code == 200 else "t/zarr.json"
     first = HTTP.get(f"{server.url}/{key}")
     again = HTTP.get(f"{server.url}/{key}", headers={"If-None-Match": first.headers["etag"]})
@@ -256,7 +256,7 @@ def test_slice_of_any_array_is_a_picture_or_an_error(shape: tuple[int, ...], dty
         assert HTTP.get(f"{server.url}/?slice=a").status_code == (200 if is_drawn else 502)
 
 
-def test_token_is_needed_where_one_is_set(folder: Path) -> None:
+def test_token_is_required_if_set(folder: Path) -> None:
     with Server(refshard_fs.asgi(str(folder / "0.nc"), token="secret")) as server:
         for path in ("/", "/.zgroup"):
             assert HTTP.get(server.url + path).status_code == 401
@@ -268,7 +268,7 @@ def test_token_is_needed_where_one_is_set(folder: Path) -> None:
         assert answer.headers["cache-control"].startswith("private"), "shared caches do not ask for the token"
 
 
-def test_several_sources_lie_below_their_names(folder: Path) -> None:
+def test_several_sources_are_served_by_name(folder: Path) -> None:
     sources = {name: RefShardFileSystem(str(folder / f"{name}.nc")) for name in "01"}
     with Server(refshard_fs.asgi(sources)) as server:
         assert '<a href="1/">1</a>' in HTTP.get(f"{server.url}/").text
@@ -277,14 +277,14 @@ def test_several_sources_lie_below_their_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "{key:path}", "a?b"])
-def test_names_that_are_no_part_of_a_path_are_an_error(name: str, folder: Path) -> None:
+def test_names_invalid_in_a_path_are_an_error(name: str, folder: Path) -> None:
     with pytest.raises(ValueError, match="invalid name of a source"):
         refshard_fs.asgi({name: RefShardFileSystem(str(folder / "0.nc"))})
     with pytest.raises(TypeError, match="expected a RefShardFileSystem for each name"):
         refshard_fs.asgi({"a": RefShardFileSystem(str(folder / "0.nc")), "b": str(folder / "1.nc")})
 
 
-def test_data_that_cannot_be_had_is_no_missing_key(tmp_path: Path) -> None:
+def test_unreadable_chunk_is_answered_with_502(tmp_path: Path) -> None:
     """Status 502: several clients take 403 for a missing chunk, as S3 answers, and fill it."""
     (tmp_path / "short.bin").write_bytes(b"12")
     refs = {".zgroup": '{"zarr_format": 2}', "a/0": [str(tmp_path / "gone.bin"), 0, 4]}
@@ -327,7 +327,7 @@ def test_many_clients_get_the_same_bytes(server: Server, folder: Path) -> None:
         assert all(pool.map(read, range(40)))
 
 
-def test_what_is_written_meanwhile_is_served() -> None:
+def test_committed_writes_are_served() -> None:
     fs = RefShardFileSystem({".zgroup": '{"zarr_format": 2}', "a/0": "abc"})
     with Server(refshard_fs.asgi(fs)) as server:
         first = HTTP.get(f"{server.url}/a/0")
@@ -336,7 +336,7 @@ def test_what_is_written_meanwhile_is_served() -> None:
     assert (first.content, again.status_code, again.content) == (b"abc", 200, b"other")
 
 
-def test_chunk_that_is_made_is_made_once(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_make_a_chunk_once(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     read = RefShardFileSystem._cat_file
 
@@ -352,7 +352,7 @@ def test_chunk_that_is_made_is_made_once(server: Server, folder: Path, monkeypat
     assert made == ["t/1.0"]
 
 
-def test_rate_bounds_what_is_sent(folder: Path) -> None:
+def test_rate_limit_bounds_sent_bytes(folder: Path) -> None:
     fs = RefShardFileSystem(str(folder / "0.nc"))
     size = len(fs.cat_file("x/0"))
     app = refshard_fs.asgi(fs, bytes_per_second=20 * size)
@@ -374,7 +374,7 @@ console.log(JSON.stringify({ shape, data: Array.from(data), attrs: t.attrs }));
 
 
 @pytest.mark.evidence(id="R11")
-def test_zarrita_reads_what_is_served(server: Server, folder: Path, tmp_path: Path) -> None:
+def test_zarrita_reads_a_served_source(server: Server, folder: Path, tmp_path: Path) -> None:
     """REFSHARD_ZARRITA names a folder in which ``npm install zarrita`` was run."""
     answer = _by_node(server.url, tmp_path)
     assert answer.returncode == 0, answer.stderr
@@ -384,7 +384,7 @@ def test_zarrita_reads_what_is_served(server: Server, folder: Path, tmp_path: Pa
     assert found["attrs"].get("scale_factor") == expected.attrs.get("scale_factor")
 
 
-def test_zarrita_fills_no_chunk_that_cannot_be_had(tmp_path: Path) -> None:
+def test_zarrita_reports_an_unreadable_chunk(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 7}
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
     refs["t/0"] = [str(tmp_path / "forbidden"), 0, 2]
@@ -445,7 +445,7 @@ def test_browser_reads_from_a_page_of_another_origin(server: Server, folder: Pat
 
 @pytest.mark.soak
 @pytest.mark.timeout(0)
-def test_fifty_clients_get_no_wrong_byte_for_minutes(folder: Path) -> None:
+def test_fifty_clients_read_right_bytes_for_minutes(folder: Path) -> None:
     """The server is killed in the middle and started again; its memory stays flat. REFSHARD_SERVE_SECONDS: 600."""
     seconds = float(os.environ.get("REFSHARD_SERVE_SECONDS", "600"))
     fs = RefShardFileSystem(f"{folder}/*.nc")

@@ -1,4 +1,4 @@
-"""Settings of zarr: made at the first read by zarr, unless turned off."""
+"""zarr's settings change at its first read, unless this is turned off."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ zarr.config.set({"codec_pipeline.path": "__main__.Mine"})
     ],
     ids=["zarr later", "zarr first", "turned off", "another is set", "cannot be imported"],
 )
-def test_it_is_simply_there_unless_it_is_turned_off(
-    before: str, environment: dict[str, str], name: str, tmp_path: Path
-) -> None:
+def test_pipeline_is_set_unless_turned_off(before: str, environment: dict[str, str], name: str, tmp_path: Path) -> None:
     zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT.format(before=before), str(tmp_path)],
@@ -147,14 +145,14 @@ is_fused = pytest.mark.skipif(zarr_pipeline._Fused is None, reason="this zarr de
         pytest.param(NO_DECODING, "SelectionPipeline", marks=is_fused),
     ],
 )
-def test_reads_go_on_where_zarr_has_changed_and_stats_say_so(change: str, name: str, tmp_path: Path) -> None:
+def test_changed_zarr_disables_the_pipeline_in_stats(change: str, name: str, tmp_path: Path) -> None:
     zarr.create_array(zarr.storage.LocalStore(tmp_path), name="a", data=np.arange(10), chunks=3)
     code = SCRIPT.format(before=f"import zarr; zarr.__version__ = '4.0'\n{change}")
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)
     assert run.stdout.split() == [name, "45", str(name != "SelectionPipeline")], run.stderr
 
 
-def test_stats_tell_what_is_set_now(tmp_path: Path) -> None:
+def test_stats_show_the_current_pipeline(tmp_path: Path) -> None:
     fs = RefShardFileSystem({"k": "v"}, skip_instance_cache=True)
     for pipeline in (True, False, True):
         with tune_zarr(None, pipeline=pipeline):

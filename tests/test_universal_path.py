@@ -29,7 +29,7 @@ def root(source: str) -> Any:
     return upath.UPath("refshard://", fo=source)
 
 
-def test_path_is_made_without_a_warning_and_of_our_class(root: Any) -> None:
+def test_upath_has_our_class_without_a_warning(root: Any) -> None:
     from refshard_fs.universal_path import RefShardPath
 
     assert type(root) is RefShardPath
@@ -37,7 +37,7 @@ def test_path_is_made_without_a_warning_and_of_our_class(root: Any) -> None:
     assert str(root / "a" / "0.0") == "refshard://a/0.0"
 
 
-def test_paths_list_read_and_tell(root: Any) -> None:
+def test_paths_list_read_and_stat(root: Any) -> None:
     assert {path.name for path in root.iterdir()} == {".zgroup", ".zattrs", "a", "g"}
     assert [path.name for path in sorted((root / "a").glob("3.*"))] == ["3.0", "3.1"]
     assert (root / "a" / "0.0").read_bytes() == VALUES[:2, :3].tobytes()

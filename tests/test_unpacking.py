@@ -47,7 +47,7 @@ def written(path: Path, stored: np.ndarray[Any, Any], dtype: str, packing: dict[
 @pytest.mark.filterwarnings("ignore::xarray.SerializationWarning")  # of several fill values
 @pytest.mark.parametrize("chunks", [None, {}, {"t": 2}])
 @pytest.mark.parametrize(("dtype", "packing"), PACKINGS)
-def test_values_are_those_that_xarray_makes(
+def test_values_equal_xarrays(
     dtype: str, packing: dict[str, Any], chunks: Any, stored: np.ndarray[Any, Any], tmp_path: Path
 ) -> None:
     path = written(tmp_path / "v.nc", stored, dtype, packing)
@@ -70,7 +70,7 @@ def test_packed_variables_are_found_in_this_xarray(stored: np.ndarray[Any, Any],
     assert BlockwiseArray in map(type, holders)
 
 
-def test_what_is_made_needs_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacking_makes_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacking, "WORKERS", 2)
     values = np.arange(64 * BLOCK, dtype="i2")
     tracemalloc.start()

@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
         ("a|refshard", "a|refshard"),
     ],
 )
-def test_pipeline_is_a_source_as_fsspec_spells_it(pipeline: str, source: str) -> None:
+def test_pipeline_becomes_an_fsspec_chain(pipeline: str, source: str) -> None:
     assert source_of_pipeline(pipeline) == source
 
 
@@ -60,7 +60,7 @@ def test_pipeline_that_names_a_group_is_refused(folder: Path) -> None:
         RefShardFileSystem(f"{folder}/refs.json|refshard:a")
 
 
-def test_file_whose_name_has_a_bar_is_opened(folder: Path) -> None:
+def test_file_name_with_a_bar_is_opened(folder: Path) -> None:
     (folder / "refs.json").rename(folder / "a|b.json")
     assert RefShardFileSystem(f"{folder}/a|b.json").cat_file("a/0") == b"abc"
 

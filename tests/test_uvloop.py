@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif("REFSHARD_UVLOOP" in os.environ, reason="it is s
 TESTS = [
     "tests/targets/test_answer.py",
     "tests/targets/test_http.py::test_options_for_one_server_do_not_reach_another",
-    "tests/targets/test_http.py::test_what_passes_is_tried_again",
+    "tests/targets/test_http.py::test_temporary_failures_are_retried",
     "tests/targets/test_s3.py::test_certificates_are_verified_as_botocore_does",
     "tests/test_fs.py",
     "tests/test_dask.py::test_local_schedulers_read_the_values[threads-zarr-dict]",
 ]
 # Which start an object store and a cluster.
-SERVERS = ["tests/session/test_s3.py", "tests/test_dask.py::test_a_cluster_reads_the_values[zarr-path]"]
+SERVERS = ["tests/session/test_s3.py", "tests/test_dask.py::test_cluster_reads_the_values[zarr-path]"]
 
 
 @pytest.mark.parametrize("tests", [TESTS, pytest.param(SERVERS, marks=pytest.mark.slow)], ids=["reads", "servers"])

@@ -265,7 +265,7 @@ def test_whole_shards_are_one_reference_each(tmp_path: Path) -> None:
     xr.testing.assert_equal(xr.open_dataset(refs, engine="refshard").load(), expected(url, {}))
 
 
-def test_array_that_zarr_3_has_no_name_for_is_left_out(tmp_path: Path) -> None:
+def test_array_without_a_zarr_3_type_is_left_out(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["pairs"] = np.zeros(3, [("a", "<i4"), ("b", ">f8")])
@@ -276,7 +276,7 @@ def test_array_that_zarr_3_has_no_name_for_is_left_out(tmp_path: Path) -> None:
     assert list(opened(str(tmp_path / "a.h5"), skip_variables=["pairs"])) == ["plain"]
 
 
-def test_keys_that_are_no_chunks_are_left_out(tmp_path: Path) -> None:
+def test_keys_beside_chunks_are_left_out(tmp_path: Path) -> None:
     virtual = opened(set_of(tmp_path, {"a/0": ["x y.bin", 8, 4], "a/9": ["x y.bin", 8, 4], "README": "text"}))
     assert list(virtual["a"].data.manifest.dict()) == ["0"]
 

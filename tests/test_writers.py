@@ -54,7 +54,7 @@ def check(got: Any, want: Any) -> None:
 
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
-def test_kerchunk_over_hdf5_and_netcdf4(engine: str, tmp_path: Path) -> None:
+def test_hdf5_sets_of_kerchunk_are_read(engine: str, tmp_path: Path) -> None:
     hdf = pytest.importorskip("kerchunk.hdf")
     pytest.importorskip("h5netcdf" if engine == "h5netcdf" else "netCDF4")
     ds, path = field(), tmp_path / "air.nc"
@@ -66,7 +66,7 @@ def test_kerchunk_over_hdf5_and_netcdf4(engine: str, tmp_path: Path) -> None:
     check(read(tmp_path / "refs.json"), ds)
 
 
-def test_kerchunk_over_netcdf3(tmp_path: Path) -> None:
+def test_netcdf3_sets_of_kerchunk_are_read(tmp_path: Path) -> None:
     netcdf3 = pytest.importorskip("kerchunk.netCDF3")
     pytest.importorskip("scipy")
     ds, path = field(), tmp_path / "air.nc"
@@ -76,7 +76,7 @@ def test_kerchunk_over_netcdf3(tmp_path: Path) -> None:
     check(read(refs), ds)
 
 
-def test_tifffile_over_tiff(tmp_path: Path) -> None:
+def test_tiff_sets_of_tifffile_are_read(tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")
     zarr = pytest.importorskip("zarr")
     image = np.arange(64 * 96, dtype="u2").reshape(64, 96)
@@ -88,7 +88,7 @@ def test_tifffile_over_tiff(tmp_path: Path) -> None:
     np.testing.assert_array_equal(array[...], image)
 
 
-def test_kerchunk_over_tiff(tmp_path: Path) -> None:
+def test_tiff_sets_of_kerchunk_are_read(tmp_path: Path) -> None:
     tiff = pytest.importorskip("kerchunk.tiff")
     tifffile = pytest.importorskip("tifffile")
     zarr = pytest.importorskip("zarr")
@@ -102,7 +102,7 @@ def test_kerchunk_over_tiff(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize("form", ["json", "parquet"])
-def test_virtualizarr(form: str, tmp_path: Path) -> None:
+def test_sets_of_virtualizarr_are_read(form: str, tmp_path: Path) -> None:
     virtualizarr = pytest.importorskip("virtualizarr")
     if form == "parquet":
         pytest.importorskip("fastparquet")
@@ -120,7 +120,7 @@ def test_virtualizarr(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_collection")
-def test_in_the_place_of_fsspecs_filesystem_recipes_go_on(tmp_path: Path) -> None:
+def test_recipes_work_after_replacing_reference(tmp_path: Path) -> None:
     hdf = pytest.importorskip("kerchunk.hdf")
     import fsspec
     from fsspec.implementations.reference import ReferenceFileSystem

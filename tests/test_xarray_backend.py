@@ -69,7 +69,7 @@ def test_pathlib_path_opens(folder: Path) -> None:
         check(ds)
 
 
-def test_dict_opens_with_the_filesystems_options(folder: Path) -> None:
+def test_dict_opens_with_options_of_the_filesystem(folder: Path) -> None:
     refs = {"version": 1, "refs": group()}
     options = {"base_url": str(folder), "remote_protocol": "file"}
     with xr.open_dataset(refs, engine=RefShardBackend, storage_options=options) as ds:
@@ -77,12 +77,12 @@ def test_dict_opens_with_the_filesystems_options(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("open_", [xr.open_dataset, xr.open_datatree, xr.open_groups])
-def test_option_of_source_in_wrong_place_is_told_right_one(folder: Path, open_: Any) -> None:
+def test_misplaced_option_error_names_the_right_place(folder: Path, open_: Any) -> None:
     with pytest.raises(TypeError, match=r"no argument 'anon'. .* storage_options=\{'anon': \.\.\.\}"):
         open_(str(folder / "refs.json"), engine="refshard", anon=True)
 
 
-def test_urls_of_the_protocol_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refshard_urls_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("refshard", RefShardFileSystem, clobber=True)
     path = folder / "refs.json"
     with xr.open_dataset("refshard://", engine=RefShardBackend, storage_options={"fo": str(path)}) as ds:
@@ -91,7 +91,7 @@ def test_urls_of_the_protocol_open(folder: Path, monkeypatch: pytest.MonkeyPatch
         check(ds)
 
 
-def test_chunks_are_of_those_of_the_references(folder: Path) -> None:
+def test_dask_chunks_align_with_stored_chunks(folder: Path) -> None:
     pytest.importorskip("dask.array")
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, chunks={}) as ds:
         assert ds["t"].chunks == ((4,), (3,))
@@ -141,7 +141,7 @@ def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str,
         assert ds[first].data.chunksize[0] == 1
 
 
-def test_open_dataset_options_are_as_for_kerchunks_engine(folder: Path) -> None:
+def test_options_of_kerchunks_engine_are_accepted(folder: Path) -> None:
     pytest.importorskip("dask.array")
     options = {"chunks": {}, "drop_variables": ["time"], "decode_cf": False}
     with xr.open_dataset(folder / "refs.json", engine=RefShardBackend, open_dataset_options=options) as ds:
@@ -163,20 +163,20 @@ def test_variables_are_dropped_and_groups_chosen(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
-def test_group_that_does_not_exist_is_told_with_those_that_do(opened: Any, folder: Path) -> None:
+def test_missing_group_error_lists_groups(opened: Any, folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no group 'nope': the groups at the root are sub"):
         opened(folder / "refs.json", engine=RefShardBackend, group="nope")
 
 
 @pytest.mark.parametrize("opened", [xr.open_dataset, xr.open_groups])
-def test_group_with_damaged_metadata_is_not_said_to_be_missing(opened: Any) -> None:
+def test_damaged_group_is_not_reported_as_missing(opened: Any) -> None:
     refs = group() | group("sub/") | {"sub/.zgroup": '{"zarr_format": 9}'}
     with pytest.raises(Exception, match=r".") as error:
         opened(refs, engine=RefShardBackend, group="sub")
     assert not isinstance(error.value, FileNotFoundError)
 
 
-def test_what_was_opened_is_written_in_either_format_of_zarr(folder: Path) -> None:
+def test_opened_dataset_is_written_in_both_zarr_formats(folder: Path) -> None:
     """Codecs of zarr format 2 stay out of what xarray writes anew: of format 3 there are others."""
     zlib = json.dumps(json.loads(array([4, 3], [4, 3])) | {"compressor": {"id": "zlib", "level": 1}})
     chunk = "base64:" + base64.b64encode(codecs.Zlib(1).encode(VALUES.tobytes())).decode()
@@ -204,7 +204,7 @@ def test_failed_read_raises_and_is_never_a_fill_value(folder: Path) -> None:
         ds["t"].load()
 
 
-def test_source_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_missing_source_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RefShardError, match=r"gone\.json"):
         xr.open_dataset(tmp_path / "gone.json", engine=RefShardBackend)
 
@@ -219,29 +219,29 @@ def test_source_that_is_not_there_says_so(tmp_path: Path) -> None:
         ({"version": 1}, False),
     ],
 )
-def test_only_its_own_urls_are_guessed(name: object, ours: bool) -> None:
+def test_guess_can_open_accepts_only_refshard_urls(name: object, ours: bool) -> None:
     assert RefShardBackend().guess_can_open(name) is ours
 
 
-def test_url_of_reference_is_taken_as_ours() -> None:
+def test_reference_urls_are_accepted() -> None:
     ds = xr.open_dataset("reference://", engine=RefShardBackend, storage_options={"fo": group()})
     assert ds.sizes == xr.open_dataset(group(), engine=RefShardBackend).sizes
 
 
-def test_source_behind_two_slashes_is_told_how_it_is_spelled() -> None:
+def test_source_after_two_slashes_error_has_the_spelling() -> None:
     with pytest.raises(
         ValueError, match=r"pass 'refs\.json' or 'refshard::refs\.json', or pass 'refshard://' with storage_options"
     ):
         xr.open_dataset("refshard://refs.json", engine=RefShardBackend)
 
 
-def test_pattern_without_matches_says_what_is_there(tmp_path: Path) -> None:
+def test_empty_pattern_error_lists_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(ManifestError, match=r"\*\.nc' matches nothing: .* has a\.txt"):
         xr.open_dataset(f"{tmp_path}/*.nc", engine=RefShardBackend)
 
 
-def test_groups_are_named_where_the_root_has_no_arrays() -> None:
+def test_root_without_arrays_error_lists_groups() -> None:
     refs = {".zgroup": '{"zarr_format": 2}', **group("inner/")}
     with pytest.warns(UserWarning, match="it has groups: inner. Open one with group='inner'"):
         xr.open_dataset(refs, engine=RefShardBackend)
@@ -252,7 +252,7 @@ def test_groups_are_named_where_the_root_has_no_arrays() -> None:
 
 @pytest.mark.skipif(zarr.__version__.startswith("2"), reason="zarr 2 has no version 3")
 @pytest.mark.parametrize("version", [2, 3])
-def test_missing_text_is_masked_as_xarray_masks_it(tmp_path: Path, version: int) -> None:
+def test_missing_text_is_masked_as_in_xarray(tmp_path: Path, version: int) -> None:
     netCDF4 = pytest.importorskip("netCDF4")
     path = tmp_path / "a.nc"
     with netCDF4.Dataset(path, "w") as file:
@@ -313,7 +313,7 @@ def most_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("name", BOMBS)
 @pytest.mark.case(id="P28")
-def test_strangers_coordinate_that_swells_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
+def test_remote_coordinate_bomb_is_refused(name: str, http_server: Any, most_made: list[int]) -> None:
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": bomb(name)}).encode())
     with pytest.raises(RefShardError, match=r"xarray would load 't'.*drop_variables='t'"):
         xr.open_dataset(http_server.url + "/refs.json", engine="refshard", chunks={})
@@ -324,7 +324,7 @@ def test_strangers_coordinate_that_swells_is_refused(name: str, http_server: Any
 
 @pytest.mark.parametrize("how", ["options", "tree", "times", "shape"])
 @pytest.mark.case(id="P28")
-def test_swelling_coordinate_is_refused_however_opened(how: str, http_server: Any, most_made: list[int]) -> None:
+def test_coordinate_bomb_is_refused_by_each_interface(how: str, http_server: Any, most_made: list[int]) -> None:
     refs = bomb("zlib", "days since 2000-01-01" if how == "times" else None, "n" if how == "times" else "t")
     if how == "shape":  # no chunk is there: the fill value would be made 10^11 times
         refs = {**refs, "t/.zarray": array([10**11], [10], "<i8"), "t/0": ""}
@@ -338,7 +338,7 @@ def test_swelling_coordinate_is_refused_however_opened(how: str, http_server: An
 
 
 @pytest.mark.case(id="P28")
-def test_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_coordinate_codec_runs_in_its_own_process(http_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def problems(meta: Any, chunks: Any) -> list[Any]:
@@ -353,7 +353,7 @@ def test_unknown_codec_of_a_coordinate_is_tried_apart(http_server: Any, monkeypa
     assert tried == ["0"]
 
 
-def test_strangers_plain_coordinates_open_unhindered(http_server: Any) -> None:
+def test_plain_remote_coordinates_are_opened(http_server: Any) -> None:
     codec = codecs.Zlib(1)
     refs = bomb("zlib") | {"t/0": "base64:" + base64.b64encode(codec.encode(np.arange(10, dtype="<i8"))).decode()}
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())

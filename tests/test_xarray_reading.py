@@ -57,7 +57,7 @@ SELECTIONS = {
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_selection_fetches_its_chunks_once_and_nothing_else(chunked: Chunked, name: str) -> None:
+def test_selection_fetches_only_its_chunks_once(chunked: Chunked, name: str) -> None:
     selection = dict(zip(("y", "x"), SELECTIONS[name], strict=True))
     array = open_grid(chunked).isel(selection)
     places = xr.DataArray(np.arange(256).reshape(GRID), dims=("y", "x")).isel(selection).values
@@ -101,7 +101,7 @@ def test_missing_chunks_are_filled_and_failed_ones_are_errors(chunked: Chunked) 
         array[1].values  # noqa: B018  # it reads
 
 
-def test_arrays_of_groups_are_read_the_same_way(chunked: Chunked) -> None:
+def test_arrays_of_groups_are_read_together(chunked: Chunked) -> None:
     refs = {f"sub/{k}" if k != ".zgroup" else k: v for k, v in chunked.refs(GRID).items()}
     refs["sub/.zgroup"] = refs[".zgroup"]
     refs["sub/a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x", "byte"]})
@@ -119,7 +119,7 @@ def test_loop_over_slabs_takes_one_request_for_each(chunked: Chunked) -> None:
 
 
 @pytest.mark.skipif(not hasattr(xr.Dataset, "load_async"), reason="this xarray loads in its own thread only")
-def test_asynchronous_loading_is_read_the_same_way(chunked: Chunked) -> None:
+def test_asynchronous_loading_fetches_together(chunked: Chunked) -> None:
     array = open_grid(chunked)
 
     async def load() -> Any:
@@ -130,7 +130,7 @@ def test_asynchronous_loading_is_read_the_same_way(chunked: Chunked) -> None:
     assert len(chunked.ranges) <= 2
 
 
-def test_notebook_whose_own_loop_runs_reads_the_same_way(chunked: Chunked) -> None:
+def test_notebook_with_a_running_loop_fetches_together(chunked: Chunked) -> None:
     def cell() -> None:
         array = open_grid(chunked).isel(byte=0)
         np.testing.assert_array_equal(array[3:7].values, VALUES[3:7])
@@ -140,7 +140,7 @@ def test_notebook_whose_own_loop_runs_reads_the_same_way(chunked: Chunked) -> No
     in_a_running_loop(cell)
 
 
-def test_announced_keys_are_read_elsewhere_while_the_loop_waits(chunked: Chunked) -> None:
+def test_announced_keys_are_read_on_another_loop(chunked: Chunked) -> None:
     refs = chunked.refs(GRID)
     fs = RefShardFileSystem(refs, skip_instance_cache=True, asynchronous=True)
     array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), path="a", mode="r")

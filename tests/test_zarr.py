@@ -18,7 +18,7 @@ zarr = pytest.importorskip("zarr")
 
 @pytest.mark.parametrize("separator", [".", "/"])
 @pytest.mark.parametrize("where", ["http", "file", "memory"])
-def test_groups_and_arrays_have_the_values(separator: str, where: str, http_server: Any, tmp_path: Path) -> None:
+def test_groups_and_arrays_have_their_values(separator: str, where: str, http_server: Any, tmp_path: Path) -> None:
     if where == "http":
         refs, data = reference_set(f"{http_server.url}/x.bin", separator)
         http_server.put("/x.bin", data)
@@ -80,7 +80,7 @@ class TestZarr3:
         np.testing.assert_array_equal(group["g"]["b"][...], VALUES)
         np.testing.assert_array_equal(zarr.open_array("refshard://a", mode="r", storage_options=options)[...], VALUES)
 
-    def test_recreation_by_zarr_does_not_read_the_manifest_again(self, http_server: Any) -> None:
+    def test_zarr_copies_do_not_read_the_manifest_again(self, http_server: Any) -> None:
         refs, data = reference_set("x.bin")
         http_server.put("/x.bin", data)
         url = http_server.put("/refs.json", json.dumps({**refs, "pad": "x" * 5000}).encode())

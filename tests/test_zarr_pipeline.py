@@ -81,7 +81,7 @@ def test_selection_is_one_round_of_merged_requests(http_server: RangeServer) -> 
     assert http_server.bytes_sent == len(PAYLOAD)
 
 
-def test_points_are_all_under_way_at_once(http_server: RangeServer) -> None:
+def test_points_are_fetched_in_parallel(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     http_server.latency = 0.2
     array = opened(references(url), readahead=0, max_gap=-1)
@@ -99,7 +99,7 @@ def test_nothing_beyond_the_selection_is_fetched(http_server: RangeServer) -> No
     assert http_server.bytes_sent == 16 * CHUNK
 
 
-def test_loop_over_chunks_is_read_ahead_of(http_server: RangeServer) -> None:
+def test_loop_over_chunks_is_read_ahead(http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     array = opened(references(url))
     http_server.latency = 0.02
@@ -109,7 +109,7 @@ def test_loop_over_chunks_is_read_ahead_of(http_server: RangeServer) -> None:
     assert http_server.bytes_sent == len(PAYLOAD)
 
 
-def test_shards_that_are_left_whole_are_all_under_way_at_once(http_server: RangeServer, tmp_path: Path) -> None:
+def test_whole_shards_are_fetched_in_parallel(http_server: RangeServer, tmp_path: Path) -> None:
     values = np.arange(64 * 64, dtype="<u4").reshape(64, 64)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(4, 4), shards=(16, 16), compressors=None)
     for file in (p for p in tmp_path.rglob("*") if p.is_file()):
@@ -135,7 +135,7 @@ def test_shards_are_looked_up_together(http_server: RangeServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("wrap", ["path", "dirfs", "consolidated"])
-def test_it_is_there_however_the_store_is_made(wrap: str, http_server: RangeServer) -> None:
+def test_pipeline_is_used_for_each_kind_of_store(wrap: str, http_server: RangeServer) -> None:
     url = http_server.put("/x", PAYLOAD)
     refs = {f"g/{k}": v for k, v in references(url).items()} | {"g/.zgroup": '{"zarr_format": 2}'}
     if wrap == "consolidated":
@@ -153,7 +153,7 @@ def test_it_is_there_however_the_store_is_made(wrap: str, http_server: RangeServ
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_slow_chunk_keeps_no_other_from_being_decoded(
+def test_slow_chunk_does_not_delay_decoding_of_others(
     is_local: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chunks of a selection are not dealt out to threads: whichever has nothing to do takes the next."""
@@ -272,7 +272,7 @@ def test_failed_selection_gives_its_memory_back(http_server: RangeServer) -> Non
 
 
 @pytest.mark.parametrize("shards", [True, False])
-def test_memory_held_by_others_leaves_one_chunk_at_a_time(
+def test_full_memory_leaves_one_chunk_at_a_time(
     shards: bool, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where zarr reads the parts of shards, or decodes what was read at once."""
@@ -363,7 +363,7 @@ def take(array: Any, kind: str, selection: Any) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_values_are_those_of_zarrs_own_pipeline(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_values_equal_zarrs_pipeline(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     options, values = data.draw(arrays())
     root = tmp_path_factory.mktemp("z")
     with tune_zarr(None, pipeline=False):
@@ -384,7 +384,7 @@ def test_values_are_those_of_zarrs_own_pipeline(data: st.DataObject, tmp_path_fa
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("version", [2, 3])
-def test_texts_structs_and_objects_are_as_zarr_reads_them(tmp_path: Path, version: Any) -> None:
+def test_texts_structs_and_objects_equal_zarrs(tmp_path: Path, version: Any) -> None:
     kinds = {
         "text": np.array(["a", "bc", "", "déf"] * 5, dtype=np.dtypes.StringDType()),
         "struct": np.array([(1, 2.5), (3, 4.5)] * 10, dtype=[("x", "<i4"), ("y", "<f8")]),
@@ -398,7 +398,7 @@ def test_texts_structs_and_objects_are_as_zarr_reads_them(tmp_path: Path, versio
         assert np.asarray(array[2:19]).tolist() == values[2:19].tolist()
 
 
-def test_blocks_zero_sizes_and_no_dimensions(tmp_path: Path) -> None:
+def test_blocks_empty_and_scalar_arrays_are_read(tmp_path: Path) -> None:
     values = np.arange(20.0).reshape(4, 5)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=(3, 2))
     zarr.create_array(LocalStore(tmp_path), name="empty", shape=(0, 5), chunks=(3, 2), dtype="i4")
@@ -411,7 +411,7 @@ def test_blocks_zero_sizes_and_no_dimensions(tmp_path: Path) -> None:
     assert zarr.open_array(store, path="one", mode="r")[...] == 5
 
 
-def test_chunks_that_do_not_exist_are_the_fill_value(http_server: RangeServer) -> None:
+def test_missing_chunks_are_the_fill_value(http_server: RangeServer) -> None:
     refs = references(http_server.put("/x", PAYLOAD))
     del refs["a/3"], refs["a/63"]
     found = bytes(opened(refs)[:])
@@ -419,7 +419,7 @@ def test_chunks_that_do_not_exist_are_the_fill_value(http_server: RangeServer) -
     assert found[: 3 * CHUNK] == PAYLOAD[: 3 * CHUNK]
 
 
-def test_writes_are_zarrs_own(tmp_path: Path) -> None:
+def test_writes_use_zarrs_pipeline(tmp_path: Path) -> None:
     values = np.arange(100, dtype="<i4").reshape(10, 10)
     zarr.create_array(LocalStore(tmp_path / "x"), name="a", data=values, chunks=(4, 4), fill_value=0)
     fs = RefShardFileSystem(str(tmp_path / "x"), mode="a", skip_instance_cache=True, asynchronous=True)
@@ -509,7 +509,7 @@ def test_chunk_that_cannot_be_decoded_names_its_file(
     assert "refshard check" in note
 
 
-def test_read_that_needs_an_event_loop_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_loop_is_started_if_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(1.0, 101.0)
     zarr.create_array(LocalStore(tmp_path), name="a", data=values, chunks=10)
     array = opened(str(tmp_path))
@@ -517,7 +517,7 @@ def test_read_that_needs_an_event_loop_gets_one(tmp_path: Path, monkeypatch: pyt
     assert (array[:] == values).all()
 
 
-def test_several_failures_of_one_read_leave_no_error_behind(
+def test_several_failures_leave_no_unretrieved_error(
     http_server: RangeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = http_server.put("/bad", PAYLOAD)
@@ -599,7 +599,7 @@ class Added(Codec):
         return np.frombuffer(buf, np.uint8) + np.uint8(self._number)
 
 
-def test_arrays_do_not_share_codecs_that_only_seem_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_with_different_codecs_do_not_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(numcodecs.registry.codec_registry, Added.codec_id, Added)
     meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C", "filters": None}
     refs = {".zgroup": '{"zarr_format": 2}'}
@@ -623,7 +623,7 @@ def test_pickled_array_of_ours_reads_elsewhere(tmp_path: Path) -> None:
     assert found.stdout.strip() == b"45", found.stderr
 
 
-def test_loops_of_ones_own_end_and_leave_nothing(http_server: RangeServer) -> None:
+def test_user_loops_end_without_leaks(http_server: RangeServer) -> None:
     refs = references(http_server.put("/x", PAYLOAD))
 
     async def read() -> bytes:
@@ -637,7 +637,7 @@ def test_loops_of_ones_own_end_and_leave_nothing(http_server: RangeServer) -> No
     gc.collect()
 
 
-def test_trial_is_known_to_other_threads_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_of_zarr_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that asks while another one installs the pipeline joins no thread that was not started."""
     start, told = zarr_pipeline._Trial.start, list[object]()
 
@@ -656,7 +656,7 @@ def test_trial_is_known_to_other_threads_once_it_runs(monkeypatch: pytest.Monkey
     assert told == [None]
 
 
-def test_zarr_of_these_tests_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tested_zarr_versions_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr_pipeline, "_trial", None)
     with zarr.config.set(zarr_pipeline.setting(False)):
         zarr_pipeline.install()

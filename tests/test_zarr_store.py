@@ -50,7 +50,7 @@ MEMBERS = ["sub", "sub/a", "sub/deep", "sub/deep/a", "top"]
 
 @pytest.mark.skipif(FsspecStore is None, reason="zarr 2 has no FsspecStore")
 @pytest.mark.parametrize("path", ["", "/"])
-def test_nested_groups_are_listed_whatever_slashes_zarr_adds(path: str) -> None:
+def test_nested_groups_are_listed_with_any_slashes(path: str) -> None:
     store = FsspecStore(RefShardFileSystem(REFS, asynchronous=True), read_only=True, path=path)
     group = zarr.open_group(store, mode="r")
     assert sorted(name for name, _ in group.members(max_depth=None)) == MEMBERS
@@ -248,7 +248,7 @@ def test_store_reads_ranges_of_keys_together(http_server: RangeServer) -> None:
 
 
 @needs_zarr_3
-def test_what_zarr_writes_to_a_store_is_committed(tmp_path: Path) -> None:
+def test_writes_to_a_store_are_committed(tmp_path: Path) -> None:
     store = refshard_fs.Store(str(tmp_path / "refs.json"), mode="a")
     zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")[:] = [1, 2, 3, 4]
     store.fs.commit()
@@ -257,7 +257,7 @@ def test_what_zarr_writes_to_a_store_is_committed(tmp_path: Path) -> None:
 
 @needs_zarr_3
 @pytest.mark.parametrize("kind", ["path of the filesystem", "path of the source"])
-def test_upath_is_a_store_of_zarr_or_our_source(kind: str, tmp_path: Path) -> None:
+def test_upath_is_opened_by_zarr_or_as_a_source(kind: str, tmp_path: Path) -> None:
     upath = pytest.importorskip("upath")
     (tmp_path / "refs.json").write_text(json.dumps(REFS))
     path = upath.UPath(f"refshard::{tmp_path}/refs.json")

@@ -1,4 +1,4 @@
-"""Jobs run both sides with equal values and count what they ask; the picture of them shows losses too."""
+"""Jobs compare the values of both sides and count requests; the picture shows losses too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def case(title: str, theirs: float, ours: float) -> Case:
     return Case("jobs", title, "s", {"xarray": theirs, "refshard": ours}, ("refshard",), "xarray")
 
 
-def test_a_job_compares_and_counts_both_sides(tmp_path: Path) -> None:
+def test_job_compares_and_counts_both_sides(tmp_path: Path) -> None:
     kept, picture = tmp_path / "cases", tmp_path / "picture.svg"
     command = [sys.executable, "-m", "benchmarks.jobs", "--quick", "--only", "OpenOne", "--picture", str(picture)]
     environment = {**os.environ, record.FILE: str(kept)}
@@ -55,7 +55,7 @@ def test_jobs_are_chosen_by_pattern() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_a_job_says_what_users_do(job: Job) -> None:
+def test_job_describes_its_task(job: Job) -> None:
     assert job.__doc__
     assert job.__doc__ != Job.__doc__
     for size in ("quick", "usual", "large"):
@@ -64,12 +64,12 @@ def test_a_job_says_what_users_do(job: Job) -> None:
         assert len(title) <= 54  # as many letters as fit beside the bars
 
 
-def test_a_job_names_the_packages_it_lacks() -> None:
+def test_job_names_missing_packages() -> None:
     job = SimpleNamespace(needs=("json", "no_such_package"), store="http")
     assert Job.missing(job) == ["no_such_package"]  # type: ignore[arg-type]
 
 
-def test_the_picture_shows_losses_after_wins() -> None:
+def test_picture_shows_losses_after_wins() -> None:
     cases = [case("slow & <new>, 20 ms", 1.0, 4.0), case("fast, 20 ms", 12.0, 1.0), case("on S3, 30 ms", 2.0, 1.0)]
     svg = bars.draw([*cases, case("fast, 50 ms", 1.0, 9.0)], {"zarr": "3.4"})
     texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("text")]

@@ -1,4 +1,4 @@
-"""A report says what was lost and missed as plainly as what was won, and shows what it is given as text."""
+"""Reports of benchmarks name losses and missed goals as clearly as wins, and escape all texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cases() -> list[Case]:
     return [won, lost, missed, alone, *grown]
 
 
-def test_a_report_counts_and_names_what_is_lost_and_missed(tmp_path: Path) -> None:
+def test_report_counts_and_names_losses_and_missed_goals(tmp_path: Path) -> None:
     report.write(cases(), tmp_path / "new" / "folder")
     page = (tmp_path / "new" / "folder" / "report.html").read_text()
     assert "1 lost" in page
@@ -38,7 +38,7 @@ def test_a_report_counts_and_names_what_is_lost_and_missed(tmp_path: Path) -> No
     assert data["python"]
 
 
-def test_a_report_has_a_plot_of_each_kind(tmp_path: Path) -> None:
+def test_report_has_a_plot_of_each_kind(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report.write(cases(), tmp_path)
     page = (tmp_path / "report.html").read_text()
@@ -47,7 +47,7 @@ def test_a_report_has_a_plot_of_each_kind(tmp_path: Path) -> None:
     assert "<svg" not in (tmp_path / "report.html").read_text()
 
 
-def test_cases_are_kept_only_where_a_record_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cases_are_stored_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cases"
     monkeypatch.delenv(record.FILE, raising=False)
     record.keep(cases()[0])

@@ -48,11 +48,11 @@ from refshard_fs.cli.program import as_options
         ("allow=3: it is 'any'", "--option allow=3: it is 'any'"),
     ],
 )
-def test_arguments_are_spelled_as_options(text: str, said: str) -> None:
+def test_errors_spell_arguments_as_options(text: str, said: str) -> None:
     assert as_options(text) == said
 
 
-def test_what_a_command_says_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_commands_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text('{"a": [null, 0, 3]}')
     (tmp_path / "k").write_bytes(b"abc")
     assert main(["cat", str(tmp_path / "refs.json"), "a"]) == 2
@@ -62,7 +62,7 @@ def test_what_a_command_says_can_be_typed(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("text", [None, '{"a": [1'])
-def test_check_of_what_cannot_be_opened_has_a_status_of_its_own(
+def test_check_of_an_unreadable_source_exits_with_2(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text is not None:

@@ -1,4 +1,4 @@
-"""``refshard completion``: what a shell offers, asked of the shells themselves."""
+"""``refshard completion``, tested with the shells themselves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TYPED = {
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed: its script was not run")
-def test_zsh_completes_what_is_typed_at_its_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_completes_words_at_its_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 0
     (tmp_path / "script").write_text(capsys.readouterr().out)
     (tmp_path / "refs.json").touch()
@@ -74,7 +74,7 @@ def test_zsh_completes_what_is_typed_at_its_prompt(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed: its script was not run")
-def test_fish_completes_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fish_shows_completions_with_descriptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "fish"]) == 0
     (tmp_path / "script").write_text(capsys.readouterr().out)
     (tmp_path / "refs.json").touch()
@@ -99,13 +99,15 @@ def test_scripts_of_other_shells_name_every_command(shell: str, capsys: pytest.C
     assert [command.name for command in COMMANDS if command.name not in script] == []
 
 
-def test_without_shtab_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_without_shtab_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     assert 'pip install "refshard_fs[cli]"' in capsys.readouterr().err
 
 
-def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["completion", "tcsh"])
     assert stopped.value.code == 2

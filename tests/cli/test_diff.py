@@ -1,4 +1,4 @@
-"""``refshard diff``: what differs, and status 1 if anything does."""
+"""``refshard diff`` prints differences, and exits with 1 if there are any."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from refshard_fs.cli import main
 from tests.support.cli_sets import ARRAY, REFS, Refs
 
 
-def test_the_same_set_differs_in_nothing(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_sets_have_no_difference(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", refs(name="a.json"), refs(name="b.json")]) == 0
     assert capsys.readouterr().out == ""
 
 
-def test_what_differs_is_named(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_named(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     new = {k: v for k, v in REFS.items() if not k.startswith("b/")}
     new |= {
         "a/.zarray": {**ARRAY, "fill_value": 1},
@@ -42,7 +42,7 @@ def test_what_differs_is_named(refs: Refs, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_as_json_it_has_counts_and_some_keys(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_counts_and_some_keys(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     many = {f"a/{i}": ["data.bin", i, 1] for i in range(20)}
     meta = {"a/.zarray": {**ARRAY, "shape": [40]}}
     moved = {key: ["other.bin", *where[1:]] for key, where in many.items()}
@@ -55,6 +55,6 @@ def test_as_json_it_has_counts_and_some_keys(refs: Refs, capsys: pytest.CaptureF
     assert changes["some_changed"] == [f"a/{i}" for i in range(10)]
 
 
-def test_what_cannot_be_opened_is_status_2(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_source_exits_with_2(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", refs(), "nowhere.json"]) == 2
     assert "nowhere.json" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``refshard tree``, and what all commands print: plain text in a pipe, tables on a terminal."""
+"""``refshard tree``, and the output of all commands: plain text in a pipe, tables on a terminal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_tree_reads_no_chunk_and_no_shard_index(shared_data: Path, capsys: pytes
         ),
     ],
 )
-def test_info_warns_of_arrays_that_nobody_can_decode(
+def test_info_warns_of_arrays_without_a_decoder(
     refs: Refs, capsys: pytest.CaptureFixture[str], key: str, document: dict[str, Any], why: str
 ) -> None:
     assert main(["info", refs({key: document})]) == 0
@@ -98,7 +98,7 @@ def test_control_characters_of_keys_do_not_reach_the_terminal(refs: Refs, capsys
     ("terminal", "wishes", "coloured"),
     [(True, {}, True), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False), (False, {}, False)],
 )
-def test_colours_are_for_terminals_that_want_them(
+def test_colours_are_for_terminals_only(
     terminal: bool,
     wishes: dict[str, str],
     coloured: bool,

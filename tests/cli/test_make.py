@@ -1,4 +1,4 @@
-"""The daily work with a folder of files, as users type it: each command in a process of its own, with its status."""
+"""Commands for a folder of files, as users type them: each in its own process, with its exit status."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def meant(cube: Path, day: int) -> float:
     return float(number * scale)
 
 
-def test_a_pattern_takes_files_in_natural_order(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_pattern_takes_files_in_natural_order(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 11)
     said = refshard("concat", "day*.nc3", "-o", "cube.json", "--dim", "time")
     assert said.startswith("cube.json: ")
     assert shown(str(tmp_path / "cube.json"), 11) == list(range(11))
 
 
-def test_without_a_dimension_it_says_which_to_name(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_missing_dim_lists_the_choices(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 2)
     said = refshard("concat", "day*.nc3", "-o", "cube.json", status=2)
     assert "name a dimension (--dim time)" in said
@@ -81,7 +81,7 @@ def test_without_a_dimension_it_says_which_to_name(refshard: Callable[..., str],
     assert not (tmp_path / "cube.json").exists()
 
 
-def test_files_packed_otherwise_are_refused_by_name_or_recoded(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_files_of_another_packing_are_recoded_or_refused(refshard: Callable[..., str], tmp_path: Path) -> None:
     for day, scale in enumerate((0.5, 0.25, 0.5)):
         packed(tmp_path / f"day{day}.nc", day, scale)
     said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", status=2)
@@ -92,7 +92,7 @@ def test_files_packed_otherwise_are_refused_by_name_or_recoded(refshard: Callabl
     assert [meant(tmp_path / "cube.refshard", day) for day in range(3)] == [0, 1, 2]
 
 
-def test_times_of_other_origin_fit_and_other_calendars_do_not(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_times_join_across_units_but_not_calendars(refshard: Callable[..., str], tmp_path: Path) -> None:
     packed(tmp_path / "a.nc", 30)
     packed(tmp_path / "b.nc", 0, units="days since 2024-02-01")
     packed(tmp_path / "c.nc", 33, calendar="noleap")
@@ -115,7 +115,7 @@ def test_files_in_any_order_are_sorted_on_request(
     assert shown(str(tmp_path / "cube.json"), 3) == [0, 1, 2]
 
 
-def test_files_of_same_day_are_refused_or_one_of_them_is_taken(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_duplicate_days_are_refused_unless_overlap_is_set(refshard: Callable[..., str], tmp_path: Path) -> None:
     for number, (day, value) in enumerate(((0, 0), (1, 1), (1, 7))):
         packed(tmp_path / f"{number}.nc", day, value=value)
     arguments = ["concat", "0.nc", "1.nc", "2.nc", "-o", "cube.json", "--dim", "time"]
@@ -129,7 +129,7 @@ def test_files_of_same_day_are_refused_or_one_of_them_is_taken(refshard: Callabl
 
 
 @pytest.mark.parametrize("lazy", [[], ["--lazy"]])
-def test_a_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
+def test_missing_day_is_filled_in(refshard: Callable[..., str], tmp_path: Path, lazy: list[str]) -> None:
     for day in (0, 1, 3):
         packed(tmp_path / f"day{day}.nc", day)
     arguments = ["--dim", "time", "--join", "outer", "--freq", "1D", *lazy]
@@ -176,7 +176,7 @@ def test_folders_of_members_are_a_cube_of_both(refshard: Callable[..., str], tmp
 
 
 @pytest.mark.parametrize(("name", "lazy"), [("cube.json", []), ("cube.parquet", []), ("cube.refshard", ["--lazy"])])
-def test_a_daily_job_that_runs_twice_changes_nothing_and_says_so(
+def test_repeated_append_reports_no_change(
     refshard: Callable[..., str], tmp_path: Path, name: str, lazy: list[str]
 ) -> None:
     days(tmp_path, "scipy", 3)
@@ -196,7 +196,7 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in files if file.is_file()}
 
 
-def test_an_earlier_day_is_refused_unless_any_order_will_do(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_earlier_day_is_refused_unless_any_order_is_set(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 3)
     refshard("concat", "day0.nc3", "day2.nc3", "-o", "cube.json", "--dim", "time")
     append = ["append", "cube.json", "day1.nc3", "--dim", "time"]
@@ -219,7 +219,7 @@ def test_chunks_without_a_codec_are_shown_in_smaller_pieces(refshard: Callable[.
     ]
 
 
-def test_unreadable_files_are_named_or_left_out_on_request(refshard: Callable[..., str], tmp_path: Path) -> None:
+def test_unreadable_files_are_errors_or_skipped(refshard: Callable[..., str], tmp_path: Path) -> None:
     days(tmp_path, "scipy", 4)
     (tmp_path / "day1.nc3").write_bytes(b"an error page")
     (tmp_path / "day2.nc3").write_bytes((tmp_path / "day2.nc3").read_bytes()[:90])
@@ -242,9 +242,7 @@ def test_sources_of_several_kinds_are_one_cube(refshard: Callable[..., str], tmp
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
-def test_a_run_that_was_killed_goes_on_where_it_ended(
-    refshard: Callable[..., str], tmp_path: Path, http_server: RangeServer
-) -> None:
+def test_killed_concat_resumes(refshard: Callable[..., str], tmp_path: Path, http_server: RangeServer) -> None:
     urls = [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
     arguments = ["concat", *urls, "-o", "cube.refshard", "--dim", "time", "--lazy", "--resume", "scans"]
     kept = tmp_path / "scans"
@@ -267,7 +265,7 @@ def test_a_run_that_was_killed_goes_on_where_it_ended(
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "json"])
-def test_a_set_is_written_over_where_it_is_asked_for(tmp_path: Path, refshard: Callable[..., str], suffix: str) -> None:
+def test_existing_set_is_replaced_with_overwrite(tmp_path: Path, refshard: Callable[..., str], suffix: str) -> None:
     files, moved = days(tmp_path, "references", 3), f"moved.{suffix}"
     prefixes = ["--from", str(tmp_path), "--to", str(tmp_path)]
     made = ["concat", *files, "-o", f"all.{suffix}", "--dim", "time"], ["rebase", f"all.{suffix}", moved, *prefixes]

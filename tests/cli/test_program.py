@@ -1,4 +1,4 @@
-"""The command ``refshard``: what its commands print, and how they fail."""
+"""The command ``refshard``: output and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_info_counts_the_chunks_of_each_array(refs: Refs, capsys: pytest.Capture
     ]
 
 
-def test_info_as_json_has_the_same_as_data(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_as_json_has_all_values(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     path = refs()
     assert main(["info", path, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -72,12 +72,12 @@ def test_info_as_json_has_the_same_as_data(refs: Refs, capsys: pytest.CaptureFix
     }
 
 
-def test_info_of_an_empty_set_is_no_error(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_accepts_an_empty_set(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", refs({})]) == 0
     assert "0 keys, 0 B; 0 groups, 0 arrays" in capsys.readouterr().out
 
 
-def test_info_names_ten_targets_and_no_secret(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lists_ten_targets_without_secrets(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     many = {f"a/{i}": [f"https://me:pass@host/{i}?token=hush", 0, 10 + i] for i in range(12)}
     path = refs({"a/.zarray": {**ARRAY, "shape": [24]}, **many})
     for form in ([], ["--json"]):
@@ -102,7 +102,7 @@ def test_info_tells_chunks_from_shards(shared_data: Path, capsys: pytest.Capture
     assert whole["codecs"][0].startswith("sharding_indexed[")
 
 
-def test_info_names_the_document_that_describes_no_array(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_names_the_invalid_metadata(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", refs({"a/.zarray": {"shape": [1]}})]) == 2
     assert "'a/.zarray'" in capsys.readouterr().err
 
@@ -129,7 +129,7 @@ def test_ls_of_a_key_shows_that_key(refs: Refs, capsys: pytest.CaptureFixture[st
     [("[1, 2]", "refs.json"), ("not JSON", "refs.json"), ({"k": ["url", 1]}, "'k'")],
     ids=["no object", "not JSON", "two elements"],
 )
-def test_a_broken_set_is_one_line_on_stderr_and_status_2(
+def test_broken_set_is_one_line_on_stderr_and_status_2(
     refs: Refs, capsys: pytest.CaptureFixture[str], content: object, said: str
 ) -> None:
     assert main(["ls", refs(content)]) == 2
@@ -140,14 +140,14 @@ def test_a_broken_set_is_one_line_on_stderr_and_status_2(
     assert "Traceback" not in printed.err
 
 
-def test_a_missing_source_or_key_is_said_to_be_missing(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_source_or_key_is_reported(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", refs(), "nothing/here"]) == 2
     assert "nothing/here" in capsys.readouterr().err
     assert main(["info", refs() + ".gone"]) == 2
     assert "refs.json.gone" in capsys.readouterr().err
 
 
-def test_an_unknown_protocol_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_protocol_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "nosuchprotocol://bucket/refs.json"]) == 2
     assert "nosuchprotocol" in capsys.readouterr().err
 
@@ -162,14 +162,14 @@ def test_options_reach_the_filesystem(refs: Refs, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "wrong", [["--option", "novalue"], ["--remote-options", "[]"], ["--remote-options", "{"]], ids=" ".join
 )
-def test_a_wrong_option_is_a_usage_error(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_is_a_usage_error(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["ls", "refs.json", *wrong])
     assert stopped.value.code == 2
     assert "usage:" in capsys.readouterr().err
 
 
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--version"])
     assert stopped.value.code == 0
@@ -177,13 +177,13 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (["ls", "gone.json"], 2)])
-def test_the_package_runs_as_the_command(arguments: list[str], status: int) -> None:
+def test_package_runs_as_a_command(arguments: list[str], status: int) -> None:
     run = subprocess.run([sys.executable, "-m", "refshard_fs", *arguments], capture_output=True, text=True, check=False)
     assert run.returncode == status
     assert __version__ in run.stdout or "gone.json" in run.stderr
 
 
-def test_an_unknown_option_is_told_the_one_meant(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_suggests_a_similar_one(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", refs(), "--option", "remote_protokol=s3"]) == 2
     assert capsys.readouterr().err == (
         "refshard: refshard has no argument remote_protokol=: did you mean --remote-protocol?\n"
@@ -203,14 +203,14 @@ def test_errors_of_any_kind_are_one_line(refs: Refs, capsys: pytest.CaptureFixtu
         assert "Traceback" not in printed
 
 
-def test_a_selection_beyond_an_array_names_its_option(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_selection_beyond_an_array_names_its_option(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["map", refs(), "a", "-o", "x.svg", "--select", "a[99]"]) == 2
     assert capsys.readouterr().err == (
         "refshard: --select 'a[99]' does not fit the array: index 99 is out of bounds for a dimension of size 5\n"
     )
 
 
-def test_what_was_written_is_said_with_size_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_line_has_size_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "refs.json"
     source.write_text(json.dumps({"a": "text", "b": ["s3://old/b", 0, 5]}))
     target = str(tmp_path / "out.json")
@@ -220,9 +220,7 @@ def test_what_was_written_is_said_with_size_and_time(tmp_path: Path, capsys: pyt
     assert re.fullmatch(rf"{re.escape(target)}: 2 keys, \d+ B, written in \d+\.\d s\n", capsys.readouterr().out)
 
 
-def test_prefix_that_begins_nothing_is_passed_over_as_error_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_prefix_is_ignored_with_the_stated_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "refs.json"
     source.write_text(json.dumps({"b": ["s3://old/b", 0, 5]}))
     command = ["rebase", str(source), str(tmp_path / "out.json"), "--from", "gs://x/", "--to", "s3://new/"]
@@ -256,7 +254,7 @@ def test_dimensions_are_shown_by_name(tmp_path: Path, capsys: pytest.CaptureFixt
 LONG = "a_variable_of_the_ocean_model_with_a_standard_name_as_long_as_some_are"
 
 
-def test_tables_hold_at_80_columns_and_lose_nothing(
+def test_tables_fit_80_columns_without_loss(
     refs: Refs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -277,7 +275,7 @@ def test_tables_hold_at_80_columns_and_lose_nothing(
 
 
 @pytest.mark.parametrize("name", ["out.zarr", "out.json", "out.parquet"])
-def test_what_convert_writes_info_does_not_warn_of(
+def test_info_accepts_each_output_of_convert(
     name: str, refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("pyarrow")
@@ -292,7 +290,7 @@ def test_what_convert_writes_info_does_not_warn_of(
     assert (told["targets"]["count"], told["targets"]["references"]) == (1, 1)
 
 
-def test_defaults_of_options_are_those_of_python() -> None:
+def test_option_defaults_equal_python_defaults() -> None:
     convert, snapshot = (parser().parse_args([name, "a", "b"]) for name in ("convert", "snapshot"))
     defaults = [inspect.signature(made).parameters for made in (RefShardFileSystem.save, refshard_fs.snapshot)]
     assert convert.record_size == defaults[0]["record_size"].default

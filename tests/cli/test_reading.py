@@ -1,4 +1,4 @@
-"""``refshard cat`` and ``refshard get``: bytes as they are, and never a file outside of the destination."""
+"""``refshard cat`` and ``refshard get`` write exact bytes, and no file outside the destination."""
 
 from __future__ import annotations
 
@@ -50,30 +50,30 @@ def test_get_writes_all_below_a_path(refs: Refs, tmp_path: Path, capsys: pytest.
     assert files(tmp_path / "one") == {"1": b"34"}
 
 
-def test_get_of_a_directory_wants_r(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_of_a_directory_needs_r(refs: Refs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["get", refs(), "b"]) == 2
     assert "-r gets all keys below it" in capsys.readouterr().err
 
 
-def test_get_that_fails_leaves_nothing(refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_get_leaves_no_file(refs: Refs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = refs({"a/x": "fine", "a/y": ["gone.bin", 0, 4]}), tmp_path / "out"
     assert main(["get", "-r", path, "a", str(out)]) == 2
     assert "'a/y'" in capsys.readouterr().err
     assert os.listdir(out) == []
 
 
-def test_a_key_of_no_bytes_is_an_empty_file(refs: Refs, tmp_path: Path) -> None:
+def test_empty_key_becomes_an_empty_file(refs: Refs, tmp_path: Path) -> None:
     assert main(["get", refs({"k": ""}), "k", str(tmp_path / "k")]) == 0
     assert (tmp_path / "k").read_bytes() == b""
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "a\0b", ".."])
-def test_no_name_leads_out_of_the_destination(name: str, tmp_path: Path) -> None:
+def test_names_cannot_leave_the_destination(name: str, tmp_path: Path) -> None:
     with pytest.raises((ManifestError, ValueError)):
         reading._path_below(str(tmp_path), name)
 
 
-def test_a_link_in_the_destination_is_not_followed_out_of_it(refs: Refs, tmp_path: Path) -> None:
+def test_link_out_of_the_destination_is_not_followed(refs: Refs, tmp_path: Path) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     out.mkdir()
     elsewhere.mkdir()

@@ -1,4 +1,4 @@
-"""The command ``rule``: documents made from an archive read as it does; what differs is named."""
+"""The command ``rule``: a new document reads its archive, and `check` names differences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new(path: Path, server: RangeServer, name: str, *more: str) -> int:
         ("ifs-ens", ("--members", "0-2")),
     ],
 )
-def test_new_rule_reads_what_the_archive_has(
+def test_new_rule_reads_the_archive(
     name: str, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive, path = ARCHIVES[name], tmp_path / "rule.json"
@@ -59,7 +59,7 @@ def test_new_rule_reads_what_the_archive_has(
         assert capsys.readouterr().out.startswith(f"{path}: {len(got.data_vars)} variables")
 
 
-def test_check_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rule.json"
     with RangeServer() as server:
         for step in (0, 5, 6, 7, 8):

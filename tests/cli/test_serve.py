@@ -46,7 +46,7 @@ def test_sources_of_one_name_are_an_error(tmp_path: Path, capsys: pytest.Capture
     assert "sources with different names" in capsys.readouterr().err
 
 
-def test_port_that_is_taken_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_used_port_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -75,7 +75,7 @@ class _Without:
 
 
 @pytest.mark.parametrize("absent", ["uvicorn", "starlette"])
-def test_what_is_not_installed_is_named(
+def test_missing_package_is_named(
     absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "refs.json").write_text('{".zgroup": "{\\"zarr_format\\": 2}"}')

@@ -1,4 +1,4 @@
-"""Commands on a zarr hierarchy over plain HTTP, which cannot list: what is known is shown, the rest says what to do."""
+"""Commands on a zarr hierarchy over plain HTTP, which has no listings: they show the known arrays, or name a remedy."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_info_shows_arrays_and_says_that_chunks_are_not_known(
 
 
 @pytest.mark.parametrize("document", ["zarr.json", ".zarray"])
-def test_an_array_at_the_root_needs_no_consolidated_metadata(
+def test_array_at_the_root_needs_no_consolidated_metadata(
     document: str, http_server: RangeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = {"zarr.json": V3_ARRAY, ".zarray": ARRAY}[document]
@@ -85,9 +85,7 @@ def test_an_array_at_the_root_needs_no_consolidated_metadata(
     assert array["present"] == 1
 
 
-def test_a_group_whose_arrays_nobody_tells_says_what_to_do(
-    http_server: RangeServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlistable_group_error_has_a_remedy(http_server: RangeServer, capsys: pytest.CaptureFixture[str]) -> None:
     url = put(http_server, "bare.zarr", {"zarr.json": GROUP, "a/zarr.json": V3_ARRAY})
     for command in (["info", url], ["tree", url], ["ls", url], ["diff", url, url], ["map", url, "-o", "x.svg"]):
         assert main(command) == 2
@@ -98,7 +96,7 @@ def test_a_group_whose_arrays_nobody_tells_says_what_to_do(
     assert main(["tree", url, "a"]) == 0
 
 
-def test_map_names_the_array_and_what_lists_its_chunks(
+def test_map_error_names_array_and_remedy(
     consolidated: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["map", consolidated, "a", "-o", str(tmp_path / "x.svg")]) == 2
@@ -110,7 +108,7 @@ def test_map_names_the_array_and_what_lists_its_chunks(
     assert "1 of 2 chunks" in capsys.readouterr().out
 
 
-def test_diff_compares_metadata_and_says_which_chunks_it_did_not(
+def test_diff_names_arrays_with_uncompared_chunks(
     consolidated: str, http_server: RangeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diff", consolidated, consolidated]) == 1
@@ -125,7 +123,7 @@ def test_diff_compares_metadata_and_says_which_chunks_it_did_not(
     assert (found["not_compared"], found["same"]) == ([""], False)
 
 
-def test_a_failed_read_of_metadata_is_no_missing_array(
+def test_failed_metadata_read_is_an_error(
     consolidated: str, http_server: RangeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     http_server.fault(403, "/whole.zarr/g/s/zarr.json")
@@ -133,9 +131,7 @@ def test_a_failed_read_of_metadata_is_no_missing_array(
     assert "g/s/zarr.json" in capsys.readouterr().err
 
 
-def test_check_reads_metadata_and_says_chunks_were_not_read(
-    consolidated: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_reports_unread_chunks(consolidated: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", consolidated]) == 1
     report = json.loads(capsys.readouterr().out)
     assert [(finding["kind"], finding["key"]) for finding in report["findings"]] == [

@@ -1,4 +1,4 @@
-"""Arrays that zarr did not write: groups in groups, texts, filters, and contiguous arrays cut into pieces."""
+"""Arrays of formats other than zarr: nested groups, texts, filters, and contiguous arrays cut into chunks."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_contiguous_arrays_are_cut_into_ranges(shape: tuple[int, ...], most: int
     np.testing.assert_array_equal(root["a"][...], values)
 
 
-def test_records_of_several_variables_are_read_at_their_stride() -> None:
+def test_interleaved_records_are_read_by_stride() -> None:
     records = np.zeros(5, [("a", "<i2", 3), ("b", "<f8")])
     records["a"] = np.arange(15).reshape(5, 3)
     source = Inline(records.tobytes())
@@ -152,7 +152,7 @@ def test_records_of_several_variables_are_read_at_their_stride() -> None:
     np.testing.assert_array_equal(root["a"][...], records["a"])
 
 
-def test_short_last_piece_is_one_range_that_is_padded() -> None:
+def test_short_last_piece_is_padded() -> None:
     chunks = Contiguous(Span("file", 0, 100), 10, (5,), (2,), 8, "a")
     assert result(chunks.entry(1)) == Span("file", 26, 42)
     last = result(chunks.entry(2))
@@ -173,7 +173,7 @@ def test_array_that_does_not_fit_its_file_is_refused() -> None:
     ["..", "a/../b", "a//b", "a/", ".zarray", "g/zarr.json", "a\\b", "a\0b", "a::b", "x" * 5000, "d/" * 100 + "d"],
 )
 @pytest.mark.case(id="P21")
-def test_what_can_have_no_key_is_reported_and_not_shown(path: str) -> None:
+def test_invalid_names_are_reported_and_left_out(path: str) -> None:
     arrays = {"a": described((2,), "<i2"), path: described((2,), "<i2")}
     group = ArrayGroup(arrays, {name: Given(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})
     assert set(group.grids) == {"a"}
@@ -193,7 +193,7 @@ class Sparse(Given):
 
 
 @pytest.mark.parametrize("prefix", ["", "g", "g/b", "g.a", "z", "none"])
-def test_contents_and_chunks_are_those_of_listings(prefix: str) -> None:
+def test_contents_and_chunks_agree_with_listings(prefix: str) -> None:
     """They are made of the arrays themselves; the base class lists directories, and looks up each key."""
     some = Span("file", 0, 4), None, *(Span("other", at, at + 4) for at in range(10)), b"abcd"
     chunks = {"z": Given(*some), "g/b": Sparse(*some), "g/h/a": Given(b"abcd"), "g.a": Given(b"abcd"), "0": Given(b"")}

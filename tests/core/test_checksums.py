@@ -29,18 +29,18 @@ def bitwise(data: bytes) -> int:
         (b"", 0),
     ],
 )
-def test_published_vectors(data: bytes, expected: int) -> None:
+def test_crc32c_has_the_published_values(data: bytes, expected: int) -> None:
     assert crc32c(data) == expected
 
 
-def test_every_length_is_that_of_the_bitwise_definition() -> None:
+def test_crc32c_of_each_length_equals_the_bitwise_one() -> None:
     source = random.Random(0).randbytes(700)
     for length in [*range(80), 255, 256, 257, 511, 699, 700]:
         assert crc32c(source[:length]) == bitwise(source[:length]), length
         assert crc32c(memoryview(bytearray(source))[7:length], 0x1234) == crc32c(source[7:length], 0x1234)
 
 
-def test_checksum_goes_on_where_it_ended() -> None:
+def test_checksum_continues_an_earlier_one() -> None:
     data = random.Random(1).randbytes((1 << 20) + 13)
     whole = crc32c(data)
     for cut in (0, 1, 5, 1 << 20, len(data)):

@@ -1,4 +1,4 @@
-"""What a source answers for whole arrays is what it answers for each of its keys."""
+"""The chunks of a whole array agree with the look-ups of its keys."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Answers:
 
 @pytest.mark.parametrize("is_edited", [False, True], ids=["as it is", "edited"])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_arrays_answer_as_their_keys_do(kind: str, is_edited: bool, tmp_path: Path) -> None:
+def test_chunks_agree_with_lookups(kind: str, is_edited: bool, tmp_path: Path) -> None:
     for seed in range(2):
         rng = random.Random(f"{kind} {seed}")
         folder = tmp_path / str(seed)
@@ -261,7 +261,7 @@ def test_chunk_of_a_sharded_scalar_is_found(tmp_path: Path) -> None:
     assert answers.all("", random.Random(0))["0"] == answers.key("0")
 
 
-def test_error_of_a_document_costs_no_other_array(tmp_path: Path) -> None:
+def test_damaged_metadata_leaves_other_arrays(tmp_path: Path) -> None:
     text = json.dumps(document(2, [4], [2], "."))
     refs: dict[str, Any] = {".zgroup": json.dumps(GROUP[2]), "bad/.zarray": [str(tmp_path / "gone.json")]}
     for number in range(5):

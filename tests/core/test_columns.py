@@ -1,4 +1,4 @@
-"""Columns of references: chunks that are numbered anew in another grid."""
+"""Columns of references, and chunk numbers in another grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOTS = ChunkKeyEncoding("v2", ".")
         ((0, 3), (2, 2)),
     ],
 )
-def test_chunk_has_number_of_its_coordinates_in_other_grid(before: tuple[int, ...], after: tuple[int, ...]) -> None:
+def test_numbers_follow_coordinates_into_another_grid(before: tuple[int, ...], after: tuple[int, ...]) -> None:
     old, new = ChunkGrid(before, DOTS), ChunkGrid(after, DOTS)
     numbers, inside = renumber(np.arange(old.size, dtype=np.uint64), old, new)
     expected = [new.number_of(old.coords(number)) for number in range(old.size)]
@@ -31,7 +31,7 @@ def test_chunk_has_number_of_its_coordinates_in_other_grid(before: tuple[int, ..
     assert numbers[inside].tolist() == [number for number in expected if number is not None]
 
 
-def test_rows_count_in_their_order_however_added() -> None:
+def test_later_rows_replace_earlier_ones() -> None:
     """Rows that repeat, come late, or outgrow the grid: the highest order wins, as with a dict."""
     grid, rng = ChunkGrid((40,), DOTS), np.random.default_rng(1)
     for orders in ([1, 2, 3, 4], [2, 4, 1, 3]):

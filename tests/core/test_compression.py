@@ -1,4 +1,4 @@
-"""What decoding a chunk would make is known before it is made, and is no more than the metadata promise."""
+"""The decoded size of a chunk is checked before decoding, and is at most the size in its metadata."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CODECS = ["gzip", "zlib", "bz2", "lzma", "zstd", "lz4", "blosc"]
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_what_a_codec_makes_of_a_chunk_is_no_more_than_promised(name: str) -> None:
+def test_decoded_chunks_have_at_most_the_declared_size(name: str) -> None:
     meta, codec = meta_of({"id": name}), numcodecs.get_codec({"id": name})
     check_chunk(meta, bytes(codec.encode(DATA)))
     with pytest.raises(ValueError, match=r"expected no more|its header states"):
@@ -62,7 +62,7 @@ def test_what_a_codec_makes_of_a_chunk_is_no_more_than_promised(name: str) -> No
         ("blosc", bytes(numcodecs.Blosc().encode(ZEROS))),
     ],
 )
-def test_same_of_version_3(name: str, data: bytes) -> None:
+def test_decoded_v3_chunks_have_at_most_the_declared_size(name: str, data: bytes) -> None:
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     with pytest.raises(ValueError, match=r"expected no more|its header states"):
         check_chunk(v3_of([little, {"name": name, "configuration": {}}]), data)
@@ -72,7 +72,7 @@ def test_same_of_version_3(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x1f\x8b", zlib.compress(b"x"), b"x" * 20])
 @pytest.mark.parametrize("name", CODECS)
-def test_damaged_chunks_are_value_errors_or_for_codec_to_find(name: str, data: bytes) -> None:
+def test_damaged_chunks_are_errors_here_or_in_the_codec(name: str, data: bytes) -> None:
     try:
         check_chunk(meta_of({"id": name}), data)
     except ValueError as e:
@@ -80,7 +80,7 @@ def test_damaged_chunks_are_value_errors_or_for_codec_to_find(name: str, data: b
 
 
 @pytest.mark.parametrize("name", ["vlen-utf8", "vlen-bytes"])
-def test_count_of_texts_is_that_of_the_chunk(name: str) -> None:
+def test_text_count_must_equal_chunk_length(name: str) -> None:
     codec = {"id": name}
     texts = np.array(["a", "bb", "", "ü"], object)
     right = bytes(numcodecs.VLenUTF8().encode(texts))
@@ -104,7 +104,7 @@ def test_chunk_that_is_too_large_is_not_decoded() -> None:
             check_chunk(meta_of(**more), b"x")
 
 
-def test_checks_and_concatenation_take_no_more_memory_than_chunk() -> None:
+def test_check_and_concat_use_memory_of_a_chunk() -> None:
     data = gzip.compress(bytes(64 << 20))
     meta = json.dumps(dict(meta_of({"id": "gzip"}).raw))
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/.zattrs": '{"_ARRAY_DIMENSIONS": ["t"]}'}
@@ -115,7 +115,7 @@ def test_checks_and_concatenation_take_no_more_memory_than_chunk() -> None:
         refshard_fs.concat([{**refs, "t/0": encoded}] * 2, dim="t")
 
 
-def test_check_says_what_it_left_out() -> None:
+def test_check_reports_skipped_chunks() -> None:
     meta = json.dumps(dict(meta_of(chunks=[2 * MOST], shape=[2 * MOST]).raw))
     refs = {".zgroup": '{"zarr_format": 2}', "t/.zarray": meta, "t/0": "x"}
     report = refshard_fs.check(refshard_fs.RefShardFileSystem(refs), "full")
@@ -177,7 +177,7 @@ def test_numbers_of_any_bits_are_unpacked(bits: int, by: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_numbers_are_added_up_in_place(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_is_undone_in_place(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "imagecodecs", None)
     numbers = np.array([7, 1 << 62, 1 << 62, -3, 0, 5])

@@ -1,4 +1,4 @@
-"""Consolidated metadata say the same as the documents that they repeat, in every kind of source."""
+"""Consolidated metadata agree with the documents that they repeat, in every kind of source."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_consolidated_metadata_follow_edits(tmp_path: Path, kind: str, version: 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_reduced_dict_is_saved_in_step(tmp_path: Path, kind: Any, version: int) -> None:
+def test_dict_without_members_saves_consistent_metadata(tmp_path: Path, kind: Any, version: int) -> None:
     reduced = {key: json.dumps(document) for key, document in documents(version).items() if not key.startswith("b/")}
     RefShardFileSystem(reduced).save(str(tmp_path / "set"), format=kind)
     fs = RefShardFileSystem(str(tmp_path / "set"))
@@ -134,7 +134,7 @@ def test_consolidated_metadata_keep_documents_spelled_otherwise(tmp_path: Path, 
     assert members(saved, "", version) == members(RefShardFileSystem(whole), "", version)
 
 
-def test_metadata_that_are_consolidated_alone_are_kept(tmp_path: Path) -> None:
+def test_metadata_only_in_consolidated_metadata_are_kept(tmp_path: Path) -> None:
     """Readers of such a set have nothing else."""
     only = {".zmetadata": documents(2)[".zmetadata"]}
     RefShardFileSystem(only).save(str(tmp_path / "set.json"))

@@ -1,4 +1,4 @@
-"""Metadata that a view rewrites, in documents of their own and consolidated; all else passes as it is."""
+"""A view rewrites the metadata of some arrays, in single and consolidated documents; all other bytes stay."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_outdated_consolidated_metadata_hides_no_shards(folder: Path, is_set: bool) -> None:
+def test_outdated_consolidated_metadata_still_shows_shards(folder: Path, is_set: bool) -> None:
     """Before it was mended: Chunks of a sharded array were whole shards where consolidated metadata that were made
     before it call it an ordinary array, and were read after its own: garbage values, or an error of a codec.
     """
@@ -110,7 +110,7 @@ def test_consolidated_metadata_of_v3_is_rewritten_at_all_depths() -> None:
     assert shown["consolidated_metadata"]["metadata"]["p"] == plain
 
 
-def test_damaged_metadata_passes_as_it_is(tmp_path: Path) -> None:
+def test_damaged_metadata_is_shown_unchanged(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_bytes(b'{"sharding_indexed": ')
     assert opened(tmp_path).cat_file("zarr.json") == b'{"sharding_indexed": '
 

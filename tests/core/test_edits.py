@@ -1,4 +1,4 @@
-"""Key spaces with edits over them find keys together as they find them alone."""
+"""Key spaces with edits: look-ups of many keys agree with single look-ups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.shard_writers import sparse, write_prototype
 from tests.support.shards_in_memory import Files
 
 
-def test_edited_keys_are_found_as_now_and_others_together(tmp_path: Path) -> None:
+def test_edited_and_unedited_keys_are_looked_up_together(tmp_path: Path) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     files, edits = Files.of(tmp_path), Edits()
     keyspace = EditedKeySpace(files.open(), edits)
@@ -44,7 +44,7 @@ def switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("switching")
-def test_key_that_is_written_again_never_shows_the_source() -> None:
+def test_rewritten_key_hides_the_source() -> None:
     """Before it was mended: A thread that read a key in the instant in which another wrote it a second time, both
     uncommitted, found what the source has there, or no key.
     """
@@ -64,7 +64,7 @@ def test_key_that_is_written_again_never_shows_the_source() -> None:
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "a"}])
-def test_what_was_opened_is_freed_with_its_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
+def test_temporary_files_close_with_the_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
     """Not by the collector, at some time: it may be hundreds of megabytes, and a temporary file of what was written."""
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True, **mode)
@@ -82,7 +82,7 @@ def test_what_was_opened_is_freed_with_its_filesystem(tmp_path: Path, mode: dict
         gc.enable()
 
 
-def test_values_replaced_often_take_no_growing_disk_space(
+def test_replaced_values_free_disk_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FILE", 1000)
@@ -105,7 +105,7 @@ def test_many_values_are_in_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [edit.data for edit in kept] == [b"%3d." % number * 25 for number in range(1000)]
 
 
-def test_value_is_whole_while_another_thread_unmaps_its_file() -> None:
+def test_value_survives_unmapping_by_another_thread() -> None:
     class Shorter(module._File):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value[:2] if name == "_mapped" else value)

@@ -1,4 +1,4 @@
-"""A forked child finds locks free that a thread of its parent held."""
+"""A forked child finds all locks free, even those that a thread of its parent holds."""
 
 from __future__ import annotations
 

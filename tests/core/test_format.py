@@ -1,4 +1,4 @@
-"""Another package adds a format, a way to pack shards and a sink, by its entry points and nothing else."""
+"""Another package adds a format, a packing of shards and a sink by its entry points alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_format_of_another_package_is_recognised_and_read(installed: Path, tmp_p
     assert said == "['.zarray', '.zattrs', '0', '1'] b'efgh' 4"
 
 
-def test_without_the_package_nothing_recognises_it(tmp_path: Path) -> None:
+def test_source_of_a_missing_plugin_is_not_recognised(tmp_path: Path) -> None:
     file = tmp_path / "x.tiny"
     file.write_bytes(b"TINY")
     program = OPEN + "\ntry:\n    fs.ls('')\nexcept Exception as e:\n    print(type(e).__name__)"
@@ -73,7 +73,7 @@ def test_chunks_are_written_into_shards_of_another_package(installed: Path, tmp_
     assert (array / "0").read_bytes() == b"\4\4abcdefgh"
 
 
-def test_failing_index_of_a_plugin_is_the_error_of_its_keys(installed: Path, tmp_path: Path) -> None:
+def test_failing_plugin_index_is_an_error_for_its_keys(installed: Path, tmp_path: Path) -> None:
     array = sharded(tmp_path)
     broken = "import tiny_plugin\ntiny_plugin.LengthsLevel = lambda: 1 / 0\n"
     show = "found = fs.cat(['.zarray', '0'], on_error='return')\nprint(type(found['.zarray']), type(found['0']))"
@@ -108,14 +108,14 @@ print(report.findings, report.chunks, fs.visualize())
     assert said[2].startswith("() 2 <Picture: Where the bytes of 0.tiny lie: 2 of 2 chunks in 1 file")
 
 
-def test_plugin_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_plugin_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
     with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
         assert list(plugins("refshard.formats", Format)) == []
 
 
-def test_plugin_of_another_kind_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_of_a_wrong_type_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     a_class = EntryPoint("toy", "refshard_fs.sinks:JsonSink", "refshard.sinks")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [a_class])
     with pytest.warns(RuntimeWarning, match="'toy' of refshard.sinks.*expected an object of Sink, got JsonSink"):
@@ -137,7 +137,7 @@ def open_(probe: Probe, options: OpenOptions) -> Any:
 
 
 @pytest.mark.parametrize("is_archive", [False, True], ids=["directory", "archive"])
-def test_packages_with_plugins_are_found_anywhere(tmp_path: Path, is_archive: bool) -> None:
+def test_plugins_are_found_in_any_import_path(tmp_path: Path, is_archive: bool) -> None:
     files = {
         "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
         "tiny-1.0.dist-info/entry_points.txt": "[refshard.formats]\ntiny = tiny:FORMAT\n",

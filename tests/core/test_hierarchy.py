@@ -1,4 +1,4 @@
-"""Keys of a hierarchy are objects below its URL, and no others."""
+"""Keys of a hierarchy are the objects below its URL, and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_directory_is_no_key(folder: Path) -> None:
+def test_directory_is_not_a_key(folder: Path) -> None:
     fs = opened(folder)
     assert fs.isdir("g/a")
     with pytest.raises(FileNotFoundError):
@@ -41,7 +41,7 @@ def test_directory_is_no_key(folder: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["../secret", "g/../../secret", "g/a/../../../secret", "..", ".", "g/./a/0", "/../secret"]
 )
-def test_no_key_leads_out_of_the_hierarchy(folder: Path, key: str) -> None:
+def test_keys_cannot_leave_the_hierarchy(folder: Path, key: str) -> None:
     (folder.parent / "secret").write_bytes(b"secret")
     fs = opened(folder)
     with pytest.raises((FileNotFoundError, ValueError)):
@@ -66,13 +66,13 @@ def test_no_key_leads_out_of_the_hierarchy(folder: Path, key: str) -> None:
         ("simplecache::https://h/a.zarr", "simplecache::https://h/a.zarr/k/0"),
     ],
 )
-def test_where_a_key_lies(root: str, expected: str) -> None:
+def test_keys_become_urls(root: str, expected: str) -> None:
     with pytest.raises(StopIteration) as stop:
         next(Hierarchy(root, listable=True).lookup("k/0"))
     assert stop.value.value.url == expected
 
 
-def test_what_no_url_leads_to_is_not_missing_and_is_not_written(folder: Path, server: RangeServer) -> None:
+def test_key_without_a_url_is_an_error_to_read_and_write(folder: Path, server: RangeServer) -> None:
     """Before it was mended: An object of a hierarchy with `::` in its name was a missing key, and so filled: fsspec
     takes such a URL for a chain.
     """

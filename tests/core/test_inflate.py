@@ -1,4 +1,4 @@
-"""Compressed documents come out whole, in bounded pieces, however they are cut; damage is an error."""
+"""Compressed documents are decompressed from pieces of any size, with a bound; damage is an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inflated(data: bytes, piece: int = 1 << 20) -> list[bytes]:
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 1 << 20])
-def test_stream_may_be_cut_anywhere(compress: Callable[[bytes], bytes], piece: int) -> None:
+def test_stream_is_inflated_from_pieces_of_any_size(compress: Callable[[bytes], bytes], piece: int) -> None:
     data = compress(TEXT)
     assert is_compressed(data)
     assert b"".join(inflated(data, piece)) == TEXT
@@ -46,7 +46,7 @@ def test_stream_cut_short_is_an_error(compress: Callable[[bytes], bytes], cut: i
         inflated(compress(TEXT)[:cut])
 
 
-def test_flipped_bytes_are_an_error_or_nothing(compress: Callable[[bytes], bytes]) -> None:
+def test_flipped_bytes_never_change_data(compress: Callable[[bytes], bytes]) -> None:
     data = compress(TEXT)
     for at in range(8, len(data), max(1, len(data) // 60)):
         harmed = data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
@@ -67,13 +67,13 @@ def test_streams_in_a_row_are_one_document(name: str, piece: int) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_what_swells_comes_in_bounded_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_comes_in_bounded_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflate, "PIECE", 10_000)
     parts = inflated(COMPRESS[name](bytes(1_000_000)))
     assert sum(map(len, parts)) == 1_000_000
     assert max(map(len, parts)) <= 10_000
 
 
-def test_plain_documents_are_told_apart() -> None:
+def test_plain_documents_are_recognised() -> None:
     assert list(Inflate(b'{"a":"b"}').feed(b'{"a":"b"}')) == [b'{"a":"b"}']
     assert not is_compressed(b"")

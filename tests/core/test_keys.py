@@ -1,4 +1,4 @@
-"""Chunk keys: one spelling for each chunk, whether its coordinates are small or large."""
+"""Each chunk has one key, for small and large coordinates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GRID = ChunkGrid((10**19, 3, 5000), ChunkKeyEncoding("default", "/"))
 
 
 @pytest.mark.parametrize("coords", [(0, 0, 0), (7, 2, 2047), (7, 2, 2048), (10**19 - 1, 1, 4999), (0, 2, 4999)])
-def test_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]) -> None:
+def test_keys_parse_to_their_coordinates(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
     assert GRID.contains(coords)
@@ -19,7 +19,7 @@ def test_key_tells_the_coordinates_that_it_was_made_of(coords: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("coords", [(10**19, 0, 0), (0, 3, 0), (0, 0, 5000), (2048, 2048, 2048)])
-def test_key_outside_of_grid_tells_coordinates_all_same(coords: tuple[int, ...]) -> None:
+def test_keys_outside_the_grid_parse_too(coords: tuple[int, ...]) -> None:
     tail = GRID.encoding.encode(coords)
     assert GRID.encoding.decode(tail, 3) == coords
     assert not GRID.contains(coords)
@@ -30,7 +30,7 @@ def test_key_outside_of_grid_tells_coordinates_all_same(coords: tuple[int, ...])
     "tail",
     ["c/0/01/0", "c/-1/0/0", "c/ 1/0/0", "c/+1/0/0", "c/1_0/0/0", "c/\u0663/0/0", "c/02048/0/0", "c/0/0", "0/0/0", "c"],
 )
-def test_there_is_no_other_spelling(tail: str) -> None:
+def test_other_key_spellings_are_refused(tail: str) -> None:
     assert GRID.encoding.decode(tail, 3) is None
     assert GRID.number(tail) is None
 
@@ -41,7 +41,7 @@ def test_array_without_dimensions_has_one_chunk() -> None:
         assert ChunkGrid((), encoding).contains(())
 
 
-def test_long_listings_are_joined_and_the_last_name_counts() -> None:
+def test_long_listings_are_joined_and_later_names_win() -> None:
     some = Listing("a/", [f"a/{i:03}" for i in range(0, 200, 2)], [1] * 100)
     others = Listing("a/", [f"a/{i:03}" for i in range(0, 300, 3)], [2] * 100)
     found = merge_listings(some, others)

@@ -1,4 +1,4 @@
-"""Listings of chunks agree with their keys, whatever the grid, the encoding and what exists."""
+"""Listings of chunks agree with their keys, for every grid and encoding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expected(table: ChunkTable, below: str) -> dict[str, int | str | None]:
 
 
 @given(tables(), st.integers(0, 3))
-def test_listings_are_those_of_the_keys(table: ChunkTable, depth: int) -> None:
+def test_listings_agree_with_keys(table: ChunkTable, depth: int) -> None:
     directories = {""}
     for number, _ in table.rows():
         directories.add("/".join(table.grid.tail(number).split("/")[:-1][:depth]))
@@ -50,7 +50,7 @@ def test_listings_are_those_of_the_keys(table: ChunkTable, depth: int) -> None:
 
 
 @given(tables())
-def test_names_come_in_order_with_their_numbers(table: ChunkTable) -> None:
+def test_chunk_names_are_sorted_with_their_numbers(table: ChunkTable) -> None:
     found, numbers = chunk_names(table.grid, table.present())
     assert found == sorted(map(table.grid.tail, table.present().tolist()))
     assert [table.grid.number(name) for name in found] == numbers.tolist()
@@ -70,7 +70,7 @@ def test_few_chunks_of_a_huge_grid_are_listed_quickly() -> None:
     assert [child.name for child in chunks_below(table, "c/999999999")] == ["999999999"]
 
 
-def test_part_of_a_table_is_found_by_its_numbers() -> None:
+def test_table_rows_are_found_by_number() -> None:
     grid = ChunkGrid((100,), ChunkKeyEncoding("v2", "."))
     for step in (1, 30):
         table = ChunkTable.from_parts(grid, [Part.from_rows([(n, Row(0, n, 1)) for n in range(0, 100, step)])])

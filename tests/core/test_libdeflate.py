@@ -1,4 +1,4 @@
-"""Streams decompressed by libdeflate: the same bytes, and the same errors, as by zlib and gzip."""
+"""libdeflate gives the bytes and the errors of zlib and gzip."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("kind", CODECS)
 @BOTH
 @pytest.mark.parametrize("expected", [0, 1, len(RAW) - 1, len(RAW), len(RAW) + 1, 1 << 40])
 @pytest.mark.parametrize("data", [RAW, b""], ids=["full", "empty"])
-def test_bytes_are_those_of_zlib(kind: str, expected: int, data: bytes) -> None:
+def test_output_equals_zlibs(kind: str, expected: int, data: bytes) -> None:
     stored = CODECS[kind].encode(np.frombuffer(data, "u1"))
     codec = fast_codec(CODECS[kind], expected)
     for _ in range(2):  # the second time it expects the size of the first
@@ -59,7 +59,7 @@ def test_all_members_of_gzip_are_read() -> None:
 
 
 @BOTH
-def test_codecs_look_like_those_of_numcodecs(kind: str) -> None:
+def test_codecs_have_the_interface_of_numcodecs(kind: str) -> None:
     codec = fast_codec(CODECS[kind], len(RAW))
     assert codec.get_config() == CODECS[kind].get_config()
     assert type(pickle.loads(pickle.dumps(codec))) is type(CODECS[kind])
@@ -67,7 +67,7 @@ def test_codecs_look_like_those_of_numcodecs(kind: str) -> None:
     assert fast_codec(numcodecs.Blosc(), 1).codec_id == "blosc"
 
 
-def test_without_the_package_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libdeflate_leaves_codecs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libdeflate, "_library", lambda: None)
     assert fast_zlib(zlib.compress(RAW), len(RAW)) is None
     assert fast_codec(CODECS["zlib"], len(RAW)) is CODECS["zlib"]

@@ -1,4 +1,4 @@
-"""The cache in memory: which values are dropped, and when."""
+"""The cache in memory drops the least recently used values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of entries, and look-ups that are driven together: each gets the answers to its own needs."""
+"""Slices of entries, and look-ups that run together: each gets the answers to its own needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUNDS = st.none() | st.integers(-12, 12)
 
 
 @given(BOUNDS, BOUNDS)
-def test_windows_are_slices(start: int | None, end: int | None) -> None:
+def test_windows_follow_slice_rules(start: int | None, end: int | None) -> None:
     first, stop = clamp(start, end, len(BYTES))
     assert BYTES[first : max(first, stop)] == BYTES[start:end]
     assert Inline(BYTES).window(start, end) == Inline(BYTES[start:end])
@@ -74,13 +74,13 @@ def run(steps: Steps[Any], rounds: list[Any]) -> Any:
         answer = answers if isinstance(need, tuple) else answers[0]
 
 
-def test_look_ups_together_ask_in_common_rounds() -> None:
+def test_parallel_lookups_share_rounds() -> None:
     rounds: list[Any] = []
     assert run(together([ask("a", "b"), ask(), ask("c")]), rounds) == [["A", "B"], [], ["C"]]
     assert rounds == [["a", "c"], ["b"]]
 
 
-def test_look_ups_added_while_others_run_join_the_round() -> None:
+def test_added_lookups_join_the_running_round() -> None:
     many: list[Steps[Any]] = []
 
     def growing() -> Steps[str]:
@@ -93,7 +93,7 @@ def test_look_ups_added_while_others_run_join_the_round() -> None:
     assert rounds == [["first", "late"]]
 
 
-def test_error_of_an_answer_is_raised_in_the_steps() -> None:
+def test_failed_need_raises_in_its_generator() -> None:
     def asking() -> Steps[str]:
         try:
             yield Stat("missing")
@@ -108,7 +108,7 @@ def test_error_of_an_answer_is_raised_in_the_steps() -> None:
     assert run(drive(asking(), refuse), []) == "refused"
 
 
-def test_known_directories_are_not_asked_for() -> None:
+def test_known_directories_are_not_requested() -> None:
     directories = {"s3://b/z": (Listed("zarr.json", False, 2), Listed("c", True))}
 
     def asking() -> Steps[list[Any]]:
@@ -128,7 +128,7 @@ class Whole(NamedTuple):
         return raw
 
 
-def test_origin_is_given_to_every_span() -> None:
+def test_every_span_gets_the_origin() -> None:
     packed = Packed(Span("memory://x", 0, 5), Whole(), parts=(Span("memory://y", 1, 2),))
     moved = of_origin(packed, ("https://host/set",))
     assert {span.origin for span in moved.spans} == {("https://host/set",)}
@@ -136,6 +136,6 @@ def test_origin_is_given_to_every_span() -> None:
     assert of_origin(Inline(b"x"), ("https://host/set",)) == Inline(b"x")
 
 
-def test_batches_are_all_items_in_order() -> None:
+def test_batches_keep_all_items_in_order() -> None:
     assert list(batches(range(5), 2)) == [range(2), range(2, 4), range(4, 5)]
     assert list(batches([], 2)) == []

@@ -8,7 +8,7 @@ from refshard_fs.core.array_group import ArrayDescription, SingleChunk
 from refshard_fs.core.rasters import RasterGroupBuilder
 
 
-def test_overview_has_dimensions_and_a_scale_of_its_own() -> None:
+def test_each_overview_has_own_dimensions_and_scale() -> None:
     group = RasterGroupBuilder("x")
     for name, shape in (("0", (4, 6)), ("1", (2, 3)), ("2", (2, 6))):
         names = [*group.name_dimensions(name, ("y", "x"), shape).values()]

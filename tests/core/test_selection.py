@@ -1,4 +1,4 @@
-"""Selections: the chunks touched are those that hold a selected element, for numpy's, zarr's and block selections."""
+"""Selections of numpy and zarr touch exactly the chunks that hold a selected element."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def touched(selection: Any, shape: tuple[int, ...], chunks: tuple[int, ...]) -> 
 
 
 @given(data=st.data())
-def test_basic_selections_touch_what_numpy_selects(data: st.DataObject) -> None:
+def test_basic_selections_choose_the_chunks_of_numpy(data: st.DataObject) -> None:
     shape = data.draw(hn.array_shapes(min_dims=1, max_dims=3, max_side=12))
     chunks = tuple(data.draw(st.integers(1, 5)) for _ in shape)
     selection = data.draw(hn.basic_indices(shape, allow_newaxis=True))
@@ -32,13 +32,13 @@ def test_basic_selections_touch_what_numpy_selects(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_points_touch_what_numpy_selects(data: st.DataObject) -> None:
+def test_points_choose_the_chunks_of_numpy(data: st.DataObject) -> None:
     selection = data.draw(hn.integer_array_indices(SHAPE))
     assert chunk_numbers(selection, SHAPE, CHUNKS).tolist() == touched(selection, SHAPE, CHUNKS)
 
 
 @given(mask=hn.arrays(bool, SHAPE))
-def test_mask_of_all_dimensions_touches_what_numpy_selects(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+def test_full_masks_choose_the_chunks_of_numpy(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
     assert chunk_numbers(mask, SHAPE, CHUNKS).tolist() == touched(mask, SHAPE, CHUNKS)
 
 
@@ -53,7 +53,7 @@ def test_mask_of_all_dimensions_touches_what_numpy_selects(mask: np.ndarray[Any,
         (2, ..., np.array([-1, 0])),
     ],
 )
-def test_arrays_choose_along_each_dimension_where_told(selection: Any) -> None:
+def test_orthogonal_arrays_choose_along_each_dimension(selection: Any) -> None:
     full = selection if isinstance(selection, tuple) else (selection,)
     at = next((i for i, part in enumerate(full) if part is Ellipsis), len(full))
     rest = tuple(p for p in full if p is not Ellipsis)
@@ -72,7 +72,7 @@ def test_arrays_choose_along_each_dimension_where_told(selection: Any) -> None:
     ("selection", "expected"),
     [((0, 0, 0), [0]), (slice(1, 3), [3, 4, 5, 6, 7, 8]), ((-1, 0, slice(None, None, 2)), [9, 11])],
 )
-def test_blocks_count_chunks(selection: Any, expected: list[int]) -> None:
+def test_block_selections_count_chunks(selection: Any, expected: list[int]) -> None:
     assert chunk_numbers(selection, SHAPE, CHUNKS, "block").tolist() == expected
 
 
@@ -94,6 +94,6 @@ def test_array_without_dimensions_has_one_chunk() -> None:
         ((np.array([0, 1]), np.array([0, 1, 2])), "numpy"),
     ],
 )
-def test_what_does_not_fit_is_an_index_error(selection: Any, mode: Mode) -> None:
+def test_invalid_selection_is_an_index_error(selection: Any, mode: Mode) -> None:
     with pytest.raises(IndexError):
         chunk_numbers(selection, SHAPE, CHUNKS, mode)

@@ -1,4 +1,4 @@
-"""Steps that several look-ups take together."""
+"""Concurrent look-ups share one load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asking(sharing: Sharing, opened: Opened) -> Steps[list[Any]]:
     return sharing.once("x", found, opened.make)
 
 
-def test_two_who_ask_take_steps_once() -> None:
+def test_concurrent_callers_share_one_load() -> None:
     opened, sharing = Opened(), Sharing()
     one, other = asking(sharing, opened), asking(sharing, opened)
     assert (next(one), next(other)) == (NEEDS[0], NEEDS[0])
@@ -51,7 +51,7 @@ def test_two_who_ask_take_steps_once() -> None:
     assert opened.begun == 1
 
 
-def test_one_who_gives_up_leaves_the_others_going() -> None:
+def test_cancelled_caller_leaves_the_others_running() -> None:
     opened, sharing = Opened(), Sharing()
     one, other = asking(sharing, opened), asking(sharing, opened)
     next(one), next(other)
@@ -63,7 +63,7 @@ def test_one_who_gives_up_leaves_the_others_going() -> None:
     assert opened.begun == 1
 
 
-def test_error_of_one_is_not_that_of_others() -> None:
+def test_each_caller_gets_an_error_of_its_own() -> None:
     opened, sharing = Opened(), Sharing()
     one, other, third = (asking(sharing, opened) for _ in range(3))
     next(one), next(other), next(third)
@@ -78,7 +78,7 @@ def test_error_of_one_is_not_that_of_others() -> None:
     assert opened.begun == 2
 
 
-def test_what_is_damaged_is_so_for_all() -> None:
+def test_damage_is_reported_to_all_callers() -> None:
     opened, sharing = Opened(damaged=True), Sharing()
     one, other = asking(sharing, opened), asking(sharing, opened)
     next(one), next(other)
@@ -90,7 +90,7 @@ def test_what_is_damaged_is_so_for_all() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_child_begins_anew() -> None:
+def test_forked_child_loads_by_itself() -> None:
     opened, sharing = Opened(), Sharing()
     entered, leave = threading.Event(), threading.Event()
 

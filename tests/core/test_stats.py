@@ -1,4 +1,4 @@
-"""Counters of what was asked for and what it cost."""
+"""Counters of keys, requests and bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refshard_fs.core.stats import Stats, bytes_text
 from tests.support.fs_references import DATA
 
 
-def test_counters_tell_keys_requests_and_bytes(http_server: Any) -> None:
+def test_counters_have_keys_requests_and_bytes(http_server: Any) -> None:
     url = http_server.put("/x.bin", DATA)
     fs = RefShardFileSystem(fo={f"k{i}": [url, 10 * i, 10] for i in range(10)})
     fs.cat([f"k{i}" for i in range(10)])
@@ -20,7 +20,7 @@ def test_counters_tell_keys_requests_and_bytes(http_server: Any) -> None:
     assert len(http_server.requests("/x.bin")) == 1
 
 
-def test_unasked_bytes_are_told_once_for_each_server() -> None:
+def test_unrequested_bytes_warn_once_a_server() -> None:
     stats = Stats()
     stats.add(requests=2, keys=1)
     stats.add_read(10)
@@ -37,5 +37,5 @@ def test_unasked_bytes_are_told_once_for_each_server() -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (10_240, "10 KiB"), (2**60, "1.0 EiB")]
 )
-def test_bytes_are_told_in_three_digits(count: int, text: str) -> None:
+def test_sizes_have_three_digits(count: int, text: str) -> None:
     assert bytes_text(count) == text

@@ -1,4 +1,4 @@
-"""Metadata of version 2 become those of version 3 for the same values."""
+"""Metadata of version 2 become metadata of version 3 for the same values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_missing_chunk_without_a_fill_value_has_zarrs_default(tmp_path: Path, dt
 
 
 @needs_zarr_3
-def test_xarray_masks_what_it_masked_before(tmp_path: Path) -> None:
+def test_xarray_masks_the_same_values(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     write_v2(tmp_path / "old", v2(dtype="<f4", fill_value=5.0))
     opened(str(tmp_path / "old")).save(str(tmp_path / "new"), "chunk-manifest")
@@ -127,7 +127,7 @@ def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
         {"dtype": "<M8[" + "9" * 5000 + "ns]"},
     ],
 )
-def test_what_version_3_has_no_name_for_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_metadata_beyond_version_3_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"x/\.zarray"):
         array_3(v2(**change), {}, "x/.zarray")
     refs = {"x/.zarray": json.dumps(v2(**change))}

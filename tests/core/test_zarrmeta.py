@@ -1,4 +1,4 @@
-"""Zarr metadata: where chunks are, as zarr itself has it, and one clear error for what contradicts itself."""
+"""Zarr's metadata: grids agree with zarr's own, and contradictory metadata are one clear error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def grid_of(doc: dict[str, Any]) -> ChunkGrid:
         ('{"a": 1, "a": 2}', {"a": 2}),
     ],
 )
-def test_json_as_zarr_s_writers_have_it(text: bytes | str, value: object) -> None:
+def test_json_of_zarr_writers_is_parsed(text: bytes | str, value: object) -> None:
     assert loads(text) == value
 
 
@@ -132,7 +132,7 @@ def test_bare_nan_is_a_number() -> None:
         ),
     ],
 )
-def test_what_is_no_json_is_a_value_error(text: bytes | str) -> None:
+def test_invalid_json_is_a_value_error(text: bytes | str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         loads(text)
     assert len(str(caught.value)) < 300
@@ -146,7 +146,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_what_is_dumped_loads_again(value: object) -> None:
+def test_dumped_json_loads_again(value: object) -> None:
     data = dumps(value)
     assert repr(loads(data)) == repr(value)  # repr, as NaN is not equal to itself
     assert loads(data.decode()) == value or "nan" in repr(value)
@@ -157,7 +157,7 @@ def test_dumped_text_is_compact_utf8() -> None:
     assert dumps(9.969209968386869e36) == b"9.969209968386869e+36"
 
 
-def test_what_nests_too_deep_to_dump_is_a_value_error() -> None:
+def test_dumping_deep_nesting_is_a_value_error() -> None:
     deep: list[Any] = []
     for _ in range(200_000):
         deep = [deep]
@@ -209,7 +209,7 @@ def test_null_separator_is_the_default() -> None:
     assert grid_of(V2 | {"dimension_separator": None}).encoding.separator == "."
 
 
-def test_v2_prototype_s_shards_are_what_is_stored() -> None:
+def test_v2_prototype_grid_counts_shards() -> None:
     meta = array_meta(V2 | {"shape": [20, 20], "chunks": [4, 5], "shards": [2, 2], "shard_format": "indexed"}, "x")
     assert meta is not None
     assert meta.chunks == (8, 10)
@@ -269,7 +269,7 @@ def test_rectilinear_grids_count_their_chunks(edges: object, extent: int, count:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=6), st.data())
-def test_run_lengths_mean_the_edges_they_stand_for(runs: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_run_lengths_expand_to_edges(runs: list[tuple[int, int]], data: st.DataObject) -> None:
     edges = [size for size, times in runs for _ in range(times)]
     extent = data.draw(st.integers(0, sum(edges)))
     starts = [sum(edges[:number]) for number in range(len(edges))]
@@ -312,7 +312,7 @@ def test_unknown_extensions_have_no_grid(change: dict[str, Any]) -> None:
         {"shape": [5], "chunks": [5]},
     ],
 )
-def test_groups_and_other_versions_are_no_arrays(doc: dict[str, Any]) -> None:
+def test_groups_and_other_versions_are_not_arrays(doc: dict[str, Any]) -> None:
     assert array_meta(doc, "x") is None
 
 
@@ -388,7 +388,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("doc", "change", "reason"), BAD)
-def test_what_contradicts_itself_is_an_error_that_names_the_key(
+def test_contradictory_metadata_is_an_error_with_its_key(
     doc: dict[str, Any], change: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ManifestError, match=rf"^'a/b' of x: .*{reason}") as caught:
@@ -396,7 +396,7 @@ def test_what_contradicts_itself_is_an_error_that_names_the_key(
     assert len(str(caught.value)) < 300
 
 
-def test_metadata_of_harmful_types_is_looked_at_again() -> None:
+def test_metadata_of_unsafe_types_is_checked_again() -> None:
     assert plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
     meta = array_meta({**V2, "dtype": [["speed [m/s]", "<f4"], ["m[1/s]", "<f4"]]}, "'a/b' of x")
     assert meta is not None
@@ -406,7 +406,7 @@ fields = st.sampled_from([*V2, *V3, "dimension_separator", "shards"])
 
 
 @given(st.sampled_from([V2, V3]), st.dictionaries(fields, json_values, max_size=3))
-def test_any_document_is_an_array_or_none_or_a_manifest_error(doc: dict[str, Any], change: dict[str, Any]) -> None:
+def test_any_json_is_an_array_or_none_or_a_manifest_error(doc: dict[str, Any], change: dict[str, Any]) -> None:
     try:
         meta = array_meta({**doc, **change}, "x")
     except ManifestError:
@@ -577,7 +577,7 @@ _numbers = st.one_of(st.integers(-1, 40), st.just(2**63), st.just(2.0), st.just(
         },
     )
 )
-def test_quick_look_at_metadata_agrees_with_a_closer_one(doc: dict[str, Any]) -> None:
+def test_quick_parser_agrees_with_the_full_one(doc: dict[str, Any]) -> None:
     found = plain_grid(json.dumps(doc))
     if found is not None:
         meta = array_meta(doc, "here")
@@ -596,5 +596,5 @@ def test_quick_look_at_metadata_agrees_with_a_closer_one(doc: dict[str, Any]) ->
         ("[" + "[{}]," * 500 + "1]", False),
     ],
 )
-def test_metadata_that_zarr_cannot_follow_are_found(document: str, is_deep: bool) -> None:
+def test_metadata_that_zarr_refuses_is_found(document: str, is_deep: bool) -> None:
     assert is_nested_deeply(document.encode()) is is_deep

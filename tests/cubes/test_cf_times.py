@@ -39,9 +39,7 @@ def test_instants_do_not_change(
 
 
 @given(st.sampled_from(CALENDARS), years, years)
-def test_days_are_those_that_cftime_counts(
-    calendar: str, one: tuple[int, int, int], other: tuple[int, int, int]
-) -> None:
+def test_days_equal_cftimes(calendar: str, one: tuple[int, int, int], other: tuple[int, int, int]) -> None:
     cftime = pytest.importorskip("cftime")
     names = [f"{year:04}-{month:02}-{day:02}" for year, month, day in (one, other)]
     try:
@@ -67,18 +65,18 @@ def test_fractions_of_days_stay_exact() -> None:
     np.testing.assert_array_equal(found, values + 366)
 
 
-def test_number_as_close_as_its_type_tells_to_hour_is_that_hour() -> None:
+def test_numbers_round_to_hours_within_their_precision() -> None:
     values = np.arange(24) / 24
     found = units("days since 2001-01-02").convert(values, units("hours since 2001-01-01"))
     assert found.tolist() == [24.0 + hour for hour in range(24)]
 
 
-def test_the_finest_of_units_holds_whole_numbers_of_all() -> None:
+def test_finest_unit_holds_all_times_as_integers() -> None:
     found = [units(text) for text in ("days since 2001-01-01", "days since 2001-01-02 06:00")]
     assert finer(finest(found), "days since 2001-01-01 00:00:00")[0] == "hours since 2001-01-01 00:00:00"
 
 
-def test_only_the_unit_differs_in_any_calendar() -> None:
+def test_any_calendar_permits_another_unit() -> None:
     theirs = units("days since 2000-02-30", calendar="360_day")
     assert theirs.convert(np.array([2]), units("hours since 2000-02-30", calendar="360_day")).tolist() == [48]
 
@@ -99,9 +97,7 @@ def test_only_the_unit_differs_in_any_calendar() -> None:
         (np.array([b"x"]), "days since 2000-01-02", {}, "no number"),
     ],
 )
-def test_what_would_change_or_is_not_known_is_refused(
-    values: Any, theirs: str, more: dict[str, Any], words: str
-) -> None:
+def test_inexact_or_unknown_times_are_refused(values: Any, theirs: str, more: dict[str, Any], words: str) -> None:
     ours = units("days since 2000-01-01" if "64 bits" not in words else "seconds since 2000-01-01")
     with pytest.raises(ValueError, match=words):
         units(theirs, **more).convert(values, ours)

@@ -1,4 +1,4 @@
-"""What the words of a selection mean, and how they are spelled in options."""
+"""The arguments of a selection, and their JSON form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.errors import ManifestError
 
 
-def test_words_are_spelled_as_json_and_read_again() -> None:
+def test_selection_survives_json() -> None:
     choice = Choice.of("a", ["b"], {"b": "c"}, {"": {"title": None}}, {"x": slice(None, -1)})
     spelled = {
         "drop": ["a"],
@@ -25,7 +25,7 @@ def test_words_are_spelled_as_json_and_read_again() -> None:
     assert Choice.of().to_json() == {}
 
 
-def test_integers_drop_their_dimensions_and_values_are_spelled() -> None:
+def test_integers_drop_dimensions_in_json() -> None:
     choice = Choice.of(isel={"x": -1, "y": 3}, squeeze="z", assign={"t": np.array(["2024-01-01"], "M8[ns]")})
     assert choice.isel == {"x": (-1, None), "y": (3, 4)}
     assert choice.squeeze == ("x", "y", "z")
@@ -47,7 +47,7 @@ def test_assigned_values_that_do_not_fit_are_errors(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [{"kept": []}, {"drop": "a"}, {"isel": {"x": [0, 1, 2]}}, [], None])
-def test_other_forms_are_errors(given: Any) -> None:
+def test_invalid_forms_are_errors(given: Any) -> None:
     with pytest.raises(ValueError, match="select="):
         Choice.read(given)
 

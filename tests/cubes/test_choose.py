@@ -16,7 +16,7 @@ zarr = pytest.importorskip("zarr", minversion="3")
 pytest.importorskip("h5netcdf")
 
 
-def test_bare_names_are_meant_in_every_group_and_paths_once() -> None:
+def test_bare_names_select_in_all_groups_and_paths_in_one() -> None:
     fs = RefShardFileSystem(
         make_references(x=make_array([3], ["x"]), g__x=make_array([3], ["x"]), g__a=make_array([3], ["x"]))
     )
@@ -55,7 +55,7 @@ def test_bare_names_are_meant_in_every_group_and_paths_once() -> None:
         ({"isel": {"x": slice(4, 8)}}, "4 along 'x', where chunks begin at 0, 3, 6"),
     ],
 )
-def test_what_cannot_be_selected_is_an_error(words: dict[str, Any], message: str) -> None:
+def test_unselectable_names_are_errors(words: dict[str, Any], message: str) -> None:
     odd = make_array([3], ["x"], compressor={"id": "unknown"})
     fs = RefShardFileSystem(make_references(a=odd, x=make_array([3], ["x"])))
     with pytest.raises((ManifestError, ValueError, TypeError), match=message):

@@ -18,7 +18,7 @@ pytest.importorskip("zarr")
 
 
 @pytest.mark.case(id="P32")
-def test_chunks_too_large_to_decode_are_refused_before() -> None:
+def test_oversized_chunks_are_refused_before_decoding() -> None:
     """A document of two small sets made sixteen gigabytes to see whether their encodings fit."""
 
     def described(compressor: object) -> Any:

@@ -1,4 +1,4 @@
-"""Lazy cubes that take a part of a set: where sets overlap, where one has a gap, and where one is appended."""
+"""Lazy cubes that take a part of a set: overlaps, gaps, and appended sets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read(fo: Any) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlap", ["first", "last"])
-def test_overlapping_sets_are_those_of_the_eager_cube(tmp_path: Path, version: int, overlap: Any) -> None:
+def test_overlaps_equal_those_of_the_eager_cube(tmp_path: Path, version: int, overlap: Any) -> None:
     parts = [days([0, 1, 2, 3], version), days([2, 3, 4], version, add=1), days([4, 5], version, add=2)]
     names = written(tmp_path, parts)
     lazy = refshard_fs.concat(names, "time", lazy=True, overlap=overlap, zarr_format=version)
@@ -79,7 +79,7 @@ def test_chunks_are_divided_where_sets_overlap(tmp_path: Path, version: int, ove
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_a_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
+def test_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
     names = written(tmp_path, [days([0, 1, 2, 5], chunk=chunk), days([6, 9], chunk=chunk)])
     lazy = refshard_fs.concat(names, "time", lazy=True, freq=1)
     times, values = read(lazy)
@@ -89,7 +89,7 @@ def test_a_gap_within_a_set_is_shown(tmp_path: Path, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
-def test_what_is_new_of_a_set_is_appended(tmp_path: Path, chunk: int) -> None:
+def test_append_takes_the_new_part_of_a_set(tmp_path: Path, chunk: int) -> None:
     names = written(tmp_path, [days([0, 1], chunk=chunk), days([1, 2, 3], chunk=chunk, add=1), days([2, 3, 4], add=2)])
     url = str(tmp_path / "all.refshard")
     refshard_fs.concat(names[:1], "time", lazy=True).save(url)
@@ -99,7 +99,7 @@ def test_what_is_new_of_a_set_is_appended(tmp_path: Path, chunk: int) -> None:
     assert read(url) == ([0, 1, 2, 3, 4], [0, 10, 22, 32, 42])
 
 
-def test_a_line_says_which_elements_are_taken(tmp_path: Path) -> None:
+def test_document_lines_name_selected_elements(tmp_path: Path) -> None:
     names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
     document = refshard_fs.concat(names, "time", lazy=True, overlap="last").document
     assert [part.take for part in document.pieces] == [(0, 3), None]
@@ -107,14 +107,14 @@ def test_a_line_says_which_elements_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [[0, 1], [2, 3], [-1, 9]])
-def test_elements_that_a_set_lacks_are_not_taken(take: list[int]) -> None:
+def test_absent_elements_cannot_be_selected(take: list[int]) -> None:
     line = ["a.json", 2, None, {}, take]
     document = {"refshard": "concat", "dim": "t", "axes": {"a": 0}, "sets": [line]}
     with pytest.raises(ManifestError, match=r"a\.json|sets\[0\]"):
         ConcatDocument.read(json.dumps(document).encode(), "it")
 
 
-def test_a_set_that_became_longer_is_refused_when_it_is_read(tmp_path: Path) -> None:
+def test_grown_set_is_refused_when_read(tmp_path: Path) -> None:
     names = written(tmp_path, [days([0, 1, 2]), days([2, 3])])
     lazy = refshard_fs.concat(names, "time", lazy=True, overlap="last")
     RefShardFileSystem(days([0, 1, 2, 3]), skip_instance_cache=True).save(names[0], "json")

@@ -1,4 +1,4 @@
-"""How an array of a set becomes part of the one that is shown."""
+"""How an array of a set becomes a part of the shown array."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def described(name: str, attributes: dict[str, Any] | None = None, **changed: An
         ({"attributes": {"scale_factor": 0.5}}, False),
     ],
 )
-def test_fit_tells_references_from_chunks_to_recode(changed: dict[str, Any], is_same: bool) -> None:
+def test_fit_separates_references_from_recoded_chunks(changed: dict[str, Any], is_same: bool) -> None:
     found = fit("a", described("one"), described("other", **changed))
     assert found.is_same == is_same
     assert (found.recoding is None) == is_same
@@ -43,7 +43,7 @@ def test_fit_tells_references_from_chunks_to_recode(changed: dict[str, Any], is_
     ("changed", "field"),
     [({"chunks": [1]}, "chunks"), ({"attributes": {"units": "K"}}, "units"), ({"dtype": "<i4"}, "i4")],
 )
-def test_fit_refuses_what_cannot_be_recoded(changed: dict[str, Any], field: str) -> None:
+def test_fit_refuses_unrecodable_arrays(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(ManifestError, match=field) as caught:
         fit("a", described("one"), described("other", **changed))
     assert "one" in str(caught.value)

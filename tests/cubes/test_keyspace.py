@@ -1,4 +1,4 @@
-"""A document that joins sets answers for whole arrays as it does key by key, without a look-up of each chunk."""
+"""The chunks of a cube's arrays agree with the look-ups of its keys, without a look-up of each chunk."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ CUBES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", CUBES)
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_columns_of_a_cube_are_those_found_key_by_key(
-    tmp_path: Path, http_server: RangeServer, kind: str, is_remote: bool
-) -> None:
+def test_columns_agree_with_lookups(tmp_path: Path, http_server: RangeServer, kind: str, is_remote: bool) -> None:
     parts, how = CUBES[kind]
     sources = []
     for number, part in enumerate(parts):
@@ -65,7 +63,7 @@ def test_columns_of_a_cube_are_those_found_key_by_key(
     check(RefShardFileSystem(lazy, skip_instance_cache=True))
 
 
-def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joined_columns_need_no_lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     for number in range(3):
         part = chunked("a", np.zeros((40, 50), "|u1"), (1, 1), ["t", "x"])
@@ -80,7 +78,7 @@ def test_no_chunk_is_looked_up_where_columns_are_joined(tmp_path: Path, monkeypa
     assert len(asked) < 200
 
 
-def test_a_chunk_that_a_parquet_set_lacks_is_no_fault(tmp_path: Path) -> None:
+def test_missing_parquet_chunk_is_accepted(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     paths = []
     for number in range(2):

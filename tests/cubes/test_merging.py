@@ -1,4 +1,4 @@
-"""Files of different variables as one source: one for each variable and year, as archives have them."""
+"""Files of different variables as one source: a file for each variable and year."""
 
 from __future__ import annotations
 

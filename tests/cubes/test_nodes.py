@@ -14,7 +14,7 @@ def group(**members: Any) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
 
 
-def test_consolidated_metadata_repeat_what_is_shown() -> None:
+def test_consolidated_metadata_equals_shown_metadata() -> None:
     array = {"zarr_format": 3, "node_type": "array", "shape": [4], "attributes": {"coordinates": "b"}}
     documents = {"zarr.json": group(a=array, b=array), "a/zarr.json": array, "b/zarr.json": array}
     shown = collect_documents(choose(group_by_node(documents), Choice.of(drop="b", rename={"a": "c"})))

@@ -28,7 +28,7 @@ def test_gap_has_no_keys() -> None:
     assert answer(gap.children("")) is None
 
 
-def test_arrays_that_a_document_holds_hide_chunks_of_the_piece() -> None:
+def test_held_arrays_hide_chunks_of_the_piece() -> None:
     shown = overlay({"x/.zarray": META}, {"x": bytes(range(10))})
     assert answer(shown.lookup("x/0")) == Inline(bytes(range(10)))
     assert answer(shown.lookup("x/1")) is None
@@ -37,7 +37,7 @@ def test_arrays_that_a_document_holds_hide_chunks_of_the_piece() -> None:
     assert json.loads(answer(shown.lookup("x/.zarray")).data)["chunks"] == [10]
 
 
-def test_directory_lists_no_array_whose_name_begins_alike() -> None:
+def test_directory_excludes_names_with_the_same_prefix() -> None:
     shown = overlay({"abc/.zarray": META, "a/d/.zarray": META}, {})
     names = {listed.name for listed in answer(shown.children("a"))}
     assert "d" in names
@@ -48,12 +48,12 @@ def test_directory_lists_no_array_whose_name_begins_alike() -> None:
     ("metadata", "message"),
     [({}, "do not show as an array of one chunk"), ({"x/.zarray": {**META, "shape": [11]}}, "an array of one chunk")],
 )
-def test_held_bytes_without_an_array_of_one_chunk_are_refused(metadata: dict[str, Any], message: str) -> None:
+def test_held_bytes_need_an_array_of_one_chunk(metadata: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         overlay(metadata, {"x": bytes(10)})
 
 
-def test_held_bytes_of_another_length_are_refused() -> None:
+def test_held_bytes_of_a_wrong_length_are_refused() -> None:
     with pytest.raises(ManifestError, match="it holds 9 bytes of 'x'"):
         overlay({"x/.zarray": META}, {"x": bytes(9)})
 

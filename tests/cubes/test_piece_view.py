@@ -19,7 +19,7 @@ def test_entries_have_the_origin_of_the_piece() -> None:
     assert answer(view.chunks("a", range(2))).origins == [("https://host/set.json",)]
 
 
-def test_entries_of_pieces_within_pieces_have_both_origins() -> None:
+def test_nested_pieces_give_entries_both_origins() -> None:
     inner = PieceView(RefShardFileSystem(BASE).source.open(), "https://inner/set.json")
     outer = PieceView(inner, "https://outer/cube.refshard")
     assert set(answer(outer.lookup("a/1")).origin) == {"https://inner/set.json", "https://outer/cube.refshard"}

@@ -11,7 +11,7 @@ from refshard_fs.cubes.placement import Placement
 
 
 @given(st.permutations(range(12)), st.integers(1, 12))
-def test_places_and_elements_are_the_inverse_of_each_other(order: list[int], count: int) -> None:
+def test_places_and_elements_are_inverse(order: list[int], count: int) -> None:
     places = np.array(order[:count])
     placement = Placement.of(places)
     assert placement.length == count
@@ -30,7 +30,7 @@ def test_slice_shows_its_elements_only() -> None:
     assert placement.places(np.arange(10)).tolist() == [-1, -1, -1, 0, 1, 2, 3, -1, -1, -1]
 
 
-def test_chunks_that_are_divided_have_no_places() -> None:
+def test_divided_chunks_have_no_place() -> None:
     assert Placement(((4, 4),)).in_chunks(2, 12) == Placement(((2, 2),))
     assert Placement(((3, 4),)).in_chunks(2, 12) is None
     assert Placement(((4, 3),)).in_chunks(2, 12) is None

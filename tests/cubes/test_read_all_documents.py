@@ -20,7 +20,7 @@ pytest.importorskip("h5netcdf")
     "damaged",
     ["{}", "[]", '{"zarr_format": 2, "shape": "x", "chunks": 5}', '{"zarr_format": 2, "shape": [-1], "chunks": [0]}'],
 )
-def test_damaged_metadata_are_shown_or_an_error_of_ours(damaged: str) -> None:
+def test_damaged_metadata_is_shown_or_a_refshard_error(damaged: str) -> None:
     refs = make_references(a=make_array([3], ["x"]), bad=make_array([3], ["x"]), x=make_array([3], ["x"])) | {
         "bad/.zarray": damaged
     }

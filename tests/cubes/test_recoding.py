@@ -1,4 +1,4 @@
-"""Files that differ in how they store the same quantity: a lazy cube shows one encoding, and the right values."""
+"""Files that store one quantity differently: a lazy cube shows one encoding, and the right values."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_lazy_cube_of_different_files_has_their_values(tmp_path: Path, name: str) -> None:
+def test_lazy_cube_of_unlike_files_has_their_values(tmp_path: Path, name: str) -> None:
     """Before it was mended: A lazy cube recoded packed numbers with `_Unsigned = "true"` as signed ones: those above
     127 (of a byte) came out negative.
     """
@@ -137,7 +137,7 @@ def test_lazy_cube_of_different_files_has_their_values(tmp_path: Path, name: str
 @pytest.mark.parametrize("join", ["exact", "outer"])
 @pytest.mark.parametrize("fills", [("i4", -99, "f4", -9.0), ("u1", 255, "f8", 1e20), ("i2", -9, "i8", -5)])
 @pytest.mark.skipif(3 not in VERSIONS, reason="zarr 2 has no version 3")
-def test_fill_values_of_wider_types_can_be_decoded(tmp_path: Path, fills: Any, join: Any) -> None:
+def test_wider_types_keep_fill_values(tmp_path: Path, fills: Any, join: Any) -> None:
     files = []
     for number, (dtype, fill) in enumerate([fills[:2], fills[2:]]):
         values = np.array([1, fill, 3], dtype)
@@ -151,7 +151,7 @@ def test_fill_values_of_wider_types_can_be_decoded(tmp_path: Path, fills: Any, j
 
 
 @pytest.mark.parametrize("scales", [("f4", "f4"), ("f8", "f8")])
-def test_numbers_are_decoded_to_the_type_that_xarray_reads(tmp_path: Path, scales: tuple[str, str]) -> None:
+def test_decoded_numbers_have_the_type_of_xarray(tmp_path: Path, scales: tuple[str, str]) -> None:
     files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
     for file, dtype in zip(files, scales, strict=True):
         with netCDF4.Dataset(file, "a") as opened:
@@ -165,7 +165,7 @@ def test_numbers_are_decoded_to_the_type_that_xarray_reads(tmp_path: Path, scale
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet", ".zarr"])
-def test_converted_files_are_decoded_to_the_type_of_theirs(tmp_path: Path, suffix: str) -> None:
+def test_converted_files_keep_their_decoded_type(tmp_path: Path, suffix: str) -> None:
     if suffix == ".zarr" and 3 not in VERSIONS:
         pytest.skip("chunk manifests are of version 3")
     file, url = written(tmp_path / "a.nc", 0, dtype="i2", fill=-9), str(tmp_path / f"a{suffix}")
@@ -179,7 +179,7 @@ def test_converted_files_are_decoded_to_the_type_of_theirs(tmp_path: Path, suffi
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("types", [("f4", "f4"), ("f8", "f8"), ("f4", "f8"), ("f8", "f4")])
-def test_sets_of_references_say_of_which_type_packing_is(tmp_path: Path, types: tuple[str, str], version: int) -> None:
+def test_saved_sets_record_the_type_of_packing(tmp_path: Path, types: tuple[str, str], version: int) -> None:
     files = [written(tmp_path / f"{i}.nc", i, dtype="i2", fill=-9) for i in range(2)]
     for file, dtype in zip(files, types, strict=True):
         with netCDF4.Dataset(file, "a") as opened:
@@ -199,7 +199,7 @@ def test_sets_of_references_say_of_which_type_packing_is(tmp_path: Path, types: 
         np.testing.assert_array_equal(found["v"].values, expected["v"].values)
 
 
-def test_whole_numbers_that_floats_do_not_hold_are_an_error(tmp_path: Path) -> None:
+def test_integers_beyond_float_precision_are_an_error(tmp_path: Path) -> None:
     """Before it was mended: A lazy cube of floating-point numbers rounded 64-bit whole numbers beyond 2^53 of a file
     in it.
     """
@@ -212,7 +212,7 @@ def test_whole_numbers_that_floats_do_not_hold_are_an_error(tmp_path: Path) -> N
         fs.cat_file("v/3.0")
 
 
-def test_a_file_that_is_appended_may_need_more_room(tmp_path: Path) -> None:
+def test_appended_file_may_need_a_wider_type(tmp_path: Path) -> None:
     stored: list[dict[str, Any]] = [{"scale": 0.01}, {"scale": 0.01}, {"scale": 0.003}, {"scale": 0.01}]
     files = [written(tmp_path / f"{i}.nc", i, dtype="i2", **how) for i, how in enumerate(stored)]
     url = str(tmp_path / "cube.json")
@@ -232,7 +232,7 @@ def test_value_without_an_exact_place_is_an_error(tmp_path: Path) -> None:
         [fs.cat_file(f"v/{step}.0") for step in range(4)]
 
 
-def test_text_that_is_not_recoded_is_refused_by_its_fields(tmp_path: Path) -> None:
+def test_unrecodable_text_error_names_fields(tmp_path: Path) -> None:
     for number, zarr_codec in enumerate(({}, {"compressor": {"id": "zlib", "level": 1}})):
         xr.Dataset({"n": ("x", np.array(["a"], object))}, {"x": [number]}).to_zarr(
             tmp_path / f"{number}.zarr", zarr_format=2, consolidated=False
@@ -253,7 +253,7 @@ def test_units_that_differ_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [2, 3])
 @pytest.mark.parametrize("fills", [(-999.0, 1e20), (1e20, np.nan), (-999.0, [7.0, -1.0])])
-def test_missing_values_are_as_each_store_spells_them(tmp_path: Path, fills: tuple[Any, Any], chunk: int) -> None:
+def test_missing_values_follow_each_store(tmp_path: Path, fills: tuple[Any, Any], chunk: int) -> None:
     """Before it was mended: Missing values of one store were numbers in a lazy cube, where stores of version 3 have
     different ones (which xarray spells in base64), or several in a list.
     """
@@ -294,7 +294,7 @@ def months(folder: Path, chunk: int, packed: bool) -> list[str]:
 
 
 @pytest.mark.parametrize(("chunk", "packed"), [(1, True), (3, False), (3, True)])
-def test_made_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool) -> None:
+def test_recoded_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool) -> None:
     paths = months(tmp_path, chunk, packed)
     urls = [http_server.put(f"{n}.nc", Path(path).read_bytes()) for n, path in enumerate(paths)]
     cube = refshard_fs.concat(urls, "time", lazy=True)
@@ -332,7 +332,7 @@ def write_packed(path: Path, first: int, scale: float) -> np.ndarray[Any, Any]:
 
 @pytest.mark.skipif(zarr_major() == 2, reason="zarr 3 alone")
 @pytest.mark.parametrize("is_remote", [False, True], ids=["local", "http"])
-def test_elements_that_are_selected_alone_are_converted(
+def test_only_selected_elements_are_converted(
     tmp_path: Path, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, is_remote: bool
 ) -> None:
     expected = np.concatenate([write_packed(tmp_path / f"{n}.nc", 100 * n, 0.5 + n) for n in range(3)])

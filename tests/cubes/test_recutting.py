@@ -1,4 +1,4 @@
-"""Files whose lengths are no multiples of their chunks, or that are cut otherwise: months, leap years."""
+"""Files with lengths that are not multiples of their chunks, or with other chunks: months, leap years."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray m
     ("name", "compression"),
     [*((name, None) for name in CUTS), *((name, "gzip") for name, cuts in CUTS.items() if None not in cuts)],
 )
-def test_a_cube_of_months_has_the_values_that_xarray_reads(tmp_path: Path, name: str, compression: str | None) -> None:
+def test_cube_of_months_has_xarrays_values(tmp_path: Path, name: str, compression: str | None) -> None:
     storage = {} if compression is None else {"compression": compression, "shuffle": True}
     files = year(tmp_path, CUTS[name], **storage)
     cube = refshard_fs.concat(files, "time", lazy=True)
@@ -39,7 +39,7 @@ def test_a_cube_of_months_has_the_values_that_xarray_reads(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("chunks", [{"time": 1}, {"time": 7, "x": 3}, {"time": 500}])
-def test_the_chunks_of_a_cube_are_as_long_as_is_asked(tmp_path: Path, chunks: dict[str, int]) -> None:
+def test_chunks_argument_sets_chunk_length(tmp_path: Path, chunks: dict[str, int]) -> None:
     files = year(tmp_path, CUTS["a chunk a month"])
     cube = refshard_fs.concat(files, "time", lazy=True, chunks=chunks)
     found = of_xarray(cube)
@@ -48,7 +48,7 @@ def test_the_chunks_of_a_cube_are_as_long_as_is_asked(tmp_path: Path, chunks: di
     xr.testing.assert_equal(found, expected(files))
 
 
-def test_where_chunks_meet_references_stay_as_they_are(tmp_path: Path) -> None:
+def test_matching_chunk_borders_keep_references(tmp_path: Path) -> None:
     files = [month(tmp_path / f"{i}.nc", 4 * i, 4, (2, 3, 4)) for i in range(2)]
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     assert fs.resolve("v/3.0.0") == RefShardFileSystem(files[1]).resolve("v/1.0.0")
@@ -66,7 +66,7 @@ def test_document_that_grows_keeps_the_commonest_chunks(tmp_path: Path) -> None:
     xr.testing.assert_equal(found, expected(files))
 
 
-def test_files_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) -> None:
+def test_files_of_other_chunks_and_packing_are_converted(tmp_path: Path) -> None:
     files = year(tmp_path, CUTS["a chunk a month"])
     with h5py.File(files[1], "a") as file:
         packed = (file["v"][:] * 2).astype(">i4")
@@ -78,7 +78,7 @@ def test_files_cut_and_packed_otherwise_are_recut_and_recoded(tmp_path: Path) ->
     xr.testing.assert_equal(of_xarray(refshard_fs.concat(files, "time", lazy=True)), expected(files))
 
 
-def test_chunks_that_do_not_exist_are_those_of_their_file(tmp_path: Path) -> None:
+def test_missing_chunks_are_those_of_their_file(tmp_path: Path) -> None:
     files = year(tmp_path, CUTS["chunks that leave a rest"][:2])
     fills = -1.0, -2.0
     for number, (file, fill) in enumerate(zip(files, fills, strict=True)):
@@ -93,7 +93,7 @@ def test_chunks_that_do_not_exist_are_those_of_their_file(tmp_path: Path) -> Non
     xr.testing.assert_equal(of_xarray(refshard_fs.concat(files, "time", lazy=True)), expected(files))
 
 
-def test_references_alone_refuse_and_name_what_would_help(tmp_path: Path) -> None:
+def test_eager_concat_names_the_remedy(tmp_path: Path) -> None:
     for number, (cut, said) in enumerate(
         ((CUTS["a chunk a month"], "'v' has the chunks"), (CUTS["chunks that leave a rest"], "no multiple"))
     ):
@@ -103,7 +103,7 @@ def test_references_alone_refuse_and_name_what_would_help(tmp_path: Path) -> Non
             refshard_fs.concat(year(folder, cut), "time")
 
 
-def test_texts_are_not_recut(tmp_path: Path) -> None:
+def test_text_arrays_are_not_recut(tmp_path: Path) -> None:
     files = year(tmp_path, CUTS["a chunk a month"][:2])
     for file in files:
         with h5py.File(file, "a") as opened:
@@ -123,7 +123,7 @@ def test_texts_are_not_recut(tmp_path: Path) -> None:
         ({"y": [3]}, "not in axes"),
     ],
 )
-def test_a_document_cannot_ask_for_more_than_is_made(tmp_path: Path, chunks: Any, said: str) -> None:
+def test_too_large_recut_chunks_are_refused(tmp_path: Path, chunks: Any, said: str) -> None:
     files = year(tmp_path, CUTS["a chunk a month"][:2])
     document = {"refshard": "concat", "dim": "time", "axes": {"v": 0}, "chunks": chunks}
     document["sets"] = [[file, days] for file, days in zip(files, MONTHS, strict=False)]
@@ -131,7 +131,7 @@ def test_a_document_cannot_ask_for_more_than_is_made(tmp_path: Path, chunks: Any
         RefShardFileSystem(json.loads(json.dumps(document))).cat_file("v/0.0.0")
 
 
-def test_the_command_takes_lengths_of_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_takes_chunk_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = year(tmp_path, CUTS["a chunk a month"][:2])
     for name, options in (("a", ["--subchunks", "time=1"]), ("b", ["--lazy", "--chunks", "time=20"])):
         url = str(tmp_path / f"{name}.json")
@@ -200,7 +200,7 @@ SPARSE: dict[str, tuple[float, str, int]] = {
 @needs_zarr_3
 @pytest.mark.parametrize("is_remote", [False, True])
 @pytest.mark.parametrize("name", SPARSE)
-def test_chunk_missing_in_a_store_is_its_fill_value(
+def test_missing_store_chunk_is_the_fill_value(
     tmp_path: Path, request: pytest.FixtureRequest, name: str, is_remote: bool
 ) -> None:
     """Before it was mended: A chunk of a lazy cube that is joined from pieces of several zarr stores was missing as a
@@ -233,7 +233,7 @@ def test_chunk_missing_in_a_store_is_its_fill_value(
 
 @needs_zarr_3
 @pytest.mark.parametrize("version", [2, 3])
-def test_chunk_that_store_lacks_and_shown_is_listed_and_saved(tmp_path: Path, version: int) -> None:
+def test_missing_chunk_with_another_fill_value_is_saved(tmp_path: Path, version: int) -> None:
     """Before it was mended: What `fs.save` and `refshard convert` wrote of a lazy cube had the fill value of the cube
     where a part has no chunk and another fill value: such chunks could be read, and were not listed.
     """
@@ -265,7 +265,7 @@ def test_chunk_that_store_lacks_and_shown_is_listed_and_saved(tmp_path: Path, ve
 
 
 @needs_zarr_3
-def test_a_target_that_is_gone_is_no_chunk_that_a_store_lacks(tmp_path: Path) -> None:
+def test_missing_target_is_not_a_missing_chunk(tmp_path: Path) -> None:
     store, moved = sparse(tmp_path, 0, [0, 1, 2, 3], 0), sparse(tmp_path, 1, [4, 5, 6, 7], 0)
     RefShardFileSystem(moved).save(str(tmp_path / "refs.json"))
     cube = refshard_fs.concat([store, str(tmp_path / "refs.json")], "time", lazy=True, chunks={"time": 3})
@@ -275,9 +275,7 @@ def test_a_target_that_is_gone_is_no_chunk_that_a_store_lacks(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_the_file_that_is_gone_is_named_and_not_its_neighbour(
-    tmp_path: Path, compression: str | None, s3_server: SeaweedServer
-) -> None:
+def test_error_names_the_missing_file_only(tmp_path: Path, compression: str | None, s3_server: SeaweedServer) -> None:
     files = year(tmp_path, CUTS["a chunk a month"][:2], compression=compression)
     s3_server.create_bucket("neighbours")
     for i, file in enumerate(files):
@@ -298,7 +296,7 @@ def test_the_file_that_is_gone_is_named_and_not_its_neighbour(
             fs.cat_file("v/1.0.0")
 
 
-def test_the_file_whose_chunk_is_damaged_is_named(tmp_path: Path) -> None:
+def test_error_names_the_damaged_file(tmp_path: Path) -> None:
     files = year(tmp_path, CUTS["a chunk a month"][:2], compression="gzip")
     (span,) = RefShardFileSystem(files[1]).plan(["v/0.0.0"])
     with open(files[1], "r+b") as file:
@@ -309,7 +307,7 @@ def test_the_file_whose_chunk_is_damaged_is_named(tmp_path: Path) -> None:
         fs.cat_file("v/1.0.0")
 
 
-def test_coordinates_of_other_groups_are_cut_too(tmp_path: Path) -> None:
+def test_coordinates_of_all_groups_are_recut(tmp_path: Path) -> None:
     """Each group has a ``time``; the document holds the values of the first one alone."""
     files = []
     for number, days in enumerate((1, 2, 5, 1)):

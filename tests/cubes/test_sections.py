@@ -28,7 +28,7 @@ def test_pieces_of_chunks_without_a_codec_are_ranges(tmp_path: Path) -> None:
     assert (planned.stop or 0) - planned.start == 3 * 4 * 4
 
 
-def test_a_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
+def test_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "shape": [9000], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     part = {"v/.zarray": {**meta, "filters": None, "compressor": None}}
     (tmp_path / "part.json").write_text(json.dumps(part))
@@ -38,7 +38,7 @@ def test_a_chunk_of_too_many_pieces_is_refused(tmp_path: Path) -> None:
         RefShardFileSystem(document).cat_file("v/0")
 
 
-def test_memory_is_that_of_chunks_that_chunk_takes_pieces_of(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_joined_chunks(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "dtype": "<f8", "order": "C", "fill_value": 0, "filters": None}
     for number, days in enumerate((31, 29, 31, 30, 31, 30) * 2):
         size = days * 8192 * 8
@@ -58,7 +58,7 @@ def test_memory_is_that_of_chunks_that_chunk_takes_pieces_of(tmp_path: Path) -> 
     assert peak < 7 * month  # two months decoded, their pieces and the chunk, of the twelve that were read
 
 
-def test_a_chunk_takes_only_the_files_that_it_lies_in(tmp_path: Path, http_server: RangeServer) -> None:
+def test_chunk_opens_only_its_own_files(tmp_path: Path, http_server: RangeServer) -> None:
     files = year(tmp_path, CUTS["a chunk a month"], compression="gzip")
     urls = [http_server.put(f"y/{i}.nc", Path(file).read_bytes()) for i, file in enumerate(files)]
     cube = refshard_fs.concat(urls, "time", lazy=True, allow="any")

@@ -1,4 +1,4 @@
-"""Selections are views: xarray sees what it makes of the whole dataset by the same words, whatever the source is."""
+"""Selections equal xarray's for the same arguments, for every kind of source."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ CASES = [(source, words) for source in SOURCES for words in WORDS if source == "
 
 
 @pytest.mark.parametrize(("source", "words"), CASES, indirect=["source"])
-def test_selection_shows_what_xarray_makes_of_it(source: RefShardFileSystem, words: str, tmp_path: Path) -> None:
+def test_selection_equals_xarrays(source: RefShardFileSystem, words: str, tmp_path: Path) -> None:
     arguments, same = WORDS[words]
     expected = same(read(source))
     selected = source.select(**arguments)
@@ -168,7 +168,7 @@ def test_selection_shows_what_xarray_makes_of_it(source: RefShardFileSystem, wor
         xr.testing.assert_identical(read(RefShardFileSystem(str(tmp_path / "saved.json"))), expected)
 
 
-def test_copies_of_selections_are_equal_and_read_alike(source: RefShardFileSystem) -> None:
+def test_copies_of_selections_are_equal(source: RefShardFileSystem) -> None:
     selected, again = (source.select(keep="air", isel={"time": slice(5, 18)}) for _ in range(2))
     assert selected == again != source
     assert "a selection of" in repr(selected)
@@ -177,7 +177,7 @@ def test_copies_of_selections_are_equal_and_read_alike(source: RefShardFileSyste
         xr.testing.assert_identical(read(copy), read(selected))
 
 
-def test_listings_of_selections_are_their_keys(source: RefShardFileSystem) -> None:
+def test_listings_of_selections_agree_with_keys(source: RefShardFileSystem) -> None:
     selected = source.select(
         drop=["lat2d", "rain"], rename={"air": "t"}, isel={"time": slice(5, 18), "lat": slice(4, 6)}
     )
@@ -192,7 +192,7 @@ def test_listings_of_selections_are_their_keys(source: RefShardFileSystem) -> No
     assert not selected.exists("lat2d/0.0")
 
 
-def test_selections_of_selections(source: RefShardFileSystem, tmp_path: Path) -> None:
+def test_selections_can_be_selected_again(source: RefShardFileSystem, tmp_path: Path) -> None:
     first = source.select(keep="air", isel={"time": slice(3, None)}, rename={"air": "wind"})
     second = first.select(isel={"time": slice(2, 9)}, rename={"time": "t"}, attrs={"wind": {"units": "m"}})
     expected = read(source)[["air"]].isel(time=slice(5, 12)).rename(air="wind", time="t")
@@ -202,7 +202,7 @@ def test_selections_of_selections(source: RefShardFileSystem, tmp_path: Path) ->
     xr.testing.assert_identical(read(RefShardFileSystem(str(tmp_path / "second.parquet"))), expected)
 
 
-def test_joined_selections_are_the_whole(source: RefShardFileSystem) -> None:
+def test_joined_selections_equal_the_source(source: RefShardFileSystem) -> None:
     parts = [source.select(keep="air", isel={"time": part}) for part in (slice(0, 10), slice(10, 20))]
     joined = RefShardFileSystem(refshard_fs.concat(parts, "time"))
     xr.testing.assert_identical(read(joined), read(source)[["air"]])
@@ -226,7 +226,7 @@ def test_groups_are_selected_with_their_metadata(tmp_path: Path, version: int, c
     assert {key.rpartition("/")[0] for key in source.select(keep="chem/area").find("chem")} >= {"chem", "chem/area"}
 
 
-def test_concat_takes_the_part_of_each_set_that_it_names(tmp_path: Path) -> None:
+def test_concat_selects_from_each_set(tmp_path: Path) -> None:
     names = [str(tmp_path / f"{number}.nc") for number in (0, 1)]
     for number, name in enumerate(names):  # whose variables of the name "other" do not fit each other
         ds = dataset()[["rain"]].isel(time=slice(number * 10, number * 10 + 10)).drop_encoding()
@@ -240,7 +240,7 @@ def test_concat_takes_the_part_of_each_set_that_it_names(tmp_path: Path) -> None
         xr.testing.assert_identical(read(RefShardFileSystem(joined)), expected)
 
 
-def test_commands_take_the_words_of_a_selection(tmp_path: Path) -> None:
+def test_commands_have_selection_options(tmp_path: Path) -> None:
     dataset().drop_encoding().to_netcdf(tmp_path / "all.nc", engine="h5netcdf")
     source, target = str(tmp_path / "all.nc"), str(tmp_path / "part.json")
     words = ["--keep", "rain", "--keep", "area", "--drop", "lat2d", "--rename", "rain=pr", "--isel", "time=5:-5"]
@@ -259,7 +259,7 @@ def test_commands_take_the_words_of_a_selection(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "tail"), [(2, ""), (3, "c/")])
-def test_slices_that_begin_with_a_chunk_stay_references(version: int, tail: str) -> None:
+def test_slices_at_chunk_borders_stay_references(version: int, tail: str) -> None:
     fs = RefShardFileSystem(make_references(a=make_array([3], ["x"], version)))
     selected = fs.select(isel={"x": slice(3, -2)})
     assert [selected.resolve(f"a/{tail}{n}") for n in (0, 1)] == [("s3://b/a", 3, 6), ("s3://b/a", 6, 9)]
@@ -268,7 +268,7 @@ def test_slices_that_begin_with_a_chunk_stay_references(version: int, tail: str)
     assert within.resolve(f"a/{tail}0") == ("s3://b/a", 4, 6)
 
 
-def test_selections_take_no_writes_and_no_uncommitted_ones() -> None:
+def test_selections_refuse_writes_and_uncommitted_sources() -> None:
     fs = RefShardFileSystem(make_references(a=make_array([3], ["x"])))
     with pytest.raises(ReadOnlyError):
         fs.select(keep="a").pipe_file("a/0", b"abc")

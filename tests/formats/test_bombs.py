@@ -64,13 +64,13 @@ def tiff(before: bytes, pages: Sequence[Tags]) -> bytes:
     return struct.pack("<2sHI", b"II", 42, first) + before + data
 
 
-def test_sub_ifds_that_lie_in_one_place_are_refused() -> None:
+def test_sub_ifds_at_one_offset_are_refused() -> None:
     sub = ifd(dict.fromkeys(range(256, 2000), (4, 1, 1)))
     before = sub + struct.pack("<I", 8) * 5000
     assert "overlap" in refused(tiff(before, [image(t330=(4, 5000, 8 + len(sub)))]))
 
 
-def test_pages_whose_tags_hold_bytes_of_one_place_are_refused() -> None:
+def test_pages_sharing_large_tag_bytes_are_refused() -> None:
     text = b"<GDALMetadata>" + b" " * 100_000
     page = image(t42112=(2, len(text), 8))
     assert "overlap" in refused(tiff(text, [dict(page) for _ in range(300)]))
@@ -78,12 +78,12 @@ def test_pages_whose_tags_hold_bytes_of_one_place_are_refused() -> None:
     assert "overlap" in refused(tiff(bytes(50_000), [many]))  # the head, which is held already
 
 
-def test_pages_may_name_one_place_for_a_little_that_they_all_say() -> None:
+def test_pages_may_share_small_tag_bytes() -> None:
     page = image(t270=(2, 1000, 8))
     assert len(opened(tiff(bytes(1000), [dict(page) for _ in range(100)])).grids) == 100
 
 
-def test_the_planes_of_all_images_of_an_ome_tiff_are_bounded() -> None:
+def test_total_planes_of_an_ome_tiff_are_bounded() -> None:
     one = '<Image><Pixels DimensionOrder="XYZCT" SizeZ="60000"><TiffData IFD="0"/></Pixels></Image>'
     again = f'<Image><Pixels DimensionOrder="XYZCT" SizeZ="50">{"<TiffData/>" * 100}</Pixels></Image>'
     for images, reason in ((one * 50, "planes"), (again, "several times")):
@@ -94,11 +94,11 @@ def test_the_planes_of_all_images_of_an_ome_tiff_are_bounded() -> None:
         assert len(found.grids) == 50
 
 
-def test_a_strip_of_more_than_a_small_file_can_hold_is_not_shown() -> None:
+def test_oversized_strip_of_a_small_file_is_not_shown() -> None:
     assert "the limit is" in refused(plain_tiff(bytes(64), 1 << 14, 1 << 13, compression=5))
 
 
-def test_table_of_places_that_many_pages_name_is_read_as_columns() -> None:
+def test_shared_offset_table_is_read_as_columns() -> None:
     """Each strip of each page once took a step of Python."""
     strips = 8000
     places = np.arange(8, 8 + strips, dtype="<u4").tobytes() + np.ones(strips, "<u4").tobytes()
@@ -130,11 +130,11 @@ def message(grid_: bytes, values: bytes) -> bytes:
     return b"GRIB\0\0\0\2" + struct.pack(">Q", len(sections) + 20) + sections + b"7777"
 
 
-def test_grid_of_more_points_than_the_file_holds_is_not_shown() -> None:
+def test_grid_larger_than_the_file_is_not_shown() -> None:
     assert "too many" in refused(message(grid(11585, 11585), packed(11585**2)))
 
 
-def test_the_coordinates_of_all_grids_of_a_file_are_bounded() -> None:
+def test_total_coordinates_of_a_file_are_bounded() -> None:
     found = opened(b"".join(message(grid(1, 100_000, first), packed(100_000)) for first in range(100)))
     assert 10 < len(found.reports) < 100
 
@@ -148,7 +148,7 @@ def test_groups_of_many_points_are_unpacked_in_pieces() -> None:
         assert np.frombuffer(Values(count, sizes).make(values), "<f4")[-1] == 1.0
 
 
-def test_a_jpeg_2000_image_of_many_components_is_refused() -> None:
+def test_jpeg_2000_image_of_many_components_is_refused() -> None:
     size = struct.pack(">HHIIIIIIIIH", 38 + 3 * 999, 0, 8, 8, 0, 0, 8, 8, 0, 0, 999)
     values = packed(64, 40, b"\x08\0\0\xff", b"\xff\x4f\xff\x51" + size + b"\7\1\1" * 999)
     with pytest.raises(ValueError, match="999 components"):
@@ -156,7 +156,7 @@ def test_a_jpeg_2000_image_of_many_components_is_refused() -> None:
 
 
 @pytest.mark.parametrize("offset", ["Infinity", "1e999", "-5", str(2**70), "NaN", "[" * 10_000])
-def test_a_sidecar_of_places_that_cannot_be_is_refused(offset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_with_impossible_offsets_is_refused(offset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refshard_fs.formats.grib2.source.WHOLE", 0)
     data = message(grid(3, 2), packed(6))
     files = Files({ROOT: data, ROOT + ".index": f'{{"_offset": {offset}}}'.encode()})
@@ -187,7 +187,7 @@ def test_tiles_that_share_the_bytes_of_a_heap_are_refused() -> None:
         files.read(keys, "1/0")
 
 
-def test_headers_before_are_not_gone_through_for_each_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_headers_are_scanned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from refshard_fs.formats.fits.header import Header
 
     asked = []
@@ -219,14 +219,14 @@ def test_long_number_among_many_is_refused_before_padding() -> None:
     assert "offset is '1111" in opened(data).reports["a"]
 
 
-def test_texts_that_are_said_once_for_many_are_bounded() -> None:
+def test_texts_shared_by_many_variables_are_bounded() -> None:
     many = f'<String name="a"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">{"x" * 100}</v></dmrpp:vlsa></String>'
     assert f"more than {REPEATED} bytes" in opened(document(many)).reports["a"]
     short = '<String name="a{0}"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">x</v></dmrpp:vlsa></String>'
     assert "more than" in opened(document("".join(map(short.format, range(9)))), 256 << 20).reports["a8"]
 
 
-def test_what_few_bytes_of_a_document_inflate_to_is_bounded() -> None:
+def test_inflated_document_is_bounded() -> None:
     text = base64.b64encode(zlib.compress(bytes(1 << 24), 9)).decode()
     one = f'<Int8 name="a{{0}}"><Dim size="{1 << 24}"/><dmrpp:missingdata>{text}</dmrpp:missingdata></Int8>'
     found = opened(document("".join(map(one.format, range(9)))), 256 << 20)
@@ -235,7 +235,7 @@ def test_what_few_bytes_of_a_document_inflate_to_is_bounded() -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_chunks_that_document_lacks_are_not_listed_by_million() -> None:
+def test_millions_of_missing_chunks_are_not_listed() -> None:
     sizes = "<dmrpp:chunkDimensionSizes>1</dmrpp:chunkDimensionSizes>"
     body = f'<Int8 name="a"><Dim size="{UNWRITTEN + 1}"/><dmrpp:chunks fillValue="1">{sizes}</dmrpp:chunks></Int8>'
     files = Files({ROOT: document(body)})

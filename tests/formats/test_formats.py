@@ -42,7 +42,7 @@ def test_every_example_is_json() -> None:
         json.loads(text)
 
 
-def test_a_chunk_manifest(folder: Path) -> None:
+def test_chunk_manifest_example_is_read(folder: Path) -> None:
     fs = opened(str(folder / "array.zarr/temp"))
     assert fs.cat_file("c/0/0") == b"\1\2\3\4"
     assert fs.cat_file("c/1/1") == b"\t\t\t\t"
@@ -51,14 +51,14 @@ def test_a_chunk_manifest(folder: Path) -> None:
     assert fs.resolve("c/0/0") == (f"{folder}/raw/day1.bin", 100, 104)
 
 
-def test_a_checksum_and_an_etag(folder: Path) -> None:
+def test_checksum_and_etag_examples_are_checked(folder: Path) -> None:
     assert opened(str(folder / "array.zarr/temp")).cat_file("c/0/1") == b"1234"
     (folder / "raw/day2.bin").write_bytes(b"0000")
     with pytest.raises(ReferenceNotReachable, match="crc32c"):
         opened(str(folder / "array.zarr/temp")).cat_file("c/0/1")
 
 
-def test_a_pinned_set(folder: Path) -> None:
+def test_pinned_set_example_is_read(folder: Path) -> None:
     fs = opened(str(folder / "pinned.json"))
     assert fs.cat_file("one") == b"\1\2\3\4"
     (folder / "raw/day1.bin").write_bytes(b"title")
@@ -66,7 +66,7 @@ def test_a_pinned_set(folder: Path) -> None:
         opened(str(folder / "pinned.json")).cat_file("one")
 
 
-def test_sets_joined_lazily(folder: Path) -> None:
+def test_lazy_document_example_is_read(folder: Path) -> None:
     fs = opened(str(folder / "years.json"))
     assert {key: fs.cat_file(key) for key in fs.find("temp") if ".z" not in key} == {
         "temp/0.0": b"\1\2\3\4",
@@ -77,7 +77,7 @@ def test_sets_joined_lazily(folder: Path) -> None:
     assert fs.cat_file("time/0") == b"\0\1\2"
 
 
-def test_a_prefix_map(folder: Path) -> None:
+def test_prefix_map_example_is_read(folder: Path) -> None:
     fs = opened(str(folder / "mapped.zarr"))
     assert {key: fs.cat_file(key) for key in fs.find("c")} == {
         "c/0/0": b"y100",
@@ -87,7 +87,7 @@ def test_a_prefix_map(folder: Path) -> None:
     }
 
 
-def test_a_composite_store(folder: Path) -> None:
+def test_composite_store_example_is_read(folder: Path) -> None:
     fs = opened(str(folder / "composite.zarr"))
     assert json.loads(fs.cat_file("zarr.json"))["attributes"] == {"title": "two stores and a file"}
     assert fs.cat_file("README") == b"title"
@@ -96,7 +96,7 @@ def test_a_composite_store(folder: Path) -> None:
     assert fs.ls("", detail=False) == ["README", "first", "more", "zarr.json"]
 
 
-def test_a_composite_store_as_a_document(folder: Path) -> None:
+def test_composite_document_example_is_read(folder: Path) -> None:
     fs = opened(str(folder / "composite.json"))
     assert fs.cat_file("a/c/0/0") == b"\1\2\3\4"
     assert fs.cat_file("b/c/1/1") == b"abcd"

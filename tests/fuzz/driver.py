@@ -1,4 +1,4 @@
-"""Runs a harness over many inputs and judges it: no hang, no more memory than there may be, no error but ours.
+"""Run a harness over many inputs and judge it: no hang, bounded memory, and only errors of this package.
 
 The inputs run in a process of their own, one after the other, without a fork for each. This process sees it end or
 stand still even where Python does not (in C code), notes the input, and has the next process go on behind it.

@@ -1,4 +1,4 @@
-"""Inputs that are nearly valid: each is a function of the seeds, a number and nothing else, and can be made again."""
+"""Nearly valid inputs: each depends only on the seeds and a number, and can be made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsers hold their promises for inputs that are nearly valid: some hundreds here, as many as asked for elsewhere."""
+"""Parsers keep their promises for nearly valid inputs: some hundreds here, any number by ``python -m tests.fuzz``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_what_broke_a_parser_once_does_so_no_more(what: str) -> None:
+def test_found_inputs_are_handled(what: str) -> None:
     name, data = FOUND[what]
     harness = driver.harness(name)
     with harness.configured():
@@ -58,13 +58,13 @@ def test_what_broke_a_parser_once_does_so_no_more(what: str) -> None:
 
 
 @pytest.mark.parametrize("name", driver.names())
-def test_inputs_that_are_nearly_valid_break_nothing(name: str) -> None:
+def test_nearly_valid_inputs_are_handled(name: str) -> None:
     failures = list(itertools.islice(driver.search(name, range(200), seed=0), 3))
     assert not failures, failures[0].reason
 
 
 @pytest.mark.parametrize("name", driver.names())
-def test_seeds_are_valid_and_inputs_can_be_made_again(name: str) -> None:
+def test_seeds_are_valid_and_inputs_reproducible(name: str) -> None:
     harness = driver.harness(name)
     first, second = driver.mutator(harness, 7), driver.mutator(harness, 7)
     again = [second.input(number) for number in range(59, -1, -1)]
@@ -101,7 +101,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize(("data", "reason"), [(b"hang", "Hang"), (b"grow", "bytes of memory"), (b"raise", "KeyError")])
-def test_hangs_growth_and_foreign_errors_are_failures(
+def test_hang_growth_and_foreign_error_are_failures(
     broken: ModuleType, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
 ) -> None:
     monkeypatch.setattr(Mutator, "input", lambda self, number: data if number == 3 else b"fine")
@@ -111,7 +111,7 @@ def test_hangs_growth_and_foreign_errors_are_failures(
     assert reason in failure.reason
 
 
-def test_the_command_says_how_far_it_came_and_reruns_an_input(tmp_path: Path) -> None:
+def test_command_reports_progress_and_reruns_an_input(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "neuroglancer_shards"]
     root = Path(__file__).parents[2]
     run = subprocess.run([*command, "--inputs", "300"], capture_output=True, text=True, cwd=root, check=True)

@@ -1,4 +1,4 @@
-"""Boxes of chunks, numbered in C order, and selections that fill one."""
+"""Boxes of chunks, numbered in C order, and selections of exactly one box."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_boxes_hold_each_chunk_once(counts: tuple[int, ...], extents: tuple[int,
     assert chunks[0] == first
 
 
-def test_boxes_are_those_that_a_selection_fills() -> None:
+def test_box_holds_the_chunks_of_a_selection() -> None:
     boxes = Boxes.around(grid(8, 6), [12, 13, 14, 18, 19, 20])  # rows 2 and 3, columns 0 to 2
     assert boxes is not None
     assert boxes.extents == (2, 3)
@@ -34,6 +34,6 @@ def test_boxes_are_those_that_a_selection_fills() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 2], [0, 1, 6], [0, 2]], ids=["not-aligned", "no-box", "with-a-gap"])
-def test_other_selections_fill_no_box(numbers: list[int]) -> None:
+def test_sparse_selections_have_no_box(numbers: list[int]) -> None:
     assert Boxes.around(grid(8, 6), numbers) is None
     assert Boxes(grid(8, 6), (1, 2)).number_of([6, 7, 8]) is None

@@ -1,4 +1,4 @@
-"""Chunks kept on disk: the next process reads them from there, and never takes one for another version's."""
+"""Chunks on disk: the next process reads them, and never those of another version."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_second_process_requests_no_chunk(
     assert again.stats()["disk_bytes"] > 5_000
 
 
-def test_objects_are_asked_for_their_versions_and_not_read(http_server: RangeServer, tmp_path: Path) -> None:
+def test_whole_objects_cost_a_version_check_only(http_server: RangeServer, tmp_path: Path) -> None:
     """A chunk of a hierarchy is an object: each is asked for, and none is sent."""
     meta = {"zarr_format": 2, "shape": [8], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     http_server.put("/z/.zarray", json.dumps({**meta, "filters": None, "compressor": None}).encode())
@@ -164,7 +164,7 @@ def test_objects_are_asked_for_their_versions_and_not_read(http_server: RangeSer
         fs.cat_file("7")
 
 
-def test_asynchronous_reader_finds_what_is_kept(chunked: Chunked, tmp_path: Path) -> None:
+def test_asynchronous_reader_uses_the_cache(chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
 
     async def read() -> tuple[Any, bytes]:
@@ -178,7 +178,7 @@ def test_asynchronous_reader_finds_what_is_kept(chunked: Chunked, tmp_path: Path
     assert methods(chunked.server) == ["HEAD"]
 
 
-def test_what_is_kept_is_not_fetched_ahead(chunked: Chunked, tmp_path: Path) -> None:
+def test_cached_chunks_are_not_read_ahead(chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
     opened(chunked.refs(), tmp_path).cat(keys)
     fs = opened(chunked.refs(), tmp_path)
@@ -188,7 +188,7 @@ def test_what_is_kept_is_not_fetched_ahead(chunked: Chunked, tmp_path: Path) -> 
     assert methods(chunked.server) == ["HEAD"]
 
 
-def test_threads_share_what_is_kept(chunked: Chunked, tmp_path: Path) -> None:
+def test_threads_share_the_cache(chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
     first = opened(chunked.refs(), tmp_path)
     fs = opened(chunked.refs(), tmp_path)
@@ -259,7 +259,7 @@ def test_pinned_target_that_changed_is_an_error(chunked: Chunked, tmp_path: Path
 
 
 @pytest.mark.case(id="P25")
-def test_what_an_earlier_session_saw_proves_no_version(http_server: RangeServer, tmp_path: Path) -> None:
+def test_versions_are_checked_again_by_each_filesystem(http_server: RangeServer, tmp_path: Path) -> None:
     """The process remembers the index of a shard; whether the shard is still the same, a request has to tell."""
     source, _ = of_shards(http_server, tmp_path)
     opened(source, tmp_path).cat_file("c/0/0")
@@ -307,7 +307,7 @@ def test_bytes_without_a_version_are_not_kept(told: dict[str, str], is_kept: boo
         assert fs.stats()["disk_hits"] == 4 * is_kept
 
 
-def test_compared_by_size_alone_nothing_is_kept(chunked: Chunked, tmp_path: Path) -> None:
+def test_ignored_versions_disable_the_cache(chunked: Chunked, tmp_path: Path) -> None:
     fs = opened(chunked.refs(), tmp_path, options={chunked.server.url: {"versions": "ignore"}})
     fs.cat_file("a/0.0")
     assert not kept(tmp_path)
@@ -328,7 +328,7 @@ class Store(LocalFileSystem):  # type: ignore[misc]  # fsspec is untyped
         return {"name": path, "size": found["size"], "type": "file", "etag": f'"{found["mtime"]}"'}
 
 
-def test_other_filesystems_are_asked_for_the_version_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generic_filesystems_check_the_version_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "root", str(tmp_path))
     (tmp_path / "x").write_bytes(BYTES)
     refs = {f"a/{number}": ["store://x", number * 100, 100] for number in range(10)}
@@ -343,7 +343,7 @@ def test_other_filesystems_are_asked_for_the_version_first(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_objects_of_s3_are_kept_with_their_versions(fast: bool, s3_server: Any, tmp_path: Path) -> None:
+def test_s3_objects_are_cached_with_versions(fast: bool, s3_server: Any, tmp_path: Path) -> None:
     bucket = f"kept-{str(fast).lower()}"
     s3_server.create_bucket(bucket)
     refs = {f"a/{number}": [f"s3://{bucket}/x", number * 100, 100] for number in range(10)}
@@ -438,7 +438,7 @@ def writer(python: list[str], folder: Path, capacity: int, seed: int, count: int
     return subprocess.Popen([*python, "-c", WRITER, str(folder), str(capacity), str(seed), str(count)])
 
 
-def test_two_processes_keep_within_one_bound(tmp_path: Path, fast_python: list[str]) -> None:
+def test_two_processes_share_one_bound(tmp_path: Path, fast_python: list[str]) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     writers = [writer(fast_python, folder, capacity, seed, 100) for seed in (0, 1000)]
     most = 0
@@ -454,7 +454,7 @@ def test_two_processes_keep_within_one_bound(tmp_path: Path, fast_python: list[s
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes end in another way")
-def test_killed_writer_leaves_whole_files_and_the_bound(tmp_path: Path) -> None:
+def test_killed_writer_leaves_whole_files_within_the_bound(tmp_path: Path) -> None:
     folder, capacity = tmp_path / "kept", 30 * 8192
     process = writer([sys.executable], folder, capacity, 0, 10**6)
     while used(folder) < capacity // 2:
@@ -478,7 +478,7 @@ def test_killed_writer_leaves_whole_files_and_the_bound(tmp_path: Path) -> None:
     assert not draft.exists()
 
 
-def test_what_was_not_read_for_longest_goes_first(tmp_path: Path) -> None:
+def test_least_recently_read_files_are_evicted_first(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 10 * 4096)
     spans = [Span("https://host/x", number, number + 1000) for number in range(12)]
     for age, span in enumerate(spans[:10]):
@@ -496,7 +496,7 @@ def test_what_was_not_read_for_longest_goes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P25")
-def test_files_are_for_their_owner_alone(chunked: Chunked, tmp_path: Path) -> None:
+def test_only_the_owner_can_read_cache_files(chunked: Chunked, tmp_path: Path) -> None:
     opened(chunked.refs(), tmp_path).cat(chunked.keys(range(4)))
     paths = [tmp_path / "kept", *(tmp_path / "kept").rglob("*")] if kept(tmp_path) else []
     assert paths
@@ -505,7 +505,7 @@ def test_files_are_for_their_owner_alone(chunked: Chunked, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("count", [0, 4000], ids=["in the first block", "in several"])
 @pytest.mark.case(id="P25")
-def test_nothing_that_gives_access_is_written(count: int, http_server: RangeServer, tmp_path: Path) -> None:
+def test_cache_files_have_no_secrets(count: int, http_server: RangeServer, tmp_path: Path) -> None:
     """Neither the tokens of targets, nor documents, which may hold some."""
     chunked = Chunked(http_server, 4)
     refs = {key: [value[0] + "?token=hush", *value[1:]] if isinstance(value, list) else value
@@ -523,7 +523,7 @@ def test_nothing_that_gives_access_is_written(count: int, http_server: RangeServ
 @pytest.mark.skipif(not HAS_OWNERS or os.name == "nt", reason="links take rights there that few have")
 @pytest.mark.parametrize("what", ["link to a file", "link to a directory", "directory of others", "pipe"])
 @pytest.mark.case(id="P25")
-def test_what_may_be_anothers_is_not_used(what: str, chunked: Chunked, tmp_path: Path) -> None:
+def test_directory_of_another_user_is_not_used(what: str, chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     (path,) = kept(tmp_path)
@@ -549,7 +549,7 @@ def test_what_may_be_anothers_is_not_used(what: str, chunked: Chunked, tmp_path:
 
 @pytest.mark.skipif(not HAS_OWNERS or os.getuid() != 0, reason="files of others are made by root")
 @pytest.mark.case(id="P25")
-def test_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
+def test_file_of_another_user_is_ignored(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path / "kept", 1 << 20)
     cache.put(SPAN, FACTS, BYTES)
     (path,) = kept(tmp_path)
@@ -558,7 +558,7 @@ def test_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P25")
-def test_set_is_not_given_what_it_may_not_reach(chunked: Chunked, tmp_path: Path) -> None:
+def test_cache_respects_admission(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     with pytest.raises(TargetNotAllowed):
@@ -566,7 +566,7 @@ def test_set_is_not_given_what_it_may_not_reach(chunked: Chunked, tmp_path: Path
 
 
 @pytest.mark.case(id="P25")
-def test_what_the_server_denies_now_is_not_given(chunked: Chunked, tmp_path: Path) -> None:
+def test_cache_respects_a_denial_by_the_server(chunked: Chunked, tmp_path: Path) -> None:
     key = chunked.keys([3])[0]
     opened(chunked.refs(), tmp_path).cat_file(key)
     chunked.server.fault(403, "/data.bin")
@@ -575,7 +575,7 @@ def test_what_the_server_denies_now_is_not_given(chunked: Chunked, tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["file", "full"])
-def test_where_nothing_can_be_written_reading_goes_on(
+def test_unwritable_directory_does_not_stop_reading(
     what: str, chunked: Chunked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "file":

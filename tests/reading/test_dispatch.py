@@ -1,4 +1,4 @@
-"""No more requests and bytes are under way than allowed, over all event loops."""
+"""Requests and bytes in flight stay within their limits, over all event loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fs(chunked: Chunked) -> RefShardFileSystem:
     return open_fs(chunked)
 
 
-def test_no_more_requests_are_under_way_than_allowed(http_server: RangeServer) -> None:
+def test_concurrency_bounds_requests_in_flight(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.02
     open_fs(chunked, max_gap=-1, concurrency=5, readahead=0).cat(chunked.keys(range(0, 100, 2)))
@@ -32,7 +32,7 @@ def test_no_more_requests_are_under_way_than_allowed(http_server: RangeServer) -
     assert len(chunked.ranges) == 50
 
 
-def test_no_more_bytes_are_under_way_than_allowed(http_server: RangeServer) -> None:
+def test_memory_bounds_bytes_in_flight(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.02
     open_fs(chunked, max_gap=-1, max_memory=3 * CHUNK).cat(chunked.keys(range(0, 60, 2)))
@@ -40,9 +40,7 @@ def test_no_more_bytes_are_under_way_than_allowed(http_server: RangeServer) -> N
 
 
 @pytest.mark.parametrize(("options", "most"), [({"max_memory": 3 * CHUNK}, 3), ({"concurrency": 3}, 3)])
-def test_event_loops_of_several_threads_share_what_is_allowed(
-    http_server: RangeServer, options: dict[str, int], most: int
-) -> None:
+def test_event_loops_share_the_bounds(http_server: RangeServer, options: dict[str, int], most: int) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.02
     fs = open_fs(chunked, asynchronous=True, max_gap=-1, readahead=0, **options)
@@ -59,7 +57,7 @@ def test_event_loops_of_several_threads_share_what_is_allowed(
     assert http_server.log.peak <= most + 1, "a loop that has nothing under way is never refused"
 
 
-def test_stalled_loop_with_bytes_blocks_no_other(http_server: RangeServer) -> None:
+def test_stalled_loop_does_not_block_others(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked, asynchronous=True, max_gap=-1, max_memory=4 * CHUNK)
     stopped = asyncio.new_event_loop()
@@ -72,7 +70,7 @@ def test_stalled_loop_with_bytes_blocks_no_other(http_server: RangeServer) -> No
         stopped.close()
 
 
-def test_range_larger_than_the_budget_is_read_all_the_same(http_server: RangeServer) -> None:
+def test_range_larger_than_the_budget_is_read(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked, max_memory=CHUNK // 2)
     assert fs.cat(chunked.keys([0, 100])) == {"a/0.0": chunked.chunk(0), "a/100.0": chunked.chunk(100)}

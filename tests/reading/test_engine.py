@@ -1,4 +1,4 @@
-"""The engine over real sockets: which requests are made, who gets which bytes, and what is left behind."""
+"""The engine over real sockets: its requests, the bytes of each reader, and no leftovers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_range_that_may_end_early_is_never_cut_into_parts(http_server: RangeServ
     assert len(http_server.requests("/short")) == 1
 
 
-def test_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:
+def test_range_outside_the_target_leaves_the_others(chunked: Chunked) -> None:
     refs = chunked.refs()
     last = chunked.count - 1
     refs["beyond"] = [chunked.url, chunked.count * CHUNK - 10, 20]
@@ -137,7 +137,7 @@ def test_range_outside_of_the_target_spoils_no_other(chunked: Chunked) -> None:
     assert isinstance(out["beyond"], ReferenceNotReachable)
 
 
-def test_missing_and_failing_keys_of_a_batch_are_told_apart(chunked: Chunked) -> None:
+def test_missing_and_failing_keys_of_a_batch_differ(chunked: Chunked) -> None:
     refs = chunked.refs()
     refs["gone"] = [chunked.url.replace("data.bin", "no.bin"), 0, 5]
     fs = RefShardFileSystem(fo=refs)
@@ -181,9 +181,7 @@ def zarr_reads(fs: RefShardFileSystem, keys: list[str], together: int = 10) -> l
         pytest.param([16, 16], morton(4), id="Morton"),
     ],
 )
-def test_whole_array_takes_few_requests_and_each_byte_once(
-    http_server: RangeServer, counts: list[int], order: list[int] | None
-) -> None:
+def test_whole_array_takes_few_requests(http_server: RangeServer, counts: list[int], order: list[int] | None) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.005
     fs = RefShardFileSystem(fo=chunked.refs(counts, order))
@@ -195,7 +193,7 @@ def test_whole_array_takes_few_requests_and_each_byte_once(
 
 
 @pytest.mark.parametrize(("seconds", "ahead"), [(0.001, 0), (0.02, 12), (0.05, 30)])
-def test_more_is_fetched_ahead_of_run_where_server_takes_long(
+def test_slow_server_increases_readahead(
     http_server: RangeServer, seconds: float, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "MIB", 0)
@@ -236,7 +234,7 @@ def test_loop_over_chunks_is_read_ahead_each_byte_once(http_server: RangeServer)
     assert stats["bytes_wanted"] == stats["bytes_fetched"] == 256 * CHUNK
 
 
-def test_readers_are_told_of_a_bug_in_the_read_ahead(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_in_readahead_reaches_the_reader(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
     def observe(*_: Any, **__: Any) -> None:
         raise ArithmeticError("a bug")
 
@@ -254,7 +252,7 @@ def test_loop_over_slabs_backwards_is_read_ahead(http_server: RangeServer) -> No
 
 
 @pytest.mark.parametrize("together", [1, 10, 128])
-def test_random_chunks_are_read_alone(http_server: RangeServer, together: int) -> None:
+def test_random_chunks_start_no_readahead(http_server: RangeServer, together: int) -> None:
     chunked = Chunked(http_server)
     chosen = sorted(random.Random(3).sample(range(0, 256, 2), 13))
     assert zarr_reads(open_fs(chunked), chunked.keys(chosen), together) == [chunked.chunk(i) for i in chosen]
@@ -267,12 +265,12 @@ def test_read_ahead_can_be_turned_off(http_server: RangeServer) -> None:
     assert chunked.fetched == 20
 
 
-def test_keys_asked_for_together_say_nothing_of_others(chunked: Chunked, fs: RefShardFileSystem) -> None:
+def test_keys_of_one_batch_start_no_readahead(chunked: Chunked, fs: RefShardFileSystem) -> None:
     fs.cat(chunked.keys(range(40)))
     assert chunked.fetched == 40
 
 
-def test_absent_chunks_do_not_end_a_run(http_server: RangeServer) -> None:
+def test_missing_chunks_do_not_end_a_run(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     refs = chunked.refs()
     for i in range(0, 256, 5):
@@ -293,7 +291,7 @@ def test_absent_chunks_do_not_end_a_run(http_server: RangeServer) -> None:
     assert len(chunked.ranges) < len(keys) / 2
 
 
-def test_failed_guess_fails_no_reader_who_does_not_need_it(http_server: RangeServer) -> None:
+def test_failed_readahead_leaves_other_reads(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     refs = chunked.refs()
     for i in range(40, 256):
@@ -322,7 +320,7 @@ def test_cancelled_read_leaves_nothing_running(http_server: RangeServer) -> None
 
 
 @pytest.mark.parametrize("ticks", range(4))
-def test_nobody_waits_for_an_engine_that_was_closed(http_server: RangeServer, ticks: int) -> None:
+def test_closed_engine_ends_waiting_reads(http_server: RangeServer, ticks: int) -> None:
     http_server.latency = 0.05
     refs = {"k": [http_server.put("/k", b"0123456789")]}
 
@@ -340,7 +338,7 @@ def test_nobody_waits_for_an_engine_that_was_closed(http_server: RangeServer, ti
     asyncio.run(read())
 
 
-def test_one_of_two_readers_may_give_up(http_server: RangeServer) -> None:
+def test_cancelled_reader_leaves_the_other(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     http_server.latency = 0.2
 
@@ -355,7 +353,7 @@ def test_one_of_two_readers_may_give_up(http_server: RangeServer) -> None:
     assert chunked.ranges == [(3, 4)]
 
 
-def test_nothing_is_held_when_all_has_been_read(http_server: RangeServer) -> None:
+def test_memory_is_released_after_all_reads(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
 
     async def read() -> None:
@@ -367,7 +365,7 @@ def test_nothing_is_held_when_all_has_been_read(http_server: RangeServer) -> Non
     asyncio.run(read())
 
 
-def test_resolve_says_where_bytes_are_and_reads_nothing(chunked: Chunked, fs: RefShardFileSystem) -> None:
+def test_resolve_locates_bytes_without_reading(chunked: Chunked, fs: RefShardFileSystem) -> None:
     assert fs.resolve("a/2.0") == (chunked.url, 2 * CHUNK, 3 * CHUNK)
     inline = fs.resolve(".zgroup")
     assert inline == b'{"zarr_format": 2}'
@@ -376,7 +374,7 @@ def test_resolve_says_where_bytes_are_and_reads_nothing(chunked: Chunked, fs: Re
     assert chunked.ranges == []
 
 
-def test_plan_is_what_a_read_does(chunked: Chunked, fs: RefShardFileSystem) -> None:
+def test_plan_equals_the_requests_of_a_read(chunked: Chunked, fs: RefShardFileSystem) -> None:
     keys = [*chunked.keys([0, 1, 2, 50]), ".zgroup"]
     planned = fs.plan(keys)
     assert chunked.ranges == []
@@ -388,7 +386,7 @@ def test_plan_is_what_a_read_does(chunked: Chunked, fs: RefShardFileSystem) -> N
     assert chunked.ranges == [(p.start // CHUNK, p.stop // CHUNK) for p in planned]
 
 
-def test_block_cache_is_asked_first_until_it_is_invalidated(http_server: RangeServer) -> None:
+def test_block_cache_is_used_until_invalidated(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked, block_cache=10 * CHUNK)
     for _ in range(3):
@@ -406,7 +404,7 @@ def test_without_a_block_cache_a_chunk_is_read_again(chunked: Chunked, fs: RefSh
     assert len(chunked.ranges) == 2
 
 
-def test_bytes_that_were_read_are_freed_without_collection(http_server: RangeServer) -> None:
+def test_read_bytes_are_freed_without_garbage_collection(http_server: RangeServer) -> None:
     chunked = Chunked(http_server)
     fs = open_fs(chunked)
     gc.collect()
@@ -428,7 +426,7 @@ def test_each_request_leaves_a_debug_line(chunked: Chunked, caplog: pytest.LogCa
     assert f"{chunked.url} bytes={3 * CHUNK}-{5 * CHUNK - 1}: 206, {2 * CHUNK} bytes" in line
 
 
-def test_callbacks_hear_of_each_key_and_of_each_piece(http_server: RangeServer, tmp_path: Any) -> None:
+def test_callbacks_count_keys_and_pieces(http_server: RangeServer, tmp_path: Any) -> None:
     chunked = Chunked(http_server)
     cat, get = Callback(), Callback()
     open_fs(chunked).cat(chunked.keys(range(7)), callback=cat)

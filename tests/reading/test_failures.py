@@ -1,4 +1,4 @@
-"""What a failed read says: the key, the URL, what happened and what to do, to somebody who does not know the code."""
+"""Errors of failed reads name the key, the URL, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def failure(target: str, start: int, length: int) -> str:
     return text
 
 
-def test_target_that_is_gone(http_server: RangeServer, tmp_path: Path) -> None:
+def test_error_of_a_missing_target_has_a_remedy(http_server: RangeServer, tmp_path: Path) -> None:
     for target in (f"{http_server.url}/gone", str(tmp_path / "gone")):
         assert "`refshard rebase` finds objects that have moved" in failure(target, 0, 3)
 
 
-def test_target_that_is_shorter_than_its_references(http_server: RangeServer, tmp_path: Path) -> None:
+def test_error_of_a_short_target_has_a_remedy(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"0123456789")
     for target in (http_server.put("x", b"0123456789"), str(tmp_path / "x")):
         text = failure(target, 5, 30)
@@ -44,11 +44,11 @@ def test_target_that_is_shorter_than_its_references(http_server: RangeServer, tm
         assert "Unfit" not in text
 
 
-def test_host_that_does_not_answer() -> None:
+def test_error_of_a_silent_host_has_a_remedy() -> None:
     assert "Check that the host name is right, and that the host is running" in failure("http://127.0.0.1:9/x", 0, 3)
 
 
-def test_protocol_that_nobody_knows() -> None:
+def test_error_of_an_unknown_protocol_has_a_remedy() -> None:
     assert "Install the package that adds this protocol" in failure("nosuch://bucket/x", 0, 3)
 
 
@@ -71,20 +71,20 @@ def test_protocol_that_nobody_knows() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_to_do_is_said(error: Exception, words: str) -> None:
+def test_remedy_is_in_the_error(error: Exception, words: str) -> None:
     assert words in explain(error)
 
 
-def test_where_there_is_nothing_to_do_only_the_reason_is_said() -> None:
+def test_error_without_a_remedy_has_only_the_reason() -> None:
     assert explain(HttpStatus(418)) == "HTTP 418 I'm a Teapot"
     assert explain(KeyError("x")) == "KeyError: 'x'"
 
 
-def test_line_to_paste_is_same_for_source_and_for_its_targets() -> None:
+def test_source_and_targets_get_the_same_line_to_paste() -> None:
     assert explain(Denied(403), "s3://b/x", of_source=True) == explain(Denied(403), "s3://b/x")
 
 
-def test_source_that_is_none_says_why(http_server: RangeServer, tmp_path: Path) -> None:
+def test_error_of_an_unusable_source_has_the_reason(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "empty.json").touch()
     page = http_server.put("refs.json", b"\n<!DOCTYPE html><title>Log in</title>")
     with pytest.raises(UnknownSource, match=r"an empty document.*written to the end\?"):
@@ -101,7 +101,7 @@ def test_reference_without_url_is_named() -> None:
 
 
 @pytest.mark.case(id="P23")
-def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_and_errors_have_no_token(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
     http_server.put("x", b"0123456789")
     http_server.put("refs.json", json.dumps({"version": 1, "refs": {"a": ["u", 1]}}).encode())
     fs = RefShardFileSystem(
@@ -118,7 +118,7 @@ def test_log_lines_and_errors_hold_no_token(http_server: RangeServer, caplog: py
     assert "hush" not in str(broken.value)
 
 
-def test_refused_access_says_the_line_to_paste() -> None:
+def test_refused_access_error_has_a_line_to_paste() -> None:
     assert "options={'s3://pub/': {'anon': True}}" in explain(Denied(403, "AccessDenied"), "s3://pub/a/x [0:1]")
     assert "options={'https://h:8/': {'headers': {...}}}" in explain(Denied(401), "https://h:8/a/x")
     assert "options={'s3://b/': {'anon': True}}" in explain(Denied(403), "zip://a::s3://b/x.zip")
@@ -126,17 +126,17 @@ def test_refused_access_says_the_line_to_paste() -> None:
     assert "`ls -l`" in explain(PermissionError("no"), "/data/x [0:1]")
 
 
-def test_who_asked_without_credentials_is_not_told_to() -> None:
+def test_anonymous_user_is_not_told_to_use_anon() -> None:
     error = Denied(403, "AccessDenied")
     error.add_note(f"it was asked for {WITHOUT}, as its options say")
     assert "'anon'" not in explain(error, "s3://pub/a/x")
 
 
-def test_what_is_public_is_opened_as_its_protocol_says() -> None:
+def test_remedy_for_public_data_fits_the_protocol() -> None:
     assert "options={'gs://b/': {'token': 'anon'}}" in explain(Denied(403), "gs://b/x")
     assert explain(Denied(403), "ftp://h/x").endswith("Credentials go into options={'ftp://h/': {...}}")
 
 
-def test_expired_signature_is_said_to_be_one() -> None:
+def test_expired_signature_is_named() -> None:
     text = b"<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"
     assert "The signature of the URL has expired" in explain(answer._make_error(403, {}, text), "https://h/x")

@@ -1,4 +1,4 @@
-"""Objects of which it is not known yet what will be read: begun at once, and never in anyone's way."""
+"""First bytes of objects are fetched before it is known which ranges will be read."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ranges(server: RangeServer) -> list[tuple[int | None, int | None]]:
     return sorted((r.start, r.stop) for r in server.requests())  # type: ignore[type-var]  # all are ranges
 
 
-def test_what_is_read_of_begun_object_takes_no_request(http_server: RangeServer) -> None:
+def test_begun_object_serves_later_reads(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA[:90])
 
     async def use(fetcher: Fetcher) -> None:
@@ -66,7 +66,7 @@ def test_what_is_read_of_begun_object_takes_no_request(http_server: RangeServer)
     assert ranges(http_server) == [(0, 90)]
 
 
-def test_what_lies_beyond_the_first_bytes_is_read_by_itself(http_server: RangeServer) -> None:
+def test_bytes_beyond_the_first_ones_take_a_request(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
 
     async def use(fetcher: Fetcher) -> None:
@@ -96,7 +96,7 @@ def test_reader_beyond_the_end_of_a_begun_object_fails_alone(
 
 
 @pytest.mark.parametrize("kind", [403, "ignored_range", "wrong_content_range", "unknown_total"])
-def test_beginning_that_fails_fails_nobody(http_server: RangeServer, kind: int | str) -> None:
+def test_failed_first_bytes_do_not_fail_reads(http_server: RangeServer, kind: int | str) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, times=1)  # type: ignore[arg-type]  # both kinds of it
 
@@ -109,7 +109,7 @@ def test_beginning_that_fails_fails_nobody(http_server: RangeServer, kind: int |
     run(use)
 
 
-def test_what_nobody_reads_is_not_held(http_server: RangeServer) -> None:
+def test_unread_first_bytes_are_released(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
 
     async def use(fetcher: Fetcher) -> None:
@@ -122,7 +122,7 @@ def test_what_nobody_reads_is_not_held(http_server: RangeServer) -> None:
     run(use)
 
 
-def test_all_requests_within_concurrency_begin_at_once(http_server: RangeServer) -> None:
+def test_requests_within_concurrency_start_together(http_server: RangeServer) -> None:
     spans = [Span(http_server.put(f"/{i}", DATA), 0, 5) for i in range(20)]
 
     async def use(fetcher: Fetcher) -> None:
@@ -134,7 +134,7 @@ def test_all_requests_within_concurrency_begin_at_once(http_server: RangeServer)
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_request_stopped_before_sending_takes_no_place(http_server: RangeServer, begins: bool) -> None:
+def test_unsent_request_frees_its_place(http_server: RangeServer, begins: bool) -> None:
     """They would be too few in the end, and then none: whoever reads would wait for ever."""
     url = http_server.put("/x", DATA)
 
@@ -155,7 +155,7 @@ def test_request_stopped_before_sending_takes_no_place(http_server: RangeServer,
 
 
 @pytest.mark.parametrize("pin", [None, Pin(size=1000)])
-def test_object_begun_by_several_is_fetched_once_and_held(http_server: RangeServer, pin: Pin | None) -> None:
+def test_concurrent_readers_fetch_an_object_once(http_server: RangeServer, pin: Pin | None) -> None:
     url = http_server.put("/x", DATA)
 
     async def use(fetcher: Fetcher) -> None:
@@ -174,7 +174,7 @@ def test_object_begun_by_several_is_fetched_once_and_held(http_server: RangeServ
 
 
 @pytest.mark.parametrize("size", [50, 400])
-def test_whole_objects_of_unknown_size_stay_within_the_memory(http_server: RangeServer, size: int) -> None:
+def test_objects_of_unknown_size_stay_within_max_memory(http_server: RangeServer, size: int) -> None:
     http_server.latency = 0.05
     spans = [Span(http_server.put(f"/{i}", DATA[:size])) for i in range(60)]
 

@@ -1,4 +1,4 @@
-"""What lies on this machine is read at once: one system call a key, no event loop, every promise held."""
+"""Local data are read without an event loop, with one system call for each key."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_small_adjacent_keys_are_read_together_in_any_order(file: Path, reads: l
     assert (counts["bytes_wanted"], counts["bytes_fetched"]) == (600, 400)
 
 
-def test_of_keys_that_are_read_together_each_has_its_own_error(file: Path) -> None:
+def test_each_key_of_a_batch_has_its_own_error(file: Path) -> None:
     end = len(DATA)
     fs = RefShardFileSystem({"fits": [str(file), end - 10, 10], "longer": [str(file), end - 5, 10]})
     found = fs.cat(["fits", "longer"], on_error="return")
@@ -87,7 +87,7 @@ def test_of_keys_that_are_read_together_each_has_its_own_error(file: Path) -> No
     assert "got 5 of 10" in str(found["longer"])
 
 
-def test_reads_are_counted_and_what_manifest_holds_is_no_request(file: Path) -> None:
+def test_inline_data_counts_no_request(file: Path) -> None:
     fs = RefShardFileSystem(references(file) | {"text": "12345"})
     for _ in range(7):
         for key in KEYS:
@@ -98,7 +98,7 @@ def test_reads_are_counted_and_what_manifest_holds_is_no_request(file: Path) -> 
     assert counts["bytes_wanted"] == counts["bytes_fetched"] == 7 * COUNT * 100
 
 
-def test_threads_lose_no_count(file: Path) -> None:
+def test_counts_are_exact_with_threads(file: Path) -> None:
     fs = RefShardFileSystem(references(file))
     threads = [threading.Thread(target=lambda: [fs.cat_file(key) for key in KEYS]) for _ in range(8)]
     for thread in threads:
@@ -108,7 +108,7 @@ def test_threads_lose_no_count(file: Path) -> None:
     assert fs.stats()["keys"] == 8 * COUNT
 
 
-def test_of_many_keys_each_has_its_own_bytes_or_error(file: Path, http_server: RangeServer) -> None:
+def test_each_of_many_keys_has_its_bytes_or_error(file: Path, http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     references_of = {
         "near": [str(file), 1, 4],
@@ -140,7 +140,7 @@ def test_file_that_was_replaced_is_error_for_keys_that_follow(file: Path) -> Non
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_event_loop_does_not_wait_for_one_slow_file_after_other(
+def test_slow_files_are_read_side_by_side_on_a_loop(
     file: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     monkeypatch.setattr(immediate, "TOUCHING", Limits(gap=-1))
@@ -168,7 +168,7 @@ def test_event_loop_does_not_wait_for_one_slow_file_after_other(
     assert peak > 1
 
 
-def test_errors_of_selection_beside_its_first_one_are_not_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_later_errors_of_a_selection_are_not_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     gc.collect()  # tasks of tests before, whose loops are closed, are logged when they are destroyed
     caplog.clear()
     met = threading.Barrier(2, timeout=60)  # so that two threads have an error

@@ -1,4 +1,4 @@
-"""The index cache: written whole or not at all, bounded, and never believed."""
+"""The index cache: files are complete or absent, bounded, and checked before use."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def everything(fs: RefShardFileSystem) -> dict[str, bytes]:
     return {key: fs.cat_file(key) for key in fs.find("")}
 
 
-def test_second_process_reads_what_the_first_one_decoded(tmp_path: Path, parses: list[str]) -> None:
+def test_second_process_uses_the_index_of_the_first(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
     second = opened(path, cache)
@@ -88,7 +88,7 @@ def test_second_process_reads_what_the_first_one_decoded(tmp_path: Path, parses:
     assert second.references["b/0"] == [None, 5, 2]
 
 
-def test_another_process_of_the_user_finds_it(tmp_path: Path) -> None:
+def test_other_process_finds_the_index(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     opened(path, cache)
     code = (
@@ -120,7 +120,7 @@ def test_options_that_change_the_set_have_an_index_of_their_own(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "flip", "header", "magic", "version", "longer", "garbage"])
-def test_damaged_file_is_replaced_in_silence(tmp_path: Path, parses: list[str], harm: str) -> None:
+def test_damaged_file_is_replaced_without_a_warning(tmp_path: Path, parses: list[str], harm: str) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
     (kept,) = cache.iterdir()
@@ -144,7 +144,7 @@ def test_damaged_file_is_replaced_in_silence(tmp_path: Path, parses: list[str], 
     assert len(parses) == 2
 
 
-def test_index_of_another_version_is_replaced_in_silence(tmp_path: Path, parses: list[str]) -> None:
+def test_old_index_is_replaced_without_a_warning(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     first = everything(opened(path, cache))
     (kept,) = cache.iterdir()
@@ -183,7 +183,7 @@ def test_index_in_use_survives_its_file(tmp_path: Path, how: str, parses: list[s
     ("etag", "modified", "is_kept"),
     [('"strong"', 1, True), ('W/"weak"', 1, False), (None, 1, False), (None, None, False)],
 )
-def test_version_that_may_recur_is_not_kept(etag: Any, modified: Any, is_kept: bool) -> None:
+def test_weak_version_is_not_cached(etag: Any, modified: Any, is_kept: bool) -> None:
     headers = None if modified is None else "Sat, 28 Nov 2020 01:00:00 GMT"
     pin = Pin(etag, headers, 10)
     assert loading._tells_versions_apart(pin) is is_kept
@@ -191,7 +191,7 @@ def test_version_that_may_recur_is_not_kept(etag: Any, modified: Any, is_kept: b
 
 @pytest.mark.parametrize(("age", "is_kept"), [(0, False), (1.0, True), (5.0, True)])
 @pytest.mark.parametrize("is_coarse", [False, True])
-def test_file_that_was_just_written_is_not_kept(
+def test_recently_written_file_is_not_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, is_kept: bool, is_coarse: bool
 ) -> None:
     """The next version may have the same time: within a tick, and within two seconds where times are whole ones."""
@@ -204,7 +204,7 @@ def test_file_that_was_just_written_is_not_kept(
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 20, 100])
-def test_what_an_index_does_not_say_of_itself_is_refused(length: int) -> None:
+def test_index_of_another_source_is_refused(length: int) -> None:
     index = kerchunk_json.JsonIndex("x")
     parts = index.pack(index.decode(b'{"a":"b"}'))
     whole = b"".join(parts)
@@ -246,7 +246,7 @@ def test_two_flipped_bits_are_noticed_wherever_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P24")
-def test_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
+def test_renamed_index_file_is_ignored(tmp_path: Path) -> None:
     """Who may write to the directory may rename what this user wrote, and have a trusted set be another one."""
     cache = IndexCache(tmp_path)
     cache.put("trusted", [b"of the user"])
@@ -259,7 +259,7 @@ def test_file_under_anothers_name_is_not_believed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="files of others are made by root")
 @pytest.mark.case(id="P24")
-def test_file_that_another_user_wrote_is_not_believed(tmp_path: Path) -> None:
+def test_file_of_another_user_is_ignored(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path)
     cache.put("x", [b"data"])
     os.chown(tmp_path / "x.refindex", 12345, 12345)
@@ -267,7 +267,7 @@ def test_file_that_another_user_wrote_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is read-only to root")
-def test_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_unwritable_directory_is_accepted(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     cache.mkdir(mode=0o500)
     opened(path, cache / "below")
@@ -275,7 +275,7 @@ def test_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert not list(cache.iterdir())
 
 
-def test_cache_in_the_place_of_a_file_is_no_error(tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_is_accepted(tmp_path: Path) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     cache.write_text("no directory")
     opened(path, cache)
@@ -283,7 +283,7 @@ def test_cache_in_the_place_of_a_file_is_no_error(tmp_path: Path) -> None:
     assert cache.read_text() == "no directory"
 
 
-def test_nothing_is_written_where_that_is_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_cache_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     path = source(tmp_path)
     opened(path, False)
@@ -307,7 +307,7 @@ def test_large_sets_are_kept_by_default_in_users_cache_directory(
     assert len(parses) == 1
 
 
-def test_nobodys_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_directory_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -319,7 +319,7 @@ def test_nobodys_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.case(id="P24")
-def test_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server: Any) -> None:
+def test_index_files_do_not_contain_the_url(tmp_path: Path, http_server: Any) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     http_server.put("/refs.json", path.read_bytes())
     INDEXES.clear()
@@ -333,7 +333,7 @@ def test_url_is_not_to_be_found_in_what_is_written(tmp_path: Path, http_server: 
 
 
 @pytest.mark.case(id="P24")
-def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
+def test_signed_urls_are_not_cached(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for query in ("?X-Amz-Signature=HUSH", "?version=1"):
         text = json.dumps({"version": 1, "refs": {"k": [f"https://host/x{query}", 0, 1], "pad": "x" * 8192}})
@@ -348,7 +348,7 @@ def test_signatures_of_targets_are_not_kept(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
 @pytest.mark.parametrize("kind", ["pipe", "link", "link to a device", "directory"])
 @pytest.mark.case(id="P24")
-def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+def test_special_files_are_not_opened(kind: str, tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "cache")
     cache.put("a", [b"kept"])
     path = tmp_path / "cache" / "a.refindex"
@@ -368,7 +368,7 @@ def test_what_is_no_plain_file_is_not_opened(kind: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has rights and links of another kind")
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
 @pytest.mark.case(id="P24")
-def test_directory_that_others_may_write_to_is_not_used(mode: int, tmp_path: Path) -> None:
+def test_world_writable_directory_is_not_used(mode: int, tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "cache")
     cache.put("a", [b"kept"])
     assert cache.get("a") is not None
@@ -381,7 +381,7 @@ def test_directory_that_others_may_write_to_is_not_used(mode: int, tmp_path: Pat
     assert IndexCache(tmp_path / "alias").get("a") is None
 
 
-def test_least_recently_used_files_go_first(tmp_path: Path) -> None:
+def test_least_recently_used_files_are_evicted_first(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path, capacity=300)
     for age, name in ((30, "a"), (20, "b")):
         cache.put(name, [bytes(100)])
@@ -419,7 +419,7 @@ def test_file_beyond_the_capacity_is_not_read(tmp_path: Path) -> None:
     assert cache.get("a") is None
 
 
-def test_unfinished_files_are_swept_once_they_are_old(tmp_path: Path) -> None:
+def test_old_unfinished_files_are_removed(tmp_path: Path) -> None:
     old, new = tmp_path / "x-1.tmp", tmp_path / "x-2.tmp"
     old.write_bytes(b"x")
     new.write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""Loads: once in a process, whoever asks and on whichever loop; off the loop; piece by piece."""
+"""Indexes are loaded once in a process, outside of the event loop, piece by piece."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_manifest_is_parsed_once_by_all_filesystems_of_process(tmp_path: Path, m
     assert asyncio.run(read()) == b"text"
 
 
-def test_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_rewritten_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     for text in ("one", "two"):
         path.write_text(json.dumps({"a": text}))

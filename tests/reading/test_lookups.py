@@ -1,4 +1,4 @@
-"""A need that several look-ups have is met once; each of them may give up or fail by itself."""
+"""Look-ups with equal needs share one read; each can be cancelled or fail by itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(url: str) -> Engine:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> None:
+def test_load_shared_by_tasks_runs_once(http_server: RangeServer) -> None:
     INDEXES.clear()
     data = document()
     url = http_server.put("/refs.json", data)
@@ -48,7 +48,7 @@ def test_load_that_several_tasks_want_is_done_once(http_server: RangeServer) -> 
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
+def test_cancelled_task_leaves_the_others(http_server: RangeServer) -> None:
     INDEXES.clear()
     data = document()
     url = http_server.put("/refs.json", data)
@@ -65,7 +65,7 @@ def test_rest_go_on_when_one_of_them_gives_up(http_server: RangeServer) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_error_reaches_everybody_and_is_not_remembered(http_server: RangeServer) -> None:
+def test_error_reaches_all_tasks_and_is_not_cached(http_server: RangeServer) -> None:
     INDEXES.clear()
     good = document()
     url = http_server.put("/refs.json", good[:-9])

@@ -1,4 +1,4 @@
-"""The account of memory: what a process holds while it reads, added up."""
+"""The account of memory: the sum of all that a process holds while it reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_shares_and_caches_have_one_bound_together() -> None:
     in_loop(use)
 
 
-def test_share_that_has_nothing_may_reserve_beyond_the_bound() -> None:
+def test_empty_share_may_exceed_the_bound() -> None:
     def use() -> None:
         memory = SharedMemory(100)
         one, other = Share(memory), Share(memory)
@@ -54,7 +54,7 @@ def test_share_that_has_nothing_may_reserve_beyond_the_bound() -> None:
     in_loop(use)
 
 
-def test_request_that_its_reader_has_paid_for_needs_no_room() -> None:
+def test_reserved_request_needs_no_more_room() -> None:
     def use() -> None:
         budget = SharedBudget(Budget(memory=100))
         selection, dispatch = Share(budget), Share(budget)
@@ -67,7 +67,7 @@ def test_request_that_its_reader_has_paid_for_needs_no_room() -> None:
 
 
 @pytest.mark.parametrize("codec", [None, {"id": "zlib", "level": 1}], ids=["plain", "zlib"])
-def test_what_reading_holds_in_all_is_within_max_memory(codec: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_total_memory_is_within_max_memory(codec: dict[str, Any] | None, tmp_path: Path) -> None:
     """A selection that was announced in part, steps of which parts are read, and what is fetched ahead of these."""
     sync = pytest.importorskip("zarr.core.sync").sync
     zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")

@@ -1,4 +1,4 @@
-"""Planning: every range served exactly once, nothing fetched twice, limits kept."""
+"""Plans serve each range once, fetch no byte twice, and respect the limits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_blocks_stay_below_their_size_unless_ranges_overlap() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(10, [1000]), (12, [1200]), (13, [1000, 300]), (22, [1000, 1200])])
-def test_short_rest_of_a_run_is_no_request_of_its_own(count: int, expected: list[int]) -> None:
+def test_short_rest_of_a_run_joins_a_request(count: int, expected: list[int]) -> None:
     """A month of daily chunks is often a little longer than a block."""
     run = [(n * 100, n * 100 + 100) for n in range(count)]
     blocks = coalesce(run, Limits(0, 1000))
@@ -73,7 +73,7 @@ def test_short_rest_of_a_run_is_no_request_of_its_own(count: int, expected: list
 
 
 @given(start=st.integers(0, 1000), size=st.integers(1, 64 * MIB), block=st.integers(1, 8 * MIB))
-def test_parts_are_the_whole_in_order(start: int, size: int, block: int) -> None:
+def test_parts_in_order_make_the_whole(start: int, size: int, block: int) -> None:
     cut = parts(start, start + size, Limits(0, block))
     assert cut[0][0] == start
     assert cut[-1][1] == start + size
@@ -164,7 +164,7 @@ WINDOWS = [(None, None), (0, 0), (2, 5), (-3, None), (None, -2), (3, None), (7, 
         Packed(PART, Reversed(), made=8, parts=(Span(URL, 10, 14), Inline(b"xyz"), Span(URL, 40, 41))),
     ],
 )
-def test_plan_assembles_what_slicing_gives(entry: Entry, start: int | None, end: int | None) -> None:
+def test_assembled_bytes_equal_slices(entry: Entry, start: int | None, end: int | None) -> None:
     def read(start: int | None, end: int | None) -> bytes:
         plan = plan_read(Request("k", start, end), entry, None)
         assert plan is not None
@@ -176,7 +176,7 @@ def test_plan_assembles_what_slicing_gives(entry: Entry, start: int | None, end:
 @pytest.mark.parametrize(
     ("start", "end", "is_sized"), [(2, 5, False), (-3, None, False), (-3, -1, True), (2, -1, True)]
 )
-def test_plan_asks_for_the_size_only_where_the_window_needs_it(start: int, end: int | None, is_sized: bool) -> None:
+def test_size_is_requested_only_for_windows_from_the_end(start: int, end: int | None, is_sized: bool) -> None:
     assert (plan_read(Request("k", start, end), Span(URL), None) is None) is is_sized
 
 
@@ -193,7 +193,7 @@ def test_plan_asks_for_the_size_only_where_the_window_needs_it(start: int, end: 
         (Packed(PART, Reversed()), b"damaged", ReferenceNotReachable),
     ],
 )
-def test_plan_says_what_the_error_of_a_part_means(
+def test_plan_explains_the_error_of_a_part(
     entry: Entry, part: bytes | BaseException, error: type[BaseException]
 ) -> None:
     plan = plan_read(Request("some/key"), entry, None)
@@ -204,7 +204,7 @@ def test_plan_says_what_the_error_of_a_part_means(
 
 
 @pytest.mark.parametrize("part", [FileNotFoundError("y"), OSError("reset")])
-def test_plan_without_a_key_raises_errors_as_they_are(part: Exception) -> None:
+def test_plan_without_a_key_keeps_the_error(part: Exception) -> None:
     with pytest.raises(type(part), match=str(part)) as caught:
         ReadPlan(None, PART).assemble([part])
     assert caught.value is part

@@ -1,4 +1,4 @@
-"""What is announced is fetched once, in few requests, held until it is read, and within the budget."""
+"""Announced data are fetched once, in few requests, and held until they are read, within the budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_fs(chunked: Chunked, **options: Any) -> RefShardFileSystem:
     return RefShardFileSystem(fo=chunked.refs(), skip_instance_cache=True, max_gap=0, **options)
 
 
-def test_announced_keys_are_fetched_together_and_then_at_hand(chunked: Chunked) -> None:
+def test_announced_keys_are_fetched_together(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     keys = chunked.keys([3, 4, 5, 90])
     fs.prefetch(keys)
@@ -43,7 +43,7 @@ def test_announced_keys_are_fetched_together_and_then_at_hand(chunked: Chunked) 
     assert fs.stats()["ahead_hits"] == 4
 
 
-def test_chunks_that_lie_apart_are_waited_for_once(chunked: Chunked) -> None:
+def test_distant_chunks_are_fetched_in_one_round(chunked: Chunked) -> None:
     numbers = range(0, 60, 2)
     keys = chunked.keys(numbers)
     chunked.server.latency = 0.5
@@ -53,7 +53,7 @@ def test_chunks_that_lie_apart_are_waited_for_once(chunked: Chunked) -> None:
     assert fs.cat(keys) == {key: chunked.chunk(i) for i, key in zip(numbers, keys, strict=True)}
 
 
-def test_what_was_read_is_held_no_longer(chunked: Chunked) -> None:
+def test_read_chunks_are_released(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     fs.prefetch(["a/1.0"])
     fs.cat_file("a/1.0")
@@ -91,7 +91,7 @@ def test_announced_reads_are_not_taken_for_the_start_of_a_run(chunked: Chunked) 
     assert chunked.fetched == 60
 
 
-def test_reads_do_not_wait_for_what_was_announced_after_them(chunked: Chunked) -> None:
+def test_reads_do_not_wait_for_later_announcements(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     fs.prefetch("a", slice(0, 10), wait=False)
     assert fs.cat_file("a/100.0") == chunked.chunk(100)
@@ -170,7 +170,7 @@ def test_threads_may_announce_and_read_at_once(chunked: Chunked) -> None:
     assert chunked.fetched == 256
 
 
-def test_missing_keys_and_failures_are_left_to_the_reads(chunked: Chunked) -> None:
+def test_prefetch_leaves_errors_to_the_reads(chunked: Chunked) -> None:
     refs = chunked.refs()
     refs["a/3.0"] = [chunked.url + ".gone", 0, CHUNK]
     del refs["a/4.0"]
@@ -190,7 +190,7 @@ def test_inline_and_local_data_need_no_announcing(tmp_path: Any) -> None:
     assert fs.cat(["k", "x"]) == {"k": b"text", "x": b"12"}
 
 
-def test_what_is_no_array_and_what_does_not_fit_is_an_error(chunked: Chunked) -> None:
+def test_invalid_announcement_is_an_error(chunked: Chunked) -> None:
     fs = open_fs(chunked)
     with pytest.raises(FileNotFoundError, match="no array 'b'"):
         fs.prefetch("b", 0)
@@ -218,7 +218,7 @@ def test_cancelled_prefetch_leaves_nothing_running(http_server: RangeServer) -> 
     asyncio.run(announce())
 
 
-def test_what_is_written_after_it_was_announced_is_read(chunked: Chunked) -> None:
+def test_write_after_an_announcement_is_read(chunked: Chunked) -> None:
     fs = open_fs(chunked, mode="a")
     fs.pipe_file("a/9.0", b"edited before")
     fs.prefetch(chunked.keys([3, 4, 9]))
@@ -231,7 +231,7 @@ def test_what_is_written_after_it_was_announced_is_read(chunked: Chunked) -> Non
     fs.discard()
 
 
-def test_what_nobody_reads_for_long_gives_its_memory_back(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_announcement_expires(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "UNREAD_SECONDS", 0.4)
 
     async def announce() -> None:
@@ -251,7 +251,7 @@ def test_what_nobody_reads_for_long_gives_its_memory_back(chunked: Chunked, monk
     asyncio.run(announce())
 
 
-def test_what_is_still_being_read_is_held(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_announcement_in_use_does_not_expire(chunked: Chunked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "UNREAD_SECONDS", 0.3)
 
     async def read() -> None:
@@ -267,7 +267,7 @@ def test_what_is_still_being_read_is_held(chunked: Chunked, monkeypatch: pytest.
 
 
 @pytest.mark.case(id="P31")
-def test_refused_chunk_ends_no_prefetch_of_others(http_server: RangeServer) -> None:
+def test_refused_chunk_leaves_the_prefetch_of_others(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(range(100)))
     refs: dict[str, Any] = {f"k{i}": [url, i * 10, 10] for i in range(10)}
     refs["bad"] = ["http://127.0.0.2:9/x", 0, 10]
@@ -352,9 +352,7 @@ def test_whole_objects_are_fetched_ahead_once(store: str, http_server: RangeServ
     assert sync(get_loop(), reserved) == 0
 
 
-def test_object_that_is_no_longer_fresh_is_read_anew(
-    store: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_object_is_read_again(store: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(store, skip_instance_cache=True)
     read_in_turn(fs, range(1, 40))
     sync(get_loop(), asyncio.sleep, 0.1)
@@ -365,7 +363,7 @@ def test_object_that_is_no_longer_fresh_is_read_anew(
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_objects_of_written_sets_are_not_fetched_ahead(tmp_path: Path, store: str, mode: str) -> None:
+def test_writable_sets_fetch_no_objects_ahead(tmp_path: Path, store: str, mode: str) -> None:
     meta = {"zarr_format": 2, "shape": [256], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     refs = {"a/.zarray": json.dumps({**meta, "filters": None, "compressor": None})}
     numbers = [i for i in range(100) if i % 10 and i != 7]

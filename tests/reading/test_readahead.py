@@ -1,4 +1,4 @@
-"""The read-ahead policy, simulated: how often a reader waits, and how much is fetched in vain, for each way to read."""
+"""The read-ahead policy, simulated: waits and unused bytes for each pattern of reads."""
 
 from __future__ import annotations
 
@@ -90,23 +90,23 @@ def test_loop_over_single_chunks_is_read_ahead(
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("together", [1, 10, 128])
-def test_random_reads_are_left_alone(seed: int, together: int) -> None:
+def test_random_reads_start_no_readahead(seed: int, together: int) -> None:
     chosen = random.Random(seed).sample(range(512), 26)
     assert simulate(512, chosen, together=together).overread <= 1.1
     assert simulate(512, sorted(chosen), together=together).overread <= 1.1
 
 
-def test_dense_random_reads_are_left_alone_on_the_whole() -> None:
+def test_dense_random_reads_start_little_readahead() -> None:
     got = [simulate(512, sorted(random.Random(seed).sample(range(512), 128))).overread for seed in range(40)]
     assert sum(got) / len(got) <= 1.1
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_few_chunks_read_together_are_all_there_is(size: int) -> None:
+def test_few_chunks_read_together_start_no_readahead(size: int) -> None:
     assert ReadAhead(512).observe(range(size), CHUNK, WINDOW, MOST).fetch == []
 
 
-def test_what_was_read_out_of_order_is_not_fetched_again() -> None:
+def test_chunks_read_out_of_order_are_fetched_once() -> None:
     policy = ReadAhead(256)
     numbers = sorted(range(256), key=str, reverse=True)  # as dask's threads come to them: by their names
     read: set[int] = set()
@@ -126,7 +126,7 @@ MEANS = [
 
 
 @pytest.mark.parametrize(("numbers", "waits"), [(POINT, 11), (MEANS, 19)], ids=["point", "means"])
-def test_boxes_that_two_threads_read_are_read_ahead(numbers: list[int], waits: int) -> None:
+def test_boxes_read_by_two_threads_are_read_ahead(numbers: list[int], waits: int) -> None:
     got = simulate(47, numbers, together=1, chunk=10 * CHUNK)
     assert got.waits <= waits
     assert got.overread <= 1.15
@@ -142,12 +142,12 @@ def test_chunks_that_come_nearly_in_order_are_followed() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 16])
-def test_selection_alone_is_followed_by_three_times_as_much(size: int) -> None:
+def test_one_selection_fetches_three_times_ahead(size: int) -> None:
     policy = ReadAhead(10_000)  # a plane of an image, say, of which no other one may be read
     assert len(policy.observe(range(size), CHUNK, 1000 * CHUNK, 2000 * CHUNK).fetch) <= 3 * size
 
 
-def test_no_more_than_a_quarter_is_fetched_in_vain() -> None:
+def test_unused_readahead_is_at_most_a_quarter() -> None:
     """Runs that end early: what was fetched beyond them counts, until enough else was read."""
     policy = ReadAhead(10_000)
     read, vain = 0, 0
@@ -161,7 +161,7 @@ def test_no_more_than_a_quarter_is_fetched_in_vain() -> None:
     assert vain > 80
 
 
-def test_window_grows_with_what_was_read() -> None:
+def test_window_grows_with_read_bytes() -> None:
     policy = ReadAhead(1 << 20)
     ahead = 0
     for first in range(0, 1000, 10):
@@ -171,7 +171,7 @@ def test_window_grows_with_what_was_read() -> None:
     assert unread > 200
 
 
-def test_nothing_is_expected_after_giving_up() -> None:
+def test_abandoned_run_predicts_nothing() -> None:
     policy = ReadAhead(512)
     assert policy.observe(range(10), CHUNK, WINDOW, MOST).fetch
     policy.forget()

@@ -1,4 +1,4 @@
-"""What the process remembers of a file is used with that file only: never its old index with its new bytes."""
+"""Remembered indexes are used only with the version of the file from which they were read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stores(tmp_path: Path, server: RangeServer) -> dict[str, tuple[str, Callable
 
 
 @pytest.mark.parametrize("kind", ["local", "memory", "http"])
-def test_new_session_does_not_mix_an_old_index_with_new_bytes(
+def test_new_filesystem_does_not_mix_old_index_and_new_bytes(
     tmp_path: Path, http_server: RangeServer, kind: str
 ) -> None:
     url, put = stores(tmp_path, http_server)[kind]
@@ -66,7 +66,7 @@ def test_new_session_does_not_mix_an_old_index_with_new_bytes(
     assert values(RefShardFileSystem(url)) == b"ABCD"
 
 
-def test_index_is_read_once_for_all_sessions(http_server: RangeServer) -> None:
+def test_index_is_read_once_for_all_filesystems(http_server: RangeServer) -> None:
     http_server.put("/a/zarr.json", METADATA)
     http_server.put("/a/c/0", OLD)
     assert values(RefShardFileSystem(http_server.url + "/a")) == b"abcd"

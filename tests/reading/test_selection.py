@@ -1,4 +1,4 @@
-"""Whole selections read by several event loops in one memory, whatever becomes of each of them."""
+"""Selections on several event loops share one memory, also after errors and cancellations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def others() -> list[asyncio.Task[Any]]:
 
 @pytest.mark.parametrize("memory", [MEMORY, CHUNK // 2], ids=["four chunks", "less than a chunk"])
 @pytest.mark.parametrize("threads", [True, False])
-def test_loops_that_fail_or_are_cancelled_leave_nothing(threads: bool, memory: int, http_server: RangeServer) -> None:
+def test_failed_or_cancelled_loops_leave_nothing(threads: bool, memory: int, http_server: RangeServer) -> None:
     refs = references(http_server.put("/x", DATA)) | {"a/bad": [http_server.put("/bad", DATA), 0, CHUNK]}
     fs = RefShardFileSystem(refs, asynchronous=True, skip_instance_cache=True, max_memory=memory, retries=0, max_gap=-1)
     http_server.fault(403, "/bad")
@@ -160,7 +160,7 @@ def test_local_chunks_are_not_read_after_the_end(ends: str, tmp_path: Path, monk
     assert len(taken) <= 2
 
 
-def test_reader_cancelled_twice_writes_no_more_and_holds_nothing(http_server: RangeServer) -> None:
+def test_reader_cancelled_twice_releases_all(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(references(http_server.put("/x", DATA)), asynchronous=True, skip_instance_cache=True)
     has_begun, may_go_on = threading.Event(), threading.Event()
     is_over = False
@@ -189,7 +189,7 @@ def test_reader_cancelled_twice_writes_no_more_and_holds_nothing(http_server: Ra
     assert late == []
 
 
-def test_selections_cancelled_twice_leave_no_other_waiting() -> None:
+def test_selections_cancelled_twice_release_other_readers() -> None:
     memory: SharedMemory = SharedMemory(MEMORY)
 
     async def run(chance: random.Random) -> None:
@@ -222,7 +222,7 @@ class Cycle:
         self.itself = self
 
 
-def test_memory_given_back_during_collection_is_counted() -> None:
+def test_memory_released_in_garbage_collection_is_counted() -> None:
     """As by a read that is dropped with its event loop: the collector ends it wherever Python is."""
     memory: SharedMemory = SharedMemory(MEMORY)
 
@@ -253,7 +253,7 @@ def test_memory_given_back_during_collection_is_counted() -> None:
     assert [[share.used for share in shares] for shares in done] == [[0, CHUNK]]
 
 
-def test_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_index_is_looked_up_once_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(zarr, "create_array"):
         pytest.skip("zarr 2 writes no shards")
     stored: dict[str, Any] = {}
@@ -282,7 +282,7 @@ def test_index_that_is_remembered_is_asked_for_once_a_shard(monkeypatch: pytest.
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the connection is dropped as well
-def test_requests_of_a_closed_loop_are_collected_while_counting(http_server: RangeServer) -> None:
+def test_requests_of_a_closed_loop_are_released(http_server: RangeServer) -> None:
     """They end wherever Python is, here within a lock: they must begin no others, for which there is no loop."""
     refs = references(http_server.put("/x", DATA))
     fs = RefShardFileSystem(
@@ -311,7 +311,7 @@ def test_requests_of_a_closed_loop_are_collected_while_counting(http_server: Ran
     assert not thread.is_alive()
 
 
-def test_loop_that_is_refused_while_another_gives_back_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_loop_is_woken_by_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         shared = SharedBudget(Budget(requests=2, memory=MEMORY))
         here, there = (Dispatch(None, shared, Stats(), None) for _ in range(2))  # type: ignore[arg-type]  # unused

@@ -1,4 +1,4 @@
-"""Small sources are read whole, in two rounds, and answer from memory: each kind of file, by its own writer."""
+"""Small sources are read whole, in two rounds, and then served from memory."""
 
 from __future__ import annotations
 

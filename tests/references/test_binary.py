@@ -1,4 +1,4 @@
-"""References in pickles: damage is told before what is damaged is decompressed."""
+"""References in pickles: damage is found before decompression."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARRAY |= {"order": "C", "filters": None}
 REFS = {"a/.zarray": json.dumps(ARRAY), "t": "text", **{f"a/{i}": ["s3://b/k", i, 10] for i in range(64)}}
 
 
-def test_references_are_those_that_were_pickled() -> None:
+def test_references_survive_pickling() -> None:
     refs = parse(json.dumps(REFS).encode(), "refs", {})
     again = pickled.swell(pickled.shrink(refs))
     assert dict(References(again)) == dict(References(refs))
@@ -45,7 +45,7 @@ def decoded(value: Value) -> bytes | str:
         {"\ud800/.zarray": json.dumps(ARRAY), "\ud800/3": ["s3://b/k", 3, 10]},
     ],
 )
-def test_half_a_surrogate_pair_is_pickled_wherever_it_stands(document: dict[str, Any]) -> None:
+def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
     refs = parse_document(document, "refs", {})
     again = pickled.swell(pickled.shrink(refs))
     assert sorted(again) == sorted(refs)
@@ -56,7 +56,7 @@ def test_half_a_surrogate_pair_is_pickled_wherever_it_stands(document: dict[str,
         assert found == value if isinstance(value, Row) else decoded(found) == decoded(value)
 
 
-def test_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
+def test_flipped_bit_of_a_column_is_an_error() -> None:
     """The decompressor ends the process over some of them."""
     (part,) = pickled.shrink_bytes(random.Random(1).randbytes(300) + bytes(3000))
     assert pickled.swell_bytes([part])[300:] == bytes(3000)
@@ -69,14 +69,14 @@ def test_flipped_bit_of_a_column_is_an_error_and_nothing_worse() -> None:
         pickled.swell_bytes([b""])
 
 
-def test_part_that_lacks_a_header_is_an_error() -> None:
+def test_part_without_a_header_is_an_error() -> None:
     short = b"\0\0"
     with pytest.raises(ValueError, match="header"):
         pickled.swell_bytes([zlib.crc32(short).to_bytes(4, "little") + short])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 20])
-def test_columns_in_several_parts_come_back_whole(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_in_several_parts_are_joined(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickled, "BLOCK", 8)  # bytes: a few values a part
     data = bytes(range(size))
     parts = pickled.shrink_bytes(data)
@@ -86,7 +86,7 @@ def test_columns_in_several_parts_come_back_whole(size: int, monkeypatch: pytest
     assert dict(References(pickled.swell(pickled.shrink(refs)))) == dict(References(refs))
 
 
-def test_unpacking_takes_no_memory_twice() -> None:
+def test_unpacking_copies_no_column() -> None:
     """Workers of a cluster do it, each."""
     column = np.arange(1 << 20, dtype=np.uint64)
     parts = pickled._pack_column(column, is_steps=False)

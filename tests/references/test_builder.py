@@ -1,4 +1,4 @@
-"""Arrays whose chunks are by key are the same as those in columns, whatever is asked of them."""
+"""Arrays with chunks by key and in columns give the same answers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check(one: ReferenceSet, other: ReferenceSet) -> None:
     assert sorted(one.grids) == sorted(other.grids)
 
 
-def test_many_small_arrays_by_key_answer_as_others() -> None:
+def test_many_small_arrays_have_the_same_answers() -> None:
     document = many()
     found = JsonIndex("refs.json").decode(dumps(document))
     assert not found.chunks
@@ -101,7 +101,7 @@ def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]],
     check(read(data, by_key=True), read(data, by_key=False))
 
 
-def test_compiled_form_and_pickles_keep_it_as_it_is() -> None:
+def test_binary_form_and_pickles_keep_a_set() -> None:
     refs = JsonIndex("refs.json").decode(dumps(many()))
     for again in (compiled.unpack(memoryview(b"".join(compiled.pack(refs)))), pickled.swell(pickled.shrink(refs))):
         assert again.where == "refs.json"
@@ -117,7 +117,7 @@ def test_keys_may_have_quotes() -> None:
 
 
 @pytest.mark.parametrize("from_memory", [False, True])
-def test_marks_are_found_in_metadata(*, from_memory: bool) -> None:
+def test_metadata_shows_sharding_and_manifests(*, from_memory: bool) -> None:
     marks = (b"sharding_indexed", b'"shards"')
     for mark in (None, "sharding_indexed", "shards", "resharded"):
         document = many()
@@ -128,7 +128,7 @@ def test_marks_are_found_in_metadata(*, from_memory: bool) -> None:
         assert FlatKeySpace(refs, str, "refs.json").metadata_lacks(marks) == (mark in (None, "resharded"))
 
 
-def test_set_that_has_many_chunks_after_all_is_in_columns() -> None:
+def test_growing_set_moves_to_columns() -> None:
     document: dict[str, Any] = {f"v{i}/.zarray": json.dumps(ARRAY | {"shape": [100]}) for i in range(COUNT)}
     document = {key: value.replace('"chunks": [1, 2]', '"chunks": [1]') for key, value in document.items()}
     document |= {f"v{i}/{j}": ["u", j, 1] for i in range(COUNT) for j in range(40)}
@@ -140,7 +140,7 @@ def test_set_that_has_many_chunks_after_all_is_in_columns() -> None:
     assert dict(References(refs)) == document
 
 
-def test_what_was_in_columns_before_is_put_aside_in_its_order() -> None:
+def test_replaced_column_entries_keep_their_order() -> None:
     first = {"a/.zarray": json.dumps(ARRAY), "a/0.0": ["u", 1, 2], "a/0.1": "data", "a/1.0": ["u", 3, 4]}
     again = {"a/0.0": "later", "a/0.1": ["u", 5, 6]}
     padding = {f"x{i}": ["u", i, 1] for i in range(20_000)}
@@ -149,7 +149,7 @@ def test_what_was_in_columns_before_is_put_aside_in_its_order() -> None:
     assert dict(References(refs)) == first | padding | again | many(3000)
 
 
-def test_damaged_metadata_is_named_when_it_is_asked_for() -> None:
+def test_damaged_metadata_is_an_error_when_used() -> None:
     document = many()
     document["g/v7/.zarray"] = json.dumps(ARRAY | {"chunks": "many"})
     refs = JsonIndex("refs.json").decode(dumps(document))
@@ -160,7 +160,7 @@ def test_damaged_metadata_is_named_when_it_is_asked_for() -> None:
         len(refs.tables)
 
 
-def test_filesystem_reads_lists_saves_and_pickles_it(tmp_path: Path) -> None:
+def test_filesystem_reads_lists_saves_and_pickles_a_set(tmp_path: Path) -> None:
     for i in range(7):
         (tmp_path / f"u{i}").write_bytes(bytes(range(250)) * 4)
     (tmp_path / "refs.json").write_bytes(dumps(many()))

@@ -1,4 +1,4 @@
-"""The fast reader of JSON members takes only what it is sure of, and reads it exactly."""
+"""The fast reader of JSON members declines unusual input, and reads all other input exactly."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_numbers_of_any_length_are_exact() -> None:
     assert shown(read(json.dumps(refs, separators=(",", ":")))) == refs
 
 
-def test_urls_of_any_length_are_told_apart() -> None:
+def test_urls_of_any_length_are_distinct() -> None:
     names = ["x" * n + c for n in (0, 1, 6, 7, 8, 9, 15, 16, 17, 40, 600) for c in ("a", "b", "a")]
     refs: dict[str, Any] = {"a/.zarray": json.dumps(ARRAY)}
     refs |= {f"a/{i}.{j}": [names[i], 1, 2] for i in range(33) for j in range(3)}
@@ -60,7 +60,7 @@ def test_urls_of_any_length_are_told_apart() -> None:
     assert len(found.urls) == 22
 
 
-def test_fast_reader_takes_only_what_it_is_sure_of() -> None:
+def test_fast_reader_declines_unusual_input() -> None:
     assert scan(b'"a":["u",1,2]') is not None
     assert scan(b'"a":["u"],"b":["v"]') is not None
     assert scan(b'"a":["u"],"b":["v",1,2]') is not None

@@ -1,4 +1,4 @@
-"""A key table is what a dictionary of its members would be, whatever is asked of it."""
+"""A key table behaves like a dict of its members."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.key_tables import members
 
 
 @given(st.lists(members, max_size=4), st.booleans())
-def test_table_is_the_mapping_of_which_the_last_member_counts(runs: list[dict[str, Value]], all_alike: bool) -> None:
+def test_table_equals_a_mapping_with_the_last_duplicates(runs: list[dict[str, Value]], all_alike: bool) -> None:
     expected = {key: value for run in runs for key, value in run.items()}
     with pytest.MonkeyPatch.context() as patch:
         if all_alike:  # hashes
@@ -53,7 +53,7 @@ def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> Non
 
 
 @given(members)
-def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -> None:
+def test_tables_survive_binary_form_and_pickles(found: dict[str, Value]) -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([KeyTable.of_mapping(found)]))
     try:
         packed, shrunk = b"".join(compiled.pack(refs)), pickled.shrink(refs)
@@ -64,7 +64,7 @@ def test_tables_survive_the_compiled_form_and_pickles(found: dict[str, Value]) -
     assert digest_of(pickled.swell(shrunk)) == digest_of(refs)
 
 
-def test_damaged_compiled_form_is_an_error() -> None:
+def test_damaged_binary_form_is_an_error() -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of_mapping({f"k{i}": "text" * 9 for i in range(50)}))
     packed = bytearray(b"".join(compiled.pack(refs)))
     for at in range(0, len(packed), 7):

@@ -1,4 +1,4 @@
-"""A key space over references lists what there is."""
+"""The listings of a key space over references agree with its keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.key_tables import members
 
 
 @pytest.mark.parametrize("first", [0, 5_000])
-def test_sizes_of_a_directory_take_no_memory_for_all_others(first: int) -> None:
+def test_directory_sizes_need_memory_for_that_directory_only(first: int) -> None:
     table = KeyTable.of_mapping({f"v{i}/0": "base64:" + "QUJD" * 250 for i in range(10_000)})
     tracemalloc.start()
     assert table.sizes(np.arange(first, first + 3)) == [750] * 3
@@ -29,7 +29,7 @@ def test_sizes_of_a_directory_take_no_memory_for_all_others(first: int) -> None:
 
 
 @given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
-def test_key_space_lists_what_there_is(found: dict[str, Value]) -> None:
+def test_listings_agree_with_keys(found: dict[str, Value]) -> None:
     keyspace = FlatKeySpace(ReferenceSet(Texts.of([b"u%d" % i for i in range(4)]), {}, found), str, "refs.json")
     documents = [value for key, value in found.items() if parent(key)[1] in (".zarray", "zarr.json")]
     assert keyspace.holds_all_metadata == (Row not in map(type, documents))

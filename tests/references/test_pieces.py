@@ -1,4 +1,4 @@
-"""Hashes of many pieces are those of each, and equal pieces are told from those that only hash alike."""
+"""Hashes of many pieces equal single hashes; different pieces with equal hashes stay distinct."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
 
 @given(pieces)
 @example([b"x" * HASHED, b"x" * (HASHED - 1), b"", b"x" * 8])
-def test_hash_is_the_same_in_a_text_and_alone(found: list[bytes]) -> None:
+def test_hash_does_not_depend_on_the_position(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
     assert hashes(text, starts, stops, 7).tolist() == [hash_of(piece, 7) for piece in found]
     assert len(set(map(hash_of, found))) == len(set(found))
 
 
-def test_seed_decides_which_pieces_hash_alike() -> None:
+def test_hash_depends_on_the_seed() -> None:
     assert hash_of(b"a", 1) != hash_of(b"a", 2)
     zeros = [bytes(n) for n in range(100)]
     assert len(set(map(hash_of, zeros))) == 100
@@ -51,7 +51,7 @@ def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
 @given(
     st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"x" * 60, b"x" * 59 + b"y", b"x" * 600])), max_size=60)
 )
-def test_runs_begin_where_a_piece_is_another_one(found: list[bytes]) -> None:
+def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
     expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
     begun = runs(text, starts, stops).tolist()

@@ -74,7 +74,7 @@ def test_pins_survive_the_index_cache(tmp_path: Path) -> None:
         opened(path, index_cache=str(tmp_path / "cache")).cat_file("a/0")
 
 
-def test_other_readers_pass_over_the_pins(tmp_path: Path) -> None:
+def test_other_readers_ignore_pins(tmp_path: Path) -> None:
     store = {key: data for key, data in STORE.items() if not key.startswith("notes")}
     path = saved_json(refshard_fs.snapshot(written(tmp_path / "store", store)), tmp_path)
     document = json.loads(Path(path).read_text())

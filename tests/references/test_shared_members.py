@@ -1,4 +1,4 @@
-"""Members that sets share: own members take the place of shared ones."""
+"""Members that sets share: own members replace shared ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from refshard_fs.references.shared_members import SharedMembers
 
 
-def test_own_members_take_the_place_of_shared_ones() -> None:
+def test_own_members_replace_shared_ones() -> None:
     base = {"a": "1", "b/0": b"x", "c": "3"}
     members = SharedMembers(base, {"d": "4", "b/0": b"y"})
     assert list(members.items()) == [("a", "1"), ("b/0", b"y"), ("c", "3"), ("d", "4")]

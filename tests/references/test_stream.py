@@ -1,4 +1,4 @@
-"""What a format cannot hold is an error that names the key, before anything is written."""
+"""A value that a format cannot hold is an error with its key, before anything is written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def target(tmp_path: Path) -> str:
         ("a/1", ["u", 2**62, 2**62], "'a/1' has the offset 4611686018427387904"),
     ],
 )
-def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(
+def test_unsupported_parquet_value_names_the_key(
     key: str, value: Any, reason: str, tmp_path: Path, target: str
 ) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/0": [target], key: value})
@@ -50,7 +50,7 @@ def test_what_parquet_cannot_hold_is_an_error_that_names_the_key(
 
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, format: Any) -> None:
+def test_lone_surrogate_in_a_url_names_the_key(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/1": ["memory://\ud800", 0, 1]})
     with pytest.raises(ManifestError, match=r"'a/1' has the URL .*not UTF-8"):
         fs.save(str(tmp_path / "set.parq"), format=format)
@@ -58,7 +58,7 @@ def test_half_a_surrogate_pair_in_a_url_is_told_by_its_key(tmp_path: Path, forma
 
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_half_a_surrogate_in_a_path_is_told_before_any_write(tmp_path: Path, format: Any) -> None:
+def test_lone_surrogate_in_a_path_is_refused_before_writing(tmp_path: Path, format: Any) -> None:
     fs = RefShardFileSystem({"\ud800/.zarray": v2_array([2], [1]), "\ud800/1": ["memory://x", 0, 1]})
     for place in (str(tmp_path / "set"), "memory://half-a-pair"):
         with pytest.raises(ManifestError, match=r"'\\ud800/\.zarray' has a lone surrogate.*save the set as JSON"):
@@ -70,7 +70,7 @@ def test_half_a_surrogate_in_a_path_is_told_before_any_write(tmp_path: Path, for
     }
 
 
-def test_references_to_the_default_target_name_it(tmp_path: Path, target: str) -> None:
+def test_default_target_is_written_as_a_url(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([3], [1]), "a/1": [None, 1, 2]}, target=target)
     fs.save(str(tmp_path / "a.parq"))
     assert RefShardFileSystem(str(tmp_path / "a.parq")).references["a/1"] == [target, 1, 2]

@@ -1,4 +1,4 @@
-"""Values of a manifest give the bytes that they stand for, or an error."""
+"""Values of a manifest are decoded to bytes, or are an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_kind_of_value_gives_its_bytes(
 
 
 @pytest.mark.parametrize("others", [0, 200])
-def test_bytes_in_base64_are_decoded_as_text_in_base64_is(others: int) -> None:
+def test_base64_bytes_decode_like_base64_text(others: int) -> None:
     """kerchunk leaves inlined values so."""
     refs: dict[str, Any] = {f"a/{i}": f"text {i}" for i in range(others)}
     fs = RefShardFileSystem(fo=refs | {"k": b"base64:aGVsbG8=", "bad": b"base64:\xff", "raw": b"Base64:"})
@@ -65,7 +65,7 @@ def test_bytes_in_base64_are_decoded_as_text_in_base64_is(others: int) -> None:
         fs.cat_file("bad")
 
 
-def test_damaged_inline_data_is_an_error_and_no_missing_key() -> None:
+def test_damaged_inline_data_is_not_a_missing_key() -> None:
     fs = RefShardFileSystem(fo={"k": "base64:@@@"})
     with pytest.raises(ManifestError, match=r"'k'.*base64"):
         fs.cat_file("k")

@@ -1,4 +1,4 @@
-"""Targets are asked for their versions, and references are pinned to them."""
+"""Versions of targets are requested, and references pinned to them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def test_memory_is_pinned_by_size_and_time() -> None:
         opened(found).cat_file("a/0")
 
 
-def test_s3_is_pinned_by_the_listing_and_asked_for_that_version(
-    s3_server: SeaweedServer, s3_proxy: CountingProxy
-) -> None:
+def test_s3_listing_pins_the_requested_version(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("snapshots")
     for key, data in STORE.items():
         s3_server.put(f"snapshots/store/{key}", data)
@@ -59,7 +57,7 @@ def test_s3_is_pinned_by_the_listing_and_asked_for_that_version(
         fs.cat_file("a/1")
 
 
-def test_object_that_cannot_be_asked_is_named(http_server: RangeServer) -> None:
+def test_unreachable_object_is_named(http_server: RangeServer) -> None:
     url = http_server.put("x", b"data")
     http_server.fault(403, "/x")
     with pytest.raises(SourceNotReachable, match=f"the current version of {url} cannot be read"):

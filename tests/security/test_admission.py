@@ -1,4 +1,4 @@
-"""What a manifest from elsewhere may make this machine fetch, judged on the URL that is opened."""
+"""Admission of the URLs in a remote manifest, judged in the spelling that is opened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKET = Admission.of("s3://data/sets/refs.json", None, (), ())
 @pytest.mark.parametrize(
     "url", ["/etc/hosts", "s3://b/k", "http://127.0.0.1/x", "zip://a::http://h/z.zip", "ssh://h/x"]
 )
-def test_the_users_own_sets_may_point_anywhere(source: str | None, url: str) -> None:
+def test_own_sets_may_point_anywhere(source: str | None, url: str) -> None:
     assert Admission.of(source, None, (), ()).admit(url) == (url, Access.OWN)
 
 
@@ -41,11 +41,11 @@ def test_the_users_own_sets_may_point_anywhere(source: str | None, url: str) -> 
     ],
 )
 @pytest.mark.case(id="P1")
-def test_a_remote_set_may_point_home_and_to_public_places(url: str, access: Access) -> None:
+def test_remote_set_may_point_to_its_server_and_public_ones(url: str, access: Access) -> None:
     assert REMOTE.admit(url)[1] is access
 
 
-def test_own_bucket_alone_gets_the_users_credentials() -> None:
+def test_only_the_own_bucket_gets_credentials() -> None:
     assert BUCKET.admit("s3://data/x.nc")[1] is Access.OWN
     assert BUCKET.admit("s3://data-private/x.nc")[1] is Access.NONE
     assert BUCKET.admit("gs://data/x.nc")[1] is Access.NONE
@@ -78,7 +78,7 @@ def test_own_bucket_alone_gets_the_users_credentials() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("rule", [REMOTE, BUCKET], ids=["web", "bucket"])
 @pytest.mark.case(id="P3")
-def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None:
+def test_remote_set_may_not_point_to_private_places(rule: Admission, url: str) -> None:
     with pytest.raises(TargetNotAllowed) as caught:
         rule.admit(url)
     assert caught.value.url
@@ -100,7 +100,7 @@ def test_a_remote_set_may_not_point_elsewhere(rule: Admission, url: str) -> None
     ],
 )
 @pytest.mark.case(id="P34")
-def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
+def test_admitted_url_is_the_opened_url(url: str, spelled: str) -> None:
     assert canonicalize(url) == spelled
     assert REMOTE.admit(url)[0] == spelled
 
@@ -109,7 +109,7 @@ def test_what_is_judged_is_what_is_opened(url: str, spelled: str) -> None:
     "url", ["https://pub.exаmple/x", "https://pub.example.evil.example/x", "https://pub-example.net/x"]
 )
 @pytest.mark.case(id="P34")
-def test_a_host_that_looks_like_home_is_not_home(url: str) -> None:
+def test_similar_host_names_are_other_hosts(url: str) -> None:
     """The first has a Cyrillic letter."""
     assert REMOTE.admit(url)[1] is Access.NONE
 
@@ -120,7 +120,7 @@ def test_a_host_that_looks_like_home_is_not_home(url: str) -> None:
              "192.0.0.192", "192.0.0.8"]
 )  # fmt: skip
 @pytest.mark.case(id="P7")
-def test_protocol_named_opens_no_private_network(protocol: str, host: str) -> None:
+def test_remote_protocol_does_not_open_private_networks(protocol: str, host: str) -> None:
     url = f"{protocol}://{host}/x"
     named = Admission.of("https://pub.example/refs.json", None, [protocol], ())
     with pytest.raises(TargetNotAllowed, match="private networks") as caught:
@@ -132,7 +132,7 @@ def test_protocol_named_opens_no_private_network(protocol: str, host: str) -> No
     assert Admission.of("refs.json", None, [protocol], ()).admit(url)[1] is Access.OWN
 
 
-def test_a_set_on_a_private_host_may_point_to_that_host_only() -> None:
+def test_set_on_a_private_host_may_point_to_that_host_only() -> None:
     rule = Admission.of("http://10.0.0.5:8000/refs.json", None, (), ())
     assert rule.admit("http://10.0.0.5:8000/x.nc")[1] is Access.OWN
     with pytest.raises(TargetNotAllowed, match="private"):
@@ -140,7 +140,7 @@ def test_a_set_on_a_private_host_may_point_to_that_host_only() -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://pub/x", "s3://pub/deep/er", "https://h.example/a/b"])
-def test_what_is_listed_is_allowed(url: str) -> None:
+def test_allow_list_admits_its_prefixes(url: str) -> None:
     rule = Admission.of("https://pub.example/refs.json", ["s3://pub", "https://H.example:443/a/"], (), ())
     assert rule.admit(url) == (url, Access.OWN)
 
@@ -149,14 +149,14 @@ def test_what_is_listed_is_allowed(url: str) -> None:
                                  "https://h.example.evil/a/b", "https://pub.example/x.nc", "/etc/passwd"])  # fmt: skip
 @pytest.mark.parametrize("source", ["https://pub.example/refs.json", None, "/home/me/refs.json"])
 @pytest.mark.case(id="P9")
-def test_nothing_but_what_is_listed_is_allowed(url: str, source: str | None) -> None:
+def test_allow_list_excludes_all_others(url: str, source: str | None) -> None:
     rule = Admission.of(source, ["s3://pub", "https://H.example:443/a/"], (), ())
     with pytest.raises(TargetNotAllowed):
         rule.admit(url)
 
 
 @pytest.mark.case(id="P7")
-def test_what_an_option_names_is_the_users_word() -> None:
+def test_options_admit_their_prefixes() -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["file", "S3"], ["http://10.0.0.7/data/"])
     assert rule.admit("file:///data/x.nc")[1] is Access.OWN
     assert rule.admit("/data/x.nc")[1] is Access.OWN
@@ -166,7 +166,7 @@ def test_what_an_option_names_is_the_users_word() -> None:
         rule.admit("memory://x")
 
 
-def test_the_source_itself_and_what_lies_below_it_are_its_own() -> None:
+def test_source_may_point_below_itself() -> None:
     store = Admission.of("https://pub.example/store.zarr", [], (), ())
     assert store.admit("https://pub.example/store.zarr/a/0")[1] is Access.OWN
     for url in ("https://pub.example/store.zarr/../x", "https://pub.example/store.zarrs/x"):
@@ -179,7 +179,7 @@ def test_the_source_itself_and_what_lies_below_it_are_its_own() -> None:
 
 
 @pytest.mark.case(id="P10")
-def test_a_list_is_of_prefixes() -> None:
+def test_allow_list_has_prefixes() -> None:
     with pytest.raises(TypeError, match="prefix"):
         Admission.of(None, "s3://pub/", (), ())
     with pytest.raises(ValueError, match="prefix"):
@@ -189,7 +189,7 @@ def test_a_list_is_of_prefixes() -> None:
 
 @given(st.from_regex(r"https?://[a-zA-Z0-9.。．\-:\[\]@]{1,12}(/[a-z%.2eE/]{0,8})?", fullmatch=True))
 @pytest.mark.case(id="P34")
-def test_canonical_is_idempotent(url: str) -> None:
+def test_canonical_form_is_idempotent(url: str) -> None:
     try:
         once = canonicalize(url)
     except ValueError:
@@ -204,7 +204,7 @@ def test_canonical_is_idempotent(url: str) -> None:
      "2001:0:7f00:1:0:0:f7f7:f7f7", "0:0:0:0:0:ffff:a9fe:a9fe", "fe80::1", "::"],
 )  # fmt: skip
 @pytest.mark.case(id="P14")
-def test_an_address_is_private_if_what_it_stands_for_is(address: str) -> None:
+def test_embedded_addresses_are_judged(address: str) -> None:
     assert is_private(address)
 
 
@@ -224,7 +224,7 @@ def test_addresses_are_private_unless_global(address: object) -> None:
 @pytest.mark.parametrize(
     "first", ["file:///etc/passwd", "local:///etc/passwd", "dir:///etc", "memory://x", "reference://x"]
 )
-def test_chain_with_the_sources_last_links_is_not_its_own(source: str, first: str) -> None:
+def test_chain_with_equal_last_links_is_not_own(source: str, first: str) -> None:
     with pytest.raises(TargetNotAllowed):
         Admission.of(source, None, (), ()).admit(f"{first}::https://pub.example/a.zip")
 
@@ -233,7 +233,7 @@ def test_chain_with_the_sources_last_links_is_not_its_own(source: str, first: st
     "url", ["zip://x::file:///secret.zip", "zip://x::https://pub.example/a.zip::file:///x", "s3://pub/x::file:///etc"]
 )
 @pytest.mark.case(id="P9")
-def test_a_chain_is_named_only_if_each_of_its_links_is(url: str) -> None:
+def test_chain_is_admitted_if_each_link_is(url: str) -> None:
     rule = Admission.of("https://pub.example/refs.json", None, ["zip", "https"], ["s3://pub/"])
     with pytest.raises(TargetNotAllowed):
         rule.admit(url)
@@ -255,13 +255,13 @@ def test_ipv6_address_is_not_a_chain() -> None:
     assert resolve("../x.nc", f"{SIX}/a/b", None) == f"{SIX}/a/x.nc"
 
 
-def test_what_a_set_in_an_archive_names_lies_beside_it() -> None:
+def test_set_in_an_archive_points_beside_it() -> None:
     for folder in ("", "set/", "a/b/"):
         base = directory_of(f"zip://{folder}refs.json::s3://b/a.zip")
         assert resolve("x.bin", base, None) == f"zip://{folder}x.bin::s3://b/a.zip"
 
 
-def test_a_set_from_an_address_of_version_6_comes_from_elsewhere() -> None:
+def test_set_from_an_ipv6_address_is_remote() -> None:
     assert not is_trusted(f"{SIX}/refs.json")
     rule = Admission.of(f"{SIX}/refs.json", None, (), ())
     assert rule.admit(f"{SIX}/x.nc") == (f"{SIX}/x.nc", Access.OWN)
@@ -272,7 +272,7 @@ def test_a_set_from_an_address_of_version_6_comes_from_elsewhere() -> None:
             rule.admit(url)
 
 
-def test_addresses_of_version_6_are_judged_as_others_are() -> None:
+def test_ipv6_addresses_follow_the_same_rules() -> None:
     assert REMOTE.admit(f"{SIX}:80/x.nc") == (f"{SIX}/x.nc", Access.NONE)
     allowing = Admission.of("https://pub.example/refs.json", ["http://[::1]:9/"], (), ())
     assert allowing.admit("http://[::1]:9/x") == ("http://[::1]:9/x", Access.OWN)
@@ -306,7 +306,7 @@ def test_no_other_url_may_carry_a_login(url: str) -> None:
         Admission.of(LOGIN, ["http://host.example:81/"], (), ()).admit("http://user:pass@host.example:81/x")
 
 
-def test_names_of_hosts_are_encoded_as_by_pythons_codec() -> None:
+def test_host_names_are_encoded_as_by_python() -> None:
     rng = random.Random(7)
     letters = "aZ09-_.%é。ß\u00ad"
     hosts = ["".join(rng.choices(letters, k=rng.randint(0, 9))) for _ in range(2000)]

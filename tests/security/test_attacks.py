@@ -1,4 +1,4 @@
-"""Whole attacks, by every door that a user has: a set from elsewhere is opened, read, checked and joined, for nothing.
+"""Whole attacks through every public interface: a set from elsewhere is opened, read, checked and joined in vain.
 
 CI runs them with the newest and with the oldest versions of zarr, numcodecs, xarray and fsspec that are permitted.
 """
@@ -109,7 +109,7 @@ def read_in_every_way(source: Any) -> None:
 
 
 @pytest.mark.parametrize("how", PICKLED)
-def test_pickles_of_a_strangers_set_are_never_loaded(how: str, http_server: RangeServer, tmp_path: Path) -> None:
+def test_pickles_of_a_remote_set_are_never_loaded(how: str, http_server: RangeServer, tmp_path: Path) -> None:
     mark = tmp_path / "code-ran"
     evil = base64.b64encode(pickle.dumps(Marks(mark))).decode()
     more = {key: evil if value == "EVIL" else value for key, value in PICKLED[how].items()}
@@ -147,7 +147,7 @@ DOORS: dict[str, Callable[[str, Path], Any]] = {
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("where", ["file", "private network", "chain"])
-def test_no_door_leads_to_files_or_private_networks(
+def test_no_interface_reaches_files_or_private_networks(
     door: str, where: str, http_server: RangeServer, tmp_path: Path
 ) -> None:
     """The secret is one byte, which any of these would read."""

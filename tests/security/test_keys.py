@@ -1,4 +1,4 @@
-"""One check for every key of every format, and work that is bounded by what is there, not by what is claimed."""
+"""One check of keys for all formats; work is bounded by existing data, not by claimed sizes."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_invalid_keys_are_refused(key: str) -> None:
 @pytest.mark.parametrize(
     "key", ["a", ".zgroup", "a/.zarray", "a/0.0", "..a", "a..", "a/...", "ü/ /é", "/".join("d" * 100)]
 )
-def test_what_is_a_key(key: str) -> None:
+def test_valid_keys_are_accepted(key: str) -> None:
     assert check_key(key) == key
 
 
 @given(st.text(alphabet="ab./\\\0", max_size=20))
-def test_what_is_a_key_has_names_alone(key: str) -> None:
+def test_valid_keys_have_plain_segments(key: str) -> None:
     if is_key(key):
         assert os.path.normpath(key) == key
         assert not key.startswith("/")
@@ -64,7 +64,7 @@ def test_what_is_a_key_has_names_alone(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["a/../b", ".", "a\0b", DEEP, "x" * 5000])
 @pytest.mark.parametrize("many", [0, 1000])
-def test_json_sets_have_no_other_keys(key: str, many: int) -> None:
+def test_json_sets_refuse_invalid_keys(key: str, many: int) -> None:
     """However they are read: one by one, or in blocks."""
     refs = {f"k{i}": ["u", i, 1] for i in range(many)} | {key: ["u", 0, 1]}
     for fo in (refs, json.dumps({"version": 1, "refs": refs}).encode()):
@@ -74,7 +74,7 @@ def test_json_sets_have_no_other_keys(key: str, many: int) -> None:
 
 @pytest.mark.parametrize("name", ["a//b", "b/", "/", "/a", "..", DEEP])
 @pytest.mark.parametrize("version", [2, 3])
-def test_consolidated_metadata_tell_of_no_other_keys(name: str, version: int, http_server: RangeServer) -> None:
+def test_consolidated_metadata_hides_invalid_keys(name: str, version: int, http_server: RangeServer) -> None:
     if version == 2:
         http_server.put("/s/.zgroup", b'{"zarr_format": 2}')
         document = {"zarr_consolidated_format": 1, "metadata": {f"{name}/.zarray": zarray([1], [1])}}
@@ -89,7 +89,7 @@ def test_consolidated_metadata_tell_of_no_other_keys(name: str, version: int, ht
             look()
 
 
-def test_a_parquet_set_has_no_other_keys(tmp_path: Path) -> None:
+def test_parquet_sets_refuse_invalid_keys(tmp_path: Path) -> None:
     for key in (f"{DEEP}/.zgroup", "a//.zgroup"):
         (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": {key: {"zarr_format": 2}}, "record_size": 4}))
         with pytest.raises(ManifestError, match="is not a key"):
@@ -105,7 +105,7 @@ def test_members_with_invalid_keys_are_not_shown() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
-def test_links_that_lead_round_are_not_walked_through(tmp_path: Path) -> None:
+def test_circular_links_are_not_followed(tmp_path: Path) -> None:
     store, other = tmp_path / "store", tmp_path / "other"
     (store / "g").mkdir(parents=True)
     other.mkdir()
@@ -133,7 +133,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", list(ENDLESS))
 @pytest.mark.parametrize("separator", [".", "/", "v3"])
-def test_arrays_without_end_cost_what_is_there(name: str, separator: str) -> None:
+def test_endless_arrays_cost_only_existing_chunks(name: str, separator: str) -> None:
     shape, chunks, key = ENDLESS[name]
     refs: dict[str, Any] = {
         "zarr.json": '{"zarr_format": 3, "node_type": "group"}',
@@ -162,7 +162,7 @@ def test_too_large_selection_is_refused_with_its_number(selection: Any) -> None:
         chunk_numbers(selection, (2**40, 2**40), (1, 1))
 
 
-def test_a_folded_line_has_room_for_its_chunks_and_no_more() -> None:
+def test_folded_line_has_room_for_its_chunks() -> None:
     for size in (1, 71, 73, 100, 4031, 4033, 5000, 123_457):
         plane = fold_grid((size,), np.zeros(0, np.uint64), None)
         assert plane.room.sum() == size
@@ -170,7 +170,7 @@ def test_a_folded_line_has_room_for_its_chunks_and_no_more() -> None:
     assert fold_grid((10**15,), np.zeros(0, np.uint64), None).room.sum() == 10**15
 
 
-def test_texts_expand_to_so_many_times_what_there_is() -> None:
+def test_expanded_text_is_a_bounded_multiple() -> None:
     document = {
         "version": 1,
         "templates": {"t": "y" * 5000},
@@ -180,7 +180,7 @@ def test_texts_expand_to_so_many_times_what_there_is() -> None:
         RefShardFileSystem(json.dumps(document).encode()).find("")
 
 
-def test_gen_stands_for_a_number_of_keys_that_is_told() -> None:
+def test_gen_key_count_is_bounded() -> None:
     entry = {"key": "a/{{i}}", "url": "u", "offset": "{{i}}", "length": "5", "dimensions": {"i": {"stop": 9_999_999}}}
     with pytest.raises(ManifestError, match="9999999 keys"):
         RefShardFileSystem(json.dumps({"version": 1, "gen": [entry], "refs": {}}).encode()).find("")

@@ -1,4 +1,4 @@
-"""What a stranger's set named stays a stranger's choice in a set that the user makes of it."""
+"""References of a remote set keep its limits in all sets that the user makes of it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ WAYS: dict[str, Callable[[str, str, str], Any]] = {
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_made_of_a_strangers_set_keeps_its_limits(
+def test_derived_sets_keep_the_limits_of_a_remote_set(
     how: str, format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
     if (how, format) == ("edit", "chunk-manifest"):
@@ -122,9 +122,7 @@ def test_what_is_made_of_a_strangers_set_keeps_its_limits(
             assert RefShardFileSystem(made, options={other.url: {}}).cat_file("a/c/0") == b"x"
 
 
-def test_copies_within_a_strangers_set_are_the_strangers(
-    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_copies_in_a_remote_set_keep_its_limits(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
     """What the user writes beside them is the user's, on the same server too."""
     with RangeServer() as other:
         fs = RefShardFileSystem(put(http_server, refs_of(other.put("/x", b"x"))), mode="a", data_url=str(tmp_path))
@@ -142,7 +140,7 @@ def test_copies_within_a_strangers_set_are_the_strangers(
 
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
-def test_append_tells_ones_own_parts_from_a_strangers(
+def test_append_separates_own_and_remote_parts(
     format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
     out = own(tmp_path, format)
@@ -183,7 +181,7 @@ def test_saved_set_is_limited_as_a_part_of_a_document(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_credentials_go_to_no_server_that_a_stranger_named(
+def test_credentials_stay_away_from_servers_of_a_remote_set(
     format: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": SECRET}})
@@ -202,9 +200,7 @@ def _two(a: str, b: str) -> dict[str, Any]:
     return {**refs_of(a), "b/zarr.json": json.dumps(ARRAY), "b/c/0": [b, 0, 1]}
 
 
-def test_redirects_of_what_a_stranger_named_are_judged(
-    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_redirects_of_remote_urls_are_judged(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
     """Those of the server that the set lay at, too."""
     with RangeServer() as inside:
         out = str(tmp_path / "out.json")
@@ -217,7 +213,7 @@ def test_redirects_of_what_a_stranger_named_are_judged(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_saved_set_of_ones_server_reads_as_before(
+def test_saved_set_of_the_own_server_is_read(
     format: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same requests, with the user's configuration, on a private server too; no warning and no option."""
@@ -255,7 +251,7 @@ def test_pickle_codec_of_a_saved_set_reaches_no_reader(made: str, http_server: R
     assert RefShardFileSystem(out, allow="any").cat_file(key)
 
 
-def test_record_gives_no_rights(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
+def test_origin_record_grants_no_rights(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
     """One that a stranger wrote, to have a private server or the user's bucket taken for what the set lies at."""
     with RangeServer() as inside:
         url = inside.put("/x", b"x")
@@ -274,15 +270,13 @@ def test_record_gives_no_rights(http_server: RangeServer, net: SimpleNamespace, 
 
 
 @pytest.mark.parametrize("forged", [[], {"https://a": "https://b"}, {"https://a": [1]}])
-def test_record_that_is_malformed_is_refused(forged: Any, tmp_path: Path) -> None:
+def test_malformed_origin_record_is_refused(forged: Any, tmp_path: Path) -> None:
     document = json.dumps({"version": 1, "refs": refs_of("x"), "refshard": {"from": forged}})
     with pytest.raises(ManifestError, match="'from' of .* is malformed"):
         RefShardFileSystem(document.encode()).find("")
 
 
-def test_rebased_targets_are_where_the_user_says(
-    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_rebased_targets_are_the_users(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
     """Below the prefix that the user chose; what climbs out of it is still the stranger's choice."""
     with RangeServer() as other:
         (tmp_path / "data").mkdir()
@@ -330,7 +324,7 @@ MAKERS: dict[str, Callable[[str, str], object]] = {
 
 
 @pytest.mark.parametrize("made", MAKERS)
-def test_making_a_strangers_set_ones_own_names_its_servers(
+def test_derived_set_warns_of_the_servers_of_a_remote_set(
     made: str, http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
 ) -> None:
     url = put(http_server, refs_of("http://elsewhere.test/x"))
@@ -341,7 +335,7 @@ def test_making_a_strangers_set_ones_own_names_its_servers(
     assert len(told) == 1
 
 
-def test_converting_a_strangers_set_names_its_servers(
+def test_convert_reports_the_servers_of_a_remote_set(
     http_server: RangeServer, net: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with warnings.catch_warnings():
@@ -350,14 +344,14 @@ def test_converting_a_strangers_set_names_its_servers(
     assert "on other servers: http://elsewhere.test." in capsys.readouterr().err
 
 
-def test_saving_a_set_that_stays_at_its_server_says_nothing(http_server: RangeServer, tmp_path: Path) -> None:
+def test_save_at_the_same_server_reports_nothing(http_server: RangeServer, tmp_path: Path) -> None:
     url = put(http_server, refs_of("../file"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         RefShardFileSystem(url).save(str(tmp_path / "a.json"))
 
 
-def test_record_names_servers_and_the_set(net: SimpleNamespace) -> None:
+def test_origin_record_names_servers_and_the_set(net: SimpleNamespace) -> None:
     source = "https://u:pw@home.org/set.json?token=x#y"
     plain = "https://home.org"
     recorded = origins(source, ["https://home.org/a", "https://data.org/a", "s3://bucket/x", "data:,x"])
@@ -369,7 +363,7 @@ def test_record_names_servers_and_the_set(net: SimpleNamespace) -> None:
     assert origins(source, ["https://data.org/a"], allow="any") == {}
 
 
-def test_record_has_nothing_of_what_the_user_named() -> None:
+def test_origin_record_excludes_user_urls() -> None:
     source = "https://home.org/set.json"
     urls = ["s3://bucket/mine/x", "s3://bucket/other/x"]
     recorded = origins(source, urls, prefixes=["s3://bucket/mine/"])
@@ -379,7 +373,7 @@ def test_record_has_nothing_of_what_the_user_named() -> None:
     assert origins(source, urls[:1], prefixes=["s3://bucket/"]) == {"https://home.org": ["https://home.org"]}
 
 
-def test_record_of_a_record_has_both() -> None:
+def test_nested_origin_records_are_merged() -> None:
     assert of_origin(Span("u", origin=("b",)), ("a",)).origin == ("a", "b")  # a saved set as a part of a document
     known = Origins({"https://a.org": ("https://b.org",), "https://a.org/x": ()})
     source = "s3://bucket/set.json"
@@ -391,11 +385,11 @@ def test_record_of_a_record_has_both() -> None:
 @pytest.mark.parametrize(
     "url", ["HTTPS://A.org./x", "https://a.org:443/x", "https://a.org?x", "zip://m::https://a.org/x"]
 )
-def test_record_is_found_by_every_spelling(url: str) -> None:
+def test_origin_record_is_found_by_every_spelling(url: str) -> None:
     assert Origins({"https://a.org": ("https://b.org",)}).of(url) == ("https://b.org",)
 
 
-def test_members_of_archives_may_be_read_by_their_records() -> None:
+def test_archive_members_follow_their_origin_records() -> None:
     named = []
     for archive in ("zip://s.json::https://a.org/1.zip", "zip://s.json::https://a.org/2.zip"):
         member = archive.replace("s.json", "x")
@@ -407,7 +401,7 @@ def test_members_of_archives_may_be_read_by_their_records() -> None:
             assert Admission.of(origin, None, (), ()).admit(url)[1] is Access.OWN
 
 
-def test_records_of_parts_are_joined_by_their_urls() -> None:
+def test_origin_records_of_parts_are_joined() -> None:
     theirs, home = ("https://b.org",), ("https://a.org",)
     named = [
         ("https://a.org/x", ()),

@@ -23,7 +23,7 @@ CLIMBING = [
 
 @pytest.mark.parametrize("path", CLIMBING)
 @pytest.mark.case(id="P34")
-def test_a_path_that_a_server_may_take_to_climb_is_in_no_prefix(path: str, http_server: RangeServer) -> None:
+def test_paths_with_step_ups_match_no_prefix(path: str, http_server: RangeServer) -> None:
     assert climbs(f"https://h{path}")
     assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None
     assert longest_prefix({"https://h/a/": 1, "https://h/": 2}, f"https://h{path}") == ("https://h", 2)
@@ -41,7 +41,7 @@ def test_a_path_that_a_server_may_take_to_climb_is_in_no_prefix(path: str, http_
 @pytest.mark.parametrize(
     "path", ["/a/x", "/a/..x", "/a/x..", "/a/.../x", "/a/%20x", "/a/x%2fy", "/a/v1.0/x", "/a/x?q=../y"]
 )
-def test_other_paths_are_in_their_prefix(path: str) -> None:
+def test_plain_paths_match_their_prefix(path: str) -> None:
     assert not climbs(f"https://h{path}")
     assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") == ("https://h/a", 1)
 
@@ -50,7 +50,7 @@ PARTS = st.lists(st.sampled_from(["s3://", "s3:", "file://", "/", "a", "b", "a/b
 
 
 @given(st.lists(PARTS.map("".join), max_size=6), PARTS.map("".join))
-def test_longest_prefix_is_that_of_a_scan_of_all_prefixes(prefixes: list[str], url: str) -> None:
+def test_longest_prefix_equals_a_full_scan(prefixes: list[str], url: str) -> None:
     table = {prefix: number for number, prefix in enumerate(prefixes)}
     stems = [(prefix if prefix.endswith("://") else prefix.rstrip("/"), value) for prefix, value in table.items()]
     fitting = [
@@ -62,7 +62,7 @@ def test_longest_prefix_is_that_of_a_scan_of_all_prefixes(prefixes: list[str], u
 
 
 @given(st.text(alphabet="./%2eEfF5cC;\\ab", max_size=24))
-def test_what_decodes_to_a_step_up_climbs(path: str) -> None:
+def test_encoded_step_up_is_recognised(path: str) -> None:
     from urllib.parse import unquote
 
     decoded = unquote(unquote(path)).replace("\\", "/")
@@ -77,5 +77,5 @@ def test_what_decodes_to_a_step_up_climbs(path: str) -> None:
         ("zip://a::https://h/x.zip", "zip://a::https://h/x.zip"), ("http://[::1]:9/x", "http://[::1]:9"),
     ],
 )  # fmt: skip
-def test_the_server_of_a_url(url: str, server: str) -> None:
+def test_server_is_parsed_from_a_url(url: str, server: str) -> None:
     assert server_of(url) == server

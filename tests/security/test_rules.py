@@ -1,4 +1,4 @@
-"""One rule goes with every target: where names and redirects lead, and with whose credentials, wherever it is asked."""
+"""One rule for all targets: where names and redirects may lead, and with whose credentials."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_another_port_of_the_sets_own_host_is_not_its_own(http_server: RangeServ
 
 
 @pytest.mark.case(id="P8")
-def test_an_option_names_its_prefix_and_no_other_path_or_port(http_server: RangeServer) -> None:
+def test_option_admits_only_its_path_and_port(http_server: RangeServer) -> None:
     with RangeServer() as named:
         refs = {"in": [named.put("/data/x", b"data")], "out": [named.put("/admin", b"admin")]}
         fs = RefShardFileSystem(manifest(http_server, refs), options={f"{named.url}/data/": {"headers": {"A": "b"}}})
@@ -79,7 +79,7 @@ def test_an_option_names_its_prefix_and_no_other_path_or_port(http_server: Range
 
 @pytest.mark.parametrize("where", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1"])
 @pytest.mark.case(id="P14")
-def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) -> None:
+def test_host_that_was_public_must_stay_public(where: str, names: dict[str, str]) -> None:
     names["stranger.test"] = "127.0.0.9"
     assert _resolved(OWN, "stranger.test") == "127.0.0.9"
     names["stranger.test"] = where
@@ -88,7 +88,7 @@ def test_a_name_that_was_public_stays_public(where: str, names: dict[str, str]) 
 
 
 @pytest.mark.case(id="P14")
-def test_private_name_may_move_within_its_network_alone(names: dict[str, str]) -> None:
+def test_private_host_must_stay_in_its_network(names: dict[str, str]) -> None:
     names["intranet.test"] = "10.0.0.1"
     assert _resolved(OWN, "intranet.test") == "10.0.0.1"
     names["intranet.test"] = "10.0.0.2"
@@ -119,13 +119,13 @@ def _resolved(guard: connections.Guard, host: str) -> str:
     ],
 )  # fmt: skip
 @pytest.mark.case(id="P14")
-def test_where_an_address_leads(host: str, network: Network) -> None:
+def test_address_classes_are_recognised(host: str, network: Network) -> None:
     assert network_of(host) is network
 
 
 @pytest.mark.parametrize("options", [{"headers": {"Authorization": SECRET}}, {"cookies": {"a": SECRET}}])
 @pytest.mark.case(id="P6")
-def test_options_without_protocol_go_to_the_sets_server_alone(
+def test_options_without_protocol_go_only_to_the_set_server(
     options: dict[str, Any], http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "_is_public", lambda address: True)
@@ -163,7 +163,7 @@ def test_options_without_credentials_permit_nothing(
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("status", [301, 302, 307])
 @pytest.mark.case(id="P16")
-def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_server: RangeServer) -> None:
+def test_signed_request_follows_no_redirect(status: int, fast: bool, http_server: RangeServer) -> None:
     """Neither ours nor s3fs's: signature and session token stay with the endpoint that the user named."""
     pytest.importorskip("s3fs")
     with RangeServer() as other:
@@ -181,7 +181,7 @@ def test_a_signed_request_follows_no_redirect(status: int, fast: bool, http_serv
 
 
 @pytest.mark.case(id="P5")
-def test_plain_arguments_go_to_the_sources_server_alone(
+def test_plain_arguments_go_only_to_the_sources_server(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user expects of ``storage_options``; what is no such argument is warned of as ever."""
@@ -199,7 +199,9 @@ def test_plain_arguments_go_to_the_sources_server_alone(
 
 @pytest.mark.parametrize("given", ["protocol", "instance"])
 @pytest.mark.case(id="P7")
-def test_protocol_named_lends_no_private_network(given: str, http_server: RangeServer, names: dict[str, str]) -> None:
+def test_remote_protocol_does_not_open_private_networks(
+    given: str, http_server: RangeServer, names: dict[str, str]
+) -> None:
     """Credentials go to public servers of the protocol; the hint of the refusal opens the server that it names."""
     with RangeServer() as inside:
         refs = {"address": [inside.put("/x", b"inside")], "own": [http_server.put("/own", b"own")]}
@@ -225,7 +227,7 @@ def test_protocol_named_lends_no_private_network(given: str, http_server: RangeS
 @pytest.mark.parametrize("prefix", ["S3://bucket/", "s3://bucket", "s3://bucket/"])
 @pytest.mark.parametrize("spelling", ["s3://bucket/x", "S3://bucket/x"])
 @pytest.mark.case(id="P8")
-def test_prefix_serves_every_spelling(prefix: str, spelling: str, http_server: RangeServer) -> None:
+def test_prefix_matches_every_spelling(prefix: str, spelling: str, http_server: RangeServer) -> None:
     http_server.put("/bucket/x", b"0123")
     given = {"key": "AKIAOWN", "secret": "x", "token": SECRET, "endpoint_url": http_server.url}
     fs = RefShardFileSystem({"k": [spelling, 0, 4]}, options={prefix: given}, retries=0)
@@ -234,7 +236,7 @@ def test_prefix_serves_every_spelling(prefix: str, spelling: str, http_server: R
 
 
 @pytest.mark.case(id="P14")
-def test_ftp_name_that_moves_inside_gets_no_login(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ftp_host_that_becomes_private_gets_no_login(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection leads to the address that was judged, fsspec's own too."""
     now = "127.0.0.9"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (now, 21))])
@@ -278,7 +280,7 @@ def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
 
 
 @pytest.mark.case(id="P16")
-def test_client_certificate_is_for_no_redirected_server() -> None:
+def test_client_certificate_is_not_sent_after_a_redirect() -> None:
     """What a context trusts is kept; what it shows is not."""
     authority = trustme.CA()
     context = ssl.create_default_context()
@@ -306,7 +308,7 @@ def test_connector_of_unknown_kind_shows_no_certificate() -> None:
     assert asyncio.run(options(is_known=False)) == {"ssl": True}
 
 
-def test_emulator_of_the_environment_is_not_for_strangers(
+def test_environment_emulator_is_not_used_for_remote_sets(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gcsfs")
@@ -345,7 +347,7 @@ def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> Non
 
 
 @pytest.mark.case(id="P23")
-def test_json_without_passwords_has_none_anywhere() -> None:
+def test_to_json_without_passwords_has_no_secret() -> None:
     nested = {"s3://b/": {"key": SECRET, "client_kwargs": {"headers": {"X": SECRET}, "aws_secret_access_key": SECRET}}}
     nested[f"https://user:{SECRET}@h.example/"] = {}
     fs = RefShardFileSystem(
@@ -363,12 +365,12 @@ def test_json_without_passwords_has_none_anywhere() -> None:
 
 
 @pytest.mark.parametrize("letter", "\xad\u115f\u180e\u200b\u200d\u2060\u2062\u3164\ue000\ufe0f\ufeff\ufff9\U000e0041")
-def test_invisible_letter_is_spelled_out(letter: str) -> None:
+def test_invisible_letters_are_escaped(letter: str) -> None:
     assert letter not in sanitize(f"temp{letter}erature")
     assert sanitize("Größe 東京 ₂ é") == "Größe 東京 ₂ é"
 
 
-def test_environment_names_proxy_for_http(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_used(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's set is no way to a name that only the proxy knows; no_proxy= counts."""
     for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)

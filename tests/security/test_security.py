@@ -44,7 +44,7 @@ def secret(tmp_path: Path) -> str:
     "how", ["{path}", "file://{path}", "local://{path}", "simplecache::file://{path}", "../../..{path}"]
 )
 @pytest.mark.case(id="P3")
-def test_a_remote_set_cannot_read_local_files(how: str, secret: str, http_server: RangeServer) -> None:
+def test_remote_set_cannot_read_local_files(how: str, secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"a/0": [how.format(path=secret)]}))
     for read in (fs.cat_file, fs.info, fs.cat, lambda key: fs.open(key).read()):
         with pytest.raises((TargetNotAllowed, ReferenceNotReachable)) as caught:
@@ -57,7 +57,7 @@ def test_a_remote_set_cannot_read_local_files(how: str, secret: str, http_server
 
 
 @pytest.mark.case(id="P3")
-def test_a_remote_set_cannot_read_this_process_memory_or_chain(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_set_cannot_read_this_process_memory_or_chain(http_server: RangeServer, tmp_path: Path) -> None:
     urls = ["memory://x", "zip://x::file:///x.zip", "refshard::" + http_server.url + "/x.json", "ssh://host/x"]
     fs = RefShardFileSystem(fo=manifest(http_server, {f"k{i}": [url] for i, url in enumerate(urls)}))
     for i in range(len(urls)):
@@ -66,7 +66,7 @@ def test_a_remote_set_cannot_read_this_process_memory_or_chain(http_server: Rang
 
 
 @pytest.mark.case(id="P11")
-def test_local_and_held_sets_point_anywhere(secret: str, tmp_path: Path) -> None:
+def test_local_and_in_memory_sets_point_anywhere(secret: str, tmp_path: Path) -> None:
     refs = {"k": [secret]}
     (tmp_path / "refs.json").write_text(json.dumps(refs))
     for fo in (refs, tmp_path / "refs.json", json.dumps(refs).encode()):
@@ -75,7 +75,7 @@ def test_local_and_held_sets_point_anywhere(secret: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("option", [{"allow": "any"}, {"remote_protocol": "file"}, {"fs": "file"}, {"allow": ["DIR"]}])
 @pytest.mark.case(id="P7")
-def test_what_the_user_names_is_permitted(option: dict[str, Any], secret: str, http_server: RangeServer) -> None:
+def test_user_named_targets_are_permitted(option: dict[str, Any], secret: str, http_server: RangeServer) -> None:
     import fsspec
 
     if option.get("fs"):
@@ -87,7 +87,7 @@ def test_what_the_user_names_is_permitted(option: dict[str, Any], secret: str, h
 
 
 @pytest.mark.case(id="P15")
-def test_a_link_does_not_lead_out_of_what_is_allowed(secret: str, tmp_path: Path) -> None:
+def test_link_cannot_leave_the_allow_list(secret: str, tmp_path: Path) -> None:
     (tmp_path / "pub").mkdir()
     (tmp_path / "pub" / "fine").write_text("fine")
     (tmp_path / "pub" / "link").symlink_to(secret)
@@ -103,7 +103,7 @@ def test_a_link_does_not_lead_out_of_what_is_allowed(secret: str, tmp_path: Path
 
 
 @pytest.mark.case(id="P15")
-def test_link_in_a_local_source_leads_nowhere_else(tmp_path: Path) -> None:
+def test_link_in_a_local_source_cannot_leave_it(tmp_path: Path) -> None:
     """With a list, in a folder, a set and an archive's folder; links within the folder, and to it, are followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "1").write_text("secret")
@@ -132,7 +132,7 @@ def test_link_in_a_local_source_leads_nowhere_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P9")
-def test_a_list_excludes_all_else_also_for_the_users_own_sets(http_server: RangeServer) -> None:
+def test_allow_list_limits_own_sets_too(http_server: RangeServer) -> None:
     url = http_server.put("/pub/x", b"fine")
     other = http_server.put("/public/x", b"other")
     fs = RefShardFileSystem(fo={"in": [url], "out": [other]}, allow=[f"{http_server.url}/pub/"])
@@ -143,7 +143,7 @@ def test_a_list_excludes_all_else_also_for_the_users_own_sets(http_server: Range
 
 
 @pytest.mark.case(id="P14")
-def test_a_redirect_is_held_to_the_same_rule(http_server: RangeServer) -> None:
+def test_redirects_follow_the_same_rules(http_server: RangeServer) -> None:
     with RangeServer() as private:
         target = private.put("/x", b"inside")
         http_server.put("/pub/x", b"outside")
@@ -167,7 +167,7 @@ async def resolve_to_loopback(self: Any, host: str, port: int = 0, family: Any =
 
 
 @pytest.mark.case(id="P14")
-def test_a_name_that_resolves_to_a_private_address_is_refused(
+def test_name_that_resolves_to_a_private_address_is_refused(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DefaultResolver, "resolve", resolve_to_loopback)
@@ -183,7 +183,7 @@ def test_a_name_that_resolves_to_a_private_address_is_refused(
 
 
 @pytest.mark.case(id="P2")
-def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ambient_credentials_go_only_to_own_buckets(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A set from a web server points to S3: the request goes out unsigned, unless the user names s3."""
     with RangeServer() as store:
         store.put("/bucket/x", b"public")
@@ -212,7 +212,7 @@ def test_ambient_credentials_stay_at_home(http_server: RangeServer, monkeypatch:
 
 
 @pytest.mark.case(id="P2")
-def test_configuration_of_fsspec_is_not_for_strangers(
+def test_fsspec_configuration_is_not_used_for_remote_sets(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers that a configuration file gives all of HTTP are no secrets for the servers that a manifest names."""
@@ -258,7 +258,7 @@ def test_options_without_a_protocol_do_not_permit_local_files(secret: str, http_
 
 
 @pytest.mark.case(id="P17")
-def test_templates_reach_nothing(http_server: RangeServer) -> None:
+def test_templates_cannot_reach_python(http_server: RangeServer) -> None:
     for template in (
         "{{f.__globals__}}",
         "{{ ''.__class__ }}",
@@ -294,7 +294,7 @@ def test_jinja_runs_templates_of_own_and_allowed_sets_only(http_server: RangeSer
 
 
 @pytest.mark.case(id="P13")
-def test_jinja_does_not_run_templates_of_a_remote_part_of_a_set(http_server: RangeServer, tmp_path: Path) -> None:
+def test_jinja_does_not_run_for_remote_parts(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     remote = manifest(http_server, {"k": ["{{ u|lower }}", 2, 3]}, templates={"u": "x"})
     (tmp_path / "joined.json").write_text(
@@ -316,7 +316,7 @@ def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P17")
-def test_a_pickle_names_nothing_but_what_makes_it_again() -> None:
+def test_pickle_imports_only_the_package() -> None:
     """Whoever looks at one before it is loaded finds no code in it but fsspec's and ours."""
     options = {"remote_protocol": "s3", "remote_options": {"anon": True}, "options": {"s3://c/": {"anon": True}}}
     fs = RefShardFileSystem(fo={"a/0": ["s3://b/x", 0, 5], "t": "text"}, **options)
@@ -333,7 +333,7 @@ def test_a_pickle_names_nothing_but_what_makes_it_again() -> None:
 
 
 @pytest.mark.case(id="P23")
-def test_nothing_secret_is_shown(http_server: RangeServer) -> None:
+def test_secrets_are_not_shown(http_server: RangeServer) -> None:
     secrets = {"key": "AKIDHIDDEN", "secret": "HUSHHUSH", "token": "TOKENTOKEN"}
     fs = RefShardFileSystem(
         fo={"k": ["s3://b/x"]}, remote_protocol="s3", remote_options=secrets, options={"s3://c/": secrets}
@@ -350,7 +350,7 @@ def test_nothing_secret_is_shown(http_server: RangeServer) -> None:
 
 
 @pytest.mark.case(id="P31")
-def test_a_refusal_survives_pickling(secret: str, http_server: RangeServer) -> None:
+def test_refusal_survives_pickling(secret: str, http_server: RangeServer) -> None:
     fs = RefShardFileSystem(fo=manifest(http_server, {"k": [secret]}))
     with pytest.raises(TargetNotAllowed) as caught:
         fs.cat_file("k")
@@ -368,7 +368,7 @@ def test_a_refusal_survives_pickling(secret: str, http_server: RangeServer) -> N
     ],
 )  # fmt: skip
 @pytest.mark.case(id="P23")
-def test_what_gives_access_in_a_url_is_not_in_errors(url: str, http_server: RangeServer) -> None:
+def test_secrets_of_urls_are_not_in_errors(url: str, http_server: RangeServer) -> None:
     full = url.format(host=http_server.url.removeprefix("http://"))
     with pytest.raises(ReferenceNotReachable) as caught:
         RefShardFileSystem(fo={"k": [full, 0, 1]}).cat_file("k")
@@ -380,9 +380,7 @@ def test_what_gives_access_in_a_url_is_not_in_errors(url: str, http_server: Rang
 
 
 @pytest.mark.case(id="P3")
-def test_a_set_in_a_remote_archive_cannot_read_local_files(
-    secret: str, http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_set_in_a_remote_archive_cannot_read_local_files(secret: str, http_server: RangeServer, tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as z:
@@ -459,7 +457,7 @@ def parquet(url: str) -> tuple[str, dict[str, bytes], str]:
 @pytest.mark.parametrize("how", ["{path}", "file://{path}", "memory://x", "simplecache::file://{path}"])
 @pytest.mark.parametrize("kind", [*sources("x/y"), "parquet"])
 @pytest.mark.case(id="P3")
-def test_no_format_leads_a_remote_set_to_local_files(
+def test_no_format_reaches_local_files_from_a_remote_set(
     kind: str, how: str, secret: str, http_server: RangeServer
 ) -> None:
     url = how.format(path=secret)
@@ -474,7 +472,7 @@ def test_no_format_leads_a_remote_set_to_local_files(
 
 
 @pytest.mark.case(id="P17")
-def test_the_environment_is_not_to_be_had(
+def test_sets_cannot_read_the_environment(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HUSH", "do-not-tell")
@@ -506,7 +504,7 @@ def test_the_environment_is_not_to_be_had(
            "http://me:me@localhost:{port}/x"]
 )  # fmt: skip
 @pytest.mark.case(id="P14")
-def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_server: RangeServer) -> None:
+def test_redirect_to_a_private_network_or_file_is_refused(to: str, http_server: RangeServer) -> None:
     port = http_server.url.rpartition(":")[2]
     http_server.put("/x", b"inside")
     source = manifest(http_server, {"k": [http_server.put("/away", b"outside"), 0, 6]})
@@ -518,7 +516,7 @@ def test_a_redirect_leads_into_no_private_network_and_to_no_file(to: str, http_s
 
 
 @pytest.mark.case(id="P14")
-def test_archive_at_an_own_url_may_redirect_so_too(http_server: RangeServer, tmp_path: Path) -> None:
+def test_archive_at_an_own_url_may_redirect(http_server: RangeServer, tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
@@ -558,7 +556,7 @@ def test_own_url_may_redirect_to_a_port_of_its_private_host(http_server: RangeSe
 
 @pytest.mark.parametrize("host", ["both.example", "later.example"])
 @pytest.mark.case(id="P14")
-def test_name_is_judged_by_all_addresses_at_every_connection(
+def test_all_addresses_are_judged_at_every_connection(
     host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -581,7 +579,7 @@ SIGNED = "http://me:HUSH@127.0.0.1:1/x?token=HUSH&X-Amz-Signature=HUSH"
 
 @pytest.mark.parametrize("url", [SIGNED, "s3://AKID:HUSH@bucket/k"])
 @pytest.mark.case(id="P23")
-def test_nothing_secret_is_logged(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_not_logged(url: str, caplog: pytest.LogCaptureFixture) -> None:
     options = {"options": {"http://127.0.0.1:1/": {"headers": {"Authorization": "HUSH"}}}}
     with caplog.at_level(logging.DEBUG), pytest.raises(ReferenceNotReachable) as caught:
         RefShardFileSystem(fo={"k": [url, 0, 1]}, retries=1, skip_instance_cache=True, **options).cat_file("k")
@@ -593,7 +591,7 @@ def test_nothing_secret_is_logged(url: str, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.case(id="P23")
-def test_nothing_secret_is_printed_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_print_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from refshard_fs.cli import main
 
     refs = {".zgroup": {"zarr_format": 2}, "a/.zarray": ARRAY, "a/0": [SIGNED, 0, 1], "a/1": ["s3://AKID:HUSH@b/k"]}

@@ -17,7 +17,7 @@ def texts() -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-def test_each_id_is_of_one_promise_and_has_a_test() -> None:
+def test_each_id_has_one_promise_and_a_test() -> None:
     ids = re.findall(r"\bP\d+\b(?!\")", PAGE)
     assert len(ids) == len(set(ids)) > 30
     assert set(ids) == {found for text in texts().values() for found in MARK.findall(text)}

@@ -1,4 +1,4 @@
-"""What a stranger wrote is shown as text: it steers no terminal, and what gives access is left out of it."""
+"""Texts of a remote set are shown safely: they steer no terminal, and have no secrets."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_gives_access_is_left_out(name: str) -> None:
+def test_secrets_are_removed(name: str) -> None:
     url = f"https://host/x?a=1&{name}={SECRET}&b=2"
     assert SECRET not in redact(url)
     assert "a=1" in redact(url)
@@ -125,13 +125,13 @@ def test_what_gives_access_is_left_out(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["keys", "width", "codes", "country_code", "zipcode", "assigned", "author", "authors", "x", "monkey"]
 )
-def test_what_gives_none_is_shown(name: str) -> None:
+def test_other_texts_are_shown(name: str) -> None:
     url = f"https://host/x?{name}=5"
     assert redact(url) == url
     assert not gives_access(url.encode())
 
 
-def test_a_refusal_tells_nothing_in_its_remedy_either(http_server: RangeServer) -> None:
+def test_remedy_of_a_refusal_has_no_secret(http_server: RangeServer) -> None:
     urls = [f"ftp://me:{SECRET}@127.0.0.1:9/x", f"file:///x?token={SECRET}", f"http://127.0.0.2:9?token={SECRET}/x"]
     source = http_server.put("/refs.json", json.dumps({f"k{i}": [url] for i, url in enumerate(urls)}).encode())
     fs = RefShardFileSystem(source)
@@ -141,7 +141,7 @@ def test_a_refusal_tells_nothing_in_its_remedy_either(http_server: RangeServer) 
         assert SECRET not in str(caught.value) + repr(caught.value) + caught.value.remedy
 
 
-def test_neither_do_the_errors_behind_an_error(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_causes_of_errors_have_no_secret(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
     urls = [
         f"http://me:{SECRET}@127.0.0.1:1/x",
         f"http://127.0.0.1:99999/x?token={SECRET}",
@@ -157,12 +157,12 @@ def test_neither_do_the_errors_behind_an_error(http_server: RangeServer, caplog:
     assert SECRET not in caplog.text
 
 
-def test_a_cause_that_may_be_shown_stays_as_it_is() -> None:
+def test_harmless_cause_is_unchanged() -> None:
     plain = OSError(5, "disk")
     assert sanitize_cause(plain) is plain
     assert SECRET not in repr(sanitize_cause(ValueError(f"https://h/?token={SECRET}")))
 
 
-def test_a_text_of_any_length_is_clipped_before_it_is_looked_at() -> None:
+def test_long_texts_are_clipped_before_inspection() -> None:
     assert len(sanitize("\x1b" * 10_000_000)) < 5 * LONGEST
     assert len(str(ManifestError("x" * 10_000_000))) < 2 * LONGEST

@@ -1,4 +1,4 @@
-"""S3, IAM and STS as Amazon has them, by moto: who may read what is decided by users, roles and signatures."""
+"""S3, IAM and STS of Amazon, emulated by moto: users, roles and signatures decide the access."""
 
 from __future__ import annotations
 

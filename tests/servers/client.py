@@ -1,4 +1,4 @@
-"""A plain HTTP client for the tests of the servers: it shows what came, and hides no lie."""
+"""A plain HTTP client for the tests of the servers, which shows raw answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP server that does not say how long things are, or says it wrongly, and sends without end.
+"""An HTTP server that states no size, or a wrong one, and sends without end.
 
     with EndlessServer({"/set/zarr.json": b"{"}) as server:  # "{", and then spaces until the client has enough
         ...

@@ -1,4 +1,4 @@
-"""What can go wrong between a server and a reader, one function per kind, each made from the right answer.
+"""Faults between a server and a reader: one function for each kind, which changes the right answer.
 
 No sockets here: a fault says what to send, ``engine`` sends it.
 """

@@ -1,4 +1,4 @@
-"""An HTTP server over bytes at hand and, optionally, a directory: right by default, and wrong in any way asked for.
+"""An HTTP server over bytes in memory and, optionally, a directory: correct by default, faulty on request.
 
 In the test process::
 

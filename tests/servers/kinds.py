@@ -1,4 +1,4 @@
-"""Servers of other protocols, of which the tests need little: FTP, SFTP and WebDAV over a directory; GCS and Azure."""
+"""Servers of other protocols, for few tests: FTP, SFTP and WebDAV over a directory; GCS and Azure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server was asked and what it sent, safe to read while it serves.
+"""The log of a server's requests and answers, which can be read while it serves.
 
 A request is in the log before its first byte of answer leaves, and a piece of body is counted before it
 leaves: a client that has its bytes finds them counted.

@@ -1,4 +1,4 @@
-"""nginx over a directory, on 127.0.0.1: an HTTP server that nobody here wrote."""
+"""nginx over a directory, on 127.0.0.1: a server that is not our own."""
 
 from __future__ import annotations
 

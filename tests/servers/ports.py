@@ -1,4 +1,4 @@
-"""Free ports on 127.0.0.1, for servers that must be told theirs. Others bind port 0 and need none of this."""
+"""Free ports on 127.0.0.1, for servers that need a port number. Others bind port 0."""
 
 from __future__ import annotations
 

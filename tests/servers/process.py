@@ -1,4 +1,4 @@
-"""A ``RangeServer`` in a process of its own, so that its work does not take turns with what is measured."""
+"""A ``RangeServer`` in its own process, so that it does not slow down the measured code."""
 
 from __future__ import annotations
 

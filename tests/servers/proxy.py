@@ -1,4 +1,4 @@
-"""A server of another make behind ours: requests pass through unchanged, are logged, and can be harmed.
+"""A proxy before another server: it passes requests through, logs them, and can inject faults.
 
 ``Host`` and the path travel as they came, so that a signature made for this proxy's address stays valid.
 """

@@ -35,7 +35,7 @@ def test_ignored_range_answers_200_with_the_whole(server: RangeServer) -> None:
     assert server.requests()[0].fault == "ignored_range"
 
 
-def test_short_body_is_framed_honestly(server: RangeServer) -> None:
+def test_short_body_has_the_true_length(server: RangeServer) -> None:
     server.fault("short_body")
     reply = read(server)
     assert (reply.status, reply.body, reply.headers["content-length"]) == (206, DATA[100:150], "50")
@@ -43,7 +43,7 @@ def test_short_body_is_framed_honestly(server: RangeServer) -> None:
     assert server.bytes_sent == 50
 
 
-def test_unframed_body_ends_with_the_connection(server: RangeServer) -> None:
+def test_body_without_length_ends_with_the_connection(server: RangeServer) -> None:
     server.fault("unframed_body")
     received, end = raw(server.url, GET)
     head, _, body = received.partition(b"\r\n\r\n")
@@ -55,7 +55,9 @@ def test_unframed_body_ends_with_the_connection(server: RangeServer) -> None:
 @pytest.mark.parametrize(
     ("asked", "start", "stop", "padding"), [("100-199", 100, 216, 0), ("1000-1019", 1000, 1024, 12)]
 )
-def test_long_body_runs_on_past_the_range(server: RangeServer, asked: str, start: int, stop: int, padding: int) -> None:
+def test_long_body_continues_beyond_the_range(
+    server: RangeServer, asked: str, start: int, stop: int, padding: int
+) -> None:
     server.fault("long_body")
     reply = ask(server.url, "/a", range=f"bytes={asked}")
     assert (reply.status, reply.body) == (206, DATA[start:stop] + bytes(padding))
@@ -107,7 +109,7 @@ def test_chunked_answer_has_no_length(server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 416, 429, 500, 503])
-def test_number_is_an_error_status(server: RangeServer, status: int) -> None:
+def test_number_sets_the_error_status(server: RangeServer, status: int) -> None:
     fault = server.fault(status)
     reply = read(server)
     assert reply.status == status
@@ -116,7 +118,7 @@ def test_number_is_an_error_status(server: RangeServer, status: int) -> None:
     assert (fault.hits, [request.status for request in server.requests()]) == (2, [status] * 2)
 
 
-def test_statuses_say_what_clients_look_for(server: RangeServer) -> None:
+def test_statuses_have_the_usual_headers(server: RangeServer) -> None:
     server.fault(429, times=1)
     server.fault(429, times=1, retry_after=0.25)
     server.fault(503, times=1, retry_after=3)
@@ -140,7 +142,7 @@ def test_connection_breaks_in_mid_body(server: RangeServer, kind: str, expected:
     assert b"Content-Length: 100" in head
 
 
-def test_dropped_request_gets_no_byte(server: RangeServer) -> None:
+def test_dropped_request_gets_no_answer(server: RangeServer) -> None:
     server.fault("dropped")
     assert raw(server.url, GET) == (b"", "fin")
     assert [request.status for request in server.requests()] == [None]
@@ -166,7 +168,7 @@ def test_redirect_leads_elsewhere(server: RangeServer) -> None:
     assert (reply.status, reply.headers["location"], reply.body) == (302, server.url + "/b?token=t", b"")
 
 
-def test_gzip_compresses_the_range_asked_for(server: RangeServer) -> None:
+def test_gzip_compresses_the_requested_range(server: RangeServer) -> None:
     server.fault("gzip")
     reply = read(server)
     assert (reply.status, reply.headers["content-encoding"]) == (206, "gzip")
@@ -196,13 +198,13 @@ def test_replaced_file_has_other_bytes_and_another_etag(server: RangeServer) -> 
     assert ask(server.url, "/a").body == b"new"
 
 
-def test_fault_waits_strikes_and_ends_as_told(server: RangeServer) -> None:
+def test_fault_has_a_start_and_a_count(server: RangeServer) -> None:
     fault = server.fault(500, after=1, times=2)
     assert [read(server).status for _ in range(5)] == [206, 500, 500, 206, 206]
     assert fault.hits == 2
 
 
-def test_fault_fits_by_path_and_method(server: RangeServer) -> None:
+def test_fault_matches_by_path_and_method(server: RangeServer) -> None:
     server.put("/x/y/z", b"z")
     server.fault(403, "/x/*")
     server.fault(405, method="HEAD")
@@ -221,13 +223,13 @@ def test_faults_of_ranges_and_bodies_wait_for_their_requests(server: RangeServer
     assert raw(server.url, GET)[0].endswith(DATA[100:150])
 
 
-def test_first_fault_that_strikes_is_the_only_one(server: RangeServer) -> None:
+def test_first_matching_fault_is_applied_alone(server: RangeServer) -> None:
     server.fault(500, times=1)
     server.fault(503, times=1)
     assert [read(server).status for _ in range(3)] == [500, 503, 206]
 
 
-def test_refusals_are_left_alone_by_faults_of_the_body(server: RangeServer) -> None:
+def test_body_faults_do_not_change_refusals(server: RangeServer) -> None:
     server.fault("short_body")
     reply = ask(server.url, "/missing")
     assert (reply.status, len(reply.body)) == (404, int(reply.headers["content-length"]))
@@ -243,7 +245,7 @@ def test_probability_follows_its_seed(server: RangeServer) -> None:
     assert set(statuses(1)) == {206, 500}
 
 
-def test_healed_server_is_right_again(server: RangeServer) -> None:
+def test_healed_server_answers_correctly(server: RangeServer) -> None:
     server.fault(500)
     server.heal()
     assert read(server).status == 206

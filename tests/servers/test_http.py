@@ -129,7 +129,7 @@ def test_empty_resource_is_served(server: RangeServer) -> None:
     assert ask(server.url, "/empty", range="bytes=0-").status == 416
 
 
-def test_path_is_percent_decoded_and_query_is_left_aside(server: RangeServer) -> None:
+def test_path_is_percent_decoded_and_query_ignored(server: RangeServer) -> None:
     url = server.put("/f é/%20#?", b"odd")
     reply = ask(server.url, url.removeprefix(server.url) + "?X-Signature=s")
     assert reply.body == b"odd"
@@ -146,7 +146,7 @@ def test_replacing_a_resource_changes_its_etag(server: RangeServer) -> None:
     assert ask(server.url, "/a", if_match=before).status == 412
 
 
-def test_put_and_delete_over_http_hold_their_conditions(server: RangeServer) -> None:
+def test_put_and_delete_respect_conditions(server: RangeServer) -> None:
     def put(body: bytes, **headers: str) -> int:
         return ask(server.url, "/new", method="PUT", body=body, **headers).status
 
@@ -173,7 +173,7 @@ def test_request_bodies_may_be_chunked_or_announced(server: RangeServer) -> None
     assert ask(server.url, "/c").body == b"xyz"
 
 
-def test_nonsense_is_400_and_ends_the_connection(server: RangeServer) -> None:
+def test_invalid_request_gets_400_and_closes(server: RangeServer) -> None:
     received, end = raw(server.url, "nonsense\n\n")
     assert received.startswith(b"HTTP/1.1 400 ")
     assert end == "fin"
@@ -181,7 +181,7 @@ def test_nonsense_is_400_and_ends_the_connection(server: RangeServer) -> None:
         parse_head(b"GET / SPDY/3")
 
 
-def test_directory_is_served_and_nothing_above_it(tmp_path: Path) -> None:
+def test_only_the_directory_is_served(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     served = tmp_path / "served"
     (served / "sub").mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_directory_is_served_and_nothing_above_it(tmp_path: Path) -> None:
         ] * 4
 
 
-def test_listing_links_to_what_lies_directly_below(tmp_path: Path) -> None:
+def test_listing_links_to_direct_children(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "on disk&").write_bytes(b"x")
     (tmp_path / "d" / "folder").mkdir()
@@ -243,7 +243,7 @@ def test_connection_is_kept_alive(server: RangeServer) -> None:
     assert first.connection == second.connection
 
 
-def test_latency_holds_each_request_and_they_wait_together(server: RangeServer) -> None:
+def test_latency_delays_requests_in_parallel(server: RangeServer) -> None:
     server.latency = 0.1
 
     async def read_together() -> None:
@@ -287,7 +287,7 @@ def test_total_bandwidth_is_shared_by_connections(server: RangeServer) -> None:
     assert server.bytes_sent == 0
 
 
-def test_server_ends_while_clients_wait(server: RangeServer) -> None:
+def test_server_stops_while_clients_wait(server: RangeServer) -> None:
     with RangeServer({"/a": b"x"}, latency=60) as slow:
         waiting = threading.Thread(target=raw, args=(slow.url, "GET /a HTTP/1.1\nHost: x\n\n"))
         waiting.start()
@@ -299,7 +299,7 @@ def test_server_ends_while_clients_wait(server: RangeServer) -> None:
         ask(slow.url, "/a")
 
 
-def test_an_error_of_the_server_itself_is_raised_where_it_ends() -> None:
+def test_error_of_the_server_is_raised_at_exit() -> None:
     class Broken(RangeServer):
         def unlogged(self, path: str) -> bool:
             raise ZeroDivisionError(path)
@@ -312,7 +312,7 @@ def test_an_error_of_the_server_itself_is_raised_where_it_ends() -> None:
         visit()
 
 
-def test_process_of_its_own_serves_logs_and_is_steered(tmp_path: Path) -> None:
+def test_server_process_serves_logs_and_is_controlled(tmp_path: Path) -> None:
     (tmp_path / "on-disk").write_bytes(b"on disk")
     with RangeServerProcess(directory=tmp_path) as server:
         server.put("/a b", DATA)

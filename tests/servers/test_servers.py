@@ -60,7 +60,7 @@ def test_s3_reads_ranges_writes_and_lists(s3_server: SeaweedServer, bucket: str)
         fs.cat_file(f"{bucket}/none")
 
 
-def test_s3_everyone_reads_and_only_the_key_writes(s3_server: SeaweedServer, bucket: str) -> None:
+def test_s3_allows_anonymous_reads_and_signed_writes(s3_server: SeaweedServer, bucket: str) -> None:
     fs = s3fs.S3FileSystem(**s3_server.anonymous_options, skip_instance_cache=True)
     assert fs.cat_file(f"{bucket}/a/b") == b"0123456789"
     with pytest.raises(PermissionError):
@@ -109,9 +109,7 @@ def test_s3_store_starts_again_if_its_port_was_taken(
         assert ask(s3_server.endpoint_url, "/mine/x").status == 404
 
 
-def test_proxy_counts_what_a_signed_client_asks_of_s3(
-    s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str
-) -> None:
+def test_proxy_counts_signed_s3_requests(s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str) -> None:
     options = s3_server.storage_options | {"client_kwargs": {"endpoint_url": s3_proxy.url}}
     fs = s3fs.S3FileSystem(**options, skip_instance_cache=True)
     assert fs.cat_file(f"{bucket}/a/b", start=2, end=5) == b"234"
@@ -123,7 +121,7 @@ def test_proxy_counts_what_a_signed_client_asks_of_s3(
     assert f"{bucket}/via-proxy" in fs.ls(bucket, detail=False, refresh=True)
 
 
-def test_proxy_harms_what_comes_from_s3(s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str) -> None:
+def test_proxy_injects_faults_into_s3_answers(s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str) -> None:
     s3_proxy.fault(503, times=1)
     s3_proxy.fault("wrong_content_range", times=1)
     s3_proxy.fault("reset", times=1)
@@ -150,7 +148,7 @@ def test_proxy_passes_answers_through(http_server: RangeServer) -> None:
         assert ask(proxy.url, "/new", method="DELETE").status == 204
 
 
-def test_proxy_of_nobody_answers_502() -> None:
+def test_proxy_without_a_server_answers_502() -> None:
     [port] = free_ports(1)
     with CountingProxy(f"http://127.0.0.1:{port}") as proxy:
         assert ask(proxy.url, "/a").status == 502

@@ -1,4 +1,4 @@
-"""A TLS certificate for loopback, and a relay that is as far away as a given round trip says."""
+"""A TLS certificate for loopback, and a relay that adds a given round-trip time."""
 
 from __future__ import annotations
 

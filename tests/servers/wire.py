@@ -1,4 +1,4 @@
-"""HTTP/1.1 as RFC 9110 has it, without sockets: a request's head, a resource, and the right answer to both."""
+"""HTTP/1.1 after RFC 9110, without sockets: the head of a request, a resource, and the right answer."""
 
 from __future__ import annotations
 

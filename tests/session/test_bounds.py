@@ -1,4 +1,4 @@
-"""Documents that promise or make more than anybody can hold: refused, before the memory is taken."""
+"""Documents that claim or expand to too much are refused before memory is taken."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def opened(fo: Any, **options: Any) -> RefShardFileSystem:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_compressed_manifest_that_swells_is_refused(name: str, http_server: RangeServer) -> None:
+def test_manifest_bomb_is_refused(name: str, http_server: RangeServer) -> None:
     """A quarter of a gigabyte of spaces, in less than half a megabyte."""
     compress = COMPRESS[name]
     bomb = compress(b"{") + compress(b" " * 4 * MIB) * 64
@@ -52,7 +52,7 @@ def test_compressed_manifest_that_swells_is_refused(name: str, http_server: Rang
             opened(fo).cat_file("k")
 
 
-def test_a_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_that_is_well_compressed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflate, "GRACE", 1000)
     array = {"zarr_format": 2, "shape": [30_000], "chunks": [1], "dtype": "|u1", "compressor": None, "filters": None}
     refs = {"a/.zarray": {**array, "fill_value": 0, "order": "C"}}
@@ -73,7 +73,7 @@ def test_max_manifest_bytes_bounds_the_decompressed_size(
             opened(fo, max_manifest_bytes=50_000).cat_file("k")
 
 
-def test_what_is_too_large_is_not_fetched(http_server: RangeServer) -> None:
+def test_oversized_manifest_is_not_fetched(http_server: RangeServer) -> None:
     array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     array |= {"order": "C", "filters": None}
     documents = {
@@ -93,7 +93,7 @@ def test_what_is_too_large_is_not_fetched(http_server: RangeServer) -> None:
         assert sum(request.sent for request in http_server.requests() if request.status != 404) <= 9000
 
 
-def test_a_chunk_manifest_that_is_too_large_is_not_fetched(tmp_path: Path) -> None:
+def test_oversized_chunk_manifest_is_not_fetched(tmp_path: Path) -> None:
     doc: dict[str, Any] = {"zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0}
     doc |= {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}}, "codecs": [{"name": "bytes"}]}
     doc |= {"chunk_key_encoding": {"name": "default"}, "attributes": {}}
@@ -127,7 +127,7 @@ def no_garbage() -> None:
         '{"name": "chunk-manifest-json", "configuration": {"manifest": {"k": {"data": {"x": "HERE"}}}}}',
     ],
 )
-def test_a_document_that_nests_too_deep_is_an_error(text: str) -> None:
+def test_too_deep_document_is_an_error(text: str) -> None:
     with pytest.raises(ManifestError):
         opened(nested(text)).cat_file("k")
 
@@ -141,7 +141,7 @@ def test_a_document_that_nests_too_deep_is_an_error(text: str) -> None:
         ("meta/storage", '{"chunklen": "HERE"}'),
     ],
 )
-def test_a_directory_whose_document_nests_too_deep_is_an_error(name: str, text: str, tmp_path: Path) -> None:
+def test_directory_with_too_deep_metadata_is_an_error(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(nested(text))
     with pytest.raises(RefShardError):
@@ -149,7 +149,7 @@ def test_a_directory_whose_document_nests_too_deep_is_an_error(name: str, text: 
 
 
 @pytest.mark.parametrize("name", ["zarr.json", ".zarray", ".zmetadata"])
-def test_metadata_that_nest_too_deep_are_an_error(name: str, tmp_path: Path) -> None:
+def test_too_deep_metadata_is_an_error(name: str, tmp_path: Path) -> None:
     """Otherwise zarr's parsers end in a RecursionError."""
     data = nested('{"zarr_format": 2, "node_type": "array", "attributes": "HERE"}')
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
@@ -181,7 +181,7 @@ def test_member_that_inflates_beyond_its_size_is_not_inflated() -> None:
             opened(with_size(bomb, size)).cat_file("k")
 
 
-def test_a_member_cannot_promise_what_its_bytes_cannot_hold() -> None:
+def test_member_cannot_declare_an_impossible_size() -> None:
     with pytest.raises(ManifestError, match="cannot have 4000000000 bytes"):
         opened(with_size(archive({"k": b"small"}), 4_000_000_000)).ls("")
 
@@ -195,7 +195,7 @@ def test_members_cannot_share_their_bytes() -> None:
         opened(bytes(data)).ls("")
 
 
-def test_a_reference_set_in_an_archive_is_held_to_the_same_bound(tmp_path: Path) -> None:
+def test_reference_set_in_an_archive_has_the_same_bound(tmp_path: Path) -> None:
     bomb = COMPRESS["xz"](b"{") + COMPRESS["xz"](b" " * 4 * MIB) * 64
     (tmp_path / "a.zip").write_bytes(archive({"refs.json": bomb}))
     with pytest.raises(RefShardError, match="expected a ratio of at most"):
@@ -227,7 +227,7 @@ def test_partition_of_countless_rows_is_refused(monkeypatch: pytest.MonkeyPatch)
         PartitionIndex(10, 10).decode(data)
 
 
-def test_set_with_endless_partitions_is_not_asked_for_them(http_server: RangeServer) -> None:
+def test_endless_partitions_are_not_requested(http_server: RangeServer) -> None:
     array = {"zarr_format": 2, "shape": [2**62], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     array |= {"order": "C", "filters": None}
     document = {"metadata": {"a/.zarray": array}, "record_size": 1}
@@ -241,7 +241,7 @@ def test_set_with_endless_partitions_is_not_asked_for_them(http_server: RangeSer
     assert http_server.requests() == []
 
 
-def test_gen_makes_no_more_than_there_may_be() -> None:
+def test_gen_output_is_bounded() -> None:
     entry = {"key": "{{i}}/{{j}}", "url": "u", "dimensions": {"i": {"stop": 10**9}, "j": {"stop": 10**9}}}
     with taking(MIB), pytest.raises(ManifestError, match="it expands to 1000000000000000000 keys"):
         opened({"version": 1, "gen": [entry], "refs": {}})
@@ -250,13 +250,13 @@ def test_gen_makes_no_more_than_there_may_be() -> None:
 @pytest.mark.parametrize(
     "template", ["{{ 'x' ~ u }}" * 2000, "{{ " + "(" * 1000 + "1" + ")" * 1000 + " }}", "{{ 9**9**9**9 }}"]
 )
-def test_templates_make_no_more_than_there_may_be(template: str) -> None:
+def test_template_output_is_bounded(template: str) -> None:
     with pytest.raises(ManifestError):
         opened({"version": 1, "templates": {"u": "y" * 60_000}, "refs": {"k": [template]}})
 
 
 @pytest.mark.parametrize("shape", [[2**62], [2**40, 2**20], [2**31, 2**31]])
-def test_a_grid_without_end_takes_no_memory(shape: list[int]) -> None:
+def test_endless_grid_takes_no_memory(shape: list[int]) -> None:
     chunks = [1] * len(shape)
     array = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "compressor": None, "fill_value": 0}
     last = ".".join(str(n - 1) for n in shape)
@@ -274,7 +274,7 @@ def test_range_beyond_its_target_takes_no_memory(tmp_path: Path) -> None:
         opened({"k": [str(tmp_path / "x"), 0, 2**40]}).cat_file("k")
 
 
-def test_range_of_server_takes_no_memory_for_what_it_promises(http_server: RangeServer) -> None:
+def test_declared_range_length_allocates_nothing(http_server: RangeServer) -> None:
     url = http_server.put("/x", b"small")
     with (
         taking(20 * MIB),
@@ -284,7 +284,7 @@ def test_range_of_server_takes_no_memory_for_what_it_promises(http_server: Range
     assert http_server.requests() == []
 
 
-def test_a_body_is_not_made_room_for_beyond_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_buffer_is_bounded_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "_LARGE", 100)
     monkeypatch.setattr(answer, "_MOST_ROOM", 1000)
     with RangeServer({"/x": bytes(5000)}) as server:

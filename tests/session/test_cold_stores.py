@@ -1,4 +1,4 @@
-"""Zarr stores that nobody has opened yet: what opening one asks its server for, and that it never tells what was."""
+"""Opening a zarr store for the first time: its requests, and no outdated metadata."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read(found: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("open_", [engine, filesystem, mapper])
-def test_a_cold_store_costs_no_more_requests_than_zarr_plus_1(
+def test_cold_store_costs_at_most_one_request_more_than_zarr(
     open_: Callable[[str], Any], kind: str, tmp_path: Path, server: RangeServer
 ) -> None:
     """xarray's zarr engine asks for four documents of the root, three coordinates and a chunk or a shard."""
@@ -94,7 +94,7 @@ def test_a_cold_store_costs_no_more_requests_than_zarr_plus_1(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("open_", [engine, mapper])
-def test_a_cold_store_on_s3_costs_no_listing(
+def test_cold_store_on_s3_costs_no_listing(
     open_: Callable[..., Any], kind: str, tmp_path: Path, s3_server: Any, s3_proxy: CountingProxy
 ) -> None:
     write(tmp_path, kind)
@@ -108,7 +108,7 @@ def test_a_cold_store_on_s3_costs_no_listing(
     assert len(s3_proxy.requests()) <= 4 + 3 + 1 + 1
 
 
-def test_an_array_is_confirmed_in_the_round_of_its_chunk(tmp_path: Path, server: RangeServer) -> None:
+def test_array_metadata_is_checked_beside_its_chunk(tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", "v3")
     found = engine(f"{server.url}/s.zarr")
     server.clear()
@@ -125,7 +125,7 @@ def test_an_array_is_confirmed_in_the_round_of_its_chunk(tmp_path: Path, server:
     "after", [SHARDS, {"chunks": (2, 2, 6), "shards": (4, 4, 6)}, {"chunks": (2, 2, 6)}, {"chunks": (8, 4, 6)}]
 )
 @pytest.mark.parametrize("is_local", [False, True])
-def test_an_array_written_anew_is_not_read_as_it_was(
+def test_rewritten_array_is_read_with_new_metadata(
     before: str, after: Any, is_local: bool, tmp_path: Path, server: RangeServer
 ) -> None:
     """The consolidated metadata are those of the array before."""
@@ -149,7 +149,7 @@ def test_an_array_written_anew_is_not_read_as_it_was(
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("open_", [engine, filesystem, mapper])
-def test_a_store_opened_again_shows_what_was_appended(
+def test_store_opened_again_shows_what_was_appended(
     open_: Callable[[str], Any], version: int, tmp_path: Path, server: RangeServer
 ) -> None:
     def days(first: int, last: int) -> Any:
@@ -166,7 +166,7 @@ def test_a_store_opened_again_shows_what_was_appended(
     np.testing.assert_array_equal(np.asarray(open_(f"{server.url}/s.zarr")[:]), np.arange(8))
 
 
-def test_the_root_as_it_was_recognised_is_shown_once(tmp_path: Path, server: RangeServer) -> None:
+def test_root_of_recognition_is_used_once(tmp_path: Path, server: RangeServer) -> None:
     group = write(tmp_path / "s.zarr", "v3")
     fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
     assert b"title" not in fs.cat_file("zarr.json")
@@ -176,7 +176,7 @@ def test_the_root_as_it_was_recognised_is_shown_once(tmp_path: Path, server: Ran
 
 
 @pytest.mark.parametrize("url", ["/s.zarr", "/s.zarr/", "/s", "/s/", "/s.v1", "/s.v1/"])
-def test_a_page_about_a_directory_is_no_document(url: str, tmp_path: Path) -> None:
+def test_directory_page_is_not_a_document(url: str, tmp_path: Path) -> None:
     path = tmp_path / url.strip("/")
     path.mkdir()
     write(path, "v2")
@@ -197,9 +197,7 @@ def write_image(path: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_an_image_on_a_web_server_is_listed_by_its_attributes(
-    version: int, tmp_path: Path, server: RangeServer
-) -> None:
+def test_image_on_a_web_server_is_listed_by_its_attributes(version: int, tmp_path: Path, server: RangeServer) -> None:
     write_image(tmp_path / "i.zarr", version)
     fs = RefShardFileSystem(f"{server.url}/i.zarr", skip_instance_cache=True)
     found = summarise(fs)
@@ -215,7 +213,7 @@ def test_an_image_on_a_web_server_is_listed_by_its_attributes(
     np.testing.assert_array_equal(again["labels/cells/0"][:], VALUES)
 
 
-def test_attributes_that_name_what_is_not_there_list_nothing(tmp_path: Path, server: RangeServer) -> None:
+def test_attributes_naming_missing_arrays_list_nothing(tmp_path: Path, server: RangeServer) -> None:
     group = zarr.open_group(tmp_path / "i.zarr", mode="w", zarr_format=2)
     group.attrs["multiscales"] = [{"datasets": [{"path": "../0"}, {"path": "gone"}, {"path": 1}, None]}, None]
     put(group, "0", VALUES, ["c", "y", "x"], chunks=(1, 4, 6))
@@ -238,7 +236,7 @@ def test_each_request_for_a_cold_store_is_logged(
     assert [request.path for request in server.requests() if not any(request.path in text for text in logged)] == []
 
 
-def test_a_small_shard_that_was_read_is_still_a_range(tmp_path: Path, server: RangeServer) -> None:
+def test_small_shard_that_was_read_is_still_a_range(tmp_path: Path, server: RangeServer) -> None:
     write(tmp_path / "s.zarr", "shards")
     fs = RefShardFileSystem(f"{server.url}/s.zarr", skip_instance_cache=True)
     keys = [f"v/c/{step}/0/0" for step in range(4)]

@@ -1,4 +1,4 @@
-"""Sync or asynchronous, thread, process or fork: the same bytes."""
+"""Synchronous and asynchronous calls, threads, processes and forks read the same bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_one_asynchronous_instance_serves_several_loops(source: Any) -> None:
     gc.collect()
 
 
-def test_loops_in_threads_read_side_by_side(source: Any) -> None:
+def test_loops_in_threads_read_concurrently(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs, asynchronous=True)
     failures: list[BaseException] = []
@@ -76,7 +76,7 @@ def test_loops_in_threads_read_side_by_side(source: Any) -> None:
     assert failures == []
 
 
-def test_announcement_is_fetched_on_the_loop_of_metadata(source: Any) -> None:
+def test_prefetch_runs_on_the_loop_of_metadata(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs | {".zgroup": '{"zarr_format":2}'}, asynchronous=True, skip_instance_cache=True)
 
@@ -101,7 +101,7 @@ def test_identical_and_overlapping_ranges_are_fetched_once(http_server: Any) -> 
     assert [(r.start, r.stop) for r in http_server.requests("/x.bin")] == [(0, 150)]
 
 
-def test_a_pickled_filesystem_reads_the_same(source: Any, tmp_path: Any) -> None:
+def test_pickled_filesystem_reads_the_same(source: Any, tmp_path: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs, max_gap=7)
     fs.cat_file("k/0")
@@ -124,7 +124,7 @@ def test_spawned_processes_read_the_same(source: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_reads_the_same(source: Any) -> None:
+def test_forked_child_reads_the_same(source: Any) -> None:
     refs, want = source
     fs = RefShardFileSystem(fo=refs)
     assert fs.cat_file("k/0") == want["k/0"]  # the parent's loop and connections exist
@@ -149,7 +149,7 @@ def test_a_forked_child_reads_the_same(source: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_prefetches_on_a_loop_of_its_own(source: Any) -> None:
+def test_forked_child_prefetches_on_its_own_loop(source: Any) -> None:
     refs, want = source
     keys = list(want)[:20]
     fs = RefShardFileSystem(fo=refs, block_cache=20_000, skip_instance_cache=True)
@@ -170,7 +170,7 @@ def test_a_forked_child_prefetches_on_a_loop_of_its_own(source: Any) -> None:
     os.waitpid(pid, 0)
 
 
-def test_cancelled_read_leaves_nothing_running_and_rest_unharmed(http_server: Any) -> None:
+def test_cancelled_read_leaves_other_reads(http_server: Any) -> None:
     data = bytes(200)
     url = http_server.put("/x.bin", data)
     http_server.latency = 0.2

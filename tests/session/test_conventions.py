@@ -1,4 +1,4 @@
-"""What the ecosystem takes for granted of a filesystem: paths, catalogs, open files, notebooks."""
+"""Conventions of the ecosystem for filesystems: paths, catalogs, open files, notebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> str:
 
 @not_installed
 @pytest.mark.skipif(ZARR_2, reason="intake opens a URL with zarr 3")
-def test_an_intake_catalog_on_disk_opens_a_source(source: str, tmp_path: Path) -> None:
+def test_intake_catalog_on_disk_opens_a_source(source: str, tmp_path: Path) -> None:
     pytest.importorskip("xarray")
     intake = pytest.importorskip("intake", minversion="2")
     from intake.readers.datatypes import Zarr
@@ -57,7 +57,7 @@ def asset(source: str) -> dict[str, Any]:
 
 @not_installed
 @pytest.mark.skipif(ZARR_2, reason="xarray opens URLs of a filesystem with zarr 3")
-def test_a_stac_asset_says_how_to_open_it(source: str) -> None:
+def test_stac_asset_has_opening_arguments(source: str) -> None:
     xr = pytest.importorskip("xarray")
     pytest.importorskip("dask")
     found = json.loads(json.dumps(asset(source)))
@@ -76,7 +76,7 @@ def test_xpystac_opens_a_stac_asset(source: str) -> None:
     np.testing.assert_array_equal(ds["a"].values, VALUES)
 
 
-def test_an_asynchronous_filesystem_is_awaited_in_a_running_loop(source: str) -> None:
+def test_asynchronous_filesystem_is_awaited_in_a_running_loop(source: str) -> None:
     async def cell() -> tuple[bytes, dict[str, bytes], list[str]]:
         fs = fsspec.filesystem("refshard", fo=source, asynchronous=True)
         keys = [f"a/{row}.0" for row in range(4)]
@@ -88,7 +88,7 @@ def test_an_asynchronous_filesystem_is_awaited_in_a_running_loop(source: str) ->
     assert sorted(names) == ["g/.zgroup", "g/b"]
 
 
-def test_a_synchronous_filesystem_works_in_a_cell_too(source: str) -> None:
+def test_synchronous_filesystem_works_in_a_cell_too(source: str) -> None:
     async def cell() -> bytes:
         fs = RefShardFileSystem(source)  # whose calls wait on fsspec's own loop, in another thread
         fs.prefetch(["a/0.0", "a/1.0"])

@@ -1,4 +1,4 @@
-"""Documents of which nobody says how long they are, or says it wrongly: no more is read of them than there may be."""
+"""Documents of unknown or wrong size are read up to the limit only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def opened(fo: Any, **options: Any) -> RefShardFileSystem:
 
 @pytest.mark.parametrize("told", [None, 100], ids=["of no told length", "longer than was told"])
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_without_end_is_read_as_far_as_there_may_be(name: str, told: int | None) -> None:
+def test_endless_document_is_read_up_to_the_limit(name: str, told: int | None) -> None:
     start, path, key = DOCUMENTS[name]
     with EndlessServer({f"/{path}": start}, told=told) as server:
         source = server.url + "/" + path.removesuffix("/" + path.partition("/")[2])
@@ -76,7 +76,7 @@ def test_referenced_document_is_read_up_to_the_limit(name: str) -> None:
         assert server.sent < MOST + len(server.gets) * SLACK
 
 
-def test_a_reference_to_a_long_range_makes_no_long_document() -> None:
+def test_long_range_of_a_document_is_bounded() -> None:
     """A length that the references tell is one that a server may lie about as well."""
     with EndlessServer({"/zarr.json": b"{"}) as server:
         refs = {"a/zarr.json": [f"{server.url}/zarr.json", 0, 10**12]}
@@ -85,7 +85,7 @@ def test_a_reference_to_a_long_range_makes_no_long_document() -> None:
         assert server.gets == []
 
 
-def test_documents_of_an_object_store_are_held_to_the_same_bound() -> None:
+def test_object_store_documents_have_the_same_bound() -> None:
     s3 = {"anon": True, "config_kwargs": {"retries": {"total_max_attempts": 1}}}
     with EndlessServer({"/bucket/a/.zattrs": b"{", "/bucket/a/zarr.json": b"{"}) as server:
         options = {**s3, "endpoint_url": server.url}
@@ -137,14 +137,14 @@ class Odd(AbstractFileSystem):
 
 
 @pytest.mark.parametrize("told", [None, 16 * MIB, 10], ids=["unknown", "right", "wrong"])
-def test_documents_of_any_filesystem_are_held_to_the_same_bound(told: int | None) -> None:
+def test_documents_of_any_filesystem_have_the_same_bound(told: int | None) -> None:
     fs = Odd(told)
     with pytest.raises(ReferenceNotReachable, match=f"odd://a/.zattrs .*max_manifest_bytes={MOST}"):
         opened({"a/.zattrs": ["odd://a/.zattrs"]}, fs={"odd": fs}).cat_file("a/.zattrs")
     assert fs.given == {None: MOST + 1, 16 * MIB: 0, 10: 16 * MIB}[told]
 
 
-def test_documents_at_hand_are_held_to_the_same_bound(tmp_path: Path) -> None:
+def test_documents_in_memory_have_the_same_bound(tmp_path: Path) -> None:
     (tmp_path / ".zattrs").write_bytes(bytes(2 * MIB))
     MemoryFileSystem().pipe_file("/endless/.zattrs", bytes(2 * MIB))
     for url in (str(tmp_path / ".zattrs"), "memory://endless/.zattrs"):
@@ -153,14 +153,14 @@ def test_documents_at_hand_are_held_to_the_same_bound(tmp_path: Path) -> None:
                 opened({f"a/{name}": [url]}).cat_file(f"a/{name}")
 
 
-def test_chunk_of_unknown_length_has_no_limit_of_documents(tmp_path: Path) -> None:
+def test_chunks_are_exempt_from_the_limit_of_documents(tmp_path: Path) -> None:
     (tmp_path / "chunk").write_bytes(bytes(2 * MIB))
     with EndlessServer({}, files={"/chunk": bytes(2 * MIB)}) as server:
         for url in (str(tmp_path / "chunk"), f"{server.url}/chunk"):
             assert opened({"a/0": [url]}).cat_file("a/0") == bytes(2 * MIB)
 
 
-def test_a_chunk_without_end_is_not_read_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_chunk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.MOST_UNSIZED == 8 << 30
     monkeypatch.setattr(answer, "MOST_UNSIZED", 4 * MIB)
     with EndlessServer({"/chunk": b"x"}) as server:
@@ -169,7 +169,7 @@ def test_a_chunk_without_end_is_not_read_without_end(monkeypatch: pytest.MonkeyP
         assert server.sent < 4 * MIB + SLACK
 
 
-def test_a_document_that_is_as_long_as_there_may_be_is_read() -> None:
+def test_document_at_the_limit_is_read() -> None:
     text = json.dumps({"x": "y" * (MOST - 9)}).encode()
     assert len(text) == MOST
     with EndlessServer({}, files={"/.zattrs": text}) as server:

@@ -11,7 +11,7 @@ CELLS: Matrix = {
 }
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_empty_matrix_prints_nothing() -> None:
     assert summary({}, whole=True) == []
 
 

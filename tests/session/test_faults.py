@@ -1,4 +1,4 @@
-"""The fault matrix, fault × filesystem × operation: each byte right, or an error that none takes for a missing chunk.
+"""The fault matrix, fault × filesystem × operation: the right bytes, or an error that is not a missing chunk.
 
 Each cell is one test. The end of pytest's report says what came of all of them, and with ``-v`` of each.
 """
@@ -189,7 +189,7 @@ ALWAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ("operation", "limits"), [*((op, "merged") for op in OPERATIONS), *((op, "single") for op in MAIN)]
 )
 @pytest.mark.parametrize("fault", ALWAYS)
-def test_a_fault_is_an_error_or_does_no_harm(
+def test_http_fault_is_an_error_or_harmless(
     http_server: RangeServer, url: str, outcomes: Outcomes, fault: str, operation: Callable[[Any], None], limits: str
 ) -> None:
     kind, options, expected = ALWAYS[fault]
@@ -212,7 +212,7 @@ ONCE: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("fault", ONCE)
-def test_what_passes_is_not_seen(
+def test_temporary_http_fault_is_retried(
     http_server: RangeServer, url: str, outcomes: Outcomes, fault: str, operation: Callable[[Any], None]
 ) -> None:
     kind, options = ONCE[fault]
@@ -223,7 +223,7 @@ def test_what_passes_is_not_seen(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_replaced_file_never_mixes_with_the_old_one(
+def test_replaced_remote_file_is_never_mixed(
     http_server: RangeServer, url: str, outcomes: Outcomes, operation: Callable[[Any], None]
 ) -> None:
     http_server.fault("replaced", after=1, times=1)
@@ -234,7 +234,7 @@ def test_a_replaced_file_never_mixes_with_the_old_one(
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", ["silent", "drip"])
-def test_what_never_ends_is_ended(
+def test_endless_answer_times_out(
     http_server: RangeServer, url: str, outcomes: Outcomes, kind: Any, operation: Callable[[Any], None]
 ) -> None:
     http_server.fault(kind, pause=0.5)
@@ -244,7 +244,7 @@ def test_what_never_ends_is_ended(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_server_that_is_gone(outcomes: Outcomes, operation: Callable[[Any], None]) -> None:
+def test_unreachable_server_is_an_error(outcomes: Outcomes, operation: Callable[[Any], None]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     outcome = judge(operation, open_(f"http://127.0.0.1:{port}/x.bin"))
@@ -253,7 +253,7 @@ def test_a_server_that_is_gone(outcomes: Outcomes, operation: Callable[[Any], No
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_name_that_is_not_resolved(
+def test_unresolved_host_name_is_an_error(
     outcomes: Outcomes, operation: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def resolve(self: Any, host: str, *args: Any, **options: Any) -> Any:
@@ -291,7 +291,7 @@ def of_s3(request: pytest.FixtureRequest) -> Outcomes:
 
 @pytest.mark.parametrize("operation", MAIN)
 @pytest.mark.parametrize("fault", THROUGH)
-def test_a_fault_of_an_object_store_is_an_error_or_does_no_harm(
+def test_object_store_fault_is_an_error_or_harmless(
     s3: Any, s3_proxy: CountingProxy, of_s3: Outcomes, fault: str, operation: Callable[[Any], None]
 ) -> None:
     kind, options, expected = THROUGH[fault]
@@ -303,7 +303,7 @@ def test_a_fault_of_an_object_store_is_an_error_or_does_no_harm(
 
 @pytest.mark.parametrize("operation", [_cat_ranges, _zarr])
 @pytest.mark.parametrize("fault", ONCE)
-def test_what_passes_in_an_object_store_is_not_seen(
+def test_temporary_object_store_fault_is_retried(
     s3: Any, s3_proxy: CountingProxy, of_s3: Outcomes, fault: str, operation: Callable[[Any], None]
 ) -> None:
     kind, options = ONCE[fault]
@@ -363,7 +363,7 @@ HARM = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("harm", HARM)
-def test_a_harmed_file_is_an_error_or_does_no_harm(
+def test_local_file_fault_is_an_error_or_harmless(
     file: Any, harm: Callable[[Any, str], None], operation: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
     url, fs, path = file
@@ -376,7 +376,7 @@ def test_a_harmed_file_is_an_error_or_does_no_harm(
 
 
 @pytest.mark.parametrize("operation", [o for o in OPERATIONS if o is not _zarr])  # which opens it anew
-def test_a_file_that_is_replaced_never_mixes_with_the_old_one(
+def test_replaced_local_file_is_never_mixed(
     file: Any, operation: Callable[[Any], None], request: pytest.FixtureRequest
 ) -> None:
     url, fs, path = file
@@ -393,7 +393,7 @@ def test_a_file_that_is_replaced_never_mixes_with_the_old_one(
 
 
 @pytest.mark.parametrize("kind", ["missing_content_range", "wrong_content_range", "short_body", "long_body", "hang_up"])
-def test_unknown_end_of_an_object_is_an_error_for_other_ranges(http_server: RangeServer, url: str, kind: Any) -> None:
+def test_open_range_of_an_object_of_unknown_size_is_an_error(http_server: RangeServer, url: str, kind: Any) -> None:
     http_server.fault(kind)
 
     async def read() -> bytes:
@@ -406,7 +406,7 @@ def test_unknown_end_of_an_object_is_an_error_for_other_ranges(http_server: Rang
 
 
 @pytest.mark.parametrize("window", [(8, -8), (-80, -8)])
-def test_a_window_of_a_chunk_whose_size_no_server_tells(http_server: RangeServer, window: Any) -> None:
+def test_window_of_a_chunk_of_unknown_size_is_right(http_server: RangeServer, window: Any) -> None:
     """A key of a hierarchy exists whether or not its size is known."""
     for name, text in references("").items():
         if isinstance(text, str):
@@ -418,7 +418,7 @@ def test_a_window_of_a_chunk_whose_size_no_server_tells(http_server: RangeServer
     assert fs.cat_file("a/0", *window) == DATA[:SIZE][slice(*window)]
 
 
-def test_after_a_replacement_a_new_start_reads_the_new_file(http_server: RangeServer, url: str) -> None:
+def test_new_filesystem_reads_the_replaced_file(http_server: RangeServer, url: str) -> None:
     fs = open_(url)
     _cat(fs)
     http_server.put("/x.bin", DATA[::-1])
@@ -435,7 +435,7 @@ def test_retries_are_counted(http_server: RangeServer, url: str) -> None:
     assert fs.stats()["retries"] == 2
 
 
-def test_a_fault_of_one_key_is_none_of_another(http_server: RangeServer, url: str) -> None:
+def test_fault_of_one_key_leaves_the_others(http_server: RangeServer, url: str) -> None:
     refs = references(url) | {"b": [http_server.put("/other", DATA), 0, 8]}
     fs = RefShardFileSystem(refs, retries=0)
     http_server.fault(500, "/other")
@@ -444,7 +444,7 @@ def test_a_fault_of_one_key_is_none_of_another(http_server: RangeServer, url: st
     assert isinstance(found[1], ReferenceNotReachable)
 
 
-def test_failure_of_source_itself_is_not_taken_for_empty_one(http_server: RangeServer, url: str) -> None:
+def test_failed_source_is_not_an_empty_one(http_server: RangeServer, url: str) -> None:
     source = http_server.put("/refs.json", json.dumps({"version": 1, "refs": references(url)}).encode())
     for fault in (403, 416, 500, "short_body", "hang_up"):
         http_server.heal()

@@ -1,4 +1,4 @@
-"""A read that is interrupted, cancelled or forked in its middle: the same filesystem reads right bytes afterwards."""
+"""After an interrupted, cancelled or forked read, the same filesystem reads right bytes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def interrupted(server: RangeServer, fo: Any, how: str, path: str, pauses: list[
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT is sent as POSIX does")
 @pytest.mark.parametrize("how", ["cat_file", "cat", "cat_ranges", "mapper", "open"])
-def test_after_an_interrupt_the_same_instance_reads_right_bytes(
+def test_interrupted_filesystem_reads_right_bytes_again(
     how: str, refs: dict[str, Any], http_server: RangeServer
 ) -> None:
     http_server.latency = 0.1
@@ -128,7 +128,7 @@ def test_after_an_interrupt_the_same_instance_reads_right_bytes(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT is sent as POSIX does")
-def test_interrupt_while_source_is_opened_does_not_spoil_it(refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_interrupted_opening_can_be_repeated(refs: dict[str, Any], http_server: RangeServer) -> None:
     pad = {"pad": "x" * 10_000}  # more than is read to recognise the source
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())
     http_server.latency = 0.3
@@ -140,7 +140,7 @@ def test_interrupt_while_source_is_opened_does_not_spoil_it(refs: dict[str, Any]
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("readers", [1, 4])
-def test_fork_in_the_middle_of_reads(readers: int, refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_fork_during_reads_is_safe(readers: int, refs: dict[str, Any], http_server: RangeServer) -> None:
     http_server.latency = 0.2
     fs = RefShardFileSystem(fo=refs, max_gap=-1, max_block=1, concurrency=8)
     results: list[Any] = [None] * readers
@@ -225,7 +225,7 @@ def others() -> list[asyncio.Task[Any]]:
 
 @pytest.mark.parametrize("after", [0, 0.03, 0.12])
 @pytest.mark.parametrize("how", OPERATIONS)
-def test_a_cancelled_task_leaves_nothing_running(
+def test_cancelled_task_leaves_nothing_running(
     how: str, after: float, refs: dict[str, Any], http_server: RangeServer
 ) -> None:
     http_server.latency = 0.1
@@ -257,7 +257,7 @@ def test_a_cancelled_task_leaves_nothing_running(
     asyncio.run(run())
 
 
-def test_reader_cancelled_while_source_opens_takes_nobody_along(refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_reader_cancelled_at_opening_leaves_the_others(refs: dict[str, Any], http_server: RangeServer) -> None:
     pad = {"pad": "x" * 10_000}
     url = http_server.put("/refs.json", json.dumps({"version": 1, "refs": {**refs, **pad}}).encode())
     http_server.latency = 0.1
@@ -283,7 +283,7 @@ def test_reader_cancelled_while_source_opens_takes_nobody_along(refs: dict[str, 
     asyncio.run(run())
 
 
-def test_a_timeout_of_the_callers_own_does_no_harm(refs: dict[str, Any], http_server: RangeServer) -> None:
+def test_timeout_of_the_caller_is_harmless(refs: dict[str, Any], http_server: RangeServer) -> None:
     http_server.latency = 0.3
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong is said to somebody who has never seen this package: which key, where, and what can be done."""
+"""Errors for users who do not know this package: key, place and remedy."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Failing, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_error_says_which_key_where_and_what_to_do(case: str, folder: Path) -> None:
+def test_error_names_key_place_and_remedy(case: str, folder: Path) -> None:
     failing, facts = CASES[case]
     with pytest.raises(Exception, match=".") as caught:  # of whatever type: other tests look at these
         failing(folder)

@@ -1,4 +1,4 @@
-"""A real S3 server behind manifest and references, with keys and anonymous."""
+"""Manifests and targets on a real S3 server, with keys and anonymously."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bucket(s3_server: Any, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("who", ["keys", "anonymous"])
-def test_manifest_and_references_on_s3(who: str, s3_server: Any, bucket: str) -> None:
+def test_manifest_and_targets_on_s3_are_read(who: str, s3_server: Any, bucket: str) -> None:
     options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
     fs = fsspec.filesystem(
         "refshard",
@@ -80,14 +80,14 @@ def test_remote_options_open_the_manifest_too(s3_server: Any, bucket: str) -> No
     assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
 
 
-def test_options_go_by_url_prefix(s3_server: Any, bucket: str) -> None:
+def test_options_apply_by_url_prefix(s3_server: Any, bucket: str) -> None:
     options = {f"s3://{bucket}/": s3_server.storage_options}
     fs = RefShardFileSystem(fo=f"s3://{bucket}/refs.json.zst", options=options)
     assert fs.cat_file("a/0.0") == VALUES[:2, :3].tobytes()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server: Any, bucket: str) -> None:
+def test_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server: Any, bucket: str) -> None:
     instance = fsspec.filesystem("s3", **s3_server.storage_options, asynchronous=asynchronous, skip_instance_cache=True)
     refs, _ = reference_set(f"s3://{bucket}/deep/x.bin")
     group = open_group(RefShardFileSystem(fo=refs, fs=instance))
@@ -96,7 +96,7 @@ def test_an_instance_of_s3fs_serves_the_references(asynchronous: bool, s3_server
 
 @pytest.mark.parametrize("who", ["keys", "anonymous"])
 @pytest.mark.case(id="P5")
-def test_plain_arguments_are_for_the_source_and_its_bucket(who: str, s3_server: Any, bucket: str) -> None:
+def test_plain_arguments_apply_to_the_source_and_its_bucket(who: str, s3_server: Any, bucket: str) -> None:
     """What ``storage_options={"anon": True}`` comes to, in xarray too."""
     options = s3_server.storage_options if who == "keys" else s3_server.anonymous_options
     fs = RefShardFileSystem(f"s3://{bucket}/refs.json.zst", **options)
@@ -109,7 +109,7 @@ def test_plain_arguments_are_for_the_source_and_its_bucket(who: str, s3_server: 
 
 @pytest.mark.parametrize("how", ["remote_options", "protocol", "prefix", "environment"])
 @pytest.mark.case(id="P12")
-def test_a_set_made_of_ones_bucket_is_read_as_before(
+def test_saved_set_of_the_own_bucket_is_read(
     how: str, s3_server: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although it says that its references came from there."""
@@ -131,7 +131,7 @@ def test_a_set_made_of_ones_bucket_is_read_as_before(
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_pins_are_compared_however_s3_is_read(fast: bool, s3_server: Any, bucket: str) -> None:
+def test_pins_are_compared_by_each_s3_reader(fast: bool, s3_server: Any, bucket: str) -> None:
     refs, data = reference_set(f"s3://{bucket}/deep/x.bin")
     options = {"remote_options": s3_server.storage_options, "fast_s3": fast, "skip_instance_cache": True}
     pinned = snapshot(refs, **options)
@@ -141,7 +141,7 @@ def test_pins_are_compared_however_s3_is_read(fast: bool, s3_server: Any, bucket
         RefShardFileSystem(pinned, **options).cat_file("a/0.0")
 
 
-def test_a_refused_bucket_is_named_in_the_line_to_paste(s3_server: Any, bucket: str) -> None:
+def test_refused_bucket_is_named_in_the_line_to_paste(s3_server: Any, bucket: str) -> None:
     wrong = {**s3_server.storage_options, "secret": "wrong"}
     fs = RefShardFileSystem({"k": [f"s3://{bucket}/deep/x.bin", 0, 4]}, options={"s3://": wrong}, retries=0)
     with pytest.raises(ReferenceNotReachable, match=rf"options=\{{'s3://{bucket}/': \{{'anon': True\}}\}}"):
@@ -199,7 +199,7 @@ def test_all_keys_on_s3_are_one_flat_listing(image: RefShardFileSystem, s3_proxy
         lambda fs: len(collect_references(fs).tables["p/a"]) == 24,
     ],
 )
-def test_what_lists_all_on_s3_lists_flat(
+def test_recursive_s3_listings_are_flat(
     ask: Callable[[RefShardFileSystem], bool], image: RefShardFileSystem, s3_proxy: CountingProxy
 ) -> None:
     assert ask(image)
@@ -207,7 +207,7 @@ def test_what_lists_all_on_s3_lists_flat(
 
 
 @pytest.mark.parametrize("ask", [lambda fs: fs.find(""), summarise, lambda fs: collect_references(fs)])
-def test_no_document_that_a_listing_lacks_is_asked_for(
+def test_unlisted_documents_are_not_requested(
     ask: Callable[[RefShardFileSystem], Any], image: RefShardFileSystem, s3_proxy: CountingProxy
 ) -> None:
     ask(image)

@@ -1,4 +1,4 @@
-"""Sources in object stores and behind the user's own chains: their options, their names, what lies beside them."""
+"""Sources in object stores and behind chains: their options, names, and neighbouring objects."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def bucket(s3_server: SeaweedServer) -> str:
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.evidence(id="T17")
-def test_odd_names_in_bucket_of_set_are_read_with_options_of_set(
-    bucket: str, s3_server: SeaweedServer, fast: bool
-) -> None:
+def test_special_names_in_the_bucket_get_the_sets_options(bucket: str, s3_server: SeaweedServer, fast: bool) -> None:
     fs = RefShardFileSystem(
         f"{bucket}/my data/refs.json", target_options=s3_server.storage_options, fast_s3=fast, index_cache=False
     )
@@ -69,7 +67,7 @@ def test_odd_names_in_bucket_of_set_are_read_with_options_of_set(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # blockcache leaves its file open
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
 @pytest.mark.evidence(id="T23")
-def test_a_hierarchy_is_read_through_the_users_own_cache(
+def test_hierarchy_is_read_through_the_users_own_cache(
     bucket: str, s3_server: SeaweedServer, cache: str, tmp_path: Path
 ) -> None:
     options = {"s3": s3_server.storage_options, cache: {"cache_storage": str(tmp_path)}}
@@ -78,12 +76,12 @@ def test_a_hierarchy_is_read_through_the_users_own_cache(
     assert list(tmp_path.iterdir())
 
 
-def test_archive_is_opened_with_options_of_what_it_lies_in(bucket: str, s3_server: SeaweedServer) -> None:
+def test_archive_is_opened_with_options_of_its_server(bucket: str, s3_server: SeaweedServer) -> None:
     fs = RefShardFileSystem(f"zip::{bucket}/a.zip", target_options={"s3": s3_server.storage_options})
     assert fs.cat_file("k") == DATA
 
 
-def test_users_cache_admits_what_source_would_admit_without_it() -> None:
+def test_cache_protocol_does_not_change_admission() -> None:
     rule = Admission.of("simplecache::s3://b/a.zarr", None, (), ())
     assert rule.admit("simplecache::s3://b/a.zarr/k")[1] is Access.OWN
     assert rule.admit("simplecache::s3://b/other")[1] is Access.OWN
@@ -98,7 +96,7 @@ def test_users_cache_admits_what_source_would_admit_without_it() -> None:
 
 
 @pytest.mark.parametrize("key", ["a//b", "a/./b", "./b", "a/.", "x y", "#", "?"])
-def test_names_of_object_stores_are_taken_as_they_are(key: str) -> None:
+def test_object_store_names_are_taken_literally(key: str) -> None:
     rule = Admission.of("s3://b/set.json", None, (), ())
     assert rule.admit(f"s3://b/{key}") == (f"s3://b/{key}", Access.OWN)
     if not key.startswith("./"):
@@ -106,6 +104,6 @@ def test_names_of_object_stores_are_taken_as_they_are(key: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["s3://b/a/../b", "s3://b/%2e%2E/b", "https://h/a/./b", "s3://b/a\\b", "s3://b/a\nb"])
-def test_what_may_mean_another_object_is_refused(url: str) -> None:
+def test_ambiguous_object_names_are_refused(url: str) -> None:
     with pytest.raises(TargetNotAllowed):
         Admission.of("s3://b/set.json", None, (), ()).admit(url)

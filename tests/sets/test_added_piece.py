@@ -17,7 +17,7 @@ from tests.support.joined_sets import day, read
 pytest.importorskip("zarr")
 
 
-def test_a_document_grows_by_a_line(tmp_path: Path) -> None:
+def test_append_adds_a_line_to_a_document(tmp_path: Path) -> None:
     url = write_target(tmp_path, "lazy", [day(0, 2), day(2, 2)])
     before = Path(url).read_text().splitlines()
     refshard_fs.append(url, write_part(tmp_path, day(4, 2), 2), "time")
@@ -27,7 +27,7 @@ def test_a_document_grows_by_a_line(tmp_path: Path) -> None:
     assert len(after) == len(before) + 1
 
 
-def test_the_last_sets_of_a_document_are_replaced_whole(tmp_path: Path) -> None:
+def test_last_sets_of_a_document_are_replaced(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(2 * i, 2)) for i in range(3)]
     url = str(tmp_path / "all.refshard")
     refshard_fs.concat(names, "time", lazy=True).save(url)
@@ -45,7 +45,7 @@ def test_the_last_sets_of_a_document_are_replaced_whole(tmp_path: Path) -> None:
     assert Path(url).read_bytes() == before
 
 
-def test_part_that_was_damaged_is_replaced_where_it_lies(tmp_path: Path) -> None:
+def test_damaged_part_is_replaced_in_place(tmp_path: Path) -> None:
     target = str(tmp_path / "cube.refshard")
     paths = [write_day(tmp_path, n, n) for n in range(4)]
     refshard_fs.open(paths).save(target)

@@ -51,7 +51,7 @@ folders = itertools.count()
     ("lacking", "version"),
     in_turn([(0, 0)], [(1, 1)], [(0, 0), (0, 1)], [(1, 0), (1, 1)], [(0, 0), (1, 0)]),
 )
-def test_a_variable_that_files_lack_is_missing_there(
+def test_variable_lacking_in_files_is_missing_there(
     tmp_path: Path, lacking: list[tuple[int, int]], version: int
 ) -> None:
     files = [
@@ -70,7 +70,7 @@ def test_a_variable_that_files_lack_is_missing_there(
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_files_of_other_places_lie_in_the_union_of_all(tmp_path: Path, name: str) -> None:
+def test_coordinates_become_the_union_of_all_files(tmp_path: Path, name: str) -> None:
     expected = None
     for chunk in (1, 2, 3) if name in ("overlapping", "levels") else (2, 3):
         folder, xs = tmp_path / f"chunks of {chunk}", iter(TILES[name])
@@ -92,7 +92,7 @@ def test_files_of_other_places_lie_in_the_union_of_all(tmp_path: Path, name: str
 
 
 @versions
-def test_levels_that_a_file_lacks_are_references(tmp_path: Path, version: int) -> None:
+def test_lacking_levels_keep_references(tmp_path: Path, version: int) -> None:
     levels = ((0, 1, 2, 5), (0, 5), (1, 5), (2,))
     files = [
         [write_member_day(tmp_path / f"{d}{m}.nc", make_member_day(d, m, levels[2 * d + m]), 1) for m in range(2)]
@@ -108,7 +108,7 @@ def test_levels_that_a_file_lacks_are_references(tmp_path: Path, version: int) -
     assert [one.resolve(key) for key in keys] == [other.resolve(key) for key in keys]
 
 
-def test_everything_may_be_missing_at_once(tmp_path: Path) -> None:
+def test_variables_levels_and_files_may_be_missing_together(tmp_path: Path) -> None:
     names = ((("v",), ("w", "v")), (("v", "w"), ("w",)))
     xs = (((0, 1), (0, 1, 2, 3)), ((2, 3), (4, 5)))
     files = [
@@ -118,7 +118,7 @@ def test_everything_may_be_missing_at_once(tmp_path: Path) -> None:
     check_values(refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer"), combine(files), tmp_path)
 
 
-def test_rows_of_several_lengths_lie_in_the_union_of_members(tmp_path: Path) -> None:
+def test_rows_of_unequal_lengths_lie_in_the_union(tmp_path: Path) -> None:
     rows = [[0, 1, 2], [1], [0, 3]]
     files = [
         [write_member_day(tmp_path / f"{d}{m}.nc", make_member_day(d, m)) for m in row] for d, row in enumerate(rows)
@@ -127,7 +127,7 @@ def test_rows_of_several_lengths_lie_in_the_union_of_members(tmp_path: Path) -> 
     check_values(refshard_fs.concat(files, dims=DIMS, lazy=True, join="outer"), expected, tmp_path)
 
 
-def test_an_array_that_is_not_joined_has_no_place_in_a_union(tmp_path: Path) -> None:
+def test_unjoined_array_in_a_union_is_refused(tmp_path: Path) -> None:
     files = []
     for day, xs in enumerate(((0, 1), (2, 3))):
         ds = make_member_day(day, 0, xs)
@@ -139,7 +139,7 @@ def test_an_array_that_is_not_joined_has_no_place_in_a_union(tmp_path: Path) -> 
         refshard_fs.concat(files, "time", lazy=True, join="outer")
 
 
-def test_cube_of_unions_does_not_grow_and_one_of_variables_does(tmp_path: Path) -> None:
+def test_cube_with_unions_refuses_append(tmp_path: Path) -> None:
     url = str(tmp_path / "cube.refshard")
     days = [
         write_member_day(tmp_path / f"{d}.nc", make_member_day(d, 0, xs))
@@ -249,7 +249,7 @@ def cubes(draw: st.DrawFn) -> tuple[list[list[Piece | None]], int]:
 
 @settings(max_examples=8)
 @given(cubes())
-def test_whatever_is_missing_lazy_cube_has_values_of_xarray(cube: tuple[list[list[Piece | None]], int]) -> None:
+def test_random_gaps_give_the_values_of_xarray(cube: tuple[list[list[Piece | None]], int]) -> None:
     rows, version = cube
     folder = f"memory://outer/{next(folders)}"
     expected_rows = []

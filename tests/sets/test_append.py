@@ -1,4 +1,4 @@
-"""Sets that grow in place: what they then hold is what `concat` makes, and what fails leaves them as they were."""
+"""Sets that grow in place: the result equals `concat`, and a failure changes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("zarr")
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", TARGETS)
-def test_it_grows_into_the_concatenation(tmp_path: Path, kind: str, version: int) -> None:
+def test_appended_set_equals_the_concatenation(tmp_path: Path, kind: str, version: int) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     parts = [day(4 * i, 4, version) for i in range(4)]
@@ -39,7 +39,7 @@ def test_it_grows_into_the_concatenation(tmp_path: Path, kind: str, version: int
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_it_grows_along_another_axis(tmp_path: Path, kind: str) -> None:
+def test_append_works_along_another_axis(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     data = np.arange(48, dtype="<i2").reshape(4, 12)
@@ -56,7 +56,7 @@ def test_it_grows_along_another_axis(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_what_does_not_fit_changes_nothing(tmp_path: Path, kind: str) -> None:
+def test_unfit_part_changes_nothing(tmp_path: Path, kind: str) -> None:
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     version = 2
@@ -72,7 +72,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "lazy"])
-def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_appends_keep_both_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = write_target(tmp_path, kind, [day(0, 2)])
     paths = [write_part(tmp_path, day(2 * i, 2), i) for i in (1, 2)]
     module = grown_references if kind == "json" else grown_document
@@ -92,13 +92,13 @@ def test_two_who_append_at_once_do_not_lose_either(tmp_path: Path, kind: str, mo
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "nothing", "nothing.zarr"])
-def test_what_is_not_there_cannot_grow(tmp_path: Path, name: str) -> None:
+def test_append_to_a_missing_set_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(SourceNotReachable, match=r"no set at .*nothing.* to append to"):
         refshard_fs.append(tmp_path / name, day(0, 2), "time")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_times_go_on_in_the_units_of_the_first_set(tmp_path: Path) -> None:
+def test_appended_times_have_the_units_of_the_first_set(tmp_path: Path) -> None:
     parts = [day(2, 2), day(4, 2), day(6, 2)]
     for part, since in zip(parts, ("2001-01-01", "2001-01-03", "2001-01-07"), strict=True):
         part["time/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["time"], "units": f"days since {since}"})
@@ -109,7 +109,7 @@ def test_times_go_on_in_the_units_of_the_first_set(tmp_path: Path) -> None:
         assert read(url)["time"].tolist() == [2, 3, 6, 7, 12, 13]
 
 
-def test_a_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -> None:
+def test_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -> None:
     s3_server.create_bucket("appending")
     url = s3_server.put("appending/all.json", Path(write_target(tmp_path, "json", [day(0, 2)])).read_bytes())
     options = {"remote_protocol": "s3", "remote_options": s3_server.storage_options, "allow": "any"}
@@ -118,7 +118,7 @@ def test_a_document_on_s3_is_one_put(s3_server: SeaweedServer, tmp_path: Path) -
     assert found.cat_file("time/0") == np.arange(4, dtype="<i4").tobytes()
 
 
-def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_make_and_extend_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [day(2 * i, 2) for i in range(3)]
     paths = [write_part(tmp_path, part, i) for i, part in enumerate(parts)]
     url = str(tmp_path / "all.json")
@@ -133,7 +133,7 @@ def test_the_commands_make_a_document_and_let_it_go_on(tmp_path: Path, capsys: p
 
 @settings(max_examples=25)
 @given(archives(), st.sampled_from(["json", "parquet"]), st.integers(1, 9))
-def test_whatever_the_sets_it_grows_into_their_concatenation(
+def test_random_appends_equal_the_concatenation(
     archive: tuple[list[dict[str, Any]], int], kind: Any, record_size: int
 ) -> None:
     if kind == "parquet":
@@ -151,7 +151,7 @@ def test_whatever_the_sets_it_grows_into_their_concatenation(
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_two_ways_to_say_no_transformer_are_the_same(lazy: bool, tmp_path: Path) -> None:
+def test_empty_and_absent_transformers_are_equal(lazy: bool, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr.__version__.startswith("2"):
         pytest.skip("zarr 2 writes version 2 alone")
@@ -175,7 +175,7 @@ def test_two_ways_to_say_no_transformer_are_the_same(lazy: bool, tmp_path: Path)
         assert RefShardFileSystem(grown).resolve("mask/c/0")[0] == f"{stores[0]}/mask/c/0"
 
 
-def test_all_that_match_are_appended_and_known_ones_not_opened(tmp_path: Path) -> None:
+def test_pattern_appends_new_files_without_opening_old_ones(tmp_path: Path) -> None:
     for number in range(4):
         ds = xr.Dataset(
             {"t": ("time", [1.0 + number])}, {"time": ("time", [number], {"units": "days since 2024-01-01"})}
@@ -200,7 +200,7 @@ def test_job_that_creates_its_document_may_run_twice(tmp_path: Path) -> None:
         refshard_fs.append(write_part(tmp_path, day(0, 2), 0), day(2, 2))
 
 
-def test_document_whose_first_file_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+def test_missing_first_file_does_not_recreate_the_document(tmp_path: Path) -> None:
     """Before it was mended, ``create=True`` took the document for absent, and wrote another one over it."""
     meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None}
     array = {".zarray": json.dumps({**meta, "filters": None, "compressor": None})}

@@ -1,4 +1,4 @@
-"""The order of sets along a coordinate, and values that several sets have."""
+"""The order of sets along a coordinate, and overlapping values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.day_sets import _base64, list_targets, make_days, read_times,
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_sets_are_sorted_by_their_coordinate_on_request(tmp_path: Path, lazy: bool) -> None:
+def test_sort_orders_sets_by_coordinate(tmp_path: Path, lazy: bool) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 2)) for i in (4, 0, 2)]
     made: Any = refshard_fs.concat(names, "time", sort=True, lazy=lazy)
     assert read_times(made) == [0, 1, 2, 3, 4, 5]
@@ -24,7 +24,7 @@ def test_sets_are_sorted_by_their_coordinate_on_request(tmp_path: Path, lazy: bo
     assert read_times(as_given) == [4, 5, 0, 1, 2, 3]
 
 
-def test_sets_whose_coordinate_descends_are_sorted_so() -> None:
+def test_sort_keeps_descending_order() -> None:
     def reversed_days(first: int) -> dict[str, Any]:
         refs = make_days(first, 2)
         refs["time/0"] = "base64:" + _base64(np.array([first + 1, first], "<i4").tobytes())
@@ -34,13 +34,13 @@ def test_sets_whose_coordinate_descends_are_sorted_so() -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_value_that_two_sets_have_is_refused_with_both_names(tmp_path: Path, lazy: bool) -> None:
+def test_duplicate_value_error_names_both_sets(tmp_path: Path, lazy: bool) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 3)) for i in (0, 2)]
     with pytest.raises(ManifestError, match=r"2\.json\) has time = 2024-01-03, and so has .*0\.json"):
         refshard_fs.concat(names, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_overlaps_are_taken_from_the_first_or_the_last_set() -> None:
+def test_overlap_chooses_the_first_or_last_set() -> None:
     parts = [make_days(0, 3), make_days(2, 3)]
     parts[1]["t/0"] = ["memory://again", 0, 1]
     first = refshard_fs.concat(parts, "time", overlap="first")
@@ -53,7 +53,7 @@ def test_overlaps_are_taken_from_the_first_or_the_last_set() -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("sort", [False, True])
-def test_values_within_another_set_divide_it(tmp_path: Path, lazy: bool, sort: bool) -> None:
+def test_contained_set_divides_the_other(tmp_path: Path, lazy: bool, sort: bool) -> None:
     again = make_days(2, 2)
     again["t/0"] = ["memory://again", 0, 1]
     names = [write_refs(tmp_path, f"{number}.json", part) for number, part in enumerate([make_days(0, 6), again])]
@@ -66,7 +66,7 @@ def test_values_within_another_set_divide_it(tmp_path: Path, lazy: bool, sort: b
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_sort_divides_sets_that_lie_between_each_other(tmp_path: Path, lazy: bool) -> None:
+def test_sort_divides_interleaved_sets(tmp_path: Path, lazy: bool) -> None:
     names = []
     for number, own in enumerate(([0, 2, 4], [1, 3])):
         refs = make_days(10 * number, len(own))
@@ -78,7 +78,7 @@ def test_sort_divides_sets_that_lie_between_each_other(tmp_path: Path, lazy: boo
     assert [fs.resolve(f"t/{i}")[0] for i in range(5)] == [f"memory://{day}" for day in (0, 10, 1, 11, 2)]
 
 
-def test_a_set_of_which_nothing_is_new_is_left_out(tmp_path: Path) -> None:
+def test_fully_overlapped_set_is_left_out(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(0, 2)) for i in range(2)]
     for lazy in (False, True):
         assert read_times(refshard_fs.concat(names, "time", overlap="first", lazy=lazy)) == [0, 1]  # type: ignore[call-overload]

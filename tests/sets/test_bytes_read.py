@@ -1,4 +1,4 @@
-"""What `concat` reads of files behind a server: their metadata and coordinates, and not their data."""
+"""`concat` reads only metadata and coordinates of files on a server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ KINDS: dict[str, tuple[Callable[[int, Path], bytes], str, set[bool]]] = {
 
 @pytest.mark.parametrize("named", [False, True], ids=["scanned", "opened"])
 @pytest.mark.parametrize(("kind", "lazy"), [(kind, lazy) for kind, (*_, how) in KINDS.items() for lazy in sorted(how)])
-def test_concat_reads_metadata_and_coordinates_alone(
+def test_concat_reads_only_metadata_and_coordinates(
     kind: str, http_server: RangeServer, tmp_path: Path, *, lazy: bool, named: bool
 ) -> None:
     write, dim, _ = KINDS[kind]
@@ -158,7 +158,7 @@ def test_part_replaced_after_concat_is_an_error(http_server: RangeServer, tmp_pa
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 @pytest.mark.parametrize(("predictor", "dtype"), [(1, "u2"), (2, "u2"), (3, "f4")])
-def test_overviews_are_joined_unread_by_names(
+def test_joining_by_names_reads_no_overview(
     predictor: int, dtype: str, s3_server: SeaweedServer, s3_proxy: CountingProxy, *, lazy: bool
 ) -> None:
     bucket = f"overviews{predictor}{lazy:d}"
@@ -180,7 +180,7 @@ def test_overviews_are_joined_unread_by_names(
 
 
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
-def test_a_mask_is_read_to_be_compared_unless_same(http_server: RangeServer, tmp_path: Path, *, lazy: bool) -> None:
+def test_masks_are_compared_unless_in_same(http_server: RangeServer, tmp_path: Path, *, lazy: bool) -> None:
     mask = _values(300, 400)
     files = [_mask(tmp_path / f"{number}.nc", number, mask + (number == 2)) for number in range(FILES)]
     urls = [http_server.put(f"{number}.nc", data) for number, data in enumerate(files)]
@@ -192,7 +192,7 @@ def test_a_mask_is_read_to_be_compared_unless_same(http_server: RangeServer, tmp
         refshard_fs.concat(urls, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_overviews_are_not_read_if_same(http_server: RangeServer) -> None:
+def test_overviews_in_same_are_not_read(http_server: RangeServer) -> None:
     urls = [http_server.put(f"{number}.tif", _scene(2, "u2", number)) for number in range(FILES)]
     http_server.clear()
     names = [*"12", *(f"{axis}_{level}" for axis in "xy" for level in "12"), "spatial_ref"]

@@ -1,4 +1,4 @@
-"""Sets with other metadata and values than those that were read."""
+"""Sets with changed metadata and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(name: str = "a set") -> NamedSet:
     return NamedSet(name, refs, VariableReader().read(refs, name))
 
 
-def test_set_with_other_metadata_leaves_the_first_as_it_is() -> None:
+def test_changed_metadata_leaves_the_first_set() -> None:
     part = read()
     doc = {**part.variables["t"].meta.raw, "fill_value": 7}
     assert with_metadata(part, {"t/.zarray": doc}).variables["t"].meta.raw["fill_value"] == 7
@@ -34,7 +34,7 @@ def test_set_in_version_3_has_the_same_chunks() -> None:
     ]
 
 
-def test_values_that_are_put_are_one_inline_chunk() -> None:
+def test_put_values_become_one_inline_chunk() -> None:
     part = read()
     changed = ChangedSet(part)
     changed.put_values(part.variables["time"], np.array([5, 6, 7], "<i4"))

@@ -1,4 +1,4 @@
-"""Files whose times count from days of their own, with bounds: cubes of them have the instants that xarray reads."""
+"""Files whose times count from different days, with bounds: their cubes have xarray's instants."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def equal(found: Any, files: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "suffix"), [*((name, ".nc") for name in KINDS), ("noleap", ".nc3"), ("whole numbers", ".nc3")]
 )
-def test_years_with_their_own_origin_have_their_instants(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
+def test_years_of_different_origin_keep_their_instants(tmp_path: Path, name: str, lazy: bool, suffix: str) -> None:
     files = [year(tmp_path / f"{i}{suffix}", i, **KINDS[name]) for i in range(2)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
     equal(xr.open_dataset(pickle.loads(pickle.dumps(cube)), engine=RefShardBackend).load(), files)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_whole_numbers_that_days_do_not_hold_are_hours(tmp_path: Path, lazy: bool) -> None:
+def test_times_beyond_whole_days_become_hours(tmp_path: Path, lazy: bool) -> None:
     files = [
         year(tmp_path / "0.nc", 0, dtype="i4", edges=MONTHS * 2, calendar="standard"),
         year(
@@ -94,7 +94,7 @@ def test_whole_numbers_that_days_do_not_hold_are_hours(tmp_path: Path, lazy: boo
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_hours_that_are_fractions_of_days_are_those_of_each_file(tmp_path: Path, lazy: bool) -> None:
+def test_hours_as_day_fractions_keep_their_instants(tmp_path: Path, lazy: bool) -> None:
     how = {"edges": np.arange(25), "divisor": 24, "calendar": "standard"}
     files = [year(tmp_path / f"{i}.nc", i, **how) for i in range(2)]
     found = xr.open_dataset(refshard_fs.concat(files, "time", lazy=lazy), engine=RefShardBackend)  # type: ignore[call-overload]
@@ -107,7 +107,7 @@ def test_hours_that_are_fractions_of_days_are_those_of_each_file(tmp_path: Path,
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_bounds_that_are_cut_otherwise_in_each_year(tmp_path: Path, lazy: bool) -> None:
+def test_bounds_of_different_chunks_are_joined(tmp_path: Path, lazy: bool) -> None:
     leap = np.append(MONTHS, 151)
     hows = [{"chunk": 1}, {"chunk": 1, "edges": leap}, {"chunk": 1, "bounds": "f4", "zlib": True}]
     files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate(hows)]
@@ -128,7 +128,7 @@ def test_years_are_appended_in_the_units_of_the_set(tmp_path: Path, lazy: bool) 
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_year_in_equal_units_is_appended_to_recoded_years(tmp_path: Path, lazy: bool) -> None:
+def test_appended_year_may_have_the_common_units(tmp_path: Path, lazy: bool) -> None:
     files = [year(tmp_path / f"{i}.nc", i) for i in range(2)]
     again = year(tmp_path / "2.nc", 0, edges=MONTHS + 800)  # in the first one's units
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
@@ -146,7 +146,7 @@ def test_eager_cube_of_years_holds_times_and_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_sorting_overlaps_and_gaps_count_in_common_units(tmp_path: Path, lazy: bool) -> None:
+def test_sort_overlap_and_gaps_use_common_units(tmp_path: Path, lazy: bool) -> None:
     how = {"edges": np.arange(0, 366, 73), "calendar": "noleap"}
     files = [year(tmp_path / f"{i}.nc", i, **how) for i in (2, 0, 1)]
     cube = refshard_fs.concat(files, "time", sort=True, lazy=lazy)  # type: ignore[call-overload]
@@ -164,7 +164,7 @@ def test_sorting_overlaps_and_gaps_count_in_common_units(tmp_path: Path, lazy: b
         ({}, {"units": "months since {}-01-01"}, r"'time' .*days since 2001.*0\.nc.*months since 2002.*1\.nc"),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused_by_name(
+def test_inconvertible_times_are_refused_by_name(
     tmp_path: Path, one: dict[str, Any], other: dict[str, Any], said: str, lazy: bool
 ) -> None:
     files = [year(tmp_path / f"{i}.nc", i, **how) for i, how in enumerate((one, other))]
@@ -201,7 +201,7 @@ def hourly(path: Path, hours: Any, day: int, version: float = 0, **attributes: A
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_hours_since_days_of_their_own_are_whole(tmp_path: Path, lazy: bool) -> None:
+def test_hours_since_different_days_stay_integers(tmp_path: Path, lazy: bool) -> None:
     files = [hourly(tmp_path / f"{d}.nc", np.arange(24 * d, 24 * d + 24), d) for d in (0, 7, 55, 20000)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
     found = xr.open_dataset(cube, engine=RefShardBackend)["time"].values
@@ -220,7 +220,7 @@ def test_hours_of_two_files_are_joined_once(tmp_path: Path, overlap: str, day: i
 
 @pytest.mark.parametrize("day", [0, 7])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_hours_are_appended_once_whatever_they_count_from(tmp_path: Path, lazy: bool, day: int) -> None:
+def test_equal_hours_of_other_origin_are_appended_once(tmp_path: Path, lazy: bool, day: int) -> None:
     url = str(tmp_path / ("cube.refshard" if lazy else "cube.json"))
     refshard_fs.concat([hourly(tmp_path / "a.nc", range(6), 0)], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
     again = hourly(tmp_path / "b.nc", range(6), day)
@@ -231,7 +231,7 @@ def test_hours_are_appended_once_whatever_they_count_from(tmp_path: Path, lazy: 
     assert len(np.unique(xr.open_dataset(url, engine=RefShardBackend)["time"].values)) == 9
 
 
-def test_late_hours_fill_the_gap_that_steps_made(tmp_path: Path) -> None:
+def test_late_hours_fill_their_gap(tmp_path: Path) -> None:
     files = [hourly(tmp_path / f"{d}.nc", [10 * d, 10 * d + 1], d, d) for d in (0, 2, 5)]
     url = str(tmp_path / "cube.refshard")
     refshard_fs.concat([files[0], files[2]], "time", lazy=True, freq="1h").save(url)
@@ -242,7 +242,7 @@ def test_late_hours_fill_the_gap_that_steps_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_times_of_members_are_one_whatever_their_units(tmp_path: Path, lazy: bool) -> None:
+def test_equal_times_of_members_in_other_units_are_one(tmp_path: Path, lazy: bool) -> None:
     files = []
     for member, (hours, day) in enumerate([(range(4), 0), (range(2, 6), 7)]):
         path = tmp_path / f"{member}.nc"
@@ -258,7 +258,7 @@ def test_times_of_members_are_one_whatever_their_units(tmp_path: Path, lazy: boo
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_calendars_that_agree_since_1582_are_one(tmp_path: Path, lazy: bool) -> None:
+def test_calendars_equal_since_1582_are_joined(tmp_path: Path, lazy: bool) -> None:
     names = ("standard", "proleptic_gregorian", "gregorian")
     files = [hourly(tmp_path / f"{d}.nc", [24 * d], d, calendar=name) for d, name in enumerate(names)]
     cube = refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
@@ -285,7 +285,7 @@ def test_missing_times_stay_missing_in_other_units(tmp_path: Path, lazy: bool, f
     equal(xr.open_dataset(cube, engine=RefShardBackend).load(), files)
 
 
-def test_bounds_that_no_days_hold_are_read_in_other_units(tmp_path: Path) -> None:
+def test_bounds_beyond_whole_days_get_other_units(tmp_path: Path) -> None:
     a = year(tmp_path / "0.nc", 0, edges=np.arange(4) * 2 + 1, calendar="standard")
     b = year(
         tmp_path / "1.nc", 0, edges=np.arange(72, 170, 24), calendar="standard", units="hours since 2001-01-04 12:30"

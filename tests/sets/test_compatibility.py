@@ -1,4 +1,4 @@
-"""What does not fit is refused with the file, the variable, and what both files have: never a cube that is wrong."""
+"""Sets that do not fit are refused with the file, the variable, and both values."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ LATER = ("a time twice",)  # what is wrong with a file that follows another one
 
 
 @pytest.mark.parametrize(("name", "odd"), [(name, odd) for name in CASES for odd in (1, 0) if odd or name not in LATER])
-def test_error_names_files_variable_and_what_both_have(tmp_path: Path, name: str, odd: int) -> None:
+def test_error_names_files_variable_and_both_values(tmp_path: Path, name: str, odd: int) -> None:
     change, options, said = CASES[name]
     files = [written(tmp_path / f"file{i}.nc", i, change if i == odd else None) for i in range(2)]
     with pytest.raises(ManifestError) as caught:
@@ -127,15 +127,13 @@ def scalar(path: Path, number: int, change: Change | None = None) -> str:
         (attribute("v", "units", "K"), "'v' has the attribute units None in .*file0.*'K' in .*file1"),
     ],
 )
-def test_an_error_of_files_of_one_time_each_names_the_file(
-    tmp_path: Path, change: Change, said: str, *, lazy: bool
-) -> None:
+def test_error_in_files_of_one_time_names_the_file(tmp_path: Path, change: Change, said: str, *, lazy: bool) -> None:
     files = [scalar(tmp_path / f"file{i}.nc", i, change if i == 1 else None) for i in range(3)]
     with pytest.raises(ManifestError, match=f"(?s){said}"):
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_error_of_chunk_of_cube_names_file_that_was_replaced(tmp_path: Path) -> None:
+def test_chunk_error_names_the_replaced_file(tmp_path: Path) -> None:
     files = [scalar(tmp_path / f"file{i}.nc", i) for i in range(3)]
     fs = refshard_fs.RefShardFileSystem(refshard_fs.concat(files, "time", lazy=True))
     scalar(tmp_path / "file2.nc", 2, anew("v", data=np.zeros((2, 4), "f4")))
@@ -188,7 +186,7 @@ class Guarded(LocalFileSystem):
 
 @pytest.mark.parametrize("how", ["itself", "target_options", "storage_options"])
 @pytest.mark.parametrize("what", ["list", "pattern", "filesystem"])
-def test_options_of_the_source_are_for_all_it_takes(tmp_path: Path, how: str, what: str) -> None:
+def test_source_options_apply_to_all_parts(tmp_path: Path, how: str, what: str) -> None:
     fsspec.register_implementation("guarded", Guarded, clobber=True)
     urls = ["guarded://" + path for path in days(tmp_path, "references", 2)]
     options: dict[str, Any] = {"secret": "word"} if how == "itself" else {how: {"secret": "word"}}
@@ -221,7 +219,7 @@ def test_unknown_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any], sa
         refshard_fs.append(files[0], files[0], "time", **wrong)
 
 
-def test_what_fsspec_gives_every_filesystem_is_taken(tmp_path: Path) -> None:
+def test_options_of_all_fsspec_filesystems_are_accepted(tmp_path: Path) -> None:
     (file,) = days(tmp_path, "references", 1)
     of_all = {"skip_instance_cache": True, "use_listings_cache": False, "listings_expiry_time": 1, "max_paths": 9}
     of_all |= {"asynchronous": False, "loop": None, "batch_size": 8}

@@ -1,4 +1,4 @@
-"""Sets made one: values equal those of the parts side by side; what does not fit is refused by name."""
+"""Joined sets have the values of their parts; a part that does not fit is refused by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_values_are_those_of_the_parts_side_by_side(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
+def test_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
     grid = [[day(t, 2, version, 2, x) for x in (0, 2, 4)] for t in (0, 2)]
     expected = np.concatenate([np.concatenate([read(s)["air"] for s in row], 1) for row in grid], 0)
     found = read(refshard_fs.concat(grid, dims=("time", "x")))
@@ -44,7 +44,7 @@ def test_a_grid_of_sets_is_joined_along_two_dimensions(version: int) -> None:
     np.testing.assert_array_equal(found["time"], np.arange(4))
 
 
-def test_it_is_the_concatenation_that_xarray_makes() -> None:
+def test_concatenation_equals_xarrays() -> None:
     xr = pytest.importorskip("xarray")
     parts = [day(0, 2), day(2, 2)]
 
@@ -67,7 +67,7 @@ def test_it_is_the_concatenation_that_xarray_makes() -> None:
         ({"width": 4}, ["'air'", "along 'x'", "5", "4"]),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(other: dict[str, Any], words: list[str]) -> None:
+def test_unfit_part_is_refused_by_name(other: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat([day(0, 4), day(4, 2, **other)], dim="time", same=["x"] if "width" in other else [])
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -103,32 +103,32 @@ def test_coordinate_with_invalid_metadata_is_named_or_kept(member: str, value: A
           "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}}}, "an object of attributes"),
     ],
 )  # fmt: skip
-def test_odd_metadata_is_named(change: dict[str, Any], why: str) -> None:
+def test_invalid_metadata_is_named(change: dict[str, Any], why: str) -> None:
     other = {key: value for key, value in (day(2, 2) | change).items() if value is not None}
     with pytest.raises(ManifestError, match=why):
         refshard_fs.concat([day(0, 2), other], dim="time")
 
 
-def test_a_variable_that_one_set_lacks_is_named() -> None:
+def test_variable_lacking_in_a_set_is_named() -> None:
     other = {key: value for key, value in day(4, 2).items() if not key.startswith("air")}
     with pytest.raises(ManifestError, match="set 1 has no variable 'air'"):
         refshard_fs.concat([day(0, 4), other], dim="time")
 
 
-def test_dimension_that_nothing_is_along_is_told_with_those() -> None:
+def test_unknown_dimension_error_lists_the_dimensions() -> None:
     with pytest.raises(
         ManifestError, match=r"no variable of set 0.* has the dimension 'tiem': found time, x.*a pattern with fields"
     ):
         refshard_fs.concat([day(0, 4), day(0, 4)], dim="tiem")
 
 
-def test_named_variables_are_taken_from_the_first_set() -> None:
+def test_same_takes_variables_from_the_first_set() -> None:
     both = read(refshard_fs.concat([day(0, 4), day(4, 2, first=1)], dim="time", same=["x"]))
     np.testing.assert_array_equal(both["x"], np.arange(5))
 
 
 @pytest.mark.parametrize("held", ["as a set", "as a filesystem"])
-def test_what_is_joined_stays_as_it_was(held: str) -> None:
+def test_inputs_are_unchanged_by_concat(held: str) -> None:
     parts = [day(start, 2, 3) for start in (0, 2)]
     for part in parts:
         part["zarr.json"] = {**json.loads(part["zarr.json"]), "consolidated_metadata": {"metadata": {}}}
@@ -147,7 +147,7 @@ def test_disjoint_variables_are_merged() -> None:
     assert merged.references["air/0.1"] == one["air/0.1"]
 
 
-def test_unnamed_dimensions_are_not_one_in_outer_merges() -> None:
+def test_outer_merge_keeps_unnamed_dimensions_apart() -> None:
     parts = [chunked(name, np.ones(shape, "<f4"), shape, []) for name, shape in (("one", (4,)), ("two", (5, 3)))]
     for part in parts:
         for key in [key for key in part if key.endswith(".zattrs")]:
@@ -158,7 +158,7 @@ def test_unnamed_dimensions_are_not_one_in_outer_merges() -> None:
 
 
 @pytest.mark.parametrize("is_scalar", [False, True])
-def test_difference_without_a_dimension_takes_no_set(is_scalar: bool) -> None:
+def test_differing_sets_need_a_dimension(is_scalar: bool) -> None:
     one, two = day(0, 2), day(2, 2)
     if is_scalar:
         for part, number in ((one, 1), (two, 2)):
@@ -192,14 +192,14 @@ def times(start: int, units: str) -> dict[str, Any]:
     return part
 
 
-def test_times_of_other_units_are_carried_over_where_exact() -> None:
+def test_times_in_other_units_are_converted_if_exact() -> None:
     parts = [times(2, "days since 2001-01-01"), times(4, "days since 2001-01-03"), times(48, "hours since 2001-01-08")]
     parts[2]["time/0"] = np.array([24, 48], "<i4").tobytes()
     both = read(refshard_fs.concat(parts, dim="time"))
     np.testing.assert_array_equal(both["time"], [2, 3, 6, 7, 8, 9])
 
 
-def test_times_that_do_not_fit_are_refused_with_the_way_out() -> None:
+def test_inconvertible_times_error_has_a_remedy() -> None:
     parts = [times(2, "days since 2001-01-01"), times(4, "months since 2001-01-03")]
     with pytest.raises(ManifestError) as caught:
         refshard_fs.concat(parts, dim="time")
@@ -212,14 +212,14 @@ def test_times_that_do_not_fit_are_refused_with_the_way_out() -> None:
         assert words in str(caught.value)
 
 
-def test_a_set_that_is_missing_is_no_missing_key(tmp_path: Any) -> None:
+def test_missing_set_is_not_a_missing_key(tmp_path: Any) -> None:
     from refshard_fs import SourceNotReachable
 
     with pytest.raises(SourceNotReachable, match="no such object"):
         refshard_fs.concat([day(0, 2), str(tmp_path / "none.json")], dim="time")
 
 
-def test_the_result_is_a_value() -> None:
+def test_result_can_be_compared_and_pickled() -> None:
     one, two = (refshard_fs.concat([day(0, 4), day(4, 2)], dim="time") for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
     assert hash(one) == hash(two)
@@ -227,12 +227,12 @@ def test_the_result_is_a_value() -> None:
 
 @pytest.mark.parametrize("argument", ["chunks", "subchunks"])
 @pytest.mark.parametrize("lengths", [{"time": 0}, {"air": {"time": 2}}])
-def test_chunk_lengths_that_are_not_lengths_are_refused(argument: str, lengths: dict[str, Any]) -> None:
+def test_invalid_chunk_lengths_are_refused(argument: str, lengths: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"{argument}=.*expected {{dimension: length}}"):
         refshard_fs.concat([day(0, 2)], "time", lazy=True, **{argument: lengths})
 
 
-def test_the_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_joins_a_grid_of_sets(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     grid = [[day(t, 2, 2, 2, x) for x in (0, 2)] for t in (0, 2)]
     paths = []
     for part in [part for row in grid for part in row]:
@@ -253,7 +253,7 @@ class Counting(Callback):  # type: ignore[misc]  # fsspec is untyped
     """Remembers what it was told."""
 
 
-def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
+def test_callback_counts_sets_and_chunks(tmp_path: Any) -> None:
     sets = Counting()
     both = refshard_fs.concat([day(0, 2), day(2, 2)], dim="time", callback=sets)
     assert (sets.size, sets.value) == (2, 2)
@@ -267,7 +267,7 @@ def test_callbacks_count_sets_and_chunks(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", ["part.json", "part"])
 @pytest.mark.case(id="P12")
-def test_concat_refuses_what_a_remote_set_may_not_reach(http_server: Any, tmp_path: Any, name: str) -> None:
+def test_concat_respects_limits_of_remote_sets(http_server: Any, tmp_path: Any, name: str) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     part = {key: value for key, value in day(0, 2).items() if key.startswith((".z", "air/.z"))}
     part |= {f"air/0.{i}": [str(tmp_path / "secret"), 0, 6] for i in range(2)}
@@ -282,7 +282,7 @@ def test_concat_refuses_what_a_remote_set_may_not_reach(http_server: Any, tmp_pa
 
 
 @pytest.mark.parametrize("way", ["documents", "files", "sets at hand"])
-def test_pinned_sets_are_joined_without_parsing_each(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_sets_are_joined_by_comparison(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for start in range(0, 12, 2):
         air = np.full((2, 5), start, "<f4")
@@ -339,7 +339,7 @@ def test_sets_without_a_time_are_joined_to_one_without_a_time(tmp_path: Path, ov
     assert json.loads(RefShardFileSystem(made).cat_file("time/.zarray"))["shape"] == [0]
 
 
-def test_spelling_of_keys_and_absent_chunks_makes_no_difference(tmp_path: Path) -> None:
+def test_key_spelling_and_missing_chunks_do_not_matter(tmp_path: Path) -> None:
     """Files are shown with `.` and stores of zarr 3 with `/`; netCDF4 and h5netcdf write other fill values."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
@@ -385,12 +385,12 @@ def test_sets_of_different_versions_are_refused_for_that() -> None:
         ({"grid": "odd"}, "grid='odd': expected 'regular' or 'rectilinear'"),
     ],
 )
-def test_values_of_arguments_that_do_not_exist_are_refused(lazy: bool, argument: Any, expected: str) -> None:
+def test_unknown_argument_values_are_refused(lazy: bool, argument: Any, expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         refshard_fs.concat([day(0, 2), day(2, 2)], "time", lazy=lazy, **argument)
 
 
-def test_arguments_of_xarray_are_refused_with_ours() -> None:
+def test_error_for_xarray_arguments_names_ours() -> None:
     for name, ours in {
         "concat_dim": "dim=",
         "combine_attrs": "attrs=",

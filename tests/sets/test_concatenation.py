@@ -20,7 +20,7 @@ from tests.support.set_values import values_of
 zarr = pytest.importorskip("zarr")
 
 
-def test_netcdf_files_are_joined_as_they_are(tmp_path: Path) -> None:
+def test_netcdf_files_are_joined_without_a_set(tmp_path: Path) -> None:
     pytest.importorskip("h5netcdf")
     for number in (2, 10, 1):
         time = xr.DataArray([number], dims="time", attrs={"units": UNITS})
@@ -58,7 +58,7 @@ def test_sharded_arrays_are_joined_by_their_shards(tmp_path: Any) -> None:
     np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
 
 
-def test_consolidated_metadata_tell_of_the_whole() -> None:
+def test_consolidated_metadata_describes_the_whole() -> None:
     one = day(0, 2)
     one[".zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": {"air/.zarray": {}}})
     both = refshard_fs.concat([one, day(2, 2)], dim="time")

@@ -1,4 +1,4 @@
-"""Coordinates of one name in several groups."""
+"""Coordinates of the same name in several groups."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_groups_of_different_coordinates_get_no_common_union(tmp_path: Path, whi
 
 
 @pytest.mark.parametrize("how", [{"overlap": "first"}, {"overlap": "last"}, {"freq": 1}])
-def test_duplicates_in_one_group_do_not_change_another(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_duplicates_in_a_group_leave_other_groups(tmp_path: Path, how: dict[str, Any]) -> None:
     second = 4 if "freq" in how else 0
     alone = {"a": [0], "b": [0]}
     starts = (0, second)
@@ -76,7 +76,7 @@ def test_duplicates_in_one_group_do_not_change_another(tmp_path: Path, how: dict
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("how", ["skip", "replace"])
-def test_set_with_new_times_in_another_group_is_not_known(tmp_path: Path, how: Any, lazy: bool) -> None:
+def test_duplicates_of_groups_with_other_times_are_refused(tmp_path: Path, how: Any, lazy: bool) -> None:
     first, second = (grouped({"a": [0, 1], "b": [10 + i, 20 + i]}, {"a": [0], "b": [0]}) for i in range(2))
     url = str(tmp_path / "cube.json")
     made: Any = refshard_fs.concat([write_refs(tmp_path, "0.json", first)], "time", lazy=lazy)

@@ -1,4 +1,4 @@
-"""Many files by one call: the dimension is found, and the values are those that xarray finds with its own readers."""
+"""Many files opened by one call: the dimension is found, and values equal those of xarray's own readers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_sets_in_a_grid_of_coordinates_get_all_dimensions(tmp_path: Path) -> Non
     xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), by_coords(tmp_path))
 
 
-def test_field_that_tells_files_apart_makes_no_dimension(tmp_path: Path) -> None:
+def test_sole_distinguishing_field_makes_no_dimension(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     found = opened(f"{tmp_path}/{{member}}/tas_{{year}}.nc")
     expected = xr.concat(
@@ -69,7 +69,7 @@ def as_items(rows: list[tuple[str, int]]) -> Any:
 
 
 @pytest.mark.parametrize("table", [as_pairs, as_frame, as_items])
-def test_places_come_with_urls(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
+def test_tables_have_urls_and_positions(table: Callable[[list[tuple[str, int]]], Any], tmp_path: Path) -> None:
     parts = [xr.Dataset({"a": ("x", values(seed=n))}, {"x": X}) for n in range(3)]
     for number, ds in enumerate(parts):
         write(ds, tmp_path / f"{number}.nc")
@@ -108,7 +108,7 @@ PARTS: dict[str, tuple[dict[str, Any], Callable[[xr.Dataset], Any]]] = {
 
 
 @pytest.mark.parametrize("words", PARTS)
-def test_part_of_a_cube_is_as_xarray_has_it(words: str, tmp_path: Path) -> None:
+def test_selected_cube_equals_xarrays(words: str, tmp_path: Path) -> None:
     write_days(tmp_path)
     arguments, same = PARTS[words]
     expected = same(by_coords(tmp_path))
@@ -126,7 +126,7 @@ def test_part_of_a_cube_is_as_xarray_has_it(words: str, tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [{"range": 2, "months": 2, "day": 1, "box": 1, "member": 4}[words]] * 3
 
 
-def test_cube_says_what_it_joins_and_is_saved_as_a_document(tmp_path: Path) -> None:
+def test_cube_prints_its_parts_and_saves_a_document(tmp_path: Path) -> None:
     write_days(tmp_path)
     cube = refshard_fs.open(f"{tmp_path}/*.nc")
     assert repr(cube).startswith("<4 sets joined along time, time 4: ")
@@ -141,7 +141,7 @@ def test_cube_says_what_it_joins_and_is_saved_as_a_document(tmp_path: Path) -> N
 # Archives as they are.
 
 
-def test_nested_lists_get_the_coordinate_that_files_lack(tmp_path: Path) -> None:
+def test_nested_lists_get_a_lacking_coordinate(tmp_path: Path) -> None:
     write_ensemble(tmp_path)
     nested = [[str(tmp_path / member / f"tas_{year}.nc") for year in (2000, 2001)] for member in "ab"]
     names = xr.DataArray(["second", "first"], dims="member", name="member")
@@ -152,7 +152,7 @@ def test_nested_lists_get_the_coordinate_that_files_lack(tmp_path: Path) -> None
         opened(nested, dims=("member", "time"), coords={"member": [1]})
 
 
-def test_unreadable_file_is_an_error_left_out_or_a_hole(tmp_path: Path) -> None:
+def test_unreadable_file_follows_on_error(tmp_path: Path) -> None:
     write_days(tmp_path, "abcd")
     for day in range(4):
         (tmp_path / f"{'abcd'[day]}.nc").rename(tmp_path / f"2024010{day + 1}.nc")
@@ -184,7 +184,7 @@ def test_unreadable_file_is_an_error_left_out_or_a_hole(tmp_path: Path) -> None:
     assert repr(refshard_fs.open(f"{tmp_path}/cube.refshard")).startswith("<4 sets joined along time, time 4: ")
 
 
-def test_save_tells_before_it_copies_and_what_copies_nothing(
+def test_save_logs_copies_in_advance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("refshard_fs.source.collect.INLINED", 10)
@@ -198,7 +198,7 @@ def test_save_tells_before_it_copies_and_what_copies_nothing(
 
 
 @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
-def test_cube_is_written_as_small_as_its_files(tmp_path: Path, engine: Any) -> None:
+def test_saved_cube_is_small(tmp_path: Path, engine: Any) -> None:
     pytest.importorskip({"netcdf4": "netCDF4"}.get(engine, engine))
     packing = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -9, "zlib": True, "complevel": 6, "shuffle": True}
     for month in range(2):
@@ -238,7 +238,7 @@ def test_range_of_digits_is_a_pattern_in_every_opener(tmp_path: Path) -> None:
     assert opened(pattern)["x"].values.tolist() == [3]  # a file of this name comes first
 
 
-def test_filesystem_of_a_pattern_is_pickled_as_what_was_found(tmp_path: Path) -> None:
+def test_pickled_pattern_keeps_its_files(tmp_path: Path) -> None:
     write_days(tmp_path)
     fs = fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", concat={"keep": ["t"], "attrs": {"t": {"units": "K"}}})
     (tmp_path / "b.nc").rename(tmp_path / "gone")
@@ -247,7 +247,7 @@ def test_filesystem_of_a_pattern_is_pickled_as_what_was_found(tmp_path: Path) ->
     assert xr.open_dataset(copy, engine="refshard").sizes["time"] == 4
 
 
-def test_many_sources_are_not_written_to(tmp_path: Path) -> None:
+def test_filesystem_of_many_sources_is_read_only(tmp_path: Path) -> None:
     write_days(tmp_path)
     with pytest.raises(ValueError, match="mode='a' needs a single source"):
         fsspec.filesystem("refshard", fo=f"{tmp_path}/*.nc", mode="a")
@@ -256,7 +256,7 @@ def test_many_sources_are_not_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "joined", "saved"), [(2, 13, 5), (3, 7, 2)])
-def test_wells_of_ome_zarr_cost_few_requests(
+def test_ome_zarr_wells_take_few_requests(
     tmp_path: Path, http_server: RangeServer, version: Any, joined: int, saved: int
 ) -> None:
     zarr = pytest.importorskip("zarr", "3")

@@ -1,4 +1,4 @@
-"""A set on S3 that grows by a day, by a job that is killed at any request and run again: whole days, each once.
+"""A set on S3 grows by a day; its job is killed at any request and repeated: complete days, each once.
 
     python -m pytest -m soak tests/sets/test_daily_append.py
 
@@ -107,5 +107,5 @@ def test_killed_and_repeated_daily_job_leaves_each_day_once(
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["refshard", "json", "parquet"])
-def test_four_hundred_days_are_whole_and_each_once(appending: Append, s3_server: SeaweedServer, kind: str) -> None:
+def test_four_hundred_days_are_appended_once_each(appending: Append, s3_server: SeaweedServer, kind: str) -> None:
     print(grow(appending, s3_server, kind, 400, 1))

@@ -1,4 +1,4 @@
-"""Small arrays that several sets have copies of."""
+"""Small arrays that several sets repeat."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own(day: dict[str, Any], name: str, values: np.ndarray[Any, Any], dims: list
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("way", ["whole", "lazy", "append"])
-def test_what_each_file_has_a_copy_of_is_compared_by_its_bytes(version: int, way: str, tmp_path: Path) -> None:
+def test_repeated_arrays_are_compared_by_bytes(version: int, way: str, tmp_path: Path) -> None:
     bounds, crs = np.arange(10.0).reshape(5, 2), np.array(7, "<i4")
     days = [own(own(day(i, 2, version), "x_bnds", bounds, ["x", "nv"], version), "crs", crs, [], version)
             for i in (0, 2, 4)]  # fmt: skip
@@ -51,7 +51,7 @@ def test_what_each_file_has_a_copy_of_is_compared_by_its_bytes(version: int, way
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_copies_that_are_stored_otherwise_are_compared_by_value(tmp_path: Path, lazy: bool) -> None:
+def test_repeated_arrays_in_other_encodings_compare_by_value(tmp_path: Path, lazy: bool) -> None:
     bounds = np.arange(10.0).reshape(5, 2)
     urls = [str(tmp_path / f"{number}.json") for number in range(4)]
     for number, copy in enumerate((bounds, bounds.astype(">f8"), bounds + 1, np.where(bounds > 8, np.nan, bounds))):
@@ -70,7 +70,7 @@ def test_copies_that_are_stored_otherwise_are_compared_by_value(tmp_path: Path, 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("dims", [("time", "x"), ("x", "time")])
-def test_copies_along_one_dimension_are_compared_along_another(version: int, dims: tuple[str, str]) -> None:
+def test_repeated_arrays_are_compared_in_a_grid(version: int, dims: tuple[str, str]) -> None:
     def part(time: int, x: int, more: int = 0) -> dict[str, Any]:
         bounds = np.arange(4.0).reshape(2, 2) + x + more
         return own(day(time, 2, version, 2, x), "x_bnds", bounds, ["x", "nv"], version)
@@ -89,7 +89,7 @@ def test_copies_along_one_dimension_are_compared_along_another(version: int, dim
         joined(parts | {(6, 2): part(6, 2, 1)})
 
 
-def test_copies_without_dimension_names_are_compared_in_merges() -> None:
+def test_repeated_unnamed_arrays_are_compared_in_merges() -> None:
     parts = [own(day(start, 2), "table", np.arange(6.0).reshape(2, 3), [], 2) for start in (0, 2)]
     for part in parts:
         del part["table/.zattrs"]
@@ -99,7 +99,7 @@ def test_copies_without_dimension_names_are_compared_in_merges() -> None:
     assert np.frombuffer(fs.cat_file("table/0.0")).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_different_copies_are_refused_and_large_ones_not_read() -> None:
+def test_unequal_arrays_are_refused_and_large_ones_unread() -> None:
     one, two = day(0, 2), day(2, 2)
     with pytest.raises(ManifestError, match="different bytes of 'crs'.*same="):
         refshard_fs.concat([own(one, "crs", np.array(7), [], 2), own(two, "crs", np.array(8), [], 2)], dim="time")
@@ -110,7 +110,7 @@ def test_different_copies_are_refused_and_large_ones_not_read() -> None:
     refshard_fs.concat(large, dim="time", same=["mask"])
 
 
-def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
+def test_unreadable_arrays_cannot_be_compared() -> None:
     parts = [own(part, "crs", np.array(7), [], 2) for part in (day(0, 2), day(2, 2))]
     MemoryFileSystem().rm("/own", recursive=True)
     with pytest.raises(ManifestError, match="different references of 'crs'.*same="):
@@ -118,7 +118,7 @@ def test_copies_that_cannot_be_read_cannot_be_compared() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_hierarchies_may_each_have_equal_copy_of_small_array(version: int, tmp_path: Path) -> None:
+def test_hierarchies_may_repeat_equal_small_arrays(version: int, tmp_path: Path) -> None:
     """Their chunks are whole objects, of which no reference says how long they are."""
 
     def hierarchy(start: int, crs: int) -> str:

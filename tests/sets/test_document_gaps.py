@@ -20,7 +20,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 
 @pytest.mark.parametrize("chunks", [None, {"time": 3}])
-def test_a_day_that_comes_late_takes_its_place_in_the_gap(tmp_path: Path, chunks: dict[str, int] | None) -> None:
+def test_late_day_fills_its_gap(tmp_path: Path, chunks: dict[str, int] | None) -> None:
     files = [write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
     url = str(tmp_path / "cube.refshard")
     refshard_fs.concat(files, "time", lazy=True, freq="1D", chunks=chunks).save(url)  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ def test_a_day_that_comes_late_takes_its_place_in_the_gap(tmp_path: Path, chunks
         ([6, 7, 2], "replace"),
     ],
 )
-def test_what_does_not_lie_within_one_gap_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
+def test_part_outside_one_gap_is_refused(tmp_path: Path, days: list[int], how: Any) -> None:
     files = [write_days(tmp_path / f"{day}.nc", [day]) for day in (0, 1, 5, 6)]
     url = tmp_path / "cube.refshard"
     refshard_fs.concat(files, "time", lazy=True, freq="1D").save(str(url))
@@ -55,7 +55,7 @@ def test_what_does_not_lie_within_one_gap_is_refused(tmp_path: Path, days: list[
     assert url.read_bytes() == before
 
 
-def test_what_fills_a_gap_has_whole_chunks(tmp_path: Path) -> None:
+def test_part_in_a_gap_needs_whole_chunks(tmp_path: Path) -> None:
     def two(name: str, first: int) -> str:
         path = tmp_path / name
         days = [first, first + 1]

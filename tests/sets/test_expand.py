@@ -12,7 +12,7 @@ from refshard_fs.sets.expand import expand
 zarr = pytest.importorskip("zarr")
 
 
-def test_pattern_of_all_directories_below_lists_each_once(tmp_path: Path) -> None:
+def test_recursive_pattern_lists_each_directory_once(tmp_path: Path) -> None:
     for name in ("a.nc", "2024/b.nc", "2024/01/c.nc", "2024/01/notes.txt", "2025/d.nc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -21,13 +21,13 @@ def test_pattern_of_all_directories_below_lists_each_once(tmp_path: Path) -> Non
     assert expand(f"{tmp_path}/**/01/*.nc", {}) == [f"{tmp_path}/2024/01/c.nc"]
 
 
-def test_sidecars_are_left_out_where_their_files_match(tmp_path: Path) -> None:
+def test_sidecars_beside_their_files_are_left_out(tmp_path: Path) -> None:
     for name in ("gfs.f000", "gfs.f000.idx", "gfs.f003.idx"):
         (tmp_path / name).touch()
     assert [Path(url).name for url in expand(f"{tmp_path}/gfs*", {})] == ["gfs.f000", "gfs.f003.idx"]
 
 
-def test_pattern_that_matches_nothing_names_what_is_near(tmp_path: Path) -> None:
+def test_error_of_an_empty_pattern_names_similar_files(tmp_path: Path) -> None:
     for name in ("sst_2023.nc", "sst_2024.nc", "readme"):
         (tmp_path / name).touch()
     with pytest.raises(ManifestError, match=r"matches nothing: .* has sst_202\d\.nc.* and \d others"):

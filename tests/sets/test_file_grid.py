@@ -1,4 +1,4 @@
-"""Grids of files by their places."""
+"""Grids of files by their coordinates."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.member_files import DIMS, MEMBERS, combine_members  # noqa: E
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
 
 
-def test_two_files_have_not_the_same_place(tmp_path: Path) -> None:
+def test_two_files_in_one_place_are_refused(tmp_path: Path) -> None:
     combine_members(tmp_path, members=["r1", "r2"], days=[1])
     with pytest.raises(ManifestError, match=r"r1/20240101\.nc and .*r2/20240101\.nc have the same place"):
         refshard_fs.concat(f"{tmp_path}/r*/{{time:%Y%m%d}}.nc", "time")
 
 
-def test_assets_have_the_order_in_which_they_are_given() -> None:
+def test_assets_keep_their_order() -> None:
     files = [(name, {"asset": name}) for name in ("blue", "green", "red")]
     assert FileGrid.of(files, ["asset"], ["red", "blue", "green"]).files == {(0,): "red", (1,): "blue", (2,): "green"}
 
 
-def test_a_file_that_is_not_there_is_named_or_missing(tmp_path: Path) -> None:
+def test_lacking_file_is_an_error_or_missing(tmp_path: Path) -> None:
     files = combine_members(tmp_path)
     (tmp_path / "r2" / "20240102.nc").unlink()
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"

@@ -1,4 +1,4 @@
-"""Files that differ from others in the bytes of their chunks alone are not parsed again; all others are."""
+"""Files that differ from others only in the bytes of their chunks are not parsed again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("writer", ["h5py", "netCDF4", "scipy"])
-def test_of_files_that_are_alike_few_are_opened(tmp_path: Path, writer: str, opened: list[str]) -> None:
+def test_few_of_many_alike_files_are_opened(tmp_path: Path, writer: str, opened: list[str]) -> None:
     files = days(tmp_path, writer, 40)
     cube = refshard_fs.concat(files, "time", lazy=True)
     assert len(opened) <= 5
@@ -59,7 +59,7 @@ def test_alike_files_with_chunk_indexes_are_parsed_once(tmp_path: Path, opened: 
     ]
 
 
-def test_a_file_that_says_something_else_is_opened(tmp_path: Path) -> None:
+def test_differing_file_is_opened(tmp_path: Path) -> None:
     for day in range(20):
         data = plain_file(day)
         (tmp_path / f"{day}.nc").write_bytes(data if day != 19 else data.replace(b"2024-01-01", b"2024-01-03"))
@@ -83,7 +83,7 @@ def test_equal_bytes_elsewhere_do_not_mix_values_of_files(tmp_path: Path) -> Non
         assert read == values[:, number].tolist()
 
 
-def test_coordinates_beyond_first_bytes_are_those_of_each_file(tmp_path: Path, opened: list[str]) -> None:
+def test_late_coordinates_are_read_from_each_file(tmp_path: Path, opened: list[str]) -> None:
     scipy_io = pytest.importorskip("scipy.io")
     for day in range(20):
         with scipy_io.netcdf_file(tmp_path / f"{day}.nc", "w") as file:
@@ -111,7 +111,7 @@ def _first(data: bytes) -> FirstBytes:
 
 
 @pytest.mark.parametrize("depends", [False, True])
-def test_where_bytes_of_chunks_have_say_every_file_is_looked_at(depends: bool) -> None:
+def test_template_is_not_used_if_chunk_bytes_matter(depends: bool) -> None:
     def look(first: FirstBytes) -> Steps[ReferenceSet]:
         yield from ()
         data = first.data

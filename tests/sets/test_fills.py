@@ -51,9 +51,7 @@ def test_numbers_without_a_fill_value_get_one_or_are_refused(tmp_path: Path, ver
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(("dtype", "fill"), [("i4", -1), ("f4", -9.0), ("f4", np.nan)])
-def test_gaps_in_stores_of_xarray_are_what_store_says_is_missing(
-    tmp_path: Path, dtype: str, fill: float, lazy: bool
-) -> None:
+def test_gaps_in_xarray_stores_use_their_missing_value(tmp_path: Path, dtype: str, fill: float, lazy: bool) -> None:
     """xarray writes the attribute ``_FillValue`` to version 3, and leaves the array's own fill value at 0."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")

@@ -1,4 +1,4 @@
-"""Sets that lack what others have: days, variables, tiles. What is missing is shown as missing, or refused by name."""
+"""Sets that lack days, variables or tiles: these are shown as missing, or refused by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 
 @lazy_or_not
-def test_a_variable_that_a_file_lacks_is_missing_there(tmp_path: Path, lazy: bool) -> None:
+def test_variable_lacking_in_a_file_is_missing_there(tmp_path: Path, lazy: bool) -> None:
     files = [
         write_days(tmp_path / f"{i}.nc", [2 * i, 2 * i + 1], names)
         for i, names in enumerate((("v", "w"), ("v",), ("w",)))
@@ -46,7 +46,7 @@ def test_days_that_are_missing_are_filled_in(tmp_path: Path, lazy: bool) -> None
     assert found.sizes["time"] == 10
 
 
-def test_tiles_whose_coordinates_differ_lie_in_the_union(tmp_path: Path) -> None:
+def test_tiles_of_other_coordinates_lie_in_the_union(tmp_path: Path) -> None:
     tiles = ([0, 1, 2, 3], [2, 3, 4, 5], [6, 7])
     files = [write_days(tmp_path / f"{i}.nc", [i], xs=xs) for i, xs in enumerate(tiles)]
     made = refshard_fs.concat(files, "time", join="outer")
@@ -56,7 +56,7 @@ def test_tiles_whose_coordinates_differ_lie_in_the_union(tmp_path: Path) -> None
         refshard_fs.concat(files, "time")
 
 
-def test_the_command_fills_gaps(tmp_path: Path) -> None:
+def test_command_fills_gaps(tmp_path: Path) -> None:
     files = [write_days(tmp_path / f"{i}.nc", [2 * i], names) for i, names in enumerate((("v", "w"), ("v",)))]
     url = str(tmp_path / "all.json")
     assert main(["concat", *files, "-o", url, "--dim", "time", "--join", "outer", "--freq", "1D"]) == 0

@@ -1,4 +1,4 @@
-"""Sets in a grid of several dimensions, some of whose places have no file."""
+"""Grids of sets in several dimensions, some without a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.mark.parametrize(
     ("case", "version"), in_turn(((0, 0), DIMS), ((0, 2), DIMS[::-1]), ((1, 1), DIMS[::-1]), ((2, 2), DIMS))
 )
-def test_a_file_that_is_not_there_is_missing_in_a_lazy_cube(
+def test_lacking_file_is_missing_in_a_lazy_cube(
     full: tuple[Path, Any], tmp_path: Path, case: tuple[tuple[int, int], tuple[str, str]], version: int
 ) -> None:
     hole, dims = case
@@ -62,7 +62,7 @@ def test_a_file_that_is_not_there_is_missing_in_a_lazy_cube(
 
 @versions
 @pytest.mark.parametrize("kind", ["text", "number"])
-def test_dimensions_of_names_have_holes(tmp_path: Path, kind: str, version: int) -> None:
+def test_grids_of_file_names_may_have_holes(tmp_path: Path, kind: str, version: int) -> None:
     for member, day in itertools.product(range(3), range(1, 4)):
         ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), 10 * member + day, "f4"))})
         if (member, day) not in [(0, 1), (2, 3)]:
@@ -73,7 +73,7 @@ def test_dimensions_of_names_have_holes(tmp_path: Path, kind: str, version: int)
     check_values(refshard_fs.concat(pattern, dims=DIMS, lazy=True, join="outer", zarr_format=version), eager, tmp_path)
 
 
-def test_hole_in_cube_along_three_dimensions_may_be_whole_row(tmp_path: Path) -> None:
+def test_whole_rows_may_be_missing_in_three_dimensions(tmp_path: Path) -> None:
     for member, day, run in itertools.product(range(2), range(1, 3), range(2)):
         ds = xr.Dataset({"v": (("x",), np.full(3, 100 * run + 10 * member + day, "f4"))})
         if (member, day) != (0, 1) and (member, day, run) != (1, 2, 1):
@@ -85,7 +85,7 @@ def test_hole_in_cube_along_three_dimensions_may_be_whole_row(tmp_path: Path) ->
     check_values(refshard_fs.concat(pattern, dims=dims, lazy=True, join="outer"), eager, tmp_path)
 
 
-def test_hole_has_time_of_files_beside_it_whatever_their_units(tmp_path: Path) -> None:
+def test_hole_gets_the_time_of_its_neighbours(tmp_path: Path) -> None:
     for member, day in itertools.product(range(2), range(3)):
         if (member, day) not in [(0, 0), (1, 1)]:
             ds = make_member_day(day, member, since=f"2024-01-{day + 1:02d}")
@@ -96,7 +96,7 @@ def test_hole_has_time_of_files_beside_it_whatever_their_units(tmp_path: Path) -
         check_values(cube, expected, tmp_path)
 
 
-def test_files_that_cannot_be_opened_are_holes(tmp_path: Path) -> None:
+def test_unreadable_files_become_holes(tmp_path: Path) -> None:
     files = [
         write_member_day(tmp_path / f"m{m}/202401{d:02d}.nc", make_member_day(d - 1, m))
         for d in range(1, 4)

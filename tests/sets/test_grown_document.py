@@ -31,7 +31,7 @@ def test_files_of_different_variables_are_appended_together(tmp_path: Path) -> N
     assert len(refshard_fs.cube(f"{tmp_path}/*.nc")) == len(json.loads(Path(target).read_text())["sets"]) * 2
 
 
-def test_variables_that_would_not_fit_change_nothing(tmp_path: Path) -> None:
+def test_unfit_variables_change_nothing(tmp_path: Path) -> None:
     for name in "ab":
         variables(tmp_path, name, 0)
     target = str(tmp_path / "cube.refshard")
@@ -54,7 +54,7 @@ def test_variables_that_would_not_fit_change_nothing(tmp_path: Path) -> None:
     assert refshard_fs.append(target, variables(tmp_path, "a", 0), "time", on_duplicate="skip") == 0
 
 
-def test_cube_that_shows_a_part_takes_no_more_of_it(tmp_path: Path) -> None:
+def test_cube_with_a_selection_refuses_append(tmp_path: Path) -> None:
     cube = refshard_fs.open([write_day(tmp_path, n, n) for n in range(3)])
     cube.select(isel={"time": slice(0, 2)}, attrs={"t": {"units": "K"}}).save(f"{tmp_path}/part.refshard")
     assert refshard_fs.append(f"{tmp_path}/part.refshard", f"{tmp_path}/*.nc") == 1
@@ -64,7 +64,7 @@ def test_cube_that_shows_a_part_takes_no_more_of_it(tmp_path: Path) -> None:
         refshard_fs.append(f"{tmp_path}/day.refshard", f"{tmp_path}/*.nc")
 
 
-def test_documents_name_their_parts(tmp_path: Path) -> None:
+def test_appended_document_names_its_parts(tmp_path: Path) -> None:
     url = write_target(tmp_path, "lazy", [day(0, 2)])
     with pytest.raises(TypeError, match="save it first"):
         refshard_fs.append(url, day(2, 2), "time")

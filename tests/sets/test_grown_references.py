@@ -15,7 +15,7 @@ from tests.support.joined_sets import day
 pytest.importorskip("zarr")
 
 
-def test_pins_come_along_or_are_refused(tmp_path: Path) -> None:
+def test_appended_pins_are_kept_or_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abcd")
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     array = {"a/.zarray": json.dumps(meta | {"filters": None, "compressor": None})}
@@ -33,7 +33,7 @@ def test_pins_come_along_or_are_refused(tmp_path: Path) -> None:
         refshard_fs.append(tmp_path / "set", new, "t")
 
 
-def test_references_that_were_relative_stay_so(tmp_path: Path) -> None:
+def test_relative_references_stay_relative(tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     array = {"a/.zarray": json.dumps(meta | {"filters": None, "compressor": None})}
     array["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["t"]}'
@@ -45,7 +45,7 @@ def test_references_that_were_relative_stay_so(tmp_path: Path) -> None:
     assert refs["a/1"] == [str(tmp_path / "x"), 1, 1]
 
 
-def test_a_set_that_ends_within_a_chunk_cannot_go_on(tmp_path: Path) -> None:
+def test_set_with_a_partial_last_chunk_refuses_append(tmp_path: Path) -> None:
     url = write_target(tmp_path, "json", [day(0, 3)])
     with pytest.raises(ManifestError, match=r"no multiple of its chunks.*lazy=True"):
         refshard_fs.append(url, write_part(tmp_path, day(4, 2), 9), "time")

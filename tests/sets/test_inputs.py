@@ -22,7 +22,7 @@ from tests.support.member_files import DIMS, MEMBERS, combine_members  # noqa: E
 from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray may be absent
 
 
-def test_pattern_stands_for_all_that_it_matches_in_natural_order(tmp_path: Path) -> None:
+def test_pattern_lists_matches_in_natural_order(tmp_path: Path) -> None:
     for number in (10, 9, 100):
         folder = tmp_path / f"month{number % 2}"
         folder.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def test_pattern_stands_for_all_that_it_matches_in_natural_order(tmp_path: Path)
         refshard_fs.concat(f"{tmp_path}/year*.json", "time")
 
 
-def test_patterns_on_s3(s3_server: Any) -> None:
+def test_patterns_match_on_s3(s3_server: Any) -> None:
     s3_server.create_bucket("patterns")
     for number in (2, 10):
         s3_server.put(f"patterns/days/{number}.json", json.dumps(make_days(number, 1)).encode())
@@ -42,12 +42,12 @@ def test_patterns_on_s3(s3_server: Any) -> None:
     assert read_times(refshard_fs.concat("s3://patterns/days/*.json", "time", **options)) == [2, 10]
 
 
-def test_where_nothing_is_listed_a_pattern_is_refused() -> None:
+def test_unlistable_server_refuses_patterns() -> None:
     with pytest.raises(ManifestError, match="cannot be listed"):
         refshard_fs.concat("http://127.0.0.1:9/day*.json", "time")
 
 
-def test_sets_that_cannot_be_opened_are_left_out_on_request(tmp_path: Path) -> None:
+def test_unreadable_sets_are_skipped_on_request(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1)) for i in range(3)]
     Path(names[1]).write_text("{")
     with pytest.raises(ManifestError):
@@ -59,7 +59,7 @@ def test_sets_that_cannot_be_opened_are_left_out_on_request(tmp_path: Path) -> N
         refshard_fs.concat(names[1:2], "time", on_error="skip")
 
 
-def test_files_that_are_named_otherwise_are_named_or_left_out(tmp_path: Path) -> None:
+def test_names_outside_the_pattern_are_errors_or_skipped(tmp_path: Path) -> None:
     expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
     for name in ("20240199.nc", "notes.nc"):
         (tmp_path / "r1" / name).write_text("")
@@ -71,14 +71,14 @@ def test_files_that_are_named_otherwise_are_named_or_left_out(tmp_path: Path) ->
     xr.testing.assert_equal(load_dataset(made).transpose(*expected["v"].dims), expected)
 
 
-def test_what_is_no_list_of_lists_is_a_type_error() -> None:
+def test_uneven_nesting_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="nested"):
         refshard_fs.concat([day(0, 2)], dims=("time", "x"))
     with pytest.raises(ValueError, match="no sets"):
         refshard_fs.concat([], dim="time")
 
 
-def test_brackets_in_the_name_of_an_existing_file_are_no_pattern(tmp_path: Path) -> None:
+def test_existing_file_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
     for name in ("a[1].nc", "a1.nc"):
         xr.Dataset({"v": ("time", [1.0]), "time": [1]}).to_netcdf(tmp_path / name, engine="h5netcdf")
     found = refshard_fs.concat(str(tmp_path / "a[1].nc"), "time")

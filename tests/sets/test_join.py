@@ -12,7 +12,7 @@ from tests.support.cube_files import X, opened, values, write
 from tests.support.unordered_days import by_coords, write_days
 
 
-def test_sets_are_joined_in_order_of_coordinate_that_differs(tmp_path: Path) -> None:
+def test_sets_are_ordered_by_the_differing_coordinate(tmp_path: Path) -> None:
     write_days(tmp_path)
     xr.testing.assert_equal(opened(f"{tmp_path}/*.nc"), by_coords(tmp_path))
 
@@ -25,7 +25,7 @@ def test_saved_cubes_of_other_variables_are_merged(tmp_path: Path) -> None:
     xr.testing.assert_equal(opened([f"{tmp_path}/t.ref", f"{tmp_path}/u.ref"]), whole.assign(u=whole["t"]))
 
 
-def test_variables_of_other_years_are_gaps_where_they_lack_some(tmp_path: Path) -> None:
+def test_variables_of_fewer_years_have_gaps(tmp_path: Path) -> None:
     days = {"a": range(3), "b": range(1, 5), "c": (0, 4)}
     for name, some in days.items():
         for day in some:

@@ -1,4 +1,4 @@
-"""Sets joined by a document: the values of the eager concatenation, and only the parts opened that are read."""
+"""Sets joined by a document: values equal the eager concatenation, and only read parts are opened."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def written(folder: Path, parts: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("saved", [True, False])
-def test_values_are_those_of_the_eager_concatenation(tmp_path: Path, version: int, saved: bool) -> None:
+def test_values_equal_the_eager_concatenation(tmp_path: Path, version: int, saved: bool) -> None:
     parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
     lazy = refshard_fs.concat(written(tmp_path, parts), "time", lazy=True)
     assert len(lazy) == 3
@@ -71,7 +71,7 @@ def test_name_of_too_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_listings_and_keys_are_those_of_the_eager_concatenation(tmp_path: Path, version: int) -> None:
+def test_listings_equal_the_eager_concatenation(tmp_path: Path, version: int) -> None:
     parts = [day(0, 4, version), day(4, 2, version), day(6, 3, version)]
     lazy = opened(refshard_fs.concat(written(tmp_path, parts), "time", lazy=True))
     eager = opened(refshard_fs.concat(parts, "time"))
@@ -91,7 +91,7 @@ def test_listings_and_keys_are_those_of_the_eager_concatenation(tmp_path: Path, 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("separator", [".", "/"])
-def test_chunks_along_any_axis_and_of_any_spelling(tmp_path: Path, axis: int, separator: str) -> None:
+def test_any_axis_and_key_spelling_is_joined(tmp_path: Path, axis: int, separator: str) -> None:
     rng = np.random.default_rng(0)
     data = rng.integers(0, 99, (8, 8)).astype("<i2")
     dims = ["t", "x"]
@@ -135,7 +135,7 @@ def remote_parts(http_server: RangeServer) -> list[str]:
     return urls
 
 
-def test_only_the_parts_that_are_read_are_opened(http_server: RangeServer) -> None:
+def test_only_read_parts_are_opened(http_server: RangeServer) -> None:
     urls = remote_parts(http_server)
     lazy = refshard_fs.concat(urls, "time", lazy=True)
     document = lazy.document.dumps(lambda url: url.rpartition("/")[2])
@@ -196,7 +196,7 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("ask", ["together", "by themselves", "by threads"])
-def test_a_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+def test_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     urls = remote_parts(http_server)
     fs = opened(refshard_fs.concat(urls, "time", lazy=True))
     keys = [f"air/{i}.{j}" for i in range(20) for j in range(2)]
@@ -226,7 +226,7 @@ def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [urls.index(url) for url in once] == [1, 2, 3, 4, 1]
 
 
-def test_the_document_is_a_value_and_a_line_for_each_part(tmp_path: Path) -> None:
+def test_document_has_a_line_for_each_part(tmp_path: Path) -> None:
     parts = written(tmp_path, [day(0, 2), day(2, 2)])
     one, two = (refshard_fs.concat(parts, "time", lazy=True) for _ in range(2))
     assert one == two == pickle.loads(pickle.dumps(one))
@@ -256,7 +256,7 @@ def test_documents_are_parts_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(eager["air"], expected["air"])
 
 
-def test_document_in_place_of_url_has_length_given_for_all(tmp_path: Path) -> None:
+def test_inline_document_needs_its_length(tmp_path: Path) -> None:
     written(tmp_path, [day(0, 2), day(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2}
     within = document | {"sets": ["part1.json"]}
@@ -266,7 +266,7 @@ def test_document_in_place_of_url_has_length_given_for_all(tmp_path: Path) -> No
 
 
 @pytest.mark.case(id="P26")
-def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
+def test_circular_document_is_refused(tmp_path: Path) -> None:
     document = {"refshard": "concat", "dim": "time", "axes": {"a": 0}, "length": 2, "sets": ["self.json"]}
     (tmp_path / "self.json").write_text(json.dumps(document))
     with pytest.raises(ManifestError, match="levels"):
@@ -274,7 +274,7 @@ def test_a_document_that_has_itself_in_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_nested_documents_promise_a_bounded_number_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_documents_have_bounded_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five lines are 20 000 chunks here, and could be any number: each is to be had, and all of them are not listed."""
     array = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     leaf = {"a/.zarray": json.dumps({**array, "order": "C", "filters": None}), "a/0": "x", "a/1": "y"}
@@ -308,9 +308,7 @@ def test_nested_documents_promise_a_bounded_number_of_names(tmp_path: Path, monk
         ({"sets": [["part0.json", 1], ["part1.json", 2]]}, "chunks of 2 along 'time'.*begins at 1"),
     ],
 )
-def test_what_breaks_the_format_is_refused_when_it_is_opened(
-    tmp_path: Path, change: dict[str, Any], words: str
-) -> None:
+def test_invalid_document_is_refused_when_opened(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     written(tmp_path, [day(0, 2), day(2, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "sets": [["part0.json", 2], ["part1.json", 2]]}
     (tmp_path / "all.json").write_text(json.dumps(document | change))
@@ -326,9 +324,7 @@ def test_what_breaks_the_format_is_refused_when_it_is_opened(
         ({".zgroup": '{"zarr_format": 2}'}, "no array 'air'"),
     ],
 )
-def test_part_that_became_another_one_is_refused_when_it_is_read(
-    tmp_path: Path, other: dict[str, Any], words: str
-) -> None:
+def test_changed_part_is_refused_when_read(tmp_path: Path, other: dict[str, Any], words: str) -> None:
     lazy = refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2)]), "time", lazy=True)
     opened(other).save(str(tmp_path / "part1.json"), "json")
     fs = opened(lazy)
@@ -338,7 +334,7 @@ def test_part_that_became_another_one_is_refused_when_it_is_read(
     assert "part1.json" in str(caught.value)
 
 
-def test_what_does_not_fit_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
+def test_unfit_part_is_refused_when_the_document_is_made(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="only integers, floating-point numbers"):
         refshard_fs.concat(written(tmp_path, [day(0, 2), day(2, 2, dtype="<M8[s]")]), "time", lazy=True)
     with pytest.raises(TypeError, match="save it first"):
@@ -366,7 +362,7 @@ def test_sharded_parts_are_shown_as_their_inner_chunks(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_group(store, mode="r")["air"][...], np.concatenate(values))
 
 
-def test_coordinate_without_values_is_joined_as_any_array(tmp_path: Path) -> None:
+def test_coordinate_without_values_is_joined_like_an_array(tmp_path: Path) -> None:
     parts = [day(0, 2), day(2, 2)]
     paths = written(tmp_path, parts)
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0, "time": 0}, "length": 2, "sets": paths}
@@ -392,7 +388,7 @@ def test_remote_part_of_local_document_may_not_read_local_files(http_server: Ran
     assert opened(document, allow=[str(tmp_path) + "/", http_server.url + "/"]).cat_file("air/0.0")
 
 
-def test_a_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_document_may_not_have_local_parts(http_server: RangeServer, tmp_path: Path) -> None:
     (path,) = written(tmp_path, [day(0, 2)])
     document = {"refshard": "concat", "dim": "time", "axes": {"air": 0}, "length": 2, "sets": [path]}
     url = http_server.put("all.json", json.dumps(document).encode())
@@ -401,7 +397,7 @@ def test_a_remote_document_may_not_have_local_parts(http_server: RangeServer, tm
 
 
 @pytest.mark.case(id="P11")
-def test_a_remote_part_is_not_read_with_credentials_elsewhere(
+def test_remote_part_gets_no_credentials_for_other_servers(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody's, as what a remote set points to: neither by a chunk, nor where its server leads."""
@@ -422,7 +418,7 @@ def test_a_remote_part_is_not_read_with_credentials_elsewhere(
 
 
 @pytest.mark.case(id="P11")
-def test_a_remote_part_is_not_led_into_a_private_network(http_server: RangeServer) -> None:
+def test_remote_part_cannot_reach_a_private_network(http_server: RangeServer) -> None:
     with RangeServer() as inside:
         target = inside.put("/secret", bytes(24))
         part = {key: value for key, value in day(0, 2).items() if key.startswith(("air/.z", ".z"))}
@@ -445,7 +441,7 @@ def test_a_remote_part_is_not_led_into_a_private_network(http_server: RangeServe
 
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("how", ["as they are", "remote_options"])
-def test_a_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, lazy: bool, how: str) -> None:
+def test_set_opens_with_the_options_it_was_made_with(s3_server: SeaweedServer, lazy: bool, how: str) -> None:
     s3_server.create_bucket("joined")
     place = f"s3://joined/{uuid.uuid4().hex}"
     options: dict[str, Any] = s3_server.storage_options
@@ -504,7 +500,7 @@ def _first_lacks_its_chunk() -> tuple[list[dict[str, Any]], int]:
 
 @example(_first_lacks_its_chunk())
 @given(archives())
-def test_random_sets_are_as_the_eager_concatenation(
+def test_random_sets_equal_the_eager_concatenation(
     archive: tuple[list[dict[str, Any]], int],
 ) -> None:
     parts, axis = archive
@@ -587,7 +583,7 @@ def read_times(fo: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("join", ["exact", "outer"])
 @pytest.mark.parametrize("is_store_first", [False, True])
-def test_files_and_stores_of_version_3_are_opened_alike(tmp_path: Path, is_store_first: bool, join: Any) -> None:
+def test_v3_files_and_stores_open_equally(tmp_path: Path, is_store_first: bool, join: Any) -> None:
     """A cube of both took files for version 2 when it was read, and so had no array of theirs."""
     if 3 not in VERSIONS:
         pytest.skip("zarr 2 writes version 2 alone")
@@ -644,7 +640,7 @@ SPELLINGS = [(2, "v2", "."), (2, "v2", "/"), *((3, name, sep) for name in ("defa
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(("mine", "theirs"), [(a, b) for a in SPELLINGS for b in SPELLINGS if a[0] == b[0] and a != b])
-def test_how_sets_spell_keys_makes_no_difference(tmp_path: Path, mine: Any, theirs: Any, lazy: bool) -> None:
+def test_key_spelling_of_sets_does_not_matter(tmp_path: Path, mine: Any, theirs: Any, lazy: bool) -> None:
     parts = [spelled(*how, number) for number, how in enumerate((mine, theirs, theirs))]
     fs = opened(refshard_fs.concat(written(tmp_path, parts), "time", lazy=lazy))  # type: ignore[call-overload]
     expected = {
@@ -658,7 +654,7 @@ def test_how_sets_spell_keys_makes_no_difference(tmp_path: Path, mine: Any, thei
     assert not fs.exists(key_of(*mine[1:], (1, 1)))
 
 
-def test_a_cube_is_saved_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
+def test_cube_is_saved_in_the_requested_format(tmp_path: Path) -> None:
     urls = [str(tmp_path / f"{number}.json") for number in range(2)]
     for number, url in enumerate(urls):
         RefShardFileSystem(day(4 * number, 4, 2)).save(url)

@@ -1,4 +1,4 @@
-"""Elements that a set has already, and elements that are new."""
+"""Existing and new elements of a set that is appended to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("zarr")
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_the_same_day_is_not_taken_twice(tmp_path: Path, lazy: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_day_is_not_taken_twice(tmp_path: Path, lazy: bool, capsys: pytest.CaptureFixture[str]) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1)) for i in range(3)]
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]
@@ -30,7 +30,7 @@ def test_the_same_day_is_not_taken_twice(tmp_path: Path, lazy: bool, capsys: pyt
     assert Path(url).read_bytes() == before
 
 
-def test_what_is_new_is_appended_and_what_is_known_is_not(tmp_path: Path) -> None:
+def test_only_new_elements_are_appended(tmp_path: Path) -> None:
     url = str(tmp_path / "all.json")
     refshard_fs.concat([make_days(0, 3)], "time").save(url)
     assert refshard_fs.append(url, make_days(1, 4), "time", on_duplicate="skip") == 2
@@ -38,7 +38,7 @@ def test_what_is_new_is_appended_and_what_is_known_is_not(tmp_path: Path) -> Non
     assert list_targets(url) == [f"memory://{i}" for i in range(5)]
 
 
-def test_the_last_days_are_replaced(tmp_path: Path) -> None:
+def test_last_days_are_replaced(tmp_path: Path) -> None:
     url = str(tmp_path / "all.json")
     refshard_fs.concat([make_days(0, 4)], "time").save(url)
     better = make_days(2, 2)
@@ -50,7 +50,7 @@ def test_the_last_days_are_replaced(tmp_path: Path) -> None:
         refshard_fs.append(url, make_days(0, 5), "time", on_duplicate="replace")
 
 
-def test_a_day_of_big_endian_files_is_not_taken_twice(tmp_path: Path) -> None:
+def test_big_endian_day_is_not_taken_twice(tmp_path: Path) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 1, order=">")) for i in range(3)]
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=True).save(url)
@@ -60,7 +60,7 @@ def test_a_day_of_big_endian_files_is_not_taken_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_set_stays_in_order(tmp_path: Path, lazy: bool) -> None:
+def test_append_keeps_order_unless_any_order_is_set(tmp_path: Path, lazy: bool) -> None:
     names = [write_refs(tmp_path, f"{i}.json", make_days(i, 2)) for i in (2, 4, 0)]
     url = str(tmp_path / "all.json")
     refshard_fs.concat(names[:2], "time", lazy=lazy).save(url)  # type: ignore[call-overload]

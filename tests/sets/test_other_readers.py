@@ -1,4 +1,4 @@
-"""Cubes of files as others read them (fsspec, zarr, VirtualiZarr, GDAL, zarrita.js); what is said where they cannot."""
+"""Cubes of files in other readers (fsspec, zarr, VirtualiZarr, GDAL, zarrita.js), or the reasons against it."""
 
 from __future__ import annotations
 
@@ -135,6 +135,6 @@ def test_zarrita_reads_a_cube(tmp_path: Path, http_server: RangeServer, writer: 
     check(np.reshape(found["data"], found["shape"]))
 
 
-def test_it_says_what_lies_within_other_files() -> None:
+def test_remark_names_targets_within_other_files() -> None:
     refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}', "a": ["zip://x.nc::memory://z.zip", 0, 4]}
     assert "1 target of 1, which are files within others, such as zip://x.nc" in refshard_fs.rebase(refs, {}).remark

@@ -1,4 +1,4 @@
-"""Files in a grid by their names: members, days, tiles; dimensions that the files have, and that they have not."""
+"""Files in a grid by their names: members, days, tiles; dimensions in the files and from names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.xarray_loading import load_dataset  # noqa: E402  # xarray ma
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version: int) -> None:
+def test_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, version: int) -> None:
     expected = combine_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     made = refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, zarr_format=version)
     found = load_dataset(made)
@@ -38,13 +38,13 @@ def test_a_pattern_of_members_and_days_is_a_cube_with_both(tmp_path: Path, versi
     assert all(isinstance(value, list) for key, value in made.references.items() if key.startswith("v/c"))
 
 
-def test_numbers_sort_as_such_and_keep_their_kind(tmp_path: Path) -> None:
+def test_numbers_sort_numerically_and_keep_their_type(tmp_path: Path) -> None:
     expected = combine_members(tmp_path).assign_coords(member=[1, 2, 10])
     found = load_dataset(refshard_fs.concat(f"{tmp_path}/r{{member:d}}/{{time:%Y%m%d}}.nc", dims=DIMS))
     xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
 
 
-def test_a_pattern_of_one_dimension_puts_files_in_order(tmp_path: Path) -> None:
+def test_one_dimensional_pattern_orders_files(tmp_path: Path) -> None:
     expected = combine_members(tmp_path, members=["r1"], days=(2, 1)).isel(member=0).sortby("time")
     for lazy in (False, True):
         pattern = f"{tmp_path}/r1/{{time:%Y%m%d}}.nc"
@@ -59,12 +59,12 @@ def test_a_pattern_of_one_dimension_puts_files_in_order(tmp_path: Path) -> None:
         ("/{member}/{time:%Q}.nc", "'%Q'"),
     ],
 )
-def test_what_is_no_pattern_is_refused(pattern: str, said: str) -> None:
+def test_invalid_patterns_are_refused(pattern: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         refshard_fs.concat(pattern, dims=DIMS)
 
 
-def test_a_pattern_on_s3(tmp_path: Path, s3_server: Any) -> None:
+def test_pattern_matches_on_s3(tmp_path: Path, s3_server: Any) -> None:
     expected = combine_members(tmp_path, members=["r1", "r2"]).assign_coords(member=["r1", "r2"])
     s3_server.create_bucket("members")
     for file in tmp_path.glob("*/*.nc"):
@@ -75,7 +75,7 @@ def test_a_pattern_on_s3(tmp_path: Path, s3_server: Any) -> None:
     xr.testing.assert_equal(found.transpose(*expected["v"].dims), expected)
 
 
-def test_the_command_takes_patterns(tmp_path: Path) -> None:
+def test_command_takes_patterns(tmp_path: Path) -> None:
     expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
     url = str(tmp_path / "all.json")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
@@ -84,7 +84,7 @@ def test_the_command_takes_patterns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dims", "version"), [(DIMS, VERSIONS[0]), (DIMS[::-1], VERSIONS[-1])])
-def test_a_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
+def test_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[str, str], version: int) -> None:
     expected = combine_members(tmp_path, zlib=version == 2).assign_coords(member=list(MEMBERS))
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
     made = refshard_fs.concat(pattern, dims=dims, lazy=True, zarr_format=version)
@@ -102,7 +102,7 @@ def test_a_lazy_cube_of_members_and_days_has_both(tmp_path: Path, dims: tuple[st
     assert not report.has_errors, report.findings
 
 
-def test_a_lazy_cube_reads_no_more_files_than_a_chunk_lies_in(tmp_path: Path) -> None:
+def test_lazy_cube_opens_only_the_files_of_a_chunk(tmp_path: Path) -> None:
     combine_members(tmp_path)
     fs = RefShardFileSystem(refshard_fs.concat(f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", dims=DIMS, lazy=True))
     assert fs.resolve("v/2.1.0.0") == RefShardFileSystem(str(tmp_path / "r10/20240102.nc")).resolve("v/0.0.0")
@@ -154,7 +154,7 @@ def test_times_and_members_of_names_alone_are_a_lazy_cube(tmp_path: Path) -> Non
     xr.testing.assert_identical(lazy, eager)
 
 
-def test_the_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
+def test_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
     expected = combine_members(tmp_path).assign_coords(member=list(MEMBERS))
     url = str(tmp_path / "cube.refshard")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
@@ -162,7 +162,7 @@ def test_the_command_makes_a_lazy_cube_along_both(tmp_path: Path) -> None:
     xr.testing.assert_equal(load_dataset(url).transpose(*expected["v"].dims), expected)
 
 
-def test_a_lazy_cube_along_several_dimensions_does_not_grow(tmp_path: Path) -> None:
+def test_lazy_cube_of_several_dimensions_refuses_append(tmp_path: Path) -> None:
     combine_members(tmp_path)
     pattern, url = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc", str(tmp_path / "cube.refshard")
     refshard_fs.concat(pattern, dims=DIMS, lazy=True).save(url)

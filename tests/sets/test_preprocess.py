@@ -1,4 +1,4 @@
-"""A function chooses a part of each set when they are joined; documents record it, and nothing runs it again."""
+"""A function selects a part of each joined set; documents record the selection, and never run the function."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_function_gives_each_file_its_time(folder: Path) -> None:
     xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), expected)
 
 
-def test_document_that_names_a_function_does_not_import_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_preprocess_function_is_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "stranger.py").write_text("raise SystemExit('a document ran code')")
     monkeypatch.syspath_prepend(folder)
     refshard_fs.open(f"{folder}/0.nc", "x").save(f"{folder}/cube.refshard")
@@ -71,6 +71,6 @@ def nothing(source: RefShardFileSystem) -> Any:
         ({"preprocess": day_of_name, "resume": "scans"}, "leave executor= and resume= out"),
     ],
 )
-def test_other_functions_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
+def test_invalid_functions_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         opened(f"{folder}/*.nc", **arguments)

@@ -1,4 +1,4 @@
-"""Random archives: a cube of their files is what xarray makes of them, or refused; and lazily it is never refused."""
+"""Random archives: a cube of their files equals xarray's, or is refused; a lazy cube is never refused."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.random_cubes import Case  # noqa: E402  # xarray may be absen
 
 
 @pytest.mark.parametrize("seed", [4, 5, 18, 39, 1001, 1122])
-def test_a_cube_of_random_files_is_what_xarray_makes(tmp_path: Path, seed: int) -> None:
+def test_cube_of_random_files_equals_xarrays(tmp_path: Path, seed: int) -> None:
     check(tmp_path, seed)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(2000, 2600))
-def test_cubes_of_many_random_files_are_what_xarray_makes(tmp_path: Path, seed: int) -> None:
+def test_cubes_of_many_random_files_equal_xarrays(tmp_path: Path, seed: int) -> None:
     check(tmp_path, seed)
 
 

@@ -1,4 +1,4 @@
-"""Targets that have moved: prefixes replaced in every URL, the longest first, and only at slashes."""
+"""Targets that have moved: prefixes of all URLs are replaced, the longest first, and only at slashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_the_longest_prefix_wins_and_ends_at_a_slash(slash: str) -> None:
+def test_longest_prefix_wins_and_ends_at_a_slash(slash: str) -> None:
     new = refshard_fs.rebase(REFS, {f"s3://old{slash}": f"file:///data{slash}", f"s3://old/deep{slash}": "gs://b/c"})
     found = new.references
     assert found["a"] == ["file:///data/x.nc", 0, 4]
@@ -30,38 +30,38 @@ def test_the_longest_prefix_wins_and_ends_at_a_slash(slash: str) -> None:
     assert len(new) == 4
 
 
-def test_a_moved_target_is_read(tmp_path: Path) -> None:
+def test_moved_target_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.nc").write_bytes(b"0123456")
     new = refshard_fs.rebase(REFS, {"s3://old/": tmp_path.as_uri()})
     assert RefShardFileSystem(new).cat_file("a") == b"0123"
 
 
-def test_relative_urls_are_those_of_the_manifest(tmp_path: Path) -> None:
+def test_relative_urls_start_at_the_manifest(tmp_path: Path) -> None:
     (tmp_path / "refs.json").write_text(json.dumps({"a": ["data/x.nc", 0, 4]}))
     new = refshard_fs.rebase(str(tmp_path / "refs.json"), {str(tmp_path): "s3://bucket"})
     assert new.references["a"] == ["s3://bucket/data/x.nc", 0, 4]
 
 
-def test_an_empty_prefix_is_refused() -> None:
+def test_empty_prefix_is_refused() -> None:
     with pytest.raises(ValueError, match="not empty"):
         refshard_fs.rebase(REFS, {"": "s3://x/"})
 
 
-def test_the_command_writes_the_new_set(tmp_path: Path) -> None:
+def test_command_writes_the_new_set(tmp_path: Path) -> None:
     source, destination = tmp_path / "a.json", tmp_path / "b.json"
     source.write_text(json.dumps(REFS))
     assert main(["rebase", str(source), str(destination), "--from", "s3://old/", "--to", "s3://new/"]) == 0
     assert RefShardFileSystem(str(destination)).references["a"] == ["s3://new/x.nc", 0, 4]
 
 
-def test_the_command_wants_as_many_new_prefixes_as_old_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_needs_equal_numbers_of_prefixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "a.json"
     source.write_text(json.dumps(REFS))
     assert main(["rebase", str(source), str(tmp_path / "b.json"), "--from", "s3://old/"]) == 2
     assert "--to" in capsys.readouterr().err
 
 
-def test_prefix_that_no_url_begins_with_is_error_that_names_it() -> None:
+def test_unused_prefix_is_an_error_that_names_it() -> None:
     for prefixes in ({"s3://ol": "gs://b"}, {"s3://old": "gs://b", "s3://new": "gs://c"}):
         last = [*prefixes][-1]
         with pytest.raises(ValueError, match=f"{last}' begins none of the set's 3 URLs, such as 's3://old/x.nc'"):
@@ -75,12 +75,12 @@ def test_prefixes_are_a_mapping() -> None:
         refshard_fs.rebase(REFS, "s3://old/")  # type: ignore[arg-type]  # what is tested
 
 
-def test_prefix_all_of_whose_urls_have_longer_one_is_not_missing() -> None:
+def test_prefix_covered_by_longer_ones_is_not_unused() -> None:
     new = refshard_fs.rebase({"a": ["s3://old/deep/x"]}, {"s3://old": "gs://a", "s3://old/deep": "gs://b"})
     assert new.references["a"] == ["gs://b/x"]
 
 
-def test_the_command_says_which_prefix_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_names_the_unused_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "refs.json").write_text(json.dumps(REFS))
     paths = [str(tmp_path / "refs.json"), str(tmp_path / "new.json")]
     assert main(["rebase", *paths, "--from", "s3://typo/", "--to", "gs://b"]) == 2
@@ -90,13 +90,13 @@ def test_the_command_says_which_prefix_is_not_there(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("url", ["file:///data/x.nc", "/data/x.nc", "local:///data/x.nc"])
 @pytest.mark.parametrize("prefix", ["file:///data", "/data/", "local:///data/", "file:///", "/"])
-def test_a_local_path_and_its_url_are_the_same_place(url: str, prefix: str) -> None:
+def test_local_path_and_its_url_are_the_same_place(url: str, prefix: str) -> None:
     new = refshard_fs.rebase({"a": [url, 0, 4], "b": ["/database/x"]}, {prefix: "s3://b/"}).references
     assert new["a"][0] == ("s3://b/x.nc" if "data" in prefix else "s3://b/data/x.nc")
     assert new["b"] == (["/database/x"] if "data" in prefix else ["s3://b/database/x"])
 
 
-def test_a_lazily_joined_set_follows_files_that_moved(tmp_path: Path) -> None:
+def test_lazy_document_can_be_rebased(tmp_path: Path) -> None:
     """Relative parts and absolute ones, in memory and from a file; nothing lies where they were any more."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()

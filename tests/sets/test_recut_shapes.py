@@ -1,4 +1,4 @@
-"""Chunks in which arrays are shown whose own chunks do not meet."""
+"""The chunk shape of arrays whose own chunks do not align."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("zarr")
 from tests.support.gapped_files import write_days  # noqa: E402  # xarray may be absent
 
 
-def test_tiles_that_do_not_meet_the_chunks_are_refused(tmp_path: Path) -> None:
+def test_unaligned_tiles_are_refused(tmp_path: Path) -> None:
     files = [write_days(tmp_path / f"{i}.nc", [i], xs=xs) for i, xs in enumerate(([0, 1, 2, 3], [1, 2, 3, 4]))]
     with pytest.raises(ManifestError, match=r"'v' of .*1\.nc\) has 4 elements along 'x' in chunks of 2"):
         refshard_fs.concat(files, "time", join="outer")
@@ -26,13 +26,13 @@ def test_tiles_that_do_not_meet_the_chunks_are_refused(tmp_path: Path) -> None:
         refshard_fs.concat(files, "time", join="outer")
 
 
-def test_recut_chunks_have_the_length_that_most_elements_have(tmp_path: Path) -> None:
+def test_recut_chunks_have_the_commonest_length(tmp_path: Path) -> None:
     sizes = {1: 3, 5: 2, 9: 2}
     files = [write_refs(tmp_path, f"{first}.json", make_days(first, 4, chunk=size)) for first, size in sizes.items()]
     assert refshard_fs.concat(files, "time", lazy=True).document.chunks == {"t": (2,)}
 
 
-def test_arrays_whose_chunks_meet_are_recut_only_on_request(tmp_path: Path) -> None:
+def test_aligned_arrays_are_recut_only_on_request(tmp_path: Path) -> None:
     files = [write_refs(tmp_path, f"{first}.json", make_days(first, 4, chunk=2)) for first in (1, 5)]
     assert refshard_fs.concat(files, "time", lazy=True).document.chunks == {}
     assert refshard_fs.concat(files, "time", lazy=True, chunks={"time": 3}).document.chunks == {"t": (3,)}

@@ -12,7 +12,7 @@ from refshard_fs.cli import main
 from tests.support.day_sets import make_days, write_refs
 
 
-def test_remark_of_a_plain_cube_names_concat_without_lazy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remark_of_a_plain_cube_proposes_eager_concat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [write_refs(tmp_path, f"{number}.json", make_days(number, 1)) for number in (1, 2)]
     cube = refshard_fs.concat(files, "time", lazy=True)
     remark = cube.save(str(tmp_path / "cube.refshard"))

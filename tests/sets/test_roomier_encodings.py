@@ -1,4 +1,4 @@
-"""The encoding that a cube shows of arrays whose sets store them differently."""
+"""The encoding that a cube shows for arrays with different encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grid that changes by rounding is the first set's, where the user says how much."""
+"""Coordinates that differ by rounding become the first set's, within the user's tolerance."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from refshard_fs.errors import RefShardError
 from tests.support.set_files import days, days_of
 
 
-def test_workers_find_the_same(tmp_path: Path) -> None:
+def test_workers_give_the_same_result(tmp_path: Path) -> None:
     files = days(tmp_path, "scipy", 70)
     expected = refshard_fs.concat(files, "time", lazy=True).content
     with ThreadPoolExecutor(2) as executor:
@@ -25,7 +25,7 @@ def test_workers_find_the_same(tmp_path: Path) -> None:
     assert len(days_of(made)) == 69
 
 
-def test_workers_and_kept_scans_need_sources_opened_alike(tmp_path: Path) -> None:
+def test_workers_and_resume_need_equal_options(tmp_path: Path) -> None:
     files = days(tmp_path, "scipy", 2)
     with pytest.raises(ValueError, match="opened alike"):
         refshard_fs.concat(files, "time", resume=tmp_path / "scans", zarr_format=3)

@@ -1,4 +1,4 @@
-"""Many files looked at together: in few requests, by workers, and in a later run only what is new."""
+"""Many files are scanned together: in few requests, by workers, and later only new ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.set_files import PLACES, WRITERS, days, days_of, plain_file, 
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_files_of_any_writer_are_a_cube(tmp_path: Path, writer: str, lazy: bool) -> None:
+def test_files_of_any_writer_make_a_cube(tmp_path: Path, writer: str, lazy: bool) -> None:
     files = days(tmp_path, writer, 40)
     cube: Any = refshard_fs.concat(files, "time", lazy=lazy)
     assert days_of(cube) == list(range(40))
@@ -43,7 +43,7 @@ def test_small_file_takes_two_requests_with_its_variables(
     assert len(http_server.requests()) == 3 * len(urls)
 
 
-def test_common_parts_of_files_are_compared_though_read_together(tmp_path: Path) -> None:
+def test_common_parts_read_together_are_compared(tmp_path: Path) -> None:
     paths = days(tmp_path, "scipy", 4)
     bounds = (np.arange(PLACES) - 0.5).astype(">f4").tobytes()
     Path(paths[2]).write_bytes(Path(paths[2]).read_bytes().replace(bounds, bytes(len(bounds))))
@@ -51,9 +51,7 @@ def test_common_parts_of_files_are_compared_though_read_together(tmp_path: Path)
         refshard_fs.concat(paths, "time", lazy=True)
 
 
-def test_memory_is_that_of_what_is_found_and_not_of_what_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_follows_results_not_file_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "ROUNDS", 1)
     for number in range(80):
         (tmp_path / f"{number}.nc").write_bytes(plain_file(number) + bytes(60_000))
@@ -63,7 +61,7 @@ def test_memory_is_that_of_what_is_found_and_not_of_what_is_read(
     assert len(cube.document.dumps()) < 200 * 80
 
 
-def test_a_file_more_takes_some_kilobytes_of_memory(tmp_path: Path) -> None:
+def test_each_file_takes_some_kilobytes(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}.nc").write_bytes(plain_file(number))
     refshard_fs.concat(f"{tmp_path}/1?.nc", "time", lazy=True, same=["x_bounds"])
@@ -72,7 +70,7 @@ def test_a_file_more_takes_some_kilobytes_of_memory(tmp_path: Path) -> None:
     assert len(cube) == 300
 
 
-def test_a_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, tmp_path: Path) -> None:
+def test_saved_cube_is_opened_by_its_first_file_alone(http_server: RangeServer, tmp_path: Path) -> None:
     urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(30)]
     refshard_fs.concat(urls, "time", lazy=True).save(str(tmp_path / "cube.refshard"))
     before = len(http_server.requests())
@@ -98,7 +96,7 @@ def scene(number: int) -> bytes:
     return file.getvalue()
 
 
-def test_a_document_of_files_is_made_without_their_data(http_server: RangeServer, tmp_path: Path) -> None:
+def test_document_of_files_is_made_without_their_data(http_server: RangeServer, tmp_path: Path) -> None:
     pytest.importorskip("imagecodecs")
     urls, resume = [http_server.put(f"{n}.tif", scene(n), modified=1e9) for n in range(3)], tmp_path / "scans"
     how: dict[str, Any] = {"resume": resume, "same": ["spatial_ref"]}
@@ -112,7 +110,7 @@ def test_a_document_of_files_is_made_without_their_data(http_server: RangeServer
     assert fs.cat(chunks) == eager.cat(chunks)
 
 
-def test_references_of_alike_files_take_little_memory(tmp_path: Path) -> None:
+def test_references_of_similar_files_take_little_memory(tmp_path: Path) -> None:
     """Files of one writer share metadata and variables, so that a hundred thousand are joined in about 300 MB."""
     netcdf = pytest.importorskip("h5netcdf.legacyapi")
     with netcdf.Dataset(tmp_path / "0.nc", "w") as file:

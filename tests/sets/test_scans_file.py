@@ -1,4 +1,4 @@
-"""Files of scans, and runs that go on where they ended."""
+"""Files of scans, and runs that resume."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def archive(http_server: RangeServer) -> Callable[[], list[str]]:
     return lambda: [http_server.put(f"{n}.nc", plain_file(n), modified=1e9) for n in range(40)]
 
 
-def test_a_run_that_failed_goes_on_where_it_ended(
-    archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_failed_run_resumes(archive: Callable[[], list[str]], http_server: RangeServer, tmp_path: Path) -> None:
     urls, kept = archive(), tmp_path / "scans"
     good = http_server.fault(500, "/39.nc")
     with pytest.raises(SourceNotReachable, match=r"39\.nc"):
@@ -44,7 +42,7 @@ def test_a_run_that_failed_goes_on_where_it_ended(
     assert all(request.method == "HEAD" or request.sent < 100 for request in http_server.requests())
 
 
-def test_a_file_that_changed_is_looked_at_again(tmp_path: Path) -> None:
+def test_changed_file_is_scanned_again(tmp_path: Path) -> None:
     files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
     refshard_fs.concat(files, "time", resume=kept)
     Path(files[1]).write_bytes(plain_file(7))
@@ -52,7 +50,7 @@ def test_a_file_that_changed_is_looked_at_again(tmp_path: Path) -> None:
     assert days_of(cube) == [0, 2, 7]
 
 
-def test_what_a_killed_run_wrote_last_may_be_cut_short(tmp_path: Path) -> None:
+def test_truncated_last_record_is_ignored(tmp_path: Path) -> None:
     files, kept = days(tmp_path, "scipy", 3), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     whole = kept.read_bytes()
@@ -66,7 +64,7 @@ def test_what_a_killed_run_wrote_last_may_be_cut_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", ["h5py", "scipy"])
-def test_scans_of_alike_files_are_kept_once(tmp_path: Path, writer: str) -> None:
+def test_equal_scans_are_stored_once(tmp_path: Path, writer: str) -> None:
     files, kept = days(tmp_path, writer, 70), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", lazy=True).content
     with ThreadPoolExecutor(1) as executor:
@@ -77,7 +75,7 @@ def test_scans_of_alike_files_are_kept_once(tmp_path: Path, writer: str) -> None
     assert refshard_fs.concat(files, "time", resume=tmp_path / "others").references == eager
 
 
-def test_another_file_is_never_written_over(tmp_path: Path) -> None:
+def test_unrelated_file_is_never_overwritten(tmp_path: Path) -> None:
     files, kept = days(tmp_path, "scipy", 2), tmp_path / "notes"
     kept.write_bytes(b"my notes")
     with pytest.raises(ManifestError, match="expects a new path"):
@@ -86,12 +84,12 @@ def test_another_file_is_never_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="rights are spelled otherwise there")
-def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     refshard_fs.concat(days(tmp_path, "scipy", 2), "time", resume=tmp_path / "scans")
     assert (tmp_path / "scans").stat().st_mode & 0o077 == 0
 
 
-def test_damage_in_what_was_kept_is_found(tmp_path: Path) -> None:
+def test_damaged_scans_are_found(tmp_path: Path) -> None:
     files, kept = days(tmp_path, "scipy", 2), tmp_path / "scans"
     expected = refshard_fs.concat(files, "time", resume=kept, lazy=True).content
     data = bytearray(kept.read_bytes())
@@ -100,7 +98,7 @@ def test_damage_in_what_was_kept_is_found(tmp_path: Path) -> None:
     assert refshard_fs.concat(files, "time", resume=kept, lazy=True).content == expected
 
 
-def test_the_command_keeps_scans(tmp_path: Path) -> None:
+def test_command_has_resume(tmp_path: Path) -> None:
     days(tmp_path, "scipy", 3)
     out, kept = str(tmp_path / "cube.refshard"), tmp_path / "scans"
     arguments = ["concat", f"{tmp_path}/*.nc3", "-o", out, "--dim", "time", "--lazy", "--resume", str(kept)]

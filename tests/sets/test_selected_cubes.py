@@ -1,4 +1,4 @@
-"""Cubes of a part of each set: what is left out need not fit, and the document says what is shown."""
+"""Cubes of a part of each set: other parts need not fit, and the document names the part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expected(folder: Path) -> Any:
     return np.concatenate([xr.open_dataset(path)["sst"].values for path in sorted(folder.glob("*.nc"))])
 
 
-def test_lazy_cube_shows_what_is_chosen_of_each_set(folder: Path) -> None:
+def test_lazy_cube_selects_from_each_set(folder: Path) -> None:
     cube = refshard_fs.concat(f"{folder}/*.nc", "time", lazy=True, **CHOICE)
     cube.save(f"{folder}/cube.refshard")
     for source in (cube, str(folder / "cube.refshard")):
@@ -48,13 +48,13 @@ def test_lazy_cube_shows_what_is_chosen_of_each_set(folder: Path) -> None:
         np.testing.assert_array_equal(ds["sst"], expected(folder))
 
 
-def test_lazy_cube_equals_eager_one_of_the_same_choice(folder: Path) -> None:
+def test_selected_lazy_cube_equals_the_eager_one(folder: Path) -> None:
     lazy, eager = (refshard_fs.concat(f"{folder}/*.nc", "time", lazy=lazy, **CHOICE) for lazy in (True, False))
     ours, theirs = (xr.open_dataset(cube, engine="refshard") for cube in (lazy, eager))
     xr.testing.assert_identical(ours.drop_attrs(deep=False), theirs.drop_attrs(deep=False))
 
 
-def test_append_shows_the_new_set_as_the_others(folder: Path) -> None:
+def test_append_selects_from_the_new_set_too(folder: Path) -> None:
     refshard_fs.concat(f"{folder}/*.nc", "time", lazy=True, **CHOICE).save(f"{folder}/cube.refshard")
     write_month(folder / "month3.nc", 3, np.dtype("i2"))
     assert refshard_fs.append(f"{folder}/cube.refshard", f"{folder}/month3.nc", "time") == 2
@@ -62,7 +62,7 @@ def test_append_shows_the_new_set_as_the_others(folder: Path) -> None:
     np.testing.assert_array_equal(ds["sst"], expected(folder))
 
 
-def test_resumed_scan_is_of_the_same_choice(folder: Path) -> None:
+def test_resumed_scan_needs_the_same_selection(folder: Path) -> None:
     resume = folder / "scans"
     refshard_fs.concat(f"{folder}/month[01].nc", "time", lazy=True, resume=resume, **CHOICE)
     whole = refshard_fs.concat(f"{folder}/month[01].nc", "time", lazy=True, resume=resume)
@@ -71,6 +71,6 @@ def test_resumed_scan_is_of_the_same_choice(folder: Path) -> None:
     assert "err" not in xr.open_dataset(chosen, engine="refshard")
 
 
-def test_name_that_no_set_has_is_an_error(folder: Path) -> None:
+def test_name_in_no_set_is_an_error(folder: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="keep= names 'salt'.*sst"):
         refshard_fs.concat(f"{folder}/*.nc", "time", lazy=True, keep=["salt"])

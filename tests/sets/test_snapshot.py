@@ -1,4 +1,4 @@
-"""Snapshots: what was there is read, what changed fails as `TargetChanged`, wherever the references have been since."""
+"""Snapshots: unchanged objects are read, changed ones are `TargetChanged`, also in copies of the references."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONSOLIDATED = {
 }
 
 
-def test_every_key_is_there_and_small_metadata_is_in_the_set(tmp_path: Path) -> None:
+def test_snapshot_has_every_key_and_inline_metadata(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path))
     fs = opened(found)
     assert {key: fs.cat_file(key) for key in fs.find("")} == STORE
@@ -39,7 +39,7 @@ def test_every_key_is_there_and_small_metadata_is_in_the_set(tmp_path: Path) -> 
     assert opened(large).cat_file("a/.zarray") == STORE["a/.zarray"]
 
 
-def test_a_file_that_changes_later_fails_and_the_others_do_not(tmp_path: Path) -> None:
+def test_file_changed_later_is_an_error_for_its_keys(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path))
     changed(tmp_path / "a/0", b"xy")
     fs = opened(found)
@@ -51,7 +51,7 @@ def test_a_file_that_changes_later_fails_and_the_others_do_not(tmp_path: Path) -
         opened(found).cat_file("a/1")
 
 
-def test_an_older_file_in_its_place_is_another_one_too(tmp_path: Path) -> None:
+def test_older_replacement_is_noticed(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path))
     (tmp_path / "a/0").write_bytes(b"xy")
     os.utime(tmp_path / "a/0", (0, 0))
@@ -59,7 +59,7 @@ def test_an_older_file_in_its_place_is_another_one_too(tmp_path: Path) -> None:
         opened(found).cat_file("a/0")
 
 
-def test_a_file_that_is_gone_is_no_missing_chunk(tmp_path: Path) -> None:
+def test_removed_file_is_not_a_missing_chunk(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path))
     (tmp_path / "a/0").unlink()
     with pytest.raises(ReferenceNotReachable):
@@ -68,7 +68,7 @@ def test_a_file_that_is_gone_is_no_missing_chunk(tmp_path: Path) -> None:
         values(found)
 
 
-def test_chunks_that_come_later_are_not_in_it(tmp_path: Path) -> None:
+def test_later_chunks_are_not_in_the_snapshot(tmp_path: Path) -> None:
     written(tmp_path, {key: data for key, data in STORE.items() if key != "a/1"})
     found = refshard_fs.snapshot(str(tmp_path))
     (tmp_path / "a/1").write_bytes(b"cd")
@@ -86,7 +86,7 @@ def test_chunk_manifests_hold_pins_natively(tmp_path: Path) -> None:
         opened(str(tmp_path / "out")).cat_file("a/0")
 
 
-def test_parquet_cannot_hold_pins_and_says_so(tmp_path: Path) -> None:
+def test_parquet_refuses_pins(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     store = {key: data for key, data in STORE.items() if not key.startswith("notes")}
     found = refshard_fs.snapshot(written(tmp_path / "store", store))
@@ -97,7 +97,7 @@ def test_parquet_cannot_hold_pins_and_says_so(tmp_path: Path) -> None:
     assert opened(str(tmp_path / "out")).cat_file("a/0") == b"ab"
 
 
-def test_target_that_moves_is_held_to_its_size_and_that_is_said(tmp_path: Path) -> None:
+def test_rebased_pins_compare_sizes_with_a_warning(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path / "old"))
     written(tmp_path / "new", STORE | {"a/1": b"longer"})
     with pytest.warns(UserWarning, match="3 targets that moved are held to sizes"):
@@ -107,7 +107,7 @@ def test_target_that_moves_is_held_to_its_size_and_that_is_said(tmp_path: Path) 
         opened(moved).cat_file("a/1")
 
 
-def test_what_was_written_and_not_committed_is_in_it(tmp_path: Path) -> None:
+def test_snapshot_includes_uncommitted_writes(tmp_path: Path) -> None:
     store = written(tmp_path / "s")
     fs = opened(store, mode="a")
     fs.pipe_file("a/1", b"new")
@@ -121,13 +121,13 @@ def test_what_was_written_and_not_committed_is_in_it(tmp_path: Path) -> None:
     fs.discard()
 
 
-def test_any_directory_will_do(tmp_path: Path) -> None:
+def test_any_directory_can_be_pinned(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path, {"x/y.bin": b"12", "z": b""}))
     fs = opened(found)
     assert {key: fs.cat_file(key) for key in fs.find("")} == {"x/y.bin": b"12", "z": b""}
 
 
-def test_http_tells_keys_and_versions_by_consolidated_metadata(http_server: RangeServer) -> None:
+def test_http_store_is_pinned_by_consolidated_metadata(http_server: RangeServer) -> None:
     for key, data in STORE.items():
         http_server.put(f"store/{key}", data)
     http_server.delete("store/a/1")
@@ -143,7 +143,7 @@ def test_http_tells_keys_and_versions_by_consolidated_metadata(http_server: Rang
         opened(found).cat_file("a/0")
 
 
-def test_http_without_consolidated_metadata_cannot_tell_its_keys(http_server: RangeServer) -> None:
+def test_http_store_without_listing_is_refused(http_server: RangeServer) -> None:
     for key, data in STORE.items():
         http_server.put(f"store/{key}", data)
     with pytest.raises(NotListable, match="cannot be listed"):
@@ -172,7 +172,7 @@ def test_shards_become_references_to_inner_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_store_is_read_as_before_until_it_changes(tmp_path: Path, version: int) -> None:
+def test_snapshot_reads_until_the_store_changes(tmp_path: Path, version: int) -> None:
     options = {} if VERSIONS == [2] else {"zarr_format": version}
     group = zarr.open_group(str(tmp_path / "store"), mode="w", **options)
     data = np.arange(24, dtype="<i4").reshape(4, 6)
@@ -187,7 +187,7 @@ def test_a_store_is_read_as_before_until_it_changes(tmp_path: Path, version: int
         values(found)
 
 
-def test_a_check_says_what_has_changed(tmp_path: Path) -> None:
+def test_check_reports_changed_targets(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path))
     assert not refshard_fs.check(opened(found)).has_errors
     changed(tmp_path / "a/0", b"xy")
@@ -195,7 +195,7 @@ def test_a_check_says_what_has_changed(tmp_path: Path) -> None:
     assert [(f.kind, f.url) for f in report.findings if f.severity == "error"] == [("changed", str(tmp_path / "a/0"))]
 
 
-def test_the_command_writes_a_pinned_set(tmp_path: Path) -> None:
+def test_command_writes_a_pinned_set(tmp_path: Path) -> None:
     destination = str(tmp_path / "refs.json")
     assert main(["snapshot", written(tmp_path / "store"), destination]) == 0
     assert opened(destination).cat_file("notes/today.txt") == b"sunny"

@@ -1,4 +1,4 @@
-"""Sources of every kind are read to be joined: each once, and together."""
+"""Sources of every kind are read for a join: each once, all together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ zarr = pytest.importorskip("zarr")
 
 
 @pytest.mark.skipif(len(VERSIONS) == 1, reason="chunk manifests are zarr version 3")
-def test_chunk_manifests_are_sources_too(tmp_path: Any) -> None:
+def test_chunk_manifests_are_joined(tmp_path: Any) -> None:
     parts = [day(0, 2, 3), day(2, 2, 3)]
     for i, part in enumerate(parts):
         RefShardFileSystem(part).save(str(tmp_path / f"part{i}"), "chunk-manifest")
@@ -27,7 +27,7 @@ def test_chunk_manifests_are_sources_too(tmp_path: Any) -> None:
         np.testing.assert_array_equal(values, expected[name])
 
 
-def test_sets_with_templates_and_of_other_keys_are_read_as_ever(tmp_path: Any) -> None:
+def test_sets_with_templates_and_other_keys_are_joined(tmp_path: Any) -> None:
     parts = [day(0, 2), day(2, 2), day(4, 2), day(6, 2)]
     expected = read(refshard_fs.concat(parts, dim="time"))
     url = parts[1]["air/0.0"][0]
@@ -59,7 +59,7 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
     assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
 
 
-def test_parquet_sets_and_paths_are_sources_too(tmp_path: Any) -> None:
+def test_parquet_sets_and_paths_are_joined(tmp_path: Any) -> None:
     pytest.importorskip("pyarrow")
     parts = []
     for i, kind in enumerate(["parquet", "json"]):

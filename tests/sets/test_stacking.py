@@ -1,4 +1,4 @@
-"""Dimensions of which each file has one value, by a scalar of its own or by its name."""
+"""Dimensions with one value in each file, from a scalar or from the file name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_time(folder: Path, day: int) -> str:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_files_of_one_time_each_are_joined_as_by_xarray(tmp_path: Path, version: int, *, lazy: bool) -> None:
+def test_files_of_one_time_are_joined_as_in_xarray(tmp_path: Path, version: int, *, lazy: bool) -> None:
     files = [one_time(tmp_path, day) for day in range(4)]
     expected = xr.open_mfdataset(files, combine="nested", concat_dim="time", engine="h5netcdf").load()
     shuffled = [files[1], files[2], files[0]]
@@ -80,7 +80,7 @@ def test_grib_files_of_one_field_are_a_cube_of_times_and_steps(tmp_path: Path, *
         np.testing.assert_array_equal(found[name].transpose(*variable.dims).values, variable.values, err_msg=str(name))
 
 
-def test_a_scalar_that_no_attribute_names_is_a_dimension_as_well(tmp_path: Path) -> None:
+def test_unreferenced_scalar_becomes_a_dimension(tmp_path: Path) -> None:
     for day in range(3):
         with h5py.File(tmp_path / f"{day}.h5", "w") as file:
             file["time"], file["v"] = np.int32(day), np.full((2, 3), day, "f4")
@@ -93,7 +93,7 @@ def test_a_scalar_that_no_attribute_names_is_a_dimension_as_well(tmp_path: Path)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, *, lazy: bool) -> None:
+def test_field_in_only_some_files_is_refused(tmp_path: Path, *, lazy: bool) -> None:
     files = [one_time(tmp_path, day) for day in range(2)]
     with h5py.File(files[1], "r+") as file:
         file["w"] = np.zeros((2, 3))
@@ -101,7 +101,7 @@ def test_field_that_only_some_files_of_one_time_have_is_refused(tmp_path: Path, 
         refshard_fs.concat(files, "time", lazy=lazy)  # type: ignore[call-overload]
 
 
-def test_a_scalar_that_some_files_lack_is_no_dimension(tmp_path: Path) -> None:
+def test_scalar_in_only_some_files_is_not_a_dimension(tmp_path: Path) -> None:
     other = tmp_path / "other.nc"
     xr.Dataset({"v": (("y", "x"), np.zeros((2, 3), "f4"))}).to_netcdf(other, engine="h5netcdf")
     with pytest.raises(
@@ -198,7 +198,7 @@ def test_scalars_are_decoded_once_or_twice_in_each_file(tmp_path: Path, monkeypa
     assert max(map(decoded.count, set(decoded) - {"member"})) <= 4 * 9
 
 
-def test_times_of_names_are_a_coordinate_where_files_have_none(tmp_path: Path) -> None:
+def test_file_name_times_become_a_lacking_coordinate(tmp_path: Path) -> None:
     for day in (1, 3):
         ds = xr.Dataset({"v": (("y", "x"), np.full((2, 3), day, "f4"))})
         folder = tmp_path / "2024"

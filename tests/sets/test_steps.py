@@ -1,4 +1,4 @@
-"""Coordinates whose values are at equal distances: freq=."""
+"""Coordinates with equal steps: freq=."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_days_between_those_of_a_cube_are_filled_in(tmp_path: Path, dims: tuple[
     assert expected.sizes["time"] == 6
 
 
-def test_rows_of_other_days_are_filled_in_together(tmp_path: Path) -> None:
+def test_rows_of_different_days_are_filled_in(tmp_path: Path) -> None:
     files = [
         [write_member_day(tmp_path / f"{m}{d}.nc", make_member_day(d, m)) for d in days]
         for m, days in enumerate(([0, 2], [5, 7]))
@@ -72,7 +72,7 @@ def test_steps_of_any_length_are_filled_in(
     assert np.frombuffer(fs.cat_file("time/0"), dtype).tolist() == expected
 
 
-def test_steps_are_counted_in_calendars_of_models_but_not_months(tmp_path: Path) -> None:
+def test_model_calendars_have_fixed_steps_but_no_months(tmp_path: Path) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some, calendar="360_day") for i, some in enumerate(([0], [2]))]
     fs = RefShardFileSystem(refshard_fs.concat(files, "time", freq="1D"))
     assert np.frombuffer(fs.cat_file("time/0"), "<i8").tolist() == [0, 1, 2]
@@ -88,13 +88,13 @@ def test_steps_are_counted_in_calendars_of_models_but_not_months(tmp_path: Path)
         ("fortnight", "expected a number of s, S, min"),
     ],
 )
-def test_what_is_not_regular_is_refused(tmp_path: Path, freq: str, said: str) -> None:
+def test_irregular_coordinate_is_refused(tmp_path: Path, freq: str, said: str) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some) for i, some in enumerate(([0], [3]))]
     with pytest.raises(ManifestError, match=said):
         refshard_fs.concat(files, "time", freq=freq)
 
 
-def test_a_coordinate_is_not_filled_without_end(tmp_path: Path) -> None:
+def test_filled_steps_are_bounded(tmp_path: Path) -> None:
     files = [write_days(tmp_path / f"{i}.nc", some) for i, some in enumerate(([0], [10**9]))]
     with pytest.raises(ManifestError, match=r"more than 16,777,216 values"):
         refshard_fs.concat(files, "time", freq="1D")

@@ -1,4 +1,4 @@
-"""Sources that come with their places: pairs and items of a catalogue, each with the same dimensions."""
+"""Sources with their coordinates: pairs, and items of a catalogue, each with the same dimensions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_times_of_pairs_are_utc(time: Any) -> None:
     assert placed_sources([("a.nc", {"time": time, "band": 3})]) == [("a.nc", {"time": DAY, "band": 3})]
 
 
-def test_assets_of_items_lie_along_a_dimension() -> None:
+def test_stac_assets_become_a_dimension() -> None:
     whole = placed_sources([item(b1="x.tif", b2="y.tif")])
     assert whole == [("x.tif", {"time": DAY, "asset": "b1"}), ("y.tif", {"time": DAY, "asset": "b2"})]
     collection = {"type": "FeatureCollection", "features": [item(b1="x.tif", b2="y.tif")]}

@@ -13,7 +13,7 @@ from refshard_fs.errors import ManifestError
 from tests.support.day_sets import make_days
 
 
-def test_a_chunk_is_never_taken_in_part() -> None:
+def test_chunks_are_never_divided() -> None:
     with pytest.raises(ManifestError, match="references name whole chunks"):
         refshard_fs.concat([make_days(0, 4, 2), make_days(3, 3, 3)], "time", overlap="last")
 

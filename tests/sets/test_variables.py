@@ -1,4 +1,4 @@
-"""Files of many kinds that differ in one thing: a cube of them has xarray's values, or names what does not fit."""
+"""Files of many kinds that differ in one property: a cube has xarray's values, or an error that names the property."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def each(file: str, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "zarr3" or 3 in VERSIONS])
-def test_a_cube_of_files_that_differ_is_right_or_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_cube_of_unlike_files_is_right_or_refused(tmp_path: Path, kind: str) -> None:
     for name, (one, other, eager, lazy) in FORMATS[kind].items():
         if name == "byte order" and kind == "zarr3":  # whose types have none
             continue
@@ -133,7 +133,7 @@ def test_a_cube_of_files_that_differ_is_right_or_refused_by_name(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["nothing", "scale", "fill value", "units of time", "another length", "units"])
-def test_sets_of_files_that_differ_are_as_the_files_are(tmp_path: Path, name: str) -> None:
+def test_sets_of_unlike_files_equal_the_files(tmp_path: Path, name: str) -> None:
     one, other, eager, lazy = FORMATS["netcdf3"][name]
     files = [written(tmp_path / f"file{i}.nc", "netcdf3", i, **how) for i, how in enumerate((one, other))]
     sets = [str(tmp_path / f"file{i}.json") for i in range(2)]
@@ -161,7 +161,7 @@ PICTURES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_pictures_that_differ_are_right_or_refused_by_name(tmp_path: Path) -> None:
+def test_unlike_images_are_right_or_refused(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     for name, (one, other, eager) in PICTURES.items():
         folder = tmp_path / name.replace(" ", "-")
@@ -194,7 +194,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_fields_that_differ_are_right_or_refused_by_name(tmp_path: Path) -> None:
+def test_unlike_fields_are_right_or_refused(tmp_path: Path) -> None:
     pytest.importorskip("eccodes", exc_type=Exception)
     pytest.importorskip("cfgrib", exc_type=Exception)
     from tests.support.grib_messages import message

@@ -182,7 +182,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_files_are_combined_as_xarray_does_or_refused(case: str, tmp_path: Path) -> None:
+def test_combined_files_equal_xarrays_or_are_refused(case: str, tmp_path: Path) -> None:
     sets, combine, arguments, refused = CASES[case]
 
     def written(some: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Levels of indirection put together: manifest, archive, shard, shard within the shard, chunk; over HTTP."""
+"""Levels of indirection combined: manifest, archive, shard, nested shard, chunk; over HTTP."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ranges_of_members(content: bytes, url: str) -> dict[str, Any]:
     return refs
 
 
-def test_manifest_of_ranges_of_a_zip_that_holds_nested_shards(folder: Path, http_server: RangeServer) -> None:
+def test_manifest_of_nested_shards_in_a_zip_is_read(folder: Path, http_server: RangeServer) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     url = http_server.put("/a.zip", content)
     manifest = http_server.put("/m.json", json.dumps(ranges_of_members(content, url)).encode())
@@ -100,14 +100,14 @@ def test_many_chunks_cost_one_request_a_level(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_zip_of_nested_shards(folder: Path, http_server: RangeServer, compression: int) -> None:
+def test_nested_shards_in_a_zip_are_read(folder: Path, http_server: RangeServer, compression: int) -> None:
     url = http_server.put("/a.zip", archive(folder, compression))
     seen = array(url, "a")
     assert seen.chunks == (5, 5)
     assert np.array_equal(seen[...], DATA)
 
 
-def test_listing_through_all_levels(folder: Path) -> None:
+def test_all_levels_are_listed(folder: Path) -> None:
     content = archive(folder, zipfile.ZIP_STORED)
     (folder / "a.zip").write_bytes(content)
     plain = opened(folder, format="zarr-hierarchy").find("a", detail=True)

@@ -1,4 +1,4 @@
-"""Damaged shards: cut short, with flipped bits, with forged counts. An error that names shard and array, never data."""
+"""Damaged shards (truncated, flipped bits, forged counts): an error that names shard and array, never data."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def outcome(fs: Any, name: str) -> bytes | str | None:
 
 @pytest.mark.parametrize("sized", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sound_shards_are_read(tmp_path: Path, kind: str, sized: bool) -> None:
+def test_undamaged_shards_are_read(tmp_path: Path, kind: str, sized: bool) -> None:
     fs, shard = source(tmp_path, kind, KINDS[kind][3], sized=sized)
     for slot, data in CHUNKS.items():
         assert fs.cat_file(key(shard, slot)) == data
@@ -83,7 +83,7 @@ def test_sound_shards_are_read(tmp_path: Path, kind: str, sized: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shards_cut_short_at_any_byte_never_give_other_data(tmp_path: Path, kind: str) -> None:
+def test_truncated_shards_never_give_wrong_data(tmp_path: Path, kind: str) -> None:
     whole = KINDS[kind][3]
     for size in range(len(whole)):
         fs, shard = source(tmp_path, kind, whole[:size], sized=True)
@@ -142,19 +142,19 @@ def test_any_index_gives_ranges_of_the_shard_or_an_error(tmp_path: Path, data: A
         (False, [(40, 61), (ONES, ONES)], r"expected a range within \[32, 100\)"),
     ],
 )
-def test_chunks_outside_of_the_shard_or_inside_of_its_index(at_end: bool, rows: Any, reason: str) -> None:
+def test_chunks_outside_the_shard_or_in_its_index_are_errors(at_end: bool, rows: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         OffsetsLevel(2, at_end=at_end).table(pairs(*rows), 100)
 
 
-def test_chunks_may_share_bytes_leave_gaps_and_have_none() -> None:
+def test_chunks_may_overlap_leave_gaps_or_be_empty() -> None:
     table = OffsetsLevel(4).table(pairs((0, 36), (10, 26), (36, 0), (0, 0)), 100)
     assert [table.locate(slot) for slot in range(4)] == [(0, 36), (10, 26), (36, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("sized", [True, False])
 @pytest.mark.case(id="P26")
-def test_forged_count_reads_and_allocates_no_more_than_there_is(tmp_path: Path, sized: bool) -> None:
+def test_forged_count_allocates_nothing(tmp_path: Path, sized: bool) -> None:
     fs, _ = source(tmp_path, "v2", SHARD_2, sized=sized)
     forged = json.dumps({**META_2, "shape": [2**40], "shards": [2**24]})  # an index of 256 MiB
     if sized:
@@ -172,7 +172,7 @@ def test_forged_count_reads_and_allocates_no_more_than_there_is(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: Any, status: int) -> None:
+def test_unreachable_shard_is_not_a_missing_chunk(http_server: Any, status: int) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
     fs = opened(f"{http_server.url}/a", retries=0)
@@ -187,7 +187,7 @@ def test_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: Any, stat
 
 
 @pytest.mark.parametrize("kind", ["ignored_range", "short_body", "long_body", "wrong_content_range"])
-def test_answer_that_is_not_the_index_is_none(http_server: Any, kind: Any) -> None:
+def test_wrong_answer_for_an_index_gives_no_other_data(http_server: Any, kind: Any) -> None:
     http_server.put("/a/.zarray", json.dumps(META_2).encode())
     http_server.put("/a/0", SHARD_2)
     fs = opened(f"{http_server.url}/a", retries=0)

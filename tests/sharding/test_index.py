@@ -1,4 +1,4 @@
-"""What an index says lies within its shard and outside of the index, however the size of the shard is learnt.
+"""Chunks must lie within their shard and outside of its index, for every way to learn the shard's size.
 
 The indexes here are sound as such, checksums included, so that nothing but the size of the shard gives them away.
 """
@@ -198,9 +198,7 @@ def chunk(content: dict[str, bytes], place: int) -> str:
         if place in ("local", "http", "references to ranges") or wrong in ONE_EACH
     ],
 )
-def test_chunk_said_to_reach_into_index_or_past_end_is_damage(
-    place: str, wrong: str, places: dict[str, Source]
-) -> None:
+def test_chunk_reaching_into_the_index_is_damage(place: str, wrong: str, places: dict[str, Source]) -> None:
     content = files(*WRONG[wrong])
     fs = places[place](content)
     shard = chunk(content, 0)
@@ -217,7 +215,7 @@ def test_chunks_up_to_the_index_are_read(place: str, shape: Any, places: dict[st
 
 
 @pytest.mark.parametrize("place", ["local", "http", "references to whole files", "zip"])
-def test_slots_of_one_size_and_their_mask_are_all_there_is(place: str, places: dict[str, Source]) -> None:
+def test_fixed_slots_and_mask_fill_the_shard(place: str, places: dict[str, Source]) -> None:
     meta = {**META_2, "chunks": [10], "shape": [40], "shard_format": "morton_order", "compressor": None}
     sound = PAYLOAD + bytes([0b1111])
     assert places[place](files(meta, sound)).cat_file("a/3") == PAYLOAD[30:]
@@ -228,7 +226,7 @@ def test_slots_of_one_size_and_their_mask_are_all_there_is(place: str, places: d
 
 
 @pytest.mark.parametrize("shape", ["end", "start", "trailed"])
-def test_shard_that_is_made_whole_is_as_long_as_it_is(shape: str) -> None:
+def test_inflated_shard_has_its_true_length(shape: str) -> None:
     """Of bytes that are made from others, nothing tells how many there will be."""
     at_end, trailer = shape != "start", 4 if shape == "trailed" else 0
     index = TableIndex(OffsetsLevel(4, at_end, checked=True, trailer=trailer), "c/0", "a", 0, cut=None)
@@ -256,7 +254,7 @@ def test_shard_that_begins_within_its_index_is_damaged() -> None:
 
 @pytest.mark.parametrize("checksum", [False, True])
 @pytest.mark.parametrize("before", [b"", b"something else"])
-def test_shards_of_manifest_without_lengths_are_checked_too(
+def test_manifest_shards_without_lengths_are_checked(
     tmp_path: Path, http_server: Any, checksum: bool, before: bytes
 ) -> None:
     for pair, expected in (((30, 10), PAYLOAD[30:]), ((35, 10), None)):
@@ -276,7 +274,7 @@ def test_shards_of_manifest_without_lengths_are_checked_too(
             assert fs.cat_file("c/1") == expected
 
 
-def test_what_the_index_costs_is_the_same(http_server: Any) -> None:
+def test_checks_cost_no_further_request(http_server: Any) -> None:
     for name, data in files(*plain("end", (10, 10))).items():
         http_server.put(f"/h/{name}", data)
     fs = opened(f"{http_server.url}/h")
@@ -288,7 +286,7 @@ def test_what_the_index_costs_is_the_same(http_server: Any) -> None:
 
 @pytest.mark.parametrize("place", ["local", "http"])
 @pytest.mark.parametrize("encoding", ["raw", "gzip"])
-def test_chunks_of_volume_do_not_lie_in_their_index_or_past_end(
+def test_volume_chunks_outside_the_data_are_damage(
     tmp_path: Path, place: str, encoding: str, places: dict[str, Source]
 ) -> None:
     sharding = {
@@ -320,7 +318,7 @@ def test_chunks_of_volume_do_not_lie_in_their_index_or_past_end(
         assert name in str(error.value)
 
 
-def test_minishards_index_lies_in_the_shard(places: dict[str, Source], tmp_path: Path) -> None:
+def test_minishard_index_outside_the_shard_is_damage(places: dict[str, Source], tmp_path: Path) -> None:
     assert ShardIndex(32).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes()) is not None
     with pytest.raises(ValueError, match="minishard 0"):
         ShardIndex(32).sized(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())
@@ -336,7 +334,7 @@ def two_nested() -> tuple[dict[str, Any], bytes]:
     return meta, sound + sound[:-1] + bytes([sound[-1] ^ 1]) + index + crc32c(index).to_bytes(4, "little")
 
 
-def test_damaged_shard_in_a_shard_damages_none_beside_it(http_server: RangeServer) -> None:
+def test_damaged_nested_shard_leaves_its_neighbours(http_server: RangeServer) -> None:
     meta, shard = two_nested()
     group = json.dumps({"zarr_format": 3, "node_type": "group"})
     refs = {"zarr.json": group, "a/zarr.json": json.dumps(meta), "a/c/0": [http_server.put("/x", shard), 0, len(shard)]}

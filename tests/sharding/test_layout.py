@@ -1,4 +1,4 @@
-"""Where a chunk lies is what the cuts of its array say, whether all shards are alike or not."""
+"""The place of a chunk follows from the division of its array, for equal and unequal shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layout_of(cuts: tuple[Cut, ...], shards: tuple[int, ...], level: Callable[[i
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_no_two_chunks_lie_in_one_place(kind: str) -> None:
+def test_each_chunk_has_its_own_slot(kind: str) -> None:
     cuts, shards = MAKERS[kind]
     layout = layout_of(cuts, shards, OffsetsLevel)
     seen = set()

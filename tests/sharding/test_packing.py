@@ -1,4 +1,4 @@
-"""Shards put together: what our reader, zarr-python, tensorstore and zarrs find in them is what was put there."""
+"""Written shards: our reader, zarr-python, tensorstore and zarrs read the written values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def payloads(data: np.ndarray[Any, Any], chunk_shape: Any, fill: int = 0) -> dic
     return {at: np.ascontiguousarray(chunk).tobytes() for at, chunk in chunks_of(data, chunk_shape, fill).items()}
 
 
-def test_shard_is_chunks_in_morton_order_index_and_checksum() -> None:
+def test_shard_has_morton_order_index_and_checksum() -> None:
     layout = layout_of(version_3((4, 4), (4, 4), [sharding([2, 2])]))
     parts = layout.rewrite((2, 2), None, {(0, 0): b"aaaa", (0, 1): b"bb", (1, 0): b"c"})
     index = np.array([(0, 4), (5, 2), (4, 1)], "<u8").tobytes() + ONES * 2
@@ -40,7 +40,7 @@ def test_offsets_count_from_the_first_byte_of_the_shard() -> None:
     assert b"".join(parts) == ONES * 2 + (32).to_bytes(8, "big") + (3).to_bytes(8, "big") + b"xyz"
 
 
-def test_shard_without_chunks_is_no_shard() -> None:
+def test_shard_without_chunks_is_removed() -> None:
     layout = layout_of(version_3((4,), (4,), [sharding([2])]))
     assert layout.rewrite((2,), None, {(0,): None}) is None
     parts = layout.rewrite((2,), None, {(0,): b"ab"})
@@ -48,7 +48,7 @@ def test_shard_without_chunks_is_no_shard() -> None:
     assert layout.rewrite((2,), b"".join(parts), {(0,): None}) is None
 
 
-def test_checksums_around_a_shard_are_each_of_all_before() -> None:
+def test_outer_checksums_cover_all_bytes_before() -> None:
     layout = layout_of(version_3((4,), (4,), [sharding([2]), CRC, CRC]))
     data = b"".join(layout.rewrite((2,), None, {(0,): b"ab" * 3}) or ())
     assert int.from_bytes(data[-4:], "little") == crc32c(data[:-4])
@@ -63,14 +63,14 @@ def test_prototype_has_full_size_indexes_and_no_checksum() -> None:
     assert data == b"xy" + ONES * 2 + np.array([0, 2], "<u8").tobytes() + ONES * 4
 
 
-def test_prototypes_first_state_marks_missing_by_no_length() -> None:
+def test_first_prototype_marks_missing_chunks_by_length_0() -> None:
     layout = layout_of(version_2((4,), (2,), (2,)), endian="big")
     assert b"".join(layout.rewrite((2,), None, {(1,): b"xy"}) or ()) == b"xy" + bytes(16 + 8) + b"\0" * 7 + b"\2"
     with pytest.raises(ValueError, match="expected a chunk of at least 1 byte"):
         layout.rewrite((2,), None, {(1,): b""})
 
 
-def test_slots_of_one_size_take_no_other() -> None:
+def test_fixed_slots_refuse_other_sizes() -> None:
     layout = layout_of(version_2((6,), (2,), (3,), shard_format="morton_order"))
     assert b"".join(layout.rewrite((3,), None, {(1,): b"12345678"}) or ()) == bytes(8) + b"12345678" + bytes(8) + b"\2"
     with pytest.raises(ValueError, match="expected a chunk of 8 bytes, the size of a slot, got 7"):
@@ -85,7 +85,7 @@ def test_damaged_shard_is_not_rewritten() -> None:
             layout.rewrite((2,), damaged, {(0,): b"ef"})
 
 
-def test_what_does_not_change_is_copied_as_it_lies_and_gaps_go() -> None:
+def test_unchanged_chunks_are_copied_without_gaps() -> None:
     layout = layout_of(version_3((4,), (4,), [sharding([2], index=[LITTLE])]))
     old = b"--ab---cd" + np.array([(2, 2), (7, 2)], "<u8").tobytes()
     data = b"".join(layout.rewrite((2,), old, {(1,): b"xyz"}) or ())
@@ -170,7 +170,7 @@ def _inner(payload: bytes, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_our_reader(tmp_path: Path, name: str) -> None:
+def test_written_shards_are_read_back(tmp_path: Path, name: str) -> None:
     if IS_ZARR_2:
         pytest.skip("zarr 2 has no codecs of version 3")
     data = of_ours(tmp_path, name)
@@ -210,7 +210,7 @@ def test_zarrs_reads_the_values(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("location", ["start", "end"])
-def test_bytes_are_those_that_zarr_python_writes(tmp_path: Path, location: Any) -> None:
+def test_written_bytes_equal_zarr_pythons(tmp_path: Path, location: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("zarr 2 writes no shards of version 3")
     import zarr

@@ -1,4 +1,4 @@
-"""What reading sharded arrays costs in requests: 10 shards of 10×10 inner chunks of 57,600 bytes, over HTTP."""
+"""Requests for reads of sharded arrays: 10 shards of 10×10 inner chunks of 57,600 bytes, over HTTP."""
 
 from __future__ import annotations
 
@@ -74,30 +74,30 @@ def counter(folder: Path, data: np.ndarray[Any, Any]) -> Iterator[Counter]:
         yield Counter(server, data)
 
 
-def test_one_chunk_takes_two_requests_and_then_one(counter: Counter) -> None:
+def test_first_chunk_takes_two_requests_and_later_ones_one(counter: Counter) -> None:
     assert counter.chunk(437) == 2
     assert counter.chunk(437) <= 1
     assert counter.chunk(438) <= 1
 
 
-def test_row_of_chunks(counter: Counter) -> None:
+def test_row_of_chunks_takes_few_requests(counter: Counter) -> None:
     assert counter.read(slice(0, SIDE), slice(None)) <= 4
     assert counter.server.log.bytes_sent <= 1.4 * MIB
 
 
-def test_column_of_chunks(counter: Counter) -> None:
+def test_column_of_chunks_takes_few_requests(counter: Counter) -> None:
     assert counter.read(slice(0, 10 * SIDE), slice(0, SIDE)) <= 4
     assert counter.server.log.bytes_sent <= 1.4 * MIB
 
 
 @pytest.mark.parametrize("concurrency", [10, 128])
-def test_full_shard(counter: Counter, concurrency: int) -> None:
+def test_full_shard_takes_few_requests(counter: Counter, concurrency: int) -> None:
     with zarr.config.set({"async.concurrency": concurrency}):
         assert counter.read(slice(20 * SIDE, 30 * SIDE), slice(None)) <= 2
     assert counter.server.log.bytes_sent <= 1.1 * 100 * CHUNK
 
 
-def test_column_through_all_shards_waits_twice(counter: Counter) -> None:
+def test_column_through_all_shards_takes_two_rounds(counter: Counter) -> None:
     """For all indexes, and for all chunks: how many reads wait behind the first ten is known."""
     counter.server.latency = 0.05
     assert counter.read(slice(None), slice(0, SIDE)) <= 44
@@ -107,7 +107,7 @@ def test_column_through_all_shards_waits_twice(counter: Counter) -> None:
     assert kinds == ["index", "chunks"]
 
 
-def test_chunks_are_read_ahead_of_by_who_asks_for_none_but_them(folder: Path, data: np.ndarray[Any, Any]) -> None:
+def test_single_chunk_reads_are_followed_by_readahead(folder: Path, data: np.ndarray[Any, Any]) -> None:
     with RangeServer(directory=folder) as server:
         fs = opened(f"{server.url}/a", asynchronous=True)
 
@@ -121,7 +121,7 @@ def test_chunks_are_read_ahead_of_by_who_asks_for_none_but_them(folder: Path, da
         assert fs.stats()["ahead_wasted"] == 0
 
 
-def test_next_column_reads_no_index_and_nothing_of_a_third(counter: Counter) -> None:
+def test_next_column_reads_no_index(counter: Counter) -> None:
     counter.server.latency = 0.05
     counter.read(slice(None), slice(0, SIDE))
     counter.server.clear()

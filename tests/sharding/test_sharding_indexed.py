@@ -77,7 +77,7 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     [[LITTLE], [BIG], [LITTLE, Crc32cCodec()], [BIG, Crc32cCodec()]],
     ids=["little", "big", "little+crc32c", "big+crc32c"],
 )
-def test_index_at_start_or_end_in_either_byte_order(tmp_path: Path, location: Any, index: list[Any]) -> None:
+def test_index_at_either_end_and_byte_order_is_read(tmp_path: Path, location: Any, index: list[Any]) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2), index_codecs=index, index_location=location)])
     assert_shown(tmp_path, data, (3, 2))
@@ -87,7 +87,7 @@ def test_index_at_start_or_end_in_either_byte_order(tmp_path: Path, location: An
 @pytest.mark.parametrize(
     ("shape", "shards", "chunks"), [((13, 17), (6, 8), (3, 2)), ((17,), (8,), (2,))], ids=["2d", "1d"]
 )
-def test_every_chunk_key_encoding(
+def test_every_chunk_key_encoding_is_read(
     tmp_path: Path, encoding: tuple[str, str], shape: Any, shards: Any, chunks: Any
 ) -> None:
     data = sparse(shape, FILL)
@@ -95,7 +95,7 @@ def test_every_chunk_key_encoding(
     assert_shown(tmp_path, data, chunks)
 
 
-def test_shards_within_shards_within_shards(tmp_path: Path) -> None:
+def test_three_levels_of_shards_are_read(tmp_path: Path) -> None:
     data = sparse((30, 40), FILL)
     innermost = sharding((2, 3), [LITTLE, ZstdCodec()])
     middle = sharding((4, 6), [innermost], index_location="start")
@@ -103,26 +103,26 @@ def test_shards_within_shards_within_shards(tmp_path: Path) -> None:
     assert_shown(tmp_path, data, (2, 3))
 
 
-def test_transposed_shards(tmp_path: Path) -> None:
+def test_transposed_shards_are_read(tmp_path: Path) -> None:
     data = sparse((13, 17, 5), FILL)
     write(tmp_path, data, (12, 12, 12), [TransposeCodec(order=(2, 0, 1)), sharding((4, 3, 2))])
     assert_shown(tmp_path, data, (3, 2, 4))
 
 
-def test_transposed_shards_in_transposed_shards(tmp_path: Path) -> None:
+def test_nested_transposed_shards_are_read(tmp_path: Path) -> None:
     data = sparse((13, 17, 10), FILL)
     inner = [TransposeCodec(order=(1, 2, 0)), sharding((3, 2, 4))]
     write(tmp_path, data, (24, 24, 24), [TransposeCodec(order=(2, 0, 1)), sharding((12, 12, 24), inner)])
     assert_shown(tmp_path, data, (3, 2, 4))
 
 
-def test_checksum_after_the_shard_is_stepped_over(tmp_path: Path) -> None:
+def test_checksum_after_the_shard_is_skipped(tmp_path: Path) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2)), Crc32cCodec()])
     assert_shown(tmp_path, data, (3, 2))
 
 
-def test_compressed_shards_pass_whole_and_are_reported(tmp_path: Path) -> None:
+def test_compressed_shards_stay_whole_and_are_reported(tmp_path: Path) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2)), GzipCodec()])
     fs = opened(tmp_path)
@@ -136,7 +136,7 @@ def test_compressed_shards_pass_whole_and_are_reported(tmp_path: Path) -> None:
     "transformers",
     [[{"name": "other"}], [{"name": "other"}, {"type": "indexed", "configuration": {"chunks_per_shard": [2, 2]}}]],
 )
-def test_shards_behind_transformers_pass_and_are_reported(tmp_path: Path, transformers: Any) -> None:
+def test_shards_behind_transformers_stay_whole(tmp_path: Path, transformers: Any) -> None:
     write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     text = json.dumps({**json.loads((tmp_path / "zarr.json").read_text()), "storage_transformers": transformers})
     (tmp_path / "zarr.json").write_text(text)
@@ -146,7 +146,7 @@ def test_shards_behind_transformers_pass_and_are_reported(tmp_path: Path, transf
     assert "storage_transformers" in fs.left_whole[""]
 
 
-def test_info_tells_what_is_left_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_lists_arrays_left_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a", sparse((13, 17), FILL), (6, 8), [sharding((3, 2)), GzipCodec()])
     write(tmp_path / "b", sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     zarr.open_group(str(tmp_path), mode="a")
@@ -157,7 +157,7 @@ def test_info_tells_what_is_left_whole(tmp_path: Path, capsys: pytest.CaptureFix
     assert "gzip" in told[0]
 
 
-def test_shards_compressed_inside_of_shards_are_the_chunks(tmp_path: Path) -> None:
+def test_compressed_inner_shards_are_shown_as_chunks(tmp_path: Path) -> None:
     data = sparse((30, 40), FILL)
     write(tmp_path, data, (16, 24), [sharding((8, 12), [sharding((4, 6)), GzipCodec()])])
     seen = array(tmp_path)
@@ -213,7 +213,7 @@ def spelled(chunks: Any, codecs: list[Any], **options: Any) -> dict[str, Any]:
 RAW = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 
-def test_tensorstore_writes_shards_transposed_and_nested(tmp_path: Path) -> None:
+def test_shards_of_tensorstore_are_read(tmp_path: Path) -> None:
     data = sparse((13, 17, 10), FILL)
     inner = [{"name": "transpose", "configuration": {"order": [1, 2, 0]}}, spelled((3, 1, 5), RAW)]
     codecs = [
@@ -225,13 +225,13 @@ def test_tensorstore_writes_shards_transposed_and_nested(tmp_path: Path) -> None
     assert_shown(tmp_path, data, (3, 1, 5))
 
 
-def test_tensorstore_writes_a_scalar(tmp_path: Path) -> None:
+def test_scalar_of_tensorstore_is_read(tmp_path: Path) -> None:
     data = np.array(5, "<i4")
     tensorstore_writes(tmp_path, data, (), [spelled((), [*RAW, {"name": "gzip", "configuration": {"level": 1}}])])
     assert_shown(tmp_path, data, ())
 
 
-def test_zarrs_writes_shards(tmp_path: Path) -> None:
+def test_shards_of_zarrs_are_read(tmp_path: Path) -> None:
     pytest.importorskip("zarrs")
     data = sparse((13, 17), FILL)
     with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
@@ -239,7 +239,7 @@ def test_zarrs_writes_shards(tmp_path: Path) -> None:
     assert_shown(tmp_path, data, (3, 2))
 
 
-def test_codecs_spelled_as_bare_names(tmp_path: Path) -> None:
+def test_codecs_as_bare_names_are_read(tmp_path: Path) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
@@ -249,7 +249,7 @@ def test_codecs_spelled_as_bare_names(tmp_path: Path) -> None:
     assert_shown(tmp_path, data, (3, 2))
 
 
-def test_only_grid_and_codecs_of_the_metadata_change(tmp_path: Path) -> None:
+def test_only_grid_and_codecs_change_in_metadata(tmp_path: Path) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
@@ -267,7 +267,7 @@ def test_only_grid_and_codecs_of_the_metadata_change(tmp_path: Path) -> None:
     "name",
     ["zarrs-rust-8x8", "zarr-java-index-start", "zarr-java-index-end", "zarrita-py-2d-ragged", "zarrita-py-1d-filled"],
 )
-def test_arrays_of_other_writers(shared_data: Path, name: str) -> None:
+def test_arrays_of_other_writers_are_read(shared_data: Path, name: str) -> None:
     expected = json.loads((shared_data / "expected" / "shards.json").read_text())[name]
     seen = array(shared_data / "shards" / name)
     assert seen.chunks == tuple(expected["inner_chunk_shape"])
@@ -298,7 +298,7 @@ def test_arrays_of_other_writers(shared_data: Path, name: str) -> None:
         ),
     ],
 )
-def test_contradictory_metadata_passes_and_is_reported(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_contradictory_metadata_leaves_the_array_whole(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["codecs"][0]["configuration"].update(change)

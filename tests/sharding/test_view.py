@@ -1,4 +1,4 @@
-"""The unsharded view over any source: references, inline bytes, members made from ranges; its metadata and listings."""
+"""The view of inner chunks over any source: references, inline bytes, archive members; metadata and listings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_shards_that_are_references_into_one_file(folder: Path) -> None:
+def test_shards_in_one_file_are_read(folder: Path) -> None:
     blob = b"\x55" * 13
     refs: dict[str, Any] = {
         ".zgroup": (folder / ".zgroup").read_text(),
@@ -54,14 +54,14 @@ def test_shards_that_are_references_into_one_file(folder: Path) -> None:
     assert fs.find("a") == opened(folder).find("a")[:1] + opened(folder).find("a")[2:]  # all but .zattrs
 
 
-def test_shards_that_are_inline(folder: Path) -> None:
+def test_inline_shards_are_read(folder: Path) -> None:
     refs = {"a/.zarray": (folder / "a/.zarray").read_text()}
     for name in shard_names(folder):
         refs[f"a/{name}"] = "base64:" + base64.b64encode((folder / "a" / name).read_bytes()).decode()
     assert np.array_equal(array(refs, "a")[...], DATA)
 
 
-def test_shards_that_are_whole_files_of_unknown_size(folder: Path) -> None:
+def test_shards_of_unknown_size_are_read(folder: Path) -> None:
     refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
     refs |= {f"a/{name}": [f"file://{folder}/a/{name}"] for name in shard_names(folder)}
     assert np.array_equal(array(refs, "a")[...], DATA)
@@ -72,7 +72,7 @@ def test_plain_reference_sets_are_not_wrapped() -> None:
     assert not isinstance(opened(refs).source.open(), ShardView)
 
 
-def test_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> None:
+def test_unreachable_shard_is_not_a_missing_chunk(folder: Path) -> None:
     refs: dict[str, Any] = {"a/.zarray": (folder / "a/.zarray").read_text()}
     refs |= {f"a/{name}": [f"file://{folder}/gone/{name}"] for name in shard_names(folder)}
     fs = opened(refs)
@@ -82,7 +82,7 @@ def test_shard_that_cannot_be_reached_is_no_missing_chunk(folder: Path) -> None:
         array(refs, "a")[...]
 
 
-def test_absent_shard_of_a_hierarchy_is_missing_chunks(folder: Path) -> None:
+def test_missing_shard_means_missing_chunks(folder: Path) -> None:
     (folder / "a/1.0").unlink()
     fs = opened(folder)
     for key in ("a/2.0", "a/3.1"):
@@ -187,7 +187,7 @@ def test_shard_may_be_any_kind_of_entry(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_keys_looked_up_together_lie_where_they_lie_alone(kind: str) -> None:
+def test_batch_lookup_equals_single_lookups(kind: str) -> None:
     view, files, chunks = held(MAKERS[kind])
     present = list(chunks)
     keys = [*present, "a/.zarray", "a/0.1", *reversed(present), "a/9.9", "a/x", "nothing", ".zgroup"]
@@ -207,14 +207,14 @@ def shard_of(key: str) -> tuple[int, ...]:
     return tuple(int(c) // n for c, n in zip(key[2:].split("."), SHARDS, strict=True))
 
 
-def test_listing_and_looking_up_agree() -> None:
+def test_listings_agree_with_lookups() -> None:
     view, files, chunks = held(MAKERS["sized span"])
     listed, _ = run(view.children("a"), files)
     shown, _ = run(view.lookup("a/.zarray"), files)
     assert {f"a/{n.name}": n.size for n in listed} == {"a/.zarray": shown.size} | {k: len(v) for k, v in chunks.items()}
 
 
-def test_shard_that_was_read_can_no_longer_be_missing() -> None:
+def test_known_shard_that_vanishes_is_an_error() -> None:
     view, files, chunks = held(lambda name, data: (Span(name, optional=True), data))
     for key in chunks:
         entry, (need,) = run(view.lookup(key), files)
@@ -222,7 +222,7 @@ def test_shard_that_was_read_can_no_longer_be_missing() -> None:
         assert not entry.optional
 
 
-def test_lookup_needs_one_index_and_no_metadata_twice() -> None:
+def test_lookup_loads_index_and_metadata_once() -> None:
     view, files, _ = held(MAKERS["whole file"])
     _, asked = run(view.lookup("a/6.1"), files)
     assert [(n.entry.url, n.entry.start, n.entry.stop) for n in asked] == [("a/3.0", -64, None)]
@@ -230,7 +230,7 @@ def test_lookup_needs_one_index_and_no_metadata_twice() -> None:
     assert again == asked  # equal needs: whoever reads them remembers the answer
 
 
-def test_chunks_of_one_shard_are_near_each_other_for_read_ahead() -> None:
+def test_chunks_of_a_shard_are_neighbours_for_readahead() -> None:
     view, files, chunks = held(MAKERS["whole file"])
     assert find_chunk(view.grids, "a/0.0") is None  # nothing is known yet
     run(view.lookup("a/.zarray"), files)
@@ -242,7 +242,7 @@ def test_chunks_of_one_shard_are_near_each_other_for_read_ahead() -> None:
 @pytest.mark.parametrize(
     "key", ["a/7.0", "a/0.2", "a/00.0", "a/0", "a/0.0.0", "a/-1.0", "a/0.0/x", "a/x", "b/0.0", "0.0"]
 )
-def test_keys_outside_of_the_grid_are_no_keys(key: str) -> None:
+def test_keys_outside_the_grid_do_not_exist(key: str) -> None:
     view, files, _ = held(MAKERS["whole file"])
     run(view.lookup("a/.zarray"), files)
     assert run(view.lookup(key), files)[0] is None
@@ -255,12 +255,12 @@ def test_array_at_the_root_is_found_by_its_chunks() -> None:
         assert run(ShardView(base).lookup(key.removeprefix("a/")), files)[0] is not None
 
 
-def test_shard_far_outside_of_its_array_does_not_end_a_survey(folder: Path) -> None:
+def test_shard_outside_its_array_does_not_stop_a_survey(folder: Path) -> None:
     shutil.copy(folder / "a/1.0", folder / "a/99999999999999999999.0")
     assert len(survey(opened(folder)).arrays["a"]) == len(opened(folder).ls("a")) - len([".zarray", ".zattrs"])
 
 
-def test_everything_else_passes_byte_for_byte(folder: Path) -> None:
+def test_other_keys_are_unchanged(folder: Path) -> None:
     (folder / "notes.txt").write_bytes(b"\x00\xff")
     fs = opened(folder)
     for key in (".zgroup", "a/.zattrs", "notes.txt"):
@@ -275,7 +275,7 @@ def test_listing_chunks_reads_each_index_once(folder: Path) -> None:
     assert reads(fs, lambda: fs.ls("a")) == 0
 
 
-def test_directories_of_inner_chunks(tmp_path: Path) -> None:
+def test_directories_list_inner_chunks(tmp_path: Path) -> None:
     write_prototype(tmp_path, DATA, CHUNKS, SHARDS, separator="/")
     fs = opened(tmp_path)
     present = {"/".join(map(str, coords)) for coords in chunks_of(DATA, CHUNKS, 0)}
@@ -289,7 +289,7 @@ def test_directories_of_inner_chunks(tmp_path: Path) -> None:
         fs.ls("7")
 
 
-def test_group_called_c_is_not_taken_for_chunks(tmp_path: Path) -> None:
+def test_group_named_c_is_not_a_chunk_directory(tmp_path: Path) -> None:
     write_prototype(tmp_path / "c/0", DATA, CHUNKS, SHARDS, separator="/")
     (tmp_path / ".zgroup").write_text('{"zarr_format": 2}')
     (tmp_path / "c/.zgroup").write_text('{"zarr_format": 2}')

@@ -1,4 +1,4 @@
-"""Metadata written for the view: shape and attributes are taken over, the way an array is sharded stays."""
+"""Metadata written through the view: shape and attributes change, the sharding stays."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def shown(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_what_is_shown_is_stored_again_as_it_was(name: str) -> None:
+def test_shown_metadata_is_stored_with_its_sharding(name: str) -> None:
     assert update_stored_metadata(STORED[name], shown(STORED[name]), {}) == STORED[name]
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_another_shape_fill_value_and_attributes_are_taken_over(name: str) -> None:
+def test_changed_shape_fill_value_and_attributes_are_stored(name: str) -> None:
     changed = {"shape": [60, 9], "fill_value": 5, "attributes": {"a": 1}}
     assert update_stored_metadata(STORED[name], {**shown(STORED[name]), **changed}, {}) == {**STORED[name], **changed}
 
 
-def test_defaults_that_a_writer_spells_out_make_no_other_array() -> None:
+def test_explicit_defaults_keep_the_sharding() -> None:
     codecs = [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "gzip", "configuration": {"level": 5}},
@@ -73,16 +73,16 @@ def test_defaults_that_a_writer_spells_out_make_no_other_array() -> None:
         ("prototype", {"dimension_separator": "/"}),
     ],
 )
-def test_other_chunks_codecs_or_dtypes_make_another_array(name: str, changed: dict[str, Any]) -> None:
+def test_other_chunks_codecs_or_dtypes_drop_the_sharding(name: str, changed: dict[str, Any]) -> None:
     assert update_stored_metadata(STORED[name], {**shown(STORED[name]), **changed}, {}) is None
 
 
-def test_ordinary_array_has_no_shards_to_keep() -> None:
+def test_ordinary_array_stays_unsharded() -> None:
     plain = version_3((6, 8), (2, 2), [LITTLE])
     assert update_stored_metadata(plain, plain, {}) is None
 
 
-def test_shards_of_their_own_sizes_do_not_grow() -> None:
+def test_rectilinear_shards_do_not_grow() -> None:
     shapes = {"kind": "inline", "chunk_shapes": [[4, 2], [4, 4]]}
     doc = {**STORED["sharded"], "chunk_grid": {"name": "rectilinear", "configuration": shapes}}
     assert update_stored_metadata(doc, {**shown(doc), "attributes": {"a": 1}}, {}) == {**doc, "attributes": {"a": 1}}

@@ -34,7 +34,7 @@ def references(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_references_become_manifests_and_references_again(tmp_path: Path, references: dict[str, Any]) -> None:
+def test_references_survive_manifests(tmp_path: Path, references: dict[str, Any]) -> None:
     (tmp_path / "set.json").write_text(json.dumps(references))
     opened(str(tmp_path / "set.json")).save(str(tmp_path / "a.parq"), "parquet")
     for source in ("set.json", "a.parq"):
@@ -65,7 +65,7 @@ def test_relative_urls_keep_their_meaning(tmp_path: Path, references: dict[str, 
 
 
 @pytest.mark.parametrize("key", ["zarr.json", "x/zarr.json"])
-def test_a_document_of_no_node_is_refused_by_name(tmp_path: Path, key: str) -> None:
+def test_document_outside_any_node_is_refused_by_name(tmp_path: Path, key: str) -> None:
     with pytest.raises(ManifestError, match=f"'{key}' has no valid node_type"):
         opened({key: '{"zarr_format": 3}'}).save(str(tmp_path / "new.zarr"))
     assert not (tmp_path / "new.zarr").exists()
@@ -116,7 +116,7 @@ def test_open_range_within_a_target_is_not_representable(tmp_path: Path, name: s
 
 
 @needs_zarr_3
-def test_hierarchies_archives_and_mixed_arrays_become_references(tmp_path: Path) -> None:
+def test_hierarchies_and_archives_become_references(tmp_path: Path) -> None:
     data = np.arange(64, dtype="i4").reshape(8, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -137,7 +137,7 @@ def test_hierarchies_archives_and_mixed_arrays_become_references(tmp_path: Path)
             assert opened(str(tmp_path / out)).cat_file("m/c/0") == b"ab"
 
 
-def test_what_a_manifest_cannot_hold_is_named(tmp_path: Path) -> None:
+def test_unsupported_content_is_named(tmp_path: Path) -> None:
     for refs, named in (
         ({"note.txt": "x"}, "note"),
         ({"x/zarr.json": json.dumps(metadata((4,), (2,), None) | {"chunk_grid": {"name": "odd"}})}, "x/zarr.json"),

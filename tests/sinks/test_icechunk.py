@@ -1,4 +1,4 @@
-"""What is saved as an Icechunk repository is read by zarr-python alone, and has the same values."""
+"""Saved Icechunk repositories have the same values in zarr-python."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_repository_has_the_values_of_its_source(kind: str, tmp_path: Path) -> N
     xr.testing.assert_identical(ours, expected)
 
 
-def test_repository_of_unlike_files_has_the_values_of_each(tmp_path: Path) -> None:
+def test_repository_of_unlike_files_has_their_values(tmp_path: Path) -> None:
     """What joins such files by their metadata has wrong values for all but the first (VirtualiZarr 1059)."""
     there = str(tmp_path / "made.icechunk")
     cube(tmp_path).save(there)
@@ -126,7 +126,7 @@ def test_chunks_that_are_ranges_are_not_copied(tmp_path: Path) -> None:
     assert len(list(locations)) == 3
 
 
-def test_save_says_what_is_copied_before_and_after(
+def test_save_reports_copies_before_and_after(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = cube(tmp_path)
@@ -141,7 +141,7 @@ def test_save_says_what_is_copied_before_and_after(
     xr.testing.assert_equal(read(str(tmp_path / "made.icechunk")), xr.open_dataset(made, engine="refshard").load())
 
 
-def test_repository_is_replaced_on_request_alone(tmp_path: Path) -> None:
+def test_repository_is_replaced_only_on_request(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(netcdf(tmp_path)).save(there)
     first = opened(there).snapshot_id
@@ -160,7 +160,7 @@ def test_branch_is_written_beside_main(tmp_path: Path) -> None:
     assert [read(there, branch=branch)["time"].values[0] for branch in ("main", "next")] == [0, 100]
 
 
-def test_versions_of_targets_are_handed_over(tmp_path: Path, http_server: RangeServer) -> None:
+def test_target_versions_become_icechunk_checks(tmp_path: Path, http_server: RangeServer) -> None:
     data = Path(netcdf(tmp_path)).read_bytes()
     http_server.put("/a.nc", data)
     there = str(tmp_path / "made.icechunk")
@@ -187,7 +187,7 @@ def test_failed_save_commits_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "a%20b", "a#b", "a?b"])
-def test_target_with_a_name_that_is_quoted_is_virtual(name: str, tmp_path: Path, http_server: RangeServer) -> None:
+def test_target_with_a_quoted_name_is_virtual(name: str, tmp_path: Path, http_server: RangeServer) -> None:
     there = str(tmp_path / "made.icechunk")
     (tmp_path / name).mkdir()
     (tmp_path / name / name).write_bytes(bytes(range(100)))
@@ -197,7 +197,7 @@ def test_target_with_a_name_that_is_quoted_is_virtual(name: str, tmp_path: Path,
     assert zarr.open_array(opened(there).store, path="a", mode="r")[:4].tolist() == [10, 11, 20, 21]
 
 
-def test_keys_beside_the_arrays_are_left_out_by_name(tmp_path: Path) -> None:
+def test_keys_beside_arrays_are_reported(tmp_path: Path) -> None:
     """OME-Zarr has such keys (``OME/METADATA.ome.xml``), and JSON alone holds them."""
     path = Path(store(tmp_path, 3))
     (path / "OME").mkdir()
@@ -218,12 +218,12 @@ def test_array_without_elements_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [["memory://a", 5, 0], ""], ids=["range", "inline"])
-def test_chunk_without_bytes_is_refused_by_its_key(value: Any, tmp_path: Path) -> None:
+def test_empty_chunk_is_refused_by_its_key(value: Any, tmp_path: Path) -> None:
     with pytest.raises(refshard_fs.ManifestError, match="'a/1' has no bytes"):
         RefShardFileSystem({**ONE_ARRAY, "a/1": value}).save(str(tmp_path / "made.icechunk"))
 
 
-def test_save_after_a_failed_one_needs_no_overwrite(tmp_path: Path) -> None:
+def test_failed_save_does_not_block_the_next(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     with pytest.raises(refshard_fs.ManifestError):
         RefShardFileSystem({**ONE_ARRAY, "a/1": ""}).save(there)
@@ -231,7 +231,7 @@ def test_save_after_a_failed_one_needs_no_overwrite(tmp_path: Path) -> None:
     assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 
 
-def test_whole_objects_that_a_manifest_names_are_virtual(tmp_path: Path) -> None:
+def test_whole_objects_become_virtual_chunks(tmp_path: Path) -> None:
     """Their lengths are in no listing, and have to be asked for."""
     root = store(tmp_path, 2)
     RefShardFileSystem(root).save(str(tmp_path / "refs.zarr"))
@@ -239,7 +239,7 @@ def test_whole_objects_that_a_manifest_names_are_virtual(tmp_path: Path) -> None
     xr.testing.assert_identical(read(str(tmp_path / "made.icechunk")), xr.open_dataset(root, engine="refshard").load())
 
 
-def test_branch_that_a_failed_save_made_is_gone(tmp_path: Path) -> None:
+def test_failed_save_removes_its_branch(tmp_path: Path) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(netcdf(tmp_path)).save(there)
     with pytest.raises(refshard_fs.ManifestError):
@@ -248,7 +248,7 @@ def test_branch_that_a_failed_save_made_is_gone(tmp_path: Path) -> None:
     assert own.list_branches() == {"main"}
 
 
-def test_branch_is_seen_with_its_commit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_appears_with_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed before its commit leaves no branch."""
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem(netcdf(tmp_path)).save(there)
@@ -265,7 +265,7 @@ def test_branch_is_seen_with_its_commit_alone(tmp_path: Path, monkeypatch: pytes
     assert own.list_branches() == {"main", "next"}
 
 
-def test_repository_whose_maker_was_killed_is_made_again(tmp_path: Path) -> None:
+def test_unfinished_repository_is_replaced(tmp_path: Path) -> None:
     there = tmp_path / "made.icechunk"
     RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(there))
     for path in there.iterdir():
@@ -280,7 +280,7 @@ def test_repository_whose_maker_was_killed_is_made_again(tmp_path: Path) -> None
         RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(str(tmp_path / "other"), "icechunk")
 
 
-def test_repository_that_somebody_else_makes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repository_of_another_writer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there)
     monkeypatch.setattr(icechunk.Repository, "exists", lambda storage: False)
@@ -289,7 +289,7 @@ def test_repository_that_somebody_else_makes_is_kept(tmp_path: Path, monkeypatch
     assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 
 
-def test_version_of_icechunk_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_old_icechunk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icechunk, "__version__", "1.1.21")
     with pytest.raises(ImportError, match=r"needs icechunk 2\.3 or later, .* found 1\.1\.21"):
         RefShardFileSystem(netcdf(tmp_path)).save(str(tmp_path / "made.icechunk"))

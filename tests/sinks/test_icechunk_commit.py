@@ -1,4 +1,4 @@
-"""What is committed to a branch of an Icechunk repository is one snapshot, as zarr-python alone reads it."""
+"""A commit to a branch of an Icechunk repository is one snapshot in zarr-python."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_append_is_one_snapshot_of_virtual_chunks(repository: str, tmp_path: Pat
     assert {f"file://{file}" for file in files} == set(opened(repository).all_virtual_chunk_locations())
 
 
-def test_append_that_has_nothing_new_commits_nothing(repository: str, tmp_path: Path) -> None:
+def test_append_without_new_data_commits_nothing(repository: str, tmp_path: Path) -> None:
     before = messages(repository)
     again = str(tmp_path / "0.nc")
     assert refshard_fs.append(repository, again, "time", on_duplicate="skip") == 0
@@ -65,14 +65,14 @@ def test_append_that_has_nothing_new_commits_nothing(repository: str, tmp_path: 
     assert messages(repository) == before
 
 
-def test_append_of_a_day_that_does_not_fit_commits_nothing(repository: str, tmp_path: Path) -> None:
+def test_append_of_an_unfit_day_commits_nothing(repository: str, tmp_path: Path) -> None:
     before = messages(repository)
     with pytest.raises(refshard_fs.ManifestError):
         refshard_fs.append(repository, day(tmp_path, 1, chunksizes=(1, 2)), "time")
     assert messages(repository) == before
 
 
-def test_append_goes_to_the_branch_that_is_named(repository: str, tmp_path: Path) -> None:
+def test_append_commits_to_the_named_branch(repository: str, tmp_path: Path) -> None:
     icechunk.Repository.open(icechunk.local_filesystem_storage(repository)).create_branch(
         "next", opened(repository).snapshot_id
     )
@@ -100,7 +100,7 @@ def test_values_and_references_are_committed_together(repository: str, tmp_path:
     assert set(zarr.open_group(opened(repository).store, mode="r")) == {"t", "time", "x"}
 
 
-def test_commit_after_somebody_elses_is_refused(repository: str) -> None:
+def test_commit_after_another_writer_is_a_conflict(repository: str) -> None:
     fs = RefShardFileSystem(repository, mode="a")
     zarr.open_group(refshard_fs.Store(fs), mode="a")["t"][0] = 7
     session = icechunk.Repository.open(icechunk.local_filesystem_storage(repository)).writable_session("main")
@@ -116,7 +116,7 @@ def test_commit_after_somebody_elses_is_refused(repository: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["tag", "snapshot", "as_of"])
-def test_versions_that_are_no_branch_take_no_commits(repository: str, version: str) -> None:
+def test_tags_and_snapshots_refuse_commits(repository: str, version: str) -> None:
     own = icechunk.Repository.open(icechunk.local_filesystem_storage(repository))
     snapshot = opened(repository).snapshot_id
     own.create_tag("one", snapshot)
@@ -129,7 +129,7 @@ def test_versions_that_are_no_branch_take_no_commits(repository: str, version: s
     fs.discard()
 
 
-def test_keys_that_a_repository_cannot_hold_are_named(repository: str) -> None:
+def test_unsupported_keys_are_named(repository: str) -> None:
     fs = RefShardFileSystem(repository, mode="a")
     fs.pipe_file("notes.txt", b"hello")
     before = messages(repository)
@@ -139,7 +139,7 @@ def test_keys_that_a_repository_cannot_hold_are_named(repository: str) -> None:
     assert messages(repository) == before
 
 
-def test_message_where_none_is_kept_is_an_error(tmp_path: Path) -> None:
+def test_message_for_other_formats_is_an_error(tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(tmp_path / "refs.json"), mode="a")
     fs.pipe_file("a", b"1")
     with pytest.raises(ValueError, match="keeps no messages"):
@@ -148,7 +148,7 @@ def test_message_where_none_is_kept_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:sets that are not yours")
-def test_set_of_a_stranger_keeps_its_limits(tmp_path: Path, http_server: RangeServer) -> None:
+def test_remote_set_keeps_its_limits(tmp_path: Path, http_server: RangeServer) -> None:
     """A repository on this machine is the user's own, but not what a stranger chose of it."""
     meta = '{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0, '
     meta += '"filters": null, "compressor": null}'

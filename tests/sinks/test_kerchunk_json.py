@@ -21,7 +21,7 @@ def target(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_json_is_version_1_unless_a_url_looks_like_a_template(tmp_path: Path) -> None:
+def test_json_has_version_0_if_a_url_looks_like_a_template(tmp_path: Path) -> None:
     for url, version in (("/x/u", 1), ("/x/{{u}}", 0)):
         written = files({"a/.zarray": v2_array([3], [1])}, 3, {"a/refs.0.parq": [None, [url, 1, 2], None]})
         fs = RefShardFileSystem(store(tmp_path / "a.parq", written))
@@ -42,7 +42,7 @@ def test_json_is_version_1_unless_a_url_looks_like_a_template(tmp_path: Path) ->
         ("refs", "kerchunk-parquet"),
     ],
 )
-def test_the_name_says_what_a_set_is_written_as(tmp_path: Path, target: str, name: str, format: str) -> None:
+def test_extension_chooses_the_format(tmp_path: Path, target: str, name: str, format: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([2], [1]), "a/0": [target, 0, 1], "a/1": [target, 1, 2]})
     fs.save(str(tmp_path / name))
     again = RefShardFileSystem(str(tmp_path / name))

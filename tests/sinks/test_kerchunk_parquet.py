@@ -1,4 +1,4 @@
-"""References as parquet files: the same set when it is read again, and all or nothing."""
+"""References as parquet files: they are read back unchanged, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def target(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("record_size", [1, 3, 8, 10_000])
-def test_json_to_parquet_and_back(record_size: int, tmp_path: Path, target: str) -> None:
+def test_json_survives_parquet(record_size: int, tmp_path: Path, target: str) -> None:
     source = refs(target)
     flat = RefShardFileSystem(source)
     expected = content(flat, source)
@@ -64,7 +64,7 @@ def test_zarr_opens_a_set_with_consolidated_metadata(tmp_path: Path, consolidate
 
 @pytest.mark.parametrize("record_size", [3, 10_000])
 @pytest.mark.evidence(id="R1")
-def test_fsspec_reads_what_is_written(record_size: int, tmp_path: Path, target: str) -> None:
+def test_fsspec_reads_written_sets(record_size: int, tmp_path: Path, target: str) -> None:
     for needed in ("pandas", "fastparquet"):
         pytest.importorskip(needed)
     source = {k: v for k, v in refs(target).items() if k not in ("t/1", "t/2")}
@@ -90,7 +90,7 @@ def test_fsspec_reads_what_is_written(record_size: int, tmp_path: Path, target: 
         assert {i["name"] for i in theirs.ls("none")} == {"none/.zarray"}
 
 
-def test_only_a_parquet_set_is_ever_replaced(tmp_path: Path, target: str) -> None:
+def test_only_parquet_sets_are_replaced(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem(refs(target))
     folder = tmp_path / "a.parq"
     folder.mkdir()
@@ -114,7 +114,7 @@ def test_only_a_parquet_set_is_ever_replaced(tmp_path: Path, target: str) -> Non
 
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
 @pytest.mark.parametrize("through", ["path", "link"])
-def test_a_set_that_is_replaced_stays_until_the_other_is_whole(
+def test_old_set_stays_until_the_new_one_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any, through: str
 ) -> None:
     """Before it was mended: `fs.save(..., overwrite=True)` of a parquet set or chunk manifests removed the old set
@@ -151,7 +151,7 @@ def test_a_set_that_is_replaced_stays_until_the_other_is_whole(
     assert not folder.is_symlink()
 
 
-def test_many_partitions_without_references_are_not_written(tmp_path: Path, target: str) -> None:
+def test_empty_partitions_are_not_written(tmp_path: Path, target: str) -> None:
     source = {"a/.zarray": v2_array([10**6, 10**6], [1, 1]), "a/0.0": [target, 1, 2], "a/999999.999999": [target, 2, 3]}
     RefShardFileSystem(source).save(str(tmp_path / "a.parq"))
     assert len(os.listdir(tmp_path / "a.parq" / "a")) == 2
@@ -162,7 +162,7 @@ def test_many_partitions_without_references_are_not_written(tmp_path: Path, targ
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chunks=st.dictionaries(keys, values), size=st.integers(1, 25))
-def test_any_set_survives_both_ways(
+def test_any_set_survives_parquet_and_json(
     tmp_path_factory: pytest.TempPathFactory, chunks: dict[Any, Any], size: int
 ) -> None:
     root = tmp_path_factory.mktemp("set")

@@ -1,4 +1,4 @@
-"""Readers of a parquet set that is committed to see it as it was when they opened it, or are told."""
+"""Readers of a parquet set see the state that they opened, or get an error, when others commit to it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def commit(opened: Open, number: int) -> None:
         fs.pipe(state(number))
 
 
-def test_readers_go_on_with_the_state_that_they_opened(opened: Open) -> None:
+def test_readers_keep_the_state_they_opened(opened: Open) -> None:
     """Each reader has read nothing but metadata, or one partition, before the set changes."""
     readers = []
     for number in range(4):
@@ -107,7 +107,7 @@ def test_reader_that_listed_finds_an_evicted_partition(opened: Open) -> None:
     assert {reader.cat_file(key) for key in listed if not key.endswith(".zarray")} == {b"0000"}
 
 
-def test_a_reader_of_a_changed_size_is_not_mixed(opened: Open) -> None:
+def test_reader_of_a_resized_array_gets_an_error(opened: Open) -> None:
     reader = opened()
     assert reader.exists("a/.zarray")
     fs = opened("a")
@@ -123,7 +123,7 @@ def test_a_reader_of_a_changed_size_is_not_mixed(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_reader_of_a_removed_array_is_told(opened: Open, again: bool) -> None:
+def test_reader_of_a_removed_array_gets_an_error(opened: Open, again: bool) -> None:
     reader = opened()
     assert reader.exists("a/.zarray")
     fs = opened("a")
@@ -136,7 +136,7 @@ def test_a_reader_of_a_removed_array_is_told(opened: Open, again: bool) -> None:
     assert reader.find("a") == (["a/.zarray", "a/0"] if again else [])
 
 
-def test_what_was_replaced_is_removed_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_partitions_are_removed_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The set then has the files that other writers would have made, and a late reader is told."""
     before = opened("r")
     assert before.exists("a/.zarray")
@@ -159,7 +159,7 @@ def test_what_was_replaced_is_removed_later(opened: Open, monkeypatch: pytest.Mo
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
-def test_readers_beside_writers_that_are_killed(opened: Open, request: pytest.FixtureRequest) -> None:
+def test_readers_beside_killed_writers_see_whole_states(opened: Open, request: pytest.FixtureRequest) -> None:
     """Fresh readers find one state at any moment, whatever the writer is at, and other readers of references too."""
     if "memory" in request.node.name:
         pytest.skip("processes share no memory")

@@ -23,13 +23,13 @@ def installed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
+def test_set_is_written_by_a_sink_of_another_package(installed: Path, tmp_path: Path) -> None:
     file = tiny(tmp_path / "x.tiny", b"abcdefgh")
     assert run(OPEN + "print(fs.save(sys.argv[1] + '.lines', 'lines'))", installed, of=file) == "None"
     assert (tmp_path / "x.tiny.lines").read_text() == f"0 {file} 8 4\n1 {file} 12 4\n"
 
 
-def test_unknown_format_is_error_that_names_those_there_are(tmp_path: Path) -> None:
+def test_unknown_format_error_lists_the_formats(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"unknown format='csv': expected 'parquet', 'json', 'chunk-manifest', 'icechunk'\Z"
     ):

@@ -41,7 +41,7 @@ def test_threads_and_processes_read_right_bytes_without_growth(tmp_path: Path) -
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_million_reads_by_eight_threads_and_eight_processes(tmp_path: Path) -> None:
+def test_million_reads_by_eight_threads_and_eight_processes(tmp_path: Path) -> None:
     check(
         soak(tmp_path, keys=1_000_000, reads=1_000_000, threads=8, processes=8, patience=3000, each=2000),
         1_000_000,
@@ -57,7 +57,7 @@ def test_growth_after_warm_up_is_seen() -> None:
     assert (found.processes, found.memory, found.files) == (2, 20 * MIB, 2)
 
 
-def test_a_read_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_read_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[object] = []
     monkeypatch.setattr(faulthandler, "dump_traceback", shown.append)
     never = threading.Event()
@@ -67,7 +67,7 @@ def test_a_read_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     never.set()
 
 
-def test_a_wrong_byte_is_not_lost_in_its_thread() -> None:
+def test_wrong_byte_in_a_thread_is_reported() -> None:
     def wrong() -> Sample:
         raise AssertionError("a wrong byte")
 

@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> str:
     return str(tmp_path / "refs.json")
 
 
-def test_asynchronous_filesystem_answers_synchronous_calls_too(source: str) -> None:
+def test_asynchronous_filesystem_has_synchronous_methods(source: str) -> None:
     fs = RefShardFileSystem(source, asynchronous=True)
     assert fs.info(".zgroup") == RefShardFileSystem(source).info(".zgroup")
     assert fs.cat_file(".zgroup") == RefShardFileSystem(source).cat_file(".zgroup")
@@ -35,7 +35,7 @@ def test_asynchronous_filesystem_answers_synchronous_calls_too(source: str) -> N
     assert asyncio.run(within()) == ("file", RefShardFileSystem(source).ls("", detail=False))
 
 
-def test_filesystem_that_nobody_has_any_more_is_freed_at_once(source: str) -> None:
+def test_unreferenced_filesystem_is_freed_at_once(source: str) -> None:
     """dask unpickles one for each task, and garbage may not be collected for a while."""
     gc.collect()
     gc.disable()

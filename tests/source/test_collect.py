@@ -1,4 +1,4 @@
-"""Sets of files whose chunks no reference can stand for: what is copied lies beside the set, whole or not at all."""
+"""Sets of files with chunks that no reference can describe: copies lie beside the set, complete or absent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def opened(path: Path) -> RefShardFileSystem:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_what_a_set_cannot_refer_to_lies_beside_it(file: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreferable_chunks_are_copied_beside_the_set(
+    file: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     refs = file.with_name(name)
     assert main(["convert", str(file), str(refs)]) == 0
     printed = capsys.readouterr().out
@@ -57,13 +59,13 @@ def test_what_a_set_cannot_refer_to_lies_beside_it(file: Path, name: str, capsys
     assert main(["check", str(refs)]) == 0
 
 
-def test_few_of_them_lie_in_the_set_itself(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_copied_chunks_are_stored_inline(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "INLINED", VALUES.nbytes)
     assert opened(file).save(str(file.with_name("refs.json"))) is None
     assert sorted(path.name for path in file.parent.iterdir()) == ["a.tif", "refs.json"]
 
 
-def test_set_in_memory_has_its_copies_there(file: Path) -> None:
+def test_in_memory_set_holds_its_copies(file: Path) -> None:
     remark = opened(file).save("memory://copies/refs.json")
     fs = fsspec.filesystem("memory")
     try:
@@ -99,7 +101,7 @@ class Breaking(Callback):  # type: ignore[misc, unused-ignore]
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_who_stops_in_the_middle_leaves_what_was_there(file: Path, name: str) -> None:
+def test_interrupted_save_keeps_the_old_set(file: Path, name: str) -> None:
     refs = file.with_name(name)
     for after in (5, 10):  # in the middle of copying, and at its end
         with pytest.raises(KeyboardInterrupt):
@@ -115,7 +117,7 @@ def test_who_stops_in_the_middle_leaves_what_was_there(file: Path, name: str) ->
     np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
 
 
-def test_damaged_chunk_in_the_middle_leaves_nothing(file: Path) -> None:
+def test_damaged_chunk_leaves_no_set(file: Path) -> None:
     with tifffile.TiffFile(file) as tiff:
         at = tiff.pages[0].dataoffsets[6]
     data = bytearray(file.read_bytes())
@@ -141,7 +143,7 @@ RefShardFileSystem(sys.argv[1]).save(sys.argv[2], callback=Kill())
 """
 
 
-def test_process_that_ends_while_copying_keeps_the_old_set(file: Path) -> None:
+def test_killed_save_keeps_the_old_set(file: Path) -> None:
     refs = file.with_name("refs.json")
     opened(file).save(str(refs))
     before = refs.read_bytes()
@@ -151,7 +153,7 @@ def test_process_that_ends_while_copying_keeps_the_old_set(file: Path) -> None:
     np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
 
 
-def test_what_is_copied_is_in_memory_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_memory_of_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "INLINED", 1 << 20)
     monkeypatch.setattr(collect, "COPIED", 1 << 20)
     values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))
@@ -161,7 +163,7 @@ def test_what_is_copied_is_in_memory_a_piece_at_a_time(tmp_path: Path, monkeypat
     assert array(tmp_path / "refs.json", "0")[16000].tolist() == list(range(1024))
 
 
-def test_progress_counts_what_is_copied_and_what_is_written(file: Path) -> None:
+def test_progress_counts_copied_and_written_bytes(file: Path) -> None:
     told: list[Any] = []
 
     class Telling(Callback):  # type: ignore[misc, unused-ignore]
@@ -174,7 +176,7 @@ def test_progress_counts_what_is_copied_and_what_is_written(file: Path) -> None:
     assert told[-1] == (10, 10)
 
 
-def test_stores_are_joined_where_chunks_cannot_be_listed(http_server: RangeServer, tmp_path: Path) -> None:
+def test_unlistable_stores_are_joined(http_server: RangeServer, tmp_path: Path) -> None:
     """The directories of joined arrays were listed, too, down to the last chunk."""
     xr = pytest.importorskip("xarray")
     urls = []
@@ -190,9 +192,7 @@ def test_stores_are_joined_where_chunks_cannot_be_listed(http_server: RangeServe
         assert (found["x"].values.tolist(), float(found["height"])) == ([1, 2, 3], 2.0)
 
 
-def test_join_looks_up_one_tile_of_arrays_that_it_does_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_join_looks_up_one_tile_of_unread_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scene has hundreds of tiles, and a document only names the scene."""
     looked_up: list[int] = []
 

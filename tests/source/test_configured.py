@@ -1,4 +1,4 @@
-"""fsspec's configuration sets arguments, as the types they are of; what is given in code wins."""
+"""fsspec's configuration sets arguments, in their types; arguments in code override it."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def source(tmp_path: Path) -> str:
         ("fo", "[not JSON].json", "[not JSON].json"),
     ],
 )
-def test_text_becomes_what_the_argument_is(name: str, text: str, value: Any) -> None:
+def test_text_is_converted_to_the_type_of_the_option(name: str, text: str, value: Any) -> None:
     assert parse_configuration({name: text}) == {name: value}
 
 
-def test_what_is_no_text_or_no_argument_stays() -> None:
+def test_other_values_and_names_stay_unchanged() -> None:
     conf = {"max_gap": 0, "asynchronous": True, "typo": "x"}
     assert parse_configuration(conf) == conf
 
 
 @pytest.mark.parametrize(("name", "text"), [("max_gap", "wide"), ("verify", "perhaps"), ("options", "{")])
-def test_what_cannot_be_said_names_the_argument(name: str, text: str) -> None:
+def test_inconvertible_text_error_names_the_option(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=rf"invalid {name}='{text}' in fsspec's configuration for refshard"):
         parse_configuration({name: text})
 
@@ -69,7 +69,7 @@ print(fs.cat_file("a/0").decode(), fs.storage_options["max_gap"], fs.storage_opt
 
 
 @pytest.mark.parametrize("how", ["variables", "one variable", "json", "ini"])
-def test_process_is_configured_by_its_environment_or_by_files(how: str, source: str, tmp_path: Path) -> None:
+def test_environment_and_files_configure_a_process(how: str, source: str, tmp_path: Path) -> None:
     folder = tmp_path / "conf"
     folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSSPEC")}

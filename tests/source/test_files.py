@@ -66,7 +66,7 @@ def replaceable(request: pytest.FixtureRequest, tmp_path: Path, http_server: Any
     return url, lambda data, when: http_server.put("data.bin", data, modified=when)
 
 
-def test_ukey_and_checksum_change_when_the_bytes_do(replaceable: Any) -> None:
+def test_ukey_and_checksum_change_with_the_bytes(replaceable: Any) -> None:
     url, replace = replaceable
     replace(b"01234567", 1_000_000_000)
     references = {"a/0": [url, 0, 4], "a/1": "inline"}
@@ -84,7 +84,7 @@ def test_ukey_and_checksum_change_when_the_bytes_do(replaceable: Any) -> None:
         fs.ukey("a/2")
 
 
-def test_modified_is_the_targets_time(replaceable: Any) -> None:
+def test_modified_is_the_time_of_the_target(replaceable: Any) -> None:
     url, replace = replaceable
     replace(b"01234567", 1_000_000_000)
     fs = RefShardFileSystem({"a/0": [url, 0, 4], "a/1": "inline"}, skip_instance_cache=True)
@@ -98,12 +98,12 @@ def test_modified_is_the_targets_time(replaceable: Any) -> None:
         fs.created("a/0")
 
 
-def test_inline_bytes_were_modified_when_their_manifest_was(source: str) -> None:
+def test_modified_of_inline_data_is_the_manifests(source: str) -> None:
     own, path = fsspec.core.url_to_fs(source)
     assert abs(RefShardFileSystem(source).modified(".zgroup") - own.modified(path)) < timedelta(milliseconds=1)
 
 
-def test_file_of_coroutines_reads_what_cat_does(source: str) -> None:
+def test_open_async_reads_the_bytes_of_cat(source: str) -> None:
     async def read() -> tuple[bytes, bytes, bytes]:
         fs = RefShardFileSystem(source, asynchronous=True)
         key = next(name for name in await fs._find("") if name.endswith("0"))
@@ -119,6 +119,6 @@ def test_file_of_coroutines_reads_what_cat_does(source: str) -> None:
     assert (first, first + rest) == (whole[:3], whole)
 
 
-def test_directory_is_no_file(source: str) -> None:
+def test_directory_is_not_a_file(source: str) -> None:
     with pytest.raises(IsADirectoryError, match=r"ls\(\)"):
         RefShardFileSystem(source).open("")

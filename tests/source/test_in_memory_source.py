@@ -41,7 +41,7 @@ def test_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatch)
     assert pickle.loads(data).fo is other.fo
 
 
-def test_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_in_this_process_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(references())
     data = pickle.dumps(fs)
     monkeypatch.delattr(in_memory_source.pickled, "swell")
@@ -53,7 +53,7 @@ def test_process_that_has_it_does_not_unpack_it(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("source", "packs"), [(references(), "shrink"), (b'{"a": "text"}', "shrink_bytes")])
-def test_what_was_pickled_is_not_packed_again(source: Any, packs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_source_is_packed_once(source: Any, packs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(source)
     data = pickle.dumps(fs)
     monkeypatch.delattr(in_memory_source.pickled, packs)
@@ -61,7 +61,7 @@ def test_what_was_pickled_is_not_packed_again(source: Any, packs: str, monkeypat
     assert pickle.dumps(RefShardFileSystem(source)) == data
 
 
-def test_packed_form_goes_with_its_source() -> None:
+def test_packed_form_is_freed_with_its_source() -> None:
     fs = RefShardFileSystem({**references(), "raw": b"of this test alone"})
     pickle.dumps(fs)
     count, digest = len(in_memory_source._packed), fs.fo.digest
@@ -71,13 +71,13 @@ def test_packed_form_goes_with_its_source() -> None:
     assert len(in_memory_source._packed) < count
 
 
-def test_equal_references_are_held_once() -> None:
+def test_equal_references_are_stored_once() -> None:
     first, second = RefShardFileSystem(references()), RefShardFileSystem(references())
     assert first.fo is second.fo
     assert RefShardFileSystem(b'{"a":"b"}').fo is not RefShardFileSystem(b'{"a":"c"}').fo
 
 
-def test_bytes_pickle_too() -> None:
+def test_bytes_source_is_pickled() -> None:
     fs = RefShardFileSystem(json.dumps({"a": "text" * 1000}).encode())
     data = pickle.dumps(fs)
     assert len(data) < 1000
@@ -93,7 +93,7 @@ def test_another_process_reads_the_same(tmp_path: Any) -> None:
     assert run.stdout.strip() == str(["s3://b/x", 29900, 2**40 + 9])
 
 
-def test_json_of_a_small_set_is_portable_and_of_a_large_not(tmp_path: Any) -> None:
+def test_to_json_is_portable_only_for_small_sets(tmp_path: Any) -> None:
     large = {"a/.zarray": references()["a/.zarray"], "data": "x" * (1 << 20)}
     code = """
 import sys, fsspec
@@ -115,7 +115,7 @@ except ValueError as e:
     assert "fs.save('refs.parquet')" in said[1]
 
 
-def test_what_a_set_prints_is_told_without_an_index_of_its_keys() -> None:
+def test_repr_builds_no_index_of_keys() -> None:
     refs = ReferenceSet(Texts.of(["memory://x", "memory://y"]), {}, {"a": b"value"})
     source = in_memory_source.InMemorySource(refs, "0" * 64)
     assert repr(source).startswith("<references to 2 targets, in memory: 0")

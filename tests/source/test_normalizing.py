@@ -38,7 +38,7 @@ def test_configured_source_is_opened(conf: dict[str, Any], source: str) -> None:
 
 
 @pytest.mark.parametrize("positional", [False, True])
-def test_what_is_given_in_code_wins(positional: bool, conf: dict[str, Any], source: str) -> None:
+def test_arguments_override_configuration(positional: bool, conf: dict[str, Any], source: str) -> None:
     conf |= {"fo": "nowhere.json", "max_gap": 7, "target_options": {"x": 1}}
     if positional:
         fs = RefShardFileSystem(source, None, None, None, {})
@@ -48,7 +48,7 @@ def test_what_is_given_in_code_wins(positional: bool, conf: dict[str, Any], sour
     assert fs.storage_options["max_gap"] == (7 if positional else 9)
 
 
-def test_what_was_configured_survives_pickling_and_json(conf: dict[str, Any], source: str) -> None:
+def test_configuration_survives_pickling_and_json(conf: dict[str, Any], source: str) -> None:
     conf |= {"fo": "nowhere.json", "max_gap": 7}
     fs = RefShardFileSystem({"b": "x"})
     for again in (pickle.loads(pickle.dumps(fs)), fsspec.AbstractFileSystem.from_json(fs.to_json())):
@@ -59,7 +59,7 @@ def test_what_was_configured_survives_pickling_and_json(conf: dict[str, Any], so
     assert again.storage_options["max_gap"] == 7
 
 
-def test_object_of_another_kind_is_no_list_of_sources() -> None:
+def test_other_objects_are_not_lists_of_sources() -> None:
     fs = RefShardFileSystem({"k": "v"})  # has to_dict(), as a table has
     with pytest.raises(TypeError, match="for fo=, got RefShardFileSystem"):
         RefShardFileSystem(fs)

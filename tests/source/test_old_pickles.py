@@ -1,4 +1,4 @@
-"""Pickles that were made while the room of sources was called ``session`` can be opened."""
+"""Pickles of earlier versions, with module names below ``session``, can be loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITING = (
 )
 
 
-def test_filesystem_that_was_written_to_before_the_move() -> None:
+def test_old_pickle_with_writes_is_loaded() -> None:
     fs = pickle.loads(base64.b64decode(WRITING))
     assert isinstance(fs, RefShardFileSystem)
     assert (fs.fo, fs.mode) == ("memory://old-pickle.json", "a")
@@ -27,7 +27,7 @@ def test_filesystem_that_was_written_to_before_the_move() -> None:
     assert fs.find("") == ["b/0"]
 
 
-def test_names_in_pickles_lead_to_what_there_is_now() -> None:
+def test_old_names_in_pickles_resolve() -> None:
     """Classes in pickles of mappers, and of sources in memory, by the names that they had."""
     fs = RefShardFileSystem({"a/0": "x"})
     for now, before in ((b"source.files", b"session.files"), (b"source.in_memory_source", b"session.in_memory_source")):

@@ -35,7 +35,7 @@ def test_constructor_has_the_signature_of_parse() -> None:
     assert list(own.items())[1:] == list(parsed.items())
 
 
-def test_each_keyword_comes_to_its_field() -> None:
+def test_each_keyword_sets_its_field() -> None:
     for name, parameter in keywords().items():
         value: Any = object()
         if name in ("shards", "mode", "zarr_format", "head", "shard_options", "remote_options"):
@@ -54,7 +54,7 @@ def test_options_are_frozen_and_equal_by_value() -> None:
         one.reading.max_gap = 9  # type: ignore[misc]
 
 
-def test_unknown_keywords_are_errors_or_for_the_source() -> None:
+def test_unknown_keywords_are_errors_or_protocol_options() -> None:
     with pytest.raises(TypeError, match="did you mean max_gap="):
         Options.parse("refs.json", max_gab=1)
     options = Options.parse("s3://bucket/refs.json", anon=True, asynchronous=True)
@@ -66,6 +66,6 @@ def test_unknown_keywords_are_errors_or_for_the_source() -> None:
     ("name", "value"),
     [("shards", "inside"), ("zarr_format", 4), ("head", 100), ("mode", "q"), ("shard_options", {"x": 1})],
 )
-def test_values_that_an_option_does_not_take(name: str, value: Any) -> None:
+def test_invalid_option_values_are_refused(name: str, value: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=name):
         fsspec.filesystem("refshard", fo={"k": "v"}, **{name: value})

@@ -30,7 +30,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_local_folder_is_what_it_is(folder: Path) -> None:
+def test_local_folder_is_recognised(folder: Path) -> None:
     for fo in (folder, str(folder), f"file://{folder}", f"{folder}/"):
         fs = opened(fo)
         assert fs.find("") == sorted(FILES)
@@ -40,7 +40,7 @@ def test_local_folder_is_what_it_is(folder: Path) -> None:
         assert [r["name"] for r in fs.ls("g")] == ["g/.zgroup", "g/a"]
 
 
-def test_page_about_the_directory_is_not_taken_for_the_source(server: RangeServer) -> None:
+def test_directory_page_is_not_the_source(server: RangeServer) -> None:
     server.put("/d", b"<!DOCTYPE html><html>Index of /d</html>")
     assert opened(f"{server.url}/d").cat_file("g/a/0") == b"12345678"
     server.put("/other", b"<!DOCTYPE html><html>Nothing</html>")
@@ -48,7 +48,7 @@ def test_page_about_the_directory_is_not_taken_for_the_source(server: RangeServe
         opened(f"{server.url}/other").ls("")
 
 
-def test_format_names_it_where_nothing_tells(tmp_path: Path) -> None:
+def test_format_option_chooses_an_unrecognisable_source(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/zarr.json").write_text("{}")
     with pytest.raises(UnknownSource, match="zarr-hierarchy"):

@@ -1,4 +1,4 @@
-"""Options and instances for targets, from the filesystem's own arguments down to what servers see."""
+"""Options and instances for targets, from the filesystem's arguments to the requests that servers get."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read_all(fs: RefShardFileSystem) -> None:
 
 @pytest.mark.parametrize("fast_s3", [True, False])
 @pytest.mark.parametrize("how", ["remote_options", "fs options", "options", "instance", "asynchronous instance"])
-def test_s3_from_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str, fast_s3: bool) -> None:
+def test_s3_is_read_on_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str, fast_s3: bool) -> None:
     options = {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": s3_proxy.url}
     given: dict[str, Any] = {
         "remote_options": {"remote_protocol": "s3", "remote_options": options},
@@ -91,7 +91,7 @@ def test_s3_from_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str, fast
 
 
 @pytest.mark.parametrize("how", ["options", "instance", "asynchronous instance", "mapping"])
-def test_http_from_every_loop(http_server: RangeServer, how: str) -> None:
+def test_http_is_read_on_every_loop(http_server: RangeServer, how: str) -> None:
     url = http_server.put("/x", DATA)
     options = {"headers": {"X-Secret": "1"}}
     given: dict[str, Any] = {
@@ -104,7 +104,7 @@ def test_http_from_every_loop(http_server: RangeServer, how: str) -> None:
     assert {r.headers.get("x-secret") for r in http_server.requests()} == {"1"}
 
 
-def test_memory_and_chains_from_every_loop(http_server: RangeServer) -> None:
+def test_memory_and_chains_are_read_on_every_loop(http_server: RangeServer) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/through-fs/x", DATA)
     read_all(RefShardFileSystem(references("memory://through-fs/x")))
@@ -125,7 +125,7 @@ def test_credentials_of_one_prefix_are_not_sent_to_another(s3_proxy: CountingPro
     }
 
 
-def test_nothing_secret_is_told(s3_proxy: CountingProxy, s3_url: str) -> None:
+def test_secrets_are_not_printed(s3_proxy: CountingProxy, s3_url: str) -> None:
     options = {"key": "ak", "secret": "very-secret", "token": "also-secret", "endpoint_url": s3_proxy.url}
     fs = RefShardFileSystem({"k": [s3_url, 0, 8]}, fs={"s3": options}, retries=0)
     with pytest.raises(RuntimeError) as caught:

@@ -1,4 +1,4 @@
-"""What filesystems of one process share, and when it ends: sessions, engines of event loops, remembered indexes."""
+"""State that filesystems of one process share: sources, engines of event loops, decoded indexes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gets(server: RangeServer, path: str) -> int:
     return sum(request.method == "GET" for request in server.requests(path))
 
 
-def test_event_loops_that_have_ended_are_not_kept(source: str) -> None:
+def test_ended_event_loops_are_freed(source: str) -> None:
     fs = opened(source, asynchronous=True)
     loops = []
 
@@ -49,7 +49,7 @@ def test_event_loops_that_have_ended_are_not_kept(source: str) -> None:
     assert sum(loop() is not None for loop in loops) <= 1
 
 
-def test_closed_loops_are_dropped_when_the_next_one_reads(source: str) -> None:
+def test_closed_loops_are_dropped_at_the_next_read(source: str) -> None:
     fs = opened({"k": "data"}, asynchronous=True)
     loops = []
     for _ in range(5):
@@ -78,7 +78,7 @@ def test_copies_of_a_filesystem_open_its_source_once(source: str, http_server: R
     assert len({copy.source for copy in copies}) == 1
 
 
-def test_asynchronous_copy_by_zarr_counts_with_its_original(source: str) -> None:
+def test_asynchronous_copy_shares_statistics(source: str) -> None:
     fs = opened(source)
     spelled = json.loads(fs.to_json()) | {"asynchronous": True}
     copy = RefShardFileSystem.from_json(json.dumps(spelled))
@@ -95,7 +95,7 @@ def test_copy_with_other_arguments_shares_nothing(source: str) -> None:
         RefShardFileSystem.from_json(json.dumps(spelled)).cat_file("k/1")
 
 
-def test_filesystem_that_is_made_anew_opens_source_as_it_is_now(tmp_path: Path) -> None:
+def test_new_filesystem_opens_the_current_source(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     path.write_text('{"k": "old"}')
     first = opened(str(path))
@@ -105,7 +105,7 @@ def test_filesystem_that_is_made_anew_opens_source_as_it_is_now(tmp_path: Path) 
     assert pickle.loads(pickle.dumps(first)).cat_file("k") == b"old"
 
 
-def test_what_one_filesystem_forgets_others_still_know(source: str, http_server: RangeServer) -> None:
+def test_invalidation_leaves_other_filesystems(source: str, http_server: RangeServer) -> None:
     other = http_server.put("/other/refs.json", json.dumps({f"k/{i}": "other" for i in range(10_000)}).encode())
     assert opened(other).cat_file("k/1") == b"other"
     fs = opened(source)
@@ -117,7 +117,7 @@ def test_what_one_filesystem_forgets_others_still_know(source: str, http_server:
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_one_array_of_a_hierarchy_is_forgotten_alone(mode: str, http_server: RangeServer) -> None:
+def test_one_array_can_be_invalidated(mode: str, http_server: RangeServer) -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C"}
     array = json.dumps(meta | {"fill_value": 0, "filters": None, "compressor": None}).encode()
     files = {".zgroup": b'{"zarr_format": 2}'}
@@ -137,7 +137,7 @@ def test_one_array_of_a_hierarchy_is_forgotten_alone(mode: str, http_server: Ran
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
-def test_indexes_of_shards_that_were_written_anew_are_forgotten(mode: str, tmp_path: Path) -> None:
+def test_indexes_of_rewritten_shards_are_invalidated(mode: str, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", minversion="3")
 
     def write(size: int) -> None:

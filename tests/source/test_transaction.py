@@ -1,4 +1,4 @@
-"""One overlay, several processes: what workers write is merged by the commit of the process that they work for."""
+"""One overlay, several processes: a commit merges the writes of its workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fs(tmp_path: Path) -> RefShardFileSystem:
 LARGE = b"0123456789" * 10
 
 
-def test_workers_see_uncommitted_writes_and_theirs_are_committed(tmp_path: Path, fs: RefShardFileSystem) -> None:
+def test_writes_of_workers_are_seen_and_committed(tmp_path: Path, fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", LARGE)
     elsewhere(
         fs,
@@ -54,7 +54,7 @@ def test_workers_see_uncommitted_writes_and_theirs_are_committed(tmp_path: Path,
     assert sorted(file.read_bytes() for file in left) == [b"again" * 9, b"x" * 50]
 
 
-def test_key_written_by_worker_and_then_here_is_a_conflict(fs: RefShardFileSystem) -> None:
+def test_key_written_by_worker_and_parent_is_a_conflict(fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/1", b"before")
     elsewhere(fs, "fs.pipe_file('a/c/1', b'x' * 50)")
     fs.pipe_file("a/c/1", b"after")
@@ -63,7 +63,7 @@ def test_key_written_by_worker_and_then_here_is_a_conflict(fs: RefShardFileSyste
     fs.discard()
 
 
-def test_worker_cannot_commit_and_takes_failed_transaction_back(fs: RefShardFileSystem) -> None:
+def test_worker_cannot_commit_but_discards_its_writes(fs: RefShardFileSystem) -> None:
     elsewhere(
         fs,
         "from refshard_fs import ReadOnlyError\n"
@@ -82,7 +82,7 @@ def test_worker_cannot_commit_and_takes_failed_transaction_back(fs: RefShardFile
     assert fs.find("a/c") == ["a/c/1"]
 
 
-def test_failed_transaction_takes_back_what_its_workers_wrote(fs: RefShardFileSystem) -> None:
+def test_failed_transaction_discards_workers_writes(fs: RefShardFileSystem) -> None:
     elsewhere(fs, "fs.pipe_file('a/c/1', b'before' * 10)")
 
     def fail() -> None:
@@ -97,7 +97,7 @@ def test_failed_transaction_takes_back_what_its_workers_wrote(fs: RefShardFileSy
     assert fs.find("a/c") == ["a/c/1"]
 
 
-def test_worker_of_mode_w_does_not_begin_anew(tmp_path: Path) -> None:
+def test_worker_with_mode_w_keeps_the_source(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.json", "json", mode="w")
     fs.pipe_file("a", b"here")
     elsewhere(
@@ -135,7 +135,7 @@ def _save(fs: RefShardFileSystem, url: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore::refshard_fs.CostlyPattern")
-def test_child_forked_while_a_thread_writes_does_not_wait(tmp_path: Path) -> None:
+def test_child_forked_during_a_write_is_not_blocked(tmp_path: Path) -> None:
     make_sharded(tmp_path / "store", np.ones((8, 12), "<i4"), (8, 12), (2, 3), KINDS[0])
     fs = opened(tmp_path / "store")
     key = next(key for key in fs.find("a") if key[-1].isdigit())
@@ -183,7 +183,7 @@ def _region(fs: RefShardFileSystem, part: Any, start: int) -> None:
     part.drop_vars("t").to_zarr(fs.get_mapper(), region={"t": slice(start, start + 2)}, consolidated=False)
 
 
-def test_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem) -> None:
+def test_fork_takes_effect_when_merged(tmp_path: Path, fs: RefShardFileSystem) -> None:
     fs.pipe_file("a/c/0", LARGE)
     forks = [fs.fork() for _ in range(3)]
     for number, fork in enumerate(forks, start=1):
@@ -202,7 +202,7 @@ def test_fork_counts_once_it_is_merged(tmp_path: Path, fs: RefShardFileSystem) -
     assert RefShardFileSystem(str(tmp_path / "refs.json")).cat_file("a/c/2") == b"2" * 50
 
 
-def test_fork_is_apart_from_its_origin_and_from_other_forks(fs: RefShardFileSystem) -> None:
+def test_fork_is_isolated_from_origin_and_other_forks(fs: RefShardFileSystem) -> None:
     fork, other = fs.fork(), fs.fork()
     fork.pipe_file("a/c/0", LARGE)
     fs.pipe_file("a/c/1", LARGE)
@@ -248,7 +248,7 @@ def test_forks_that_differ_on_a_key_are_a_conflict(fs: RefShardFileSystem) -> No
     fs.discard()
 
 
-def test_merge_takes_forks_of_its_own_filesystem_alone(tmp_path: Path, fs: RefShardFileSystem) -> None:
+def test_merge_refuses_forks_of_other_filesystems(tmp_path: Path, fs: RefShardFileSystem) -> None:
     other = writable(tmp_path / "other.json", "json")
     for wrong in (other, other.fork(), fs):
         with pytest.raises(ValueError, match="expects forks of this filesystem"):
@@ -282,7 +282,7 @@ def test_xarray_writes_by_dask_workers(tmp_path: Path, format: str, forked: bool
     assert found.load().identical(dataset)
 
 
-def test_pickles_of_a_fork_have_what_was_written_to_it(tmp_path: Path) -> None:
+def test_pickled_fork_keeps_its_writes(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.json", "json")
     fork = fs.fork()
     for number in range(2):  # each time more, and no copy loses what it wrote itself

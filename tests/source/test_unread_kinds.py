@@ -1,4 +1,4 @@
-"""Files that are not read are named for what they are, with a way out: never "not JSON"."""
+"""Unsupported files are named by their kind, with a remedy, and never called invalid JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("codec", PACKERS)
-def test_unread_kind_in_a_compressed_file_is_named(codec: str) -> None:
+def test_unsupported_kind_in_a_compressed_file_is_named(codec: str) -> None:
     with pytest.raises(UnknownSource, match=f"a PNG image, compressed as a whole with {codec}, which .*: convert"):
         RefShardFileSystem(PACKERS[codec](b"\x89PNG\r\n\x1a\n".ljust(600))).ls("")
 
@@ -88,13 +88,13 @@ def test_compressed_reference_set_still_opens(codec: str) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a pointer of Git LFS.*git lfs pull"),
     ],
 )
-def test_kind_that_is_not_read_is_named(head: bytes, named: str) -> None:
+def test_unsupported_kind_is_named(head: bytes, named: str) -> None:
     with pytest.raises(UnknownSource, match=named):
         RefShardFileSystem(head.ljust(600, b"\0")).ls("")
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_files_of_other_writers_are_named(tmp_path: Path) -> None:
+def test_unsupported_public_files_are_named(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     profile: dict[str, Any] = {"width": 16, "height": 16, "count": 1, "dtype": "uint8"}
     for driver, named in {"JPEG": "JPEG", "PNG": "PNG"}.items():
@@ -106,7 +106,7 @@ def test_files_of_other_writers_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", [0, 4, None])
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_file_object_is_read_from_its_start(kind: str, position: int | None, tmp_path: Path) -> None:
+def test_file_object_is_read_from_the_start(kind: str, position: int | None, tmp_path: Path) -> None:
     data = json.dumps({"version": 1, "refs": {"a": "b"}}).encode()
     (tmp_path / "refs.json").write_bytes(data)
     with io.BytesIO(data) if kind == "memory" else open(tmp_path / "refs.json", "rb") as file:
@@ -116,7 +116,7 @@ def test_file_object_is_read_from_its_start(kind: str, position: int | None, tmp
             assert file.tell() == at
 
 
-def test_pipe_is_read_as_it_comes() -> None:
+def test_pipe_is_read_without_seeking() -> None:
     class Pipe(io.RawIOBase):
         def readable(self) -> bool:
             return True

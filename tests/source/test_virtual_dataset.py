@@ -42,7 +42,7 @@ def opened(folder: Path, start: int = 0, registry: Any = None, url: str = "", **
 
 
 @pytest.mark.parametrize("loaded", [None, [], ["air", "time", "lat"]], ids=["coordinates", "nothing", "much"])
-def test_virtual_dataset_shows_what_its_file_has(loaded: Any, tmp_path: Path) -> None:
+def test_virtual_dataset_equals_its_file(loaded: Any, tmp_path: Path) -> None:
     virtual = opened(tmp_path, loadable_variables=loaded).drop_vars("name")
     found = xr.open_dataset(virtual, engine="refshard").load()
     xr.testing.assert_identical(found, dataset().drop_vars("name"))
@@ -66,7 +66,7 @@ def test_tree_of_virtual_datasets_has_its_groups(tmp_path: Path) -> None:
     assert found["scale"].item() == 3
 
 
-def test_registry_of_a_virtual_dataset_reads_it(tmp_path: Path) -> None:
+def test_virtual_dataset_is_read_by_its_registry(tmp_path: Path) -> None:
     opened(tmp_path)
     memory = stores.MemoryStore()
     memory.put("0.nc", (tmp_path / "0.nc").read_bytes())
@@ -98,7 +98,7 @@ META = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_manifest_resolves_as_it_says(seed: int) -> None:
+def test_any_manifest_resolves_to_its_entries(seed: int) -> None:
     from zarr.core.metadata.v3 import ArrayV3Metadata
 
     random = np.random.default_rng(seed)
@@ -162,6 +162,6 @@ def test_loaded_variable_keeps_its_values(values: Any) -> None:
     assert found["v"].attrs["n"] == 2
 
 
-def test_unknown_source_says_what_may_be_given() -> None:
+def test_error_of_an_unknown_source_lists_accepted_types() -> None:
     with pytest.raises(TypeError, match="a virtual dataset, or a store and a path"):
         refshard_fs.RefShardFileSystem(3)

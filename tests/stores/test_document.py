@@ -1,4 +1,4 @@
-"""One document that is a commit: replaced if it is what was opened, or what an earlier try has put."""
+"""The document of a commit is replaced only if it is the opened one, or that of an earlier attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import sum_of
 
 
-def test_document_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
+def test_document_of_an_earlier_attempt_is_replaced(tmp_path: Path) -> None:
     url, sent = str(tmp_path / "set.json"), set[bytes]()
     tried = Document(url, {}, None, sent)
     tried.put(b"first")
@@ -21,7 +21,7 @@ def test_document_of_an_earlier_try_is_replaced(tmp_path: Path) -> None:
     assert Path(url).read_bytes() == b"second"
 
 
-def test_document_of_somebody_else_is_kept(tmp_path: Path) -> None:
+def test_document_of_another_writer_is_kept(tmp_path: Path) -> None:
     url = str(tmp_path / "set.json")
     opened = Objects(url, {}).put("", [b"opened"])
     Objects(url, {}).put("", [b"somebody else's"])

@@ -1,4 +1,4 @@
-"""Local files and folders that are replaced keep their modes, and a draft is no more open than its file."""
+"""Replaced files and folders keep their modes, and a draft has at most the permissions of its file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def umask() -> Any:
 
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize(("mode", "draft_mode"), [(0o600, 0o600), (0o640, 0o600), (None, 0o644)])
-def test_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: int, tmp_path: Path) -> None:
+def test_draft_has_at_most_the_permissions_of_its_file(mode: int | None, draft_mode: int, tmp_path: Path) -> None:
     path = tmp_path / "x"
     if mode is not None:
         path.touch(mode)
@@ -63,7 +63,7 @@ def test_draft_is_never_more_open_than_its_file(mode: int | None, draft_mode: in
 
 
 @pytest.mark.usefixtures("umask")
-def test_group_that_cannot_be_kept_gets_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsettable_group_gets_no_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
     path.chmod(0o664)
@@ -115,7 +115,7 @@ def test_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("format", ["parquet", "chunk-manifest"])
-def test_save_after_a_killed_one_finds_no_obstacle(
+def test_killed_save_does_not_block_the_next(
     format: Any, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of the set that a killed process was writing are left out, or ``overwrite`` replaces them."""

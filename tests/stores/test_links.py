@@ -1,4 +1,4 @@
-"""Local writes follow no links of others, and none inside of what is written to."""
+"""Local writes follow no links of other users, and no links inside a hierarchy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_link_of_another_user_is_not_written_through(place: str, tmp_path: Path)
     assert [(p.name, p.read_bytes()) for p in (tmp_path / "mine").iterdir()] == [("x", precious)]
 
 
-def test_ones_own_links_are_followed(tmp_path: Path) -> None:
+def test_own_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "folder").symlink_to("real")
     (tmp_path / "real/link.json").symlink_to(tmp_path / "folder/../real/refs.json")
@@ -99,7 +99,7 @@ def linked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, 
 
 
 @pytest.mark.parametrize("what", ["put", "remove", "remove all", "document", "move"])
-def test_nothing_behind_a_link_in_a_hierarchy_changes(what: str, linked: tuple[Path, Path, str]) -> None:
+def test_links_in_a_hierarchy_are_not_written_through(what: str, linked: tuple[Path, Path, str]) -> None:
     store, victim, chunk = linked
     before = {p: p.read_bytes() for p in victim.rglob("*") if p.is_file()}
     fs = RefShardFileSystem(str(store), mode="a")
@@ -121,7 +121,7 @@ def test_nothing_behind_a_link_in_a_hierarchy_changes(what: str, linked: tuple[P
     assert {p: p.read_bytes() for p in victim.rglob("*") if p.is_file()} == before
 
 
-def test_chunk_that_is_a_link_is_replaced_itself(linked: tuple[Path, Path, str]) -> None:
+def test_chunk_link_is_replaced_by_a_file(linked: tuple[Path, Path, str]) -> None:
     store, victim, chunk = linked
     fs = RefShardFileSystem(str(store), mode="a")
     fs.pipe_file(f"y/{chunk}", b"news")

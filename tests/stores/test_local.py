@@ -11,7 +11,7 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 
 
-def test_store_of_a_path_is_local_and_immediate(tmp_path: Path) -> None:
+def test_path_gives_a_local_immediate_store(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}", f"local://{tmp_path}"):
         objects = Objects(url, {})
         assert objects.is_local
@@ -27,7 +27,7 @@ def test_refused_put_leaves_no_draft(tmp_path: Path) -> None:
     assert {p.name: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == {"b": b"first"}
 
 
-def test_name_that_climbs_is_not_below_a_directory(tmp_path: Path) -> None:
+def test_name_with_a_step_up_is_refused(tmp_path: Path) -> None:
     """A stranger's set may spell a URL so that it begins as ours does."""
     objects = Objects(f"file://{tmp_path}/data", {})
     assert objects.name_of(f"file://{tmp_path}/data/a/b") == "a/b"

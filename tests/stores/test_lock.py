@@ -1,4 +1,4 @@
-"""The lock of a directory lets in one commit at a time, and ends with the process that has it."""
+"""The lock of a directory admits one commit at a time, and ends with its process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lock_at_once(path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks as POSIX does")
 @pytest.mark.parametrize("kind", ["objects", "document", "memory"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_process_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -> None:
+def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -> None:
     def hold_lock() -> contextlib.AbstractContextManager[object]:
         match kind:
             case "objects":
@@ -94,7 +94,7 @@ def test_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -
         os.close(say)
 
 
-def test_lock_lets_in_one_commit_at_a_time(tmp_path: Path) -> None:
+def test_lock_admits_one_commit_at_a_time(tmp_path: Path) -> None:
     inside: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 

@@ -11,7 +11,7 @@ from refshard_fs.errors import ConflictError
 from refshard_fs.stores.objects import Objects
 
 
-def test_equal_bytes_put_again_are_another_version() -> None:
+def test_putting_equal_bytes_makes_a_new_version() -> None:
     objects = Objects(f"memory://{uuid.uuid4().hex}", {})
     first = objects.put("a", [b"x"], ABSENT)
     assert first == objects.facts("a")

@@ -1,4 +1,4 @@
-"""Objects put whole, on condition, and removed: local files, memory, S3, and filesystems that know no conditions."""
+"""Objects are put whole, under a condition, and removed: local files, memory, S3, and other filesystems."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_names_that_look_like_patterns_are_names(make: Make) -> None:
     assert sorted(objects.find("")) == ["T K/0", "T [K]/1"]
 
 
-def test_parts_are_put_one_after_the_other(make: Make) -> None:
+def test_parts_are_put_in_order(make: Make) -> None:
     objects = make()
     objects.put("a/c/0", [b"ab", memoryview(b"xcdx")[1:3], b""])
     assert held(objects, "a/c/0") == b"abcd"
@@ -75,14 +75,14 @@ def test_parts_are_put_one_after_the_other(make: Make) -> None:
     assert objects.find("b") == {}
 
 
-def test_large_objects_are_whole(make: Make) -> None:
+def test_large_objects_are_complete(make: Make) -> None:
     objects = make()
     data = bytes(range(256)) * (LARGE // 256 + 5)
     objects.put("large", [data[:1000], data[1000:]])
     assert held(objects, "large") == data
 
 
-def test_object_is_replaced_only_if_it_has_the_version_read(make: Make) -> None:
+def test_object_is_replaced_only_if_unchanged(make: Make) -> None:
     objects, other = make(), make()
     objects.put("a", [b"first"], ABSENT)
     with pytest.raises(ConflictError, match="did not exist"):
@@ -112,7 +112,7 @@ def test_version_returned_by_put_can_be_replaced(make: Make) -> None:
     assert held(objects, "a") is None
 
 
-def test_object_that_is_gone_was_replaced_too(make: Make) -> None:
+def test_removed_object_is_a_conflict(make: Make) -> None:
     objects = make()
     objects.put("a", [b"first"])
     read = objects.fetch("a")
@@ -123,7 +123,7 @@ def test_object_that_is_gone_was_replaced_too(make: Make) -> None:
     assert held(objects, "a") is None
 
 
-def test_removing_what_is_not_there_is_no_error(make: Make) -> None:
+def test_removing_a_missing_object_is_accepted(make: Make) -> None:
     objects = make()
     objects.remove("never/was")
     told = objects.put("a", [b"first"]) or objects.facts("a")
@@ -132,14 +132,14 @@ def test_removing_what_is_not_there_is_no_error(make: Make) -> None:
     objects.remove("a", ABSENT)
 
 
-def test_directories_are_no_objects(make: Make) -> None:
+def test_directories_are_not_objects(make: Make) -> None:
     objects = make()
     objects.put("a/c/0", [b"first"])
     objects.remove("a/c/0")
     assert objects.find("a") == objects.find("a/c") == {}
 
 
-def test_empty_directories_go_with_the_last_object(tmp_path: Path) -> None:
+def test_last_removal_removes_empty_directories(tmp_path: Path) -> None:
     objects = Objects(str(tmp_path), {})
     objects.put("a/c/0/0", [b"x"])
     objects.put("a/z", [b"y"])
@@ -148,7 +148,7 @@ def test_empty_directories_go_with_the_last_object(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*")] == ["a", "z"]
 
 
-def test_large_object_is_read_and_put_without_memory_for_it(s3_server: SeaweedServer, tmp_path: Path) -> None:
+def test_large_object_is_copied_in_pieces(s3_server: SeaweedServer, tmp_path: Path) -> None:
     s3_server.create_bucket("objects")
     for objects in (
         Objects(f"s3://objects/{uuid.uuid4().hex}", s3_server.storage_options),
@@ -169,7 +169,7 @@ def test_large_object_is_read_and_put_without_memory_for_it(s3_server: SeaweedSe
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a/..", "..\\x"])
 @pytest.mark.case(id="P19")
-def test_name_that_climbs_is_refused(make: Make, name: str) -> None:
+def test_name_with_a_step_up_is_refused(make: Make, name: str) -> None:
     objects = make()
     uses: list[Callable[[], object]] = [
         lambda: objects.put(name, [b"x"]),

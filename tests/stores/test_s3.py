@@ -1,4 +1,4 @@
-"""Objects of S3: one request each, and an answer that was lost is looked for."""
+"""Objects of S3: one request for each operation; after a lost answer, the object is looked up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.servers.wire import Answer, Head, failure
 from tests.support.scripted_server import Forgetful
 
 
-def test_each_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
+def test_each_operation_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("objects")
     options: dict[str, Any] = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
     objects = Objects(f"s3://objects/{uuid.uuid4().hex}", options)
@@ -42,7 +42,7 @@ def test_each_takes_one_request(s3_server: SeaweedServer, s3_proxy: CountingProx
     ]
 
 
-def test_same_put_by_somebody_else_is_a_conflict(s3_server: SeaweedServer) -> None:
+def test_equal_put_of_another_writer_is_a_conflict(s3_server: SeaweedServer) -> None:
     """Both may have counted up, or made longer, what was there."""
     s3_server.create_bucket("objects")
     place = f"s3://objects/{uuid.uuid4().hex}"
@@ -60,7 +60,7 @@ def test_server_that_cannot_be_reached_is_an_os_error() -> None:
         objects.facts("a")
 
 
-def test_put_whose_answer_was_lost_is_recognised(s3_server: SeaweedServer) -> None:
+def test_put_with_a_lost_answer_is_recognised(s3_server: SeaweedServer) -> None:
     s3_server.create_bucket("objects")
     with Forgetful(s3_server.endpoint_url) as proxy:
         options: dict[str, Any] = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": proxy.url}}
@@ -96,7 +96,7 @@ REQUESTS: dict[str, Callable[[Objects], object]] = {
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_each_request_has_as_many_tries_as_retries_says(monkeypatch: pytest.MonkeyPatch, retries: int) -> None:
+def test_retries_bounds_the_tries_of_each_request(monkeypatch: pytest.MonkeyPatch, retries: int) -> None:
     waits = pytest.importorskip("botocore.retryhandler")
     monkeypatch.setattr(waits, "random", SimpleNamespace(random=lambda: 0.0))
     with Overloaded("http://127.0.0.1:9") as proxy:

@@ -1,4 +1,4 @@
-"""Writes to any filesystem: passing failures are tried again, and an answer that was lost is looked for first."""
+"""Writes to any filesystem: temporary failures are retried; after a lost answer, the object is looked up first."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_look_ups_and_removals_are_repeated() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 5])
-def test_commit_has_the_retries_of_its_filesystem(retries: int) -> None:
+def test_commit_uses_retries_of_its_filesystem(retries: int) -> None:
     fs = Flaky()
     MemoryFileSystem.pipe_file(fs, "/set.json", b'{"version": 1, "refs": {}}')
     written = RefShardFileSystem(

@@ -1,4 +1,4 @@
-"""Filesystems that take objects are those of the pool: same rules, same credentials, same connections."""
+"""The pool opens filesystems for writes: same rules, same credentials, same connections."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_signed_commit_follows_no_redirect(status: int, elsewhere: RangeServer) 
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("name", ["h.zarr", "set.parq", "set.json"])
 @pytest.mark.parametrize("kind", ["path", "memory"])
-def test_allow_list_lets_the_source_be_written(kind: str, name: str, slash: str, tmp_path: Path) -> None:
+def test_allow_list_permits_writes_to_the_source(kind: str, name: str, slash: str, tmp_path: Path) -> None:
     """What it lists are other targets; the source, however it ends, and its data are the user's own."""
     if name == "set.json" and slash:
         pytest.skip("a file")
@@ -89,7 +89,7 @@ def test_allow_list_lets_the_source_be_written(kind: str, name: str, slash: str,
         assert RefShardFileSystem(url).cat_file("t/1") == mode.encode() * 99
 
 
-def test_endpoint_that_redirects_all_is_named(elsewhere: RangeServer) -> None:
+def test_redirecting_endpoint_is_named(elsewhere: RangeServer) -> None:
     pytest.importorskip("s3fs")
     with RangeServer() as server:
         server.fault("redirect", to=f"{elsewhere.url}/bucket/x", status=301)
@@ -116,7 +116,7 @@ def test_web_server_takes_no_objects(http_server: RangeServer, elsewhere: RangeS
 
 
 @pytest.mark.case(id="P14")
-def test_name_that_moves_inside_gets_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_becomes_private_gets_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FTP: as in reading, a server that was public stays public."""
     with KINDS["ftp"](tmp_path) as served:
         served.put("set.json", json.dumps({"version": 1, "refs": REFS}).encode())
@@ -149,7 +149,7 @@ def test_one_connection_serves_one_writer_at_a_time(tmp_path: Path) -> None:
         assert {f"t/{i}": again.references[f"t/{i}"] for i in range(64)}.items() <= REFS.items()
 
 
-def test_connection_that_broke_is_made_anew_for_a_write(tmp_path: Path) -> None:
+def test_broken_connection_is_reopened_for_a_write(tmp_path: Path) -> None:
     with KINDS["ftp"](tmp_path) as served:
         ftp, _ = fsspec.core.url_to_fs(served.url, **served.options)
         fs = RefShardFileSystem(f"{served.url}/set.json", mode="w", options={f"{served.url}/": ftp})

@@ -1,4 +1,4 @@
-"""References in memory that the conventions of the ecosystem are tried on."""
+"""In-memory references for the tests of the ecosystem's conventions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of each fault, filesystem and operation, and how pytest's report shows it."""
+"""The result of each fault, filesystem and operation, and its report by pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of every format whose files hold arrays: by the tests of each."""
+"""Tests that apply to every format of files of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of an HDF5 file, held against what h5py and h5netcdf read of it."""
+"""Comparison of a shown HDF5 file with h5py and h5netcdf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source as a dictionary: what a filesystem that is written to must look like, whatever was done to it."""
+"""A source as a dict: the expected content of a filesystem after any writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key space answers, key by key and for whole arrays."""
+"""The answers of a key space, by key and for whole arrays."""
 
 from __future__ import annotations
 

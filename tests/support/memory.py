@@ -1,4 +1,4 @@
-"""What tests hold code to that must not take memory: bytes of Python's, and no time."""
+"""Limits of memory for code under test: bytes of Python's heap, not time."""
 
 from __future__ import annotations
 

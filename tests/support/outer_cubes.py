@@ -1,4 +1,4 @@
-"""Cubes along two dimensions of which some is missing, and their values by xarray."""
+"""Cubes along two dimensions with missing parts, and their values by xarray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of a partition hold, and any rows that could be in one."""
+"""The values in the rows of a partition, and strategies for random rows."""
 
 from __future__ import annotations
 

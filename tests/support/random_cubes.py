@@ -1,4 +1,4 @@
-"""Random files of one archive, that differ as those of many years do, and what xarray makes of them."""
+"""Random files of one archive that differ as those of many years do, and xarray's result for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a set of references holds, read without zarr."""
+"""The values of a set of references, read without zarr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sharded array in a folder, and what is read of it."""
+"""A sharded array in a folder, and reads of it."""
 
 from __future__ import annotations
 

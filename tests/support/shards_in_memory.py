@@ -1,4 +1,4 @@
-"""Drives formats over files in memory, one need at a time, and notes which bytes were wanted of which file."""
+"""Drive formats over files in memory, one need at a time, and record the requested bytes of each file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store of which snapshots are taken, changed afterwards."""
+"""A store for snapshots, which is changed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference sets with templates, and what they expand to."""
+"""Reference sets with templates, and their expansions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load whatever refshard opens by its engine of xarray."""
+"""Load any source by the xarray engine of this package."""
 
 from __future__ import annotations
 

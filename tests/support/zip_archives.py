@@ -1,4 +1,4 @@
-"""ZIP archives made by zipfile, and what is read of them."""
+"""ZIP archives made by zipfile, and reads of them."""
 
 from __future__ import annotations
 

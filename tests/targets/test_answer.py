@@ -1,4 +1,4 @@
-"""What a server may send, byte by byte: the bytes that were asked for are data, and everything else is an error."""
+"""Answers of a server, byte by byte: the requested bytes are data, and everything else is an error."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_suffix_range_is_checked_against_the_size() -> None:
             talk(Script([wrong]), lambda ask: ask(-5, None))
 
 
-def test_answer_in_single_bytes_is_the_same() -> None:
+def test_answer_in_single_bytes_is_parsed() -> None:
     assert talk(Script([RIGHT], piece=1), lambda ask: ask()).data == b"01234"
 
 
@@ -93,7 +93,7 @@ def test_answer_in_single_bytes_is_the_same() -> None:
         CHUNKED,
     ],
 )
-def test_answer_is_the_same_however_it_is_sent(answer: bytes) -> None:
+def test_answer_is_parsed_for_any_fragmentation(answer: bytes) -> None:
     found = one(answer)
     assert (found.data, found.size) == (b"01234", 9)
 
@@ -140,7 +140,7 @@ def test_connection_closed_by_the_server_is_opened_again() -> None:
     assert [number for number, _ in script.heads] == [1, 1, 2]
 
 
-def test_new_connection_without_an_answer_is_lost() -> None:
+def test_new_connection_without_an_answer_is_an_error() -> None:
     with pytest.raises(ConnectionLost):
         one(None, None)
 
@@ -174,7 +174,7 @@ def test_damaged_answer_is_an_error(answer: bytes, error: Any) -> None:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "204 No Content", "304 Not Modified"])
-def test_answer_without_body_ends_each_time(status: str) -> None:
+def test_answers_without_a_body_end(status: str) -> None:
     """aiohttp has one empty body for all of these answers, which says only once that it has ended."""
 
     async def thrice(ask: Ask) -> list[BaseException]:
@@ -189,7 +189,7 @@ def test_answer_without_body_ends_each_time(status: str) -> None:
     assert {type(error) for error in talk(Script(answers, piece=1 << 20), thrice)} == {HttpStatus}
 
 
-def test_range_is_cut_from_a_whole_object_without_its_end() -> None:
+def test_range_of_a_whole_answer_needs_no_end() -> None:
     script = Script([b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n0123456789", RIGHT])
 
     async def use(ask: Ask) -> list[Answer]:
@@ -201,14 +201,14 @@ def test_range_is_cut_from_a_whole_object_without_its_end() -> None:
     assert [number for number, _ in script.heads] == [1, 2]
 
 
-def test_bytes_behind_an_answer_do_not_reach_the_next() -> None:
+def test_extra_bytes_after_an_answer_are_dropped() -> None:
     forged = RIGHT.replace(b"01234", b"wrong")
     script = Script([RIGHT + forged, RIGHT, RIGHT])
     assert talk(script, twice) == [b"01234"] * 2
 
 
 @pytest.mark.parametrize("size", [1000, 5 << 20])
-def test_bodies_of_any_length_are_bytes_of_their_own(size: int) -> None:
+def test_bodies_are_separate_bytes_objects(size: int) -> None:
     body = bytes(i % 251 for i in range(size))
     head = f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\nContent-Range: bytes 0-{size - 1}/{size}\r\n\r\n"
 
@@ -226,7 +226,7 @@ def test_connection_reset_amid_a_body_leaves_nothing_behind() -> None:
     gc.collect()
 
 
-def test_cancelled_request_takes_its_connection_with_it() -> None:
+def test_cancelled_request_closes_its_connection() -> None:
     script = Script([b"HTTP/1.1 206 Partial", RIGHT])
 
     async def use(ask: Ask) -> bytes:
@@ -242,14 +242,14 @@ def test_cancelled_request_takes_its_connection_with_it() -> None:
     assert [number for number, _ in script.heads] == [1, 2]
 
 
-def test_header_of_one_request_cannot_hold_two() -> None:
+def test_header_injection_is_refused() -> None:
     script = Script([RIGHT])
     with pytest.raises(Unreadable):
         talk(script, lambda ask: ask(etag='x"\r\nX: y'))
     assert script.heads == []
 
 
-def test_address_of_version_6_is_a_host_like_others() -> None:
+def test_ipv6_address_is_accepted_as_a_host() -> None:
     async def go() -> bytes:
         script = Script([RIGHT])
         try:

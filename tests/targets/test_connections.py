@@ -1,4 +1,4 @@
-"""Connections belong to an event loop: every reader there uses them, and they end with it, however it ends."""
+"""Connections belong to an event loop: all readers of the loop share them, and they end with it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_ended_loop_is_collected(new_loop: NewLoop, http_server: RangeServer) ->
     assert [ref() for ref in loops] == [None] * 3
 
 
-def test_loop_may_be_closed_from_within_another_one(http_server: RangeServer) -> None:
+def test_loop_may_be_closed_inside_another(http_server: RangeServer) -> None:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(fs_of(http_server)._cat_file("k"))
 
@@ -105,7 +105,7 @@ def test_loop_may_be_closed_from_within_another_one(http_server: RangeServer) ->
         gc.collect()
 
 
-def test_distant_server_with_addresses_is_connected_to_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distant_server_gets_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use() -> list[str]:
         context, authority = certificate(tmp_path, "far.example")
         server = await asyncio.start_server(Script([RIGHT] * 3).serve, "127.0.0.1", 0, ssl=context)
@@ -129,7 +129,7 @@ def test_distant_server_with_addresses_is_connected_to_once(tmp_path: Path, monk
     assert len(asyncio.run(use())) == 1
 
 
-def test_dead_address_of_a_server_is_skipped(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_is_skipped(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(http_server.url.rsplit(":", 1)[1])
 
     async def resolve(self: Any, host: str, port: int = 0, family: Any = 0) -> list[dict[str, Any]]:

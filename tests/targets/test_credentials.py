@@ -1,4 +1,4 @@
-"""Which server gets the user's credentials: one rule, and one table of what it grants."""
+"""Which server gets the user's credentials: one rule, tested by one table."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def options_of(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
 
 
 @pytest.mark.parametrize(("fo", "keywords", "url", "access", "given"), TABLE)
-def test_credentials_go_where_the_user_means_them(
+def test_credentials_apply_by_prefix_and_origin(
     fo: Any, keywords: dict[str, Any], url: str, access: Any, given: Any
 ) -> None:
     options = options_of(fo, keywords, url)
@@ -109,7 +109,7 @@ def test_credentials_go_where_the_user_means_them(
     assert grant.token[-1] == url.partition("://")[0].lower()
 
 
-def test_least_that_any_set_on_the_way_grants_counts() -> None:
+def test_strictest_set_of_a_chain_decides() -> None:
     options = PoolOptions({"s3": MINE})
     user, stranger = Admission(), Admission.of(WEB, None, [], [])
     lender = Admission.of(WEB, None, ["s3"], [])

@@ -51,7 +51,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("codec", PACKERS)
 @pytest.mark.evidence(id="T24")
-def test_ranges_are_those_of_the_file_inside(http_server: RangeServer, codec: str) -> None:
+def test_ranges_refer_to_the_decompressed_file(http_server: RangeServer, codec: str) -> None:
     url = DECOMPRESS + http_server.put("/a", PACKERS[codec](DATA))
     reader = Reader()
     for start, stop in [(0, 10), (70_000, 80_000), (-7, None), (0, None), (9, 9)]:
@@ -90,7 +90,7 @@ def test_wrong_checksum_is_an_error(at: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["h5netcdf", "scipy"])
-def test_file_is_opened_as_if_it_were_decompressed(http_server: RangeServer, engine: Any) -> None:
+def test_compressed_file_opens_like_a_plain_one(http_server: RangeServer, engine: Any) -> None:
     pytest.importorskip(engine)
     plain = netcdf(engine=engine)
     want = RefShardFileSystem(plain)
@@ -117,7 +117,7 @@ def test_files_are_joined_and_saved(http_server: RangeServer, tmp_path: Path) ->
     assert RefShardFileSystem(str(tmp_path / "one.json")).cat("z/0.0") == fs.cat("z/0.0")
 
 
-def test_set_from_elsewhere_decompresses_only_its_own(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_set_decompresses_only_its_own_files(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "secret.gz").write_bytes(gzip.compress(DATA))
     own = http_server.put("/a.gz", gzip.compress(DATA))
     twice = DECOMPRESS * 2000 + own

@@ -1,4 +1,4 @@
-"""Which failures are tried again, and when."""
+"""Which failures are retried, and when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST = failures._FIRST  # which is next to nothing while tests run
         TimeoutError(),
     ],
 )
-def test_what_may_pass_is_tried_again(failure: OSError) -> None:
+def test_temporary_failures_are_retried(failure: OSError) -> None:
     assert is_transient(failure)
 
 
@@ -51,11 +51,11 @@ def test_what_may_pass_is_tried_again(failure: OSError) -> None:
         OSError("anything"),
     ],
 )
-def test_what_will_not_pass_is_not(failure: OSError) -> None:
+def test_permanent_failures_are_not_retried(failure: OSError) -> None:
     assert not is_transient(failure)
 
 
-def test_waits_grow_and_differ_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_grow_vary_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_FIRST", FIRST)
     retry = Retry(retries=4)
     lost = ConnectionLost("reset")
@@ -74,7 +74,7 @@ def test_retry_after_is_respected_within_bounds() -> None:
     assert retry.pause(HttpStatus(429, "", 61), 1) is None
 
 
-def test_fewer_retries_where_another_layer_tries_again() -> None:
+def test_retrying_layers_get_fewer_retries() -> None:
     assert Retry(5, 10).at_most(2) == Retry(2, 10)
     assert Retry(1).at_most(2) == Retry(1)
 
@@ -90,7 +90,7 @@ def test_fewer_retries_where_another_layer_tries_again() -> None:
         (OSError(22, "The requested range is not satisfiable"), Unreadable),
     ],
 )
-def test_no_error_becomes_absence(error: Exception, kind: type[OSError]) -> None:
+def test_errors_are_never_a_missing_object(error: Exception, kind: type[OSError]) -> None:
     failure = as_failure(error)
     assert type(failure) is kind
     assert failure.__cause__ is error

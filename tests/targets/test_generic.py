@@ -1,4 +1,4 @@
-"""Any other filesystem of fsspec: through its public API, on whatever loop, and checked all the same."""
+"""Other filesystems of fsspec: read through the public API, on any loop, with all checks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def reader(fs: AbstractFileSystem, retries: int = 0) -> Reader:
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("how", ["right", "ignores ranges"])
 @pytest.mark.parametrize("kind", range(3))
-def test_range_is_what_slicing_gives(how: str, kind: int, start: int, stop: int | None) -> None:
+def test_range_equals_a_slice(how: str, kind: int, start: int, stop: int | None) -> None:
     assert reader(odd(how)[kind]).read("odd://x", start, stop) == DATA[start:stop]
 
 
@@ -119,7 +119,7 @@ def test_wrong_length_is_an_error(how: str, kind: int, start: int, stop: int | N
 
 @pytest.mark.parametrize("kind", range(3))
 @pytest.mark.parametrize("how", ["lost", "odd", "empty to zarr"])
-def test_no_failure_looks_like_absence(how: str, kind: int) -> None:
+def test_failures_are_not_a_missing_object(how: str, kind: int) -> None:
     with pytest.raises(OSError) as caught:  # noqa: PT011  # of any kind but those below
         reader(odd(how)[kind]).read("odd://x", 0, 5)
     assert not isinstance(caught.value, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
@@ -130,18 +130,18 @@ def test_no_failure_looks_like_absence(how: str, kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", range(3))
-def test_absence_is_file_not_found(kind: int) -> None:
+def test_missing_object_is_file_not_found(kind: int) -> None:
     with pytest.raises(FileNotFoundError):
         reader(odd("missing")[kind]).read("odd://x", 0, 5)
 
 
 @pytest.mark.parametrize("kind", range(3))
 @pytest.mark.parametrize("how", ["short once", "lost once"])
-def test_what_passes_is_tried_again(how: str, kind: int) -> None:
+def test_temporary_failures_are_retried(how: str, kind: int) -> None:
     assert reader(odd(how)[kind], retries=1).read("odd://x", 0, 5) == DATA[:5]
 
 
-def test_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
+def test_retrying_filesystem_gets_few_retries() -> None:
     fs = Odd("lost")
     with pytest.raises(ConnectionError):
         reader(fs, retries=5).read("odd://x", 0, 5)
@@ -149,7 +149,7 @@ def test_filesystem_that_has_tried_is_not_made_to_try_for_long() -> None:
 
 
 @pytest.mark.evidence(id="T32")
-def test_instance_runs_on_its_own_loop_or_on_ours() -> None:
+def test_instance_runs_on_its_loop_or_ours() -> None:
     there, here = OddAsync(), OddAsync(asynchronous=True)
     reader(there).read("odd://x", 0, 5)
     reader(here).read("odd://x", 0, 5)
@@ -158,7 +158,7 @@ def test_instance_runs_on_its_own_loop_or_on_ours() -> None:
     assert not here.loops & there.loops
 
 
-def test_manifest_may_say_which_version_it_means() -> None:
+def test_manifest_may_pin_a_version() -> None:
     fs = Odd(etag='"abc"')
     assert reader(fs).read("odd://x", 0, 5, Pin(etag="abc")) == DATA[:5]
     with pytest.raises(TargetChanged):
@@ -186,7 +186,7 @@ def test_pinned_object_replaced_after_the_first_read_is_noticed(
     with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
 
 
-def test_old_listing_does_not_say_which_version_was_read() -> None:
+def test_stale_listing_gives_no_version() -> None:
     class Listing(Odd):
         listed: str | None = None
 
@@ -261,7 +261,7 @@ def test_wrapped_local_and_memory_filesystems_are_read_directly(tmp_path: Path) 
 
 
 @pytest.mark.evidence(id="T31")
-def test_arrow_filesystems(tmp_path: Path) -> None:
+def test_arrow_filesystems_are_read(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow.fs")
     from fsspec.implementations.arrow import ArrowFSWrapper
 
@@ -274,7 +274,7 @@ def test_arrow_filesystems(tmp_path: Path) -> None:
 
 
 @pytest.mark.evidence(id="T29")
-def test_obstore_filesystems(http_server: RangeServer) -> None:
+def test_obstore_filesystems_are_read(http_server: RangeServer) -> None:
     obstore = pytest.importorskip("obstore.fsspec")
     http_server.put("/x", DATA)
     fs = obstore.FsspecStore("http", client_options={"allow_http": True}, retry_config={"max_retries": 0})
@@ -313,7 +313,7 @@ def test_members_of_an_archive_share_one_opening(http_server: RangeServer, archi
     assert len(http_server.requests(method="HEAD")) == 1
 
 
-def test_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> None:
+def test_chain_is_opened_on_fsspecs_loop(archive: str) -> None:
     """Opening one there, instead of in a thread, would wait for itself."""
     loop = fsspec.asyn.get_loop()
 
@@ -326,7 +326,7 @@ def test_chain_is_opened_on_the_loop_that_fsspec_itself_uses(archive: str) -> No
     assert asyncio.run_coroutine_threadsafe(read(), loop).result(30) == DATA[3:][5:50]
 
 
-def test_missing_member_is_absent_and_a_missing_archive_is_too(http_server: RangeServer, archive: str) -> None:
+def test_missing_member_or_archive_is_file_not_found(http_server: RangeServer, archive: str) -> None:
     of_member = FileNotFoundError if fsspec.__version__ >= "2026" else Unreadable  # a KeyError of older tarfiles
     for url, error in (
         (f"tar://none::{archive}", of_member),
@@ -339,7 +339,7 @@ def test_missing_member_is_absent_and_a_missing_archive_is_too(http_server: Rang
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of theirs open
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
-def test_caches_give_right_bytes_to_parallel_readers(http_server: RangeServer, tmp_path: Path, cache: str) -> None:
+def test_cache_filesystems_serve_parallel_readers(http_server: RangeServer, tmp_path: Path, cache: str) -> None:
     urls = [http_server.put(f"/{i}", DATA[i:]) for i in range(3)]
     options = {cache: {"cache_storage": str(tmp_path / "cache")}}
     http_server.latency = 0.01
@@ -359,7 +359,7 @@ class OneAtATime(Odd):
     protocol = "sftp"
 
 
-def test_whose_turn_it_is_does_not_depend_on_an_equal_filesystem() -> None:
+def test_equal_filesystems_have_separate_locks() -> None:
     """Filesystems are equal that were made with equal arguments; one that is gone took the other's lock with it."""
     first, second = OneAtATime(), OneAtATime()
     assert first == second
@@ -373,7 +373,7 @@ def test_whose_turn_it_is_does_not_depend_on_an_equal_filesystem() -> None:
 
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])
 @pytest.mark.evidence(id="T26")
-def test_two_threads_at_once_do_not_share_what_bears_one(shared: str) -> None:
+def test_single_threaded_filesystem_is_locked(shared: str) -> None:
     """Before it was mended: `zip://member::URL` gave wrong bytes of the right length when several chunks were read at
     a time, on Python 3.12.0–3.12.8 and 3.13.0–3.13.1
     ([gh-127847](https://github.com/python/cpython/issues/127847): open handles of one `ZipFile` mix up their
@@ -430,7 +430,7 @@ def test_size_is_requested_once_for_parallel_reads() -> None:
     assert fs.tries == 103
 
 
-def test_facts_that_are_asked_for_are_never_remembered_ones() -> None:
+def test_requested_facts_are_never_cached() -> None:
     fs = Odd()
 
     async def read(pool: Pool) -> None:

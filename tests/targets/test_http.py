@@ -1,4 +1,4 @@
-"""HTTP targets: only the very bytes that were asked for are data, whatever a server makes of the request."""
+"""HTTP targets: only the requested bytes are data, for any answer of a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def want(start: int, stop: int | None) -> bytes:
 
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)
-def test_range_is_what_slicing_gives(http_server: RangeServer, start: int, stop: int | None) -> None:
+def test_range_equals_a_slice(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     answer = Reader().answer(url, start, stop)
     assert answer.data == want(start, stop)
@@ -46,14 +46,14 @@ def test_range_is_what_slicing_gives(http_server: RangeServer, start: int, stop:
     assert [r.method for r in http_server.requests()] == ["GET"]
 
 
-def test_url_is_asked_for_as_it_is_spelled(http_server: RangeServer) -> None:
+def test_url_is_sent_unchanged(http_server: RangeServer) -> None:
     http_server.put("/a b/é%.nc", DATA)
     assert Reader().read(f"{http_server.url}/a b/é%25.nc", 1, 3) == DATA[1:3]
     assert Reader().read(f"{http_server.url}/a%20b/%C3%A9%25.nc?x=1&y=%2F", 1, 3) == DATA[1:3]
     assert http_server.requests()[-1].query == "x=1&y=%2F"
 
 
-def test_answer_that_ends_with_the_object_is_short(http_server: RangeServer) -> None:
+def test_range_beyond_the_end_gives_a_short_answer(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
 
     async def read(opened: Any, path: str) -> Answer:
@@ -67,9 +67,7 @@ def test_answer_that_ends_with_the_object_is_short(http_server: RangeServer) -> 
 
 
 @pytest.mark.parametrize(("start", "stop"), [(3000, 3010), (5000, None), (3000, None)])
-def test_range_behind_the_end_is_empty_and_tells_the_size(
-    http_server: RangeServer, start: int, stop: int | None
-) -> None:
+def test_range_after_the_end_is_empty_and_has_the_size(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
 
     async def read(opened: Any, path: str) -> Answer:
@@ -109,15 +107,13 @@ def test_wrong_range_is_an_error(http_server: RangeServer, kind: Any, start: int
 
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)
-def test_what_is_asked_for_is_taken_out_of_a_whole_object(
-    http_server: RangeServer, start: int, stop: int | None
-) -> None:
+def test_range_is_cut_from_a_whole_answer(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("ignored_range")
     assert Reader().read(url, start, stop) == want(start, stop)
 
 
-def test_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: RangeServer) -> None:
+def test_huge_whole_answer_is_not_read_to_its_end(http_server: RangeServer) -> None:
     data = bytes(64 << 20)
     url = http_server.put("/x", data)
     http_server.fault("ignored_range")
@@ -126,7 +122,7 @@ def test_huge_object_is_not_read_to_its_end_for_a_few_bytes(http_server: RangeSe
 
 
 @pytest.mark.evidence(id="T7")
-def test_whole_objects_for_ranges_are_counted_and_warned_of_once(http_server: RangeServer) -> None:
+def test_whole_answers_are_counted_and_warned_of_once(http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(UNASKED))
     http_server.fault("ignored_range")
     fs = RefShardFileSystem({f"a/{i}": [url, UNASKED - 10 + i, 1] for i in range(4)}, skip_instance_cache=True)
@@ -140,13 +136,13 @@ def test_whole_objects_for_ranges_are_counted_and_warned_of_once(http_server: Ra
 
 @pytest.mark.parametrize(("start", "stop"), RANGES)
 @pytest.mark.parametrize("kind", ["chunked", "drip"])
-def test_awkward_framing_is_still_right(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
+def test_unusual_framing_is_parsed(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, pause=0.0001, piece=500)
     assert Reader().read(url, start, stop) == want(start, stop)
 
 
-def test_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
+def test_range_of_unknown_total_is_accepted(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("unknown_total")
     assert Reader().read(url, 5, 50) == DATA[5:50]
@@ -156,7 +152,7 @@ def test_range_of_unknown_total_is_right(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 416, 501])
-def test_server_without_suffix_ranges_is_asked_for_the_size_once(http_server: RangeServer, status: int) -> None:
+def test_size_is_requested_once_without_suffix_ranges(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     for _ in range(2):
@@ -180,7 +176,7 @@ def test_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> N
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_only_absence_is_file_not_found(http_server: RangeServer, status: int) -> None:
+def test_only_missing_objects_are_file_not_found(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(status)
     for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().facts(url)):
@@ -189,7 +185,7 @@ def test_only_absence_is_file_not_found(http_server: RangeServer, status: int) -
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 407, 408, 412, 416, 418, 425, 429, 451, 500, 501, 503, 504])
-def test_other_refusals_are_not_taken_for_empty_by_zarr(http_server: RangeServer, status: int) -> None:
+def test_zarr_does_not_take_refusals_for_missing_chunks(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(status, method="GET")
     http_server.fault(status, method="HEAD")
@@ -201,7 +197,7 @@ def test_other_refusals_are_not_taken_for_empty_by_zarr(http_server: RangeServer
         assert isinstance(caught.value, PermissionError) == (status in (401, 403, 407))
 
 
-def test_server_without_head_is_asked_for_one_byte(http_server: RangeServer) -> None:
+def test_size_is_read_by_get_without_head(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     for refusal in (405, 403, 501):
         http_server.heal()
@@ -209,7 +205,7 @@ def test_server_without_head_is_asked_for_one_byte(http_server: RangeServer) -> 
         assert Reader().facts(url).size == 3000
 
 
-def test_facts_tell_size_and_version(http_server: RangeServer) -> None:
+def test_facts_have_size_and_version(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     facts = Reader().facts(url)
     answer = Reader().answer(url, 0, 1)
@@ -218,7 +214,7 @@ def test_facts_tell_size_and_version(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("fault", [500, 503, 429, "hang_up", "reset", "dropped", "short_body"])
-def test_what_passes_is_tried_again(http_server: RangeServer, fault: Any) -> None:
+def test_temporary_failures_are_retried(http_server: RangeServer, fault: Any) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(fault, times=2, retry_after=0.0)
     reader = Reader(retry=Retry(retries=3, timeout=60))
@@ -227,7 +223,7 @@ def test_what_passes_is_tried_again(http_server: RangeServer, fault: Any) -> Non
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 416])
-def test_what_does_not_pass_is_asked_once(http_server: RangeServer, status: int) -> None:
+def test_permanent_failures_are_not_retried(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(status)
     with pytest.raises((HttpStatus, FileNotFoundError)):
@@ -261,7 +257,7 @@ def test_retry_after_is_a_number_or_a_date(text: str, seconds: float | None) -> 
     assert ranged._parse_retry_after(text, 60.0) == seconds
 
 
-def test_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
+def test_too_long_retry_after_is_an_error(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(503, retry_after=3600)
     with pytest.raises(HttpStatus, match="503"):
@@ -270,14 +266,14 @@ def test_wait_that_is_too_long_is_not_begun(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["silent", "drip"])
-def test_timeout_ends_what_does_not_end(http_server: RangeServer, kind: Any) -> None:
+def test_timeout_ends_an_endless_answer(http_server: RangeServer, kind: Any) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, pause=0.2) if kind == "drip" else http_server.fault(kind)
     with pytest.raises(TimeoutError, match=r"no answer after \d+\.\d s"):
         Reader(retry=Retry(retries=3, timeout=0.3)).read(url, 0, 2000)
 
 
-def test_cancelled_read_is_cancelled_and_not_tried_again(http_server: RangeServer) -> None:
+def test_cancelled_read_is_not_retried(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("silent")
 
@@ -326,7 +322,7 @@ def test_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> N
     assert reader.read(url, 0, 5) == DATA[::-1][:5]
 
 
-def test_server_is_asked_for_the_version_that_was_seen(http_server: RangeServer) -> None:
+def test_later_requests_ask_for_the_first_version(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     etag = reader.answer(url, 0, 5).facts.etag
@@ -334,7 +330,7 @@ def test_server_is_asked_for_the_version_that_was_seen(http_server: RangeServer)
     assert [r.headers.get("if-match") for r in http_server.requests()] == [None, etag]
 
 
-def test_manifest_may_say_which_version_it_means(http_server: RangeServer) -> None:
+def test_manifest_may_pin_a_version(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     etag = Reader().answer(url, 0, 1).facts.etag
     assert etag is not None
@@ -380,7 +376,7 @@ def test_expired_redirect_is_requested_again(http_server: RangeServer) -> None:
     assert [r.path for r in http_server.requests()] == ["/home", "/a", "/a", "/home", "/b"]
 
 
-def test_circle_of_redirects_ends(http_server: RangeServer) -> None:
+def test_circular_redirects_end(http_server: RangeServer) -> None:
     http_server.fault("redirect", "/home", to="/away")
     http_server.fault("redirect", "/away", to="/home")
     with pytest.raises(Unreadable, match="at most 10 redirects"):
@@ -549,7 +545,7 @@ def test_many_reads_share_connections(http_server: RangeServer) -> None:
     assert len({r.connection for r in http_server.requests()}) <= 8
 
 
-def test_server_that_nobody_here_wrote(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
+def test_public_server_implementation_is_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(DATA)
     (tmp_path / "empty").write_bytes(b"")
     server = nginx_server(tmp_path)
@@ -566,7 +562,7 @@ def test_server_that_nobody_here_wrote(nginx_server: Callable[[Path], NginxServe
         reader.read(f"{server.url}/x.bin", 0, 5)
 
 
-def test_incomplete_is_said_of_what_ends_early(http_server: RangeServer) -> None:
+def test_early_end_is_an_incomplete_answer(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("hang_up")
     with pytest.raises(Incomplete):

@@ -1,4 +1,4 @@
-"""Sets that are reached by filesystems of other makes: read, listed, committed."""
+"""Sets that are read, listed and committed through filesystem instances of other packages."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_options_of_a_set_apply_to_objects_beside_it(served: Served) -> None:
     assert fs.size("whole") == len(DATA)
 
 
-def test_what_is_kept_on_disk_is_of_the_version_that_there_is(served: Served, tmp_path: Path) -> None:
+def test_disk_cache_has_the_current_version(served: Served, tmp_path: Path) -> None:
     refs = {f"a/{number}": ["data.bin", number * 16, 16] for number in range(16)}
     served.put("folder/refs.json", json.dumps(refs).encode())
     hits = []
@@ -92,7 +92,7 @@ def test_busy_ftp_server_is_not_a_missing_key(tmp_path: Path, name: str) -> None
         assert opened(served, "h.zarr").cat_file(f"a/{name}.0") == b"{}"
 
 
-def test_ftp_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
+def test_broken_ftp_connection_is_reopened(tmp_path: Path) -> None:
     with KINDS["ftp"](tmp_path) as served:
         served.put("data", DATA)
         ftp, _ = fsspec.core.url_to_fs(served.url, **served.options)
@@ -104,7 +104,7 @@ def test_ftp_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
             fs.cat_file("gone")
 
 
-def test_who_is_logged_out_by_an_ftp_server_is_told_so(tmp_path: Path) -> None:
+def test_ftp_logout_is_reported(tmp_path: Path) -> None:
     with KINDS["ftp"](tmp_path) as served:
         served.put("logged-out", DATA)
         served.put("refs.json", json.dumps({"key": ["logged-out"]}).encode())
@@ -128,7 +128,7 @@ def test_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
 
 @pytest.mark.evidence(id="T18")
 @pytest.mark.evidence(id="T19")
-def test_commit_over_one_that_another_made_is_a_conflict(served: Served) -> None:
+def test_commit_over_another_writers_is_a_conflict(served: Served) -> None:
     """Before it was mended: A commit to FTP overwrote a document of the same size that somebody else had written, and
     wrote in place, so that readers saw half of it.
     """

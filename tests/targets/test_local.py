@@ -1,4 +1,4 @@
-"""Local files: the same bytes from any thread and process, few descriptors, and changes noticed."""
+"""Local files: the same bytes from any thread and process, few descriptors, and changes are noticed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
     ("start", "stop"),
     [(0, 10), (7, 5000), (4990, 6000), (6000, 7000), (5000, None), (-10, None), (-6000, None), (0, 0)],
 )
-def test_range_is_what_slicing_gives(target: LocalTarget, file: Path, start: int, stop: int | None) -> None:
+def test_range_equals_a_slice(target: LocalTarget, file: Path, start: int, stop: int | None) -> None:
     answer = target.read_now(str(file), start, stop)
     assert (answer.data, answer.size) == (DATA[start:stop], 5000)
 
@@ -65,7 +65,7 @@ def test_threads_get_the_bytes_of_their_own_ranges(target: LocalTarget, file: Pa
         assert all(threads.map(read, starts))
 
 
-def test_kernel_that_returns_less_is_asked_again(
+def test_short_reads_of_the_kernel_are_continued(
     target: LocalTarget, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = local._read_at
@@ -84,7 +84,7 @@ def test_open_files_are_bounded(target: LocalTarget, tmp_path: Path) -> None:
 
 
 @pytest.mark.evidence(id="T1")
-def test_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
+def test_changed_file_is_noticed(file: Path) -> None:
     pool = Pool(PoolOptions(), None, versions := Versions())
     place = pool.place(str(file))
     assert place is not None
@@ -99,7 +99,7 @@ def test_file_that_is_replaced_or_written_to_is_noticed(file: Path) -> None:
     assert Reader().read(str(file), 0, 5) == DATA[::-1][:5]
 
 
-def test_manifest_may_say_which_version_it_means(file: Path) -> None:
+def test_manifest_may_pin_a_version(file: Path) -> None:
     assert Reader().read(str(file), 0, 5, Pin(size=5000, etag='"of another store"')) == DATA[:5]
     with pytest.raises(TargetChanged, match="5000 bytes, not 4999"):
         Reader().read(str(file), 0, 5, Pin(size=4999))
@@ -107,7 +107,7 @@ def test_manifest_may_say_which_version_it_means(file: Path) -> None:
         Reader().read(str(file), 0, 5, Pin(last_modified="Fri, 01 Jan 1999 00:00:00 GMT"))
 
 
-def test_missing_file_and_a_directory_are_absent(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_file_not_found(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises((FileNotFoundError, IsADirectoryError)):
             Reader().read(str(path), 0, 5)
@@ -116,7 +116,7 @@ def test_missing_file_and_a_directory_are_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in the file system here")
-def test_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_or_device_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
         with pytest.raises(Unreadable, match="a pipe or a device"):
@@ -157,7 +157,7 @@ def test_file_removed_during_a_listing_is_left_out(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links take rights there that few have")
-def test_one_odd_link_leaves_its_directory_listable(tmp_path: Path) -> None:
+def test_broken_link_leaves_its_directory_listable(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123")
     (tmp_path / "itself").symlink_to(tmp_path / "itself")
     (tmp_path / "nowhere").symlink_to(tmp_path / "none")
@@ -170,7 +170,7 @@ def test_one_odd_link_leaves_its_directory_listable(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
+def test_forked_child_reads_during_parents_reads(file: Path) -> None:
     place = Pool(PoolOptions(), None).place(str(file))
     assert place is not None
     opened, path = place
@@ -205,7 +205,7 @@ def test_child_reads_whatever_the_parent_was_doing(file: Path) -> None:
 @pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="links take rights there that few have")
 @pytest.mark.parametrize("where", ["x.bin", "folder", "folder/deeper"])
 @pytest.mark.case(id="P15")
-def test_link_that_appears_in_a_judged_path_is_not_followed(where: str, tmp_path: Path) -> None:
+def test_link_created_after_admission_is_not_followed(where: str, tmp_path: Path) -> None:
     target = LocalTarget(follows=False)
     place = tmp_path / "folder" / "deeper" / "x.bin"
     place.parent.mkdir(parents=True)

@@ -20,7 +20,7 @@ def records(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [record for record in caplog.records if record.name == "refshard_fs.targets"]
 
 
-def test_records_of_http_agree_with_the_server(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_http_records_agree_with_the_server(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
     url = http_server.put("x", b"0123456789")
     refs = {"a": [url, 2, 3], "whole": [url], "gone": [f"{http_server.url}/gone?token=hush", 0, 1]}
     fs = RefShardFileSystem(refs, skip_instance_cache=True)

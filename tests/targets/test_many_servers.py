@@ -1,4 +1,4 @@
-"""As many connections as the process may have, however many servers a set names."""
+"""Connections to many servers stay within the limit of the process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) 
             assert 0 < kept() <= 4
 
 
-def test_unknown_kind_of_idle_connections_only_stays_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_idle_connections_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "most_connections", lambda: 2)
     monkeypatch.setattr(connections, "idle_of", lambda connector: {})
     with contextlib.ExitStack() as stack:
@@ -61,7 +61,7 @@ def test_connector_closes_at_once_without_a_loop(http_server: RangeServer) -> No
     loop.close()
 
 
-def test_half_of_the_files_that_may_be_open_are_left_to_others() -> None:
+def test_connections_use_half_of_the_file_limit() -> None:
     resource = pytest.importorskip("resource")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert connections.most_connections() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))

@@ -1,4 +1,4 @@
-"""Files in memory: their versions, whichever threads and processes ask."""
+"""Files in memory: one version for all threads and processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refshard_fs.targets.local import MemoryTarget
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.evidence(id="T2")
-def test_child_reads_whatever_a_thread_of_the_parent_was_doing() -> None:
+def test_forked_child_reads_during_a_parents_thread() -> None:
     MemoryFileSystem().pipe({"/memory-target/a": b"0123", "/memory-target/b": b"4567"})
     target = MemoryTarget()
     drawing, release = threading.Event(), threading.Event()
@@ -48,7 +48,7 @@ def test_child_reads_whatever_a_thread_of_the_parent_was_doing() -> None:
     assert results.get() == b"45"
 
 
-def test_threads_that_ask_at_once_are_told_one_version() -> None:
+def test_concurrent_threads_get_one_version() -> None:
     MemoryFileSystem().pipe("/memory-target/c", b"0123")
     target = MemoryTarget()
     start = threading.Barrier(8)

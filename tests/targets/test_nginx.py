@@ -1,4 +1,4 @@
-"""nginx as it is set up for data: TLS, basic authentication, compression, signed links that a hub redirects to."""
+"""nginx as a data server: TLS, basic authentication, compression, signed links behind redirects."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_tls_is_verified_and_an_authority_may_be_given(served: Served) -> None:
 
 @pytest.mark.parametrize("how", ["headers", "in the URL"])
 @pytest.mark.evidence(id="T4")
-def test_basic_authentication(served: Served, how: str) -> None:
+def test_basic_authentication_is_sent(served: Served, how: str) -> None:
     url = f"{served.nginx.url}/private/x.bin"
     options: dict[str, Any] = {"headers": {"Authorization": "Basic " + base64.b64encode(b"me:not-a-secret").decode()}}
     if how == "in the URL":
@@ -88,7 +88,7 @@ def test_basic_authentication(served: Served, how: str) -> None:
 
 
 @pytest.mark.evidence(id="T4")
-def test_server_is_asked_not_to_compress(served: Served) -> None:
+def test_requests_forbid_compression(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.nginx.port, timeout=20)
     connection.request("GET", "/compressed/x.bin", headers={"Accept-Encoding": "gzip"})
     answer = connection.getresponse()

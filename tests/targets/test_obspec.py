@@ -1,4 +1,4 @@
-"""Stores of the obspec protocols as sources and as targets, read as any other and checked all the same."""
+"""Stores of the obspec protocols as sources and as targets, read with all checks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, http_server: RangeServ
 
 
 @pytest.mark.evidence(id="T30")
-def test_ranges_of_a_store_are_the_bytes_asked_for(store: Any) -> None:
+def test_ranges_of_a_store_are_read(store: Any) -> None:
     fs = StoreFileSystem.of(store)
     prefix = urls_of(store)
     options = PoolOptions(by_prefix={prefix: fs})
@@ -143,7 +143,7 @@ def test_set_reads_chunks_from_stores_given_as_fs(kind: str) -> None:
     assert RefShardFileSystem(references(url), fs=given).cat_file("a/3") == DATA[60:70]
 
 
-def test_path_in_a_store_is_what_a_registry_resolves() -> None:
+def test_registry_resolves_the_path_in_a_store() -> None:
     for store in (stores.MemoryStore(), stores.S3Store("b", prefix="p/q"), stores.HTTPStore("https://h/p")):
         for url in ("s3://b/p/q/x", "s3://b/p/qq/x", "https://h/p/x/y", "https://h/x"):
             known = registry.ObjectStoreRegistry({url.rpartition("/")[0]: store})
@@ -172,7 +172,7 @@ def test_hierarchy_in_a_memory_store_is_listed() -> None:
 
 
 @pytest.mark.evidence(id="T30")
-def test_http_store_needs_the_requests_of_our_own_client(http_server: RangeServer) -> None:
+def test_http_store_takes_the_requests_of_our_client(http_server: RangeServer) -> None:
     url = http_server.put("/x.bin", DATA)
     counts = []
     for options in ({}, {http_server.url: stores.HTTPStore(http_server.url, client_options={"allow_http": True})}):
@@ -183,7 +183,7 @@ def test_http_store_needs_the_requests_of_our_own_client(http_server: RangeServe
     assert counts[0] == counts[1] == [("GET", "bytes=0-69")]
 
 
-def test_absent_object_of_a_store_is_no_absent_key() -> None:
+def test_missing_object_of_a_store_is_not_a_missing_key() -> None:
     fs = RefShardFileSystem(references("s3://b/gone"), options={"s3://b": memory({})}, retries=0)
     with pytest.raises(refshard_fs.ReferenceNotReachable, match="FileNotFoundError: gone. The object was removed"):
         fs.cat_file("a/0")
@@ -191,7 +191,7 @@ def test_absent_object_of_a_store_is_no_absent_key() -> None:
         RefShardFileSystem((memory({}), "gone.json")).ls("")
 
 
-def test_object_of_a_store_that_changes_is_found() -> None:
+def test_changed_object_of_a_store_is_noticed() -> None:
     store = memory({"x": DATA})
     fs = RefShardFileSystem(references("s3://b/x"), options={"s3://b": store})
     fs.cat_file("a/0")
@@ -216,7 +216,7 @@ def test_filesystem_over_a_store_is_pickled(http_server: RangeServer) -> None:
     assert pickle.loads(pickle.dumps(fs)).cat_file("a/1") == DATA[20:30]
 
 
-def test_two_stores_with_equal_names_are_told_apart() -> None:
+def test_stores_of_equal_names_stay_separate() -> None:
     """What was read of one is not shown of the other, though their URLs and versions may be equal."""
     shown = []
     for value in (b"1", b"2"):

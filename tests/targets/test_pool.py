@@ -1,4 +1,4 @@
-"""Which options serve a URL: those of its longest prefix, and never those of another."""
+"""A URL gets the options of its longest prefix, and never those of another prefix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def headers(secret: str) -> dict[str, Any]:
 
 
 @pytest.mark.case(id="P8")
-def test_longest_prefix_alone_gets_its_credentials(http_server: RangeServer) -> None:
+def test_longest_prefix_chooses_credentials(http_server: RangeServer) -> None:
     u = http_server.url
     paths = ["/a/x", "/a/b/x", "/a/bc/x", "/ab/x", "/c/x", "/a/b"]
     for path in paths:
@@ -145,7 +145,7 @@ def test_pool_without_a_loop_opens_only_immediate_targets() -> None:
         ("data:,", b""),
     ],
 )
-def test_data_urls_are_their_bytes(url: str, data: bytes) -> None:
+def test_data_urls_are_decoded(url: str, data: bytes) -> None:
     place = Pool(PoolOptions(), None).place(url)
     assert place is not None
     for start, stop in ((0, None), (1, 2), (-2, None)):
@@ -183,7 +183,7 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
     )
 
 
-def test_anonymous_failure_names_option_for_endpoint() -> None:
+def test_anonymous_failure_names_endpoint_url() -> None:
     """The endpoint of the source's bucket is for that bucket alone: whose objects lie in another one is told."""
     given = {"s3://a/": {"client_kwargs": {"endpoint_url": "https://store.example"}}}
     advice = Pool(PoolOptions(by_prefix=given), None)._advise_on_endpoint("s3://b/x")

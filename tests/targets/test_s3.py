@@ -1,4 +1,4 @@
-"""S3 targets: our own requests get what s3fs would, with its credentials, and leave to it what they cannot do."""
+"""S3 targets: our own requests give the bytes of s3fs, with its credentials, and leave other requests to it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def reader(options: Any, **given: Any) -> Reader:
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("how", ["signed", "anonymous", "left to s3fs"])
 @pytest.mark.evidence(id="T9")
-def test_range_is_what_slicing_gives(
+def test_range_equals_a_slice(
     s3_server: SeaweedServer, bucket: str, how: str, key: str, start: int, stop: int | None
 ) -> None:
     options = s3_server.anonymous_options if how == "anonymous" else s3_server.storage_options
@@ -95,13 +95,13 @@ def test_fast_s3_can_be_switched_off(s3_proxy: CountingProxy, bucket: str) -> No
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_instance_lends_its_options(s3_proxy: CountingProxy, bucket: str, asynchronous: bool) -> None:
+def test_options_of_an_instance_are_used(s3_proxy: CountingProxy, bucket: str, asynchronous: bool) -> None:
     fs = s3fs.S3FileSystem(**through(s3_proxy), asynchronous=asynchronous, skip_instance_cache=True)
     assert reader(fs).read(f"{bucket}/x", 0, 5) == DATA[:5]
     assert len(s3_proxy.requests()) == 1
 
 
-def test_requester_pays_is_said_and_signed(s3_proxy: CountingProxy, bucket: str) -> None:
+def test_requester_pays_header_is_signed(s3_proxy: CountingProxy, bucket: str) -> None:
     assert reader(through(s3_proxy, requester_pays=True)).read(f"{bucket}/x", 0, 5) == DATA[:5]
     (request,) = s3_proxy.requests()
     assert request.headers["x-amz-request-payer"] == "requester"
@@ -116,9 +116,7 @@ def test_requester_pays_is_said_and_signed(s3_proxy: CountingProxy, bucket: str)
         {"config_kwargs": {"signature_version": "s3"}},
     ],
 )
-def test_requests_we_cannot_express_are_left_to_s3fs(
-    s3_proxy: CountingProxy, bucket: str, unusual: dict[str, Any]
-) -> None:
+def test_unsupported_requests_are_left_to_s3fs(s3_proxy: CountingProxy, bucket: str, unusual: dict[str, Any]) -> None:
     try:
         assert reader(through(s3_proxy, **unusual)).read(f"{bucket}/x", 0, 5) == DATA[:5]
     except OSError:
@@ -182,7 +180,7 @@ def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, mo
     assert "botocore" not in script.heads[0][1].lower()
 
 
-def test_only_a_missing_object_is_absent(s3_server: SeaweedServer, bucket: str) -> None:
+def test_only_missing_objects_are_file_not_found(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
     for call in (lambda url: mine.read(url, 0, 5), mine.facts):
         with pytest.raises(FileNotFoundError):
@@ -227,7 +225,7 @@ def test_wrong_bytes_are_an_error(s3_proxy: CountingProxy, bucket: str, kind: An
         reader(through(s3_proxy)).read(f"{bucket}/x", 10, 2000)
 
 
-def test_slow_down_is_tried_again(s3_proxy: CountingProxy, bucket: str) -> None:
+def test_slow_down_is_retried(s3_proxy: CountingProxy, bucket: str) -> None:
     s3_proxy.fault(503, times=2)
     mine = reader(through(s3_proxy), retry=Retry(retries=3, timeout=60))
     assert mine.read(f"{bucket}/x", 0, 5) == DATA[:5]
@@ -235,7 +233,7 @@ def test_slow_down_is_tried_again(s3_proxy: CountingProxy, bucket: str) -> None:
     assert len(s3_proxy.requests()) == 3
 
 
-def test_refusal_is_asked_once(s3_proxy: CountingProxy, bucket: str) -> None:
+def test_refusal_is_not_retried(s3_proxy: CountingProxy, bucket: str) -> None:
     s3_proxy.fault(403)
     with pytest.raises(Denied, match="AccessDenied"):
         reader(through(s3_proxy), retry=Retry(retries=3, timeout=60)).read(f"{bucket}/x", 0, 5)
@@ -254,7 +252,7 @@ def test_replaced_object_is_an_error_that_says_so(s3_server: SeaweedServer, buck
         reader(s3_server.storage_options).read(url, 0, 5, Pin(etag=etag))
 
 
-def test_empty_object_and_a_range_behind_the_end(s3_server: SeaweedServer, bucket: str) -> None:
+def test_empty_object_and_range_after_the_end_are_empty(s3_server: SeaweedServer, bucket: str) -> None:
     mine = reader(s3_server.storage_options)
     assert mine.facts(f"{bucket}/empty").size == 0
     assert mine.read(f"{bucket}/empty") == b""
@@ -267,7 +265,7 @@ def test_empty_object_and_a_range_behind_the_end(s3_server: SeaweedServer, bucke
     assert (answer.data, answer.size) == (b"", 3000)
 
 
-def test_names_below_a_prefix(s3_server: SeaweedServer, bucket: str) -> None:
+def test_names_below_a_prefix_are_listed(s3_server: SeaweedServer, bucket: str) -> None:
     names = reader(s3_server.storage_options).names(f"{bucket}/a") or ()
     (listed,) = names
     assert (listed.name, listed.size, listed.is_directory) == ("b c+d%é&=?.bin", 3000, False)
@@ -278,7 +276,7 @@ def test_names_below_a_prefix(s3_server: SeaweedServer, bucket: str) -> None:
 @pytest.mark.parametrize("how", ["signed", "anonymous"])
 @pytest.mark.parametrize("below", ["", "/a", "/a/", "/deep", "/deep/er", "/nothing"])
 @pytest.mark.parametrize("call", ["names", "tree"])
-def test_listing_is_what_s3fs_lists(
+def test_listing_equals_s3fs(
     s3_server: SeaweedServer, s3_proxy: CountingProxy, bucket: str, call: str, below: str, how: str
 ) -> None:
     for key in ("deep/er/x+y z", "deep/er/ü/1", "deep/er/ü/0", "deep/er.txt", "deep/0"):
@@ -333,7 +331,7 @@ class Pages(HttpServer):
         return Wire(200, {"content-length": str(len(text))}, memoryview(text))
 
 
-def test_listing_goes_on_to_the_last_page() -> None:
+def test_listing_continues_to_the_last_page() -> None:
     with Pages() as server:
         listed = reader({"anon": True, "endpoint_url": server.url}).run("s3://bkt/d+", lambda o, path: o.tree(path))
         assert len(server.requests()) == 3
@@ -430,7 +428,7 @@ def test_expired_credentials_never_look_like_a_missing_key(scripted: Any) -> Non
     assert "old" not in str(caught.value)
 
 
-def test_customer_keys_are_left_to_s3fs_which_sends_them(scripted: Any) -> None:
+def test_customer_keys_are_left_to_s3fs(scripted: Any) -> None:
     server = scripted()
     secret = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "0" * 32}
     options = {"key": "a", "secret": "b", "endpoint_url": server.url, "s3_additional_kwargs": secret}

@@ -1,4 +1,4 @@
-"""S3 by roles, tokens and processes that give credentials, and however a bucket is addressed: against moto."""
+"""S3 by roles, tokens and credential processes, with every form of bucket address, against moto."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_user_without_the_role_may_not_read(aws: AwsServer) -> None:
 
 
 @pytest.mark.evidence(id="T10")
-def test_role_is_taken_on_once_and_its_keys_sign(
+def test_role_is_assumed_once(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     user = {"aws_access_key_id": aws.user.key, "aws_secret_access_key": aws.user.secret}
@@ -105,7 +105,7 @@ def test_token_is_part_of_the_signature(aws: AwsServer) -> None:
 
 
 @pytest.mark.evidence(id="T14")
-def test_credential_process_runs_again_before_they_expire(
+def test_credential_process_runs_before_expiry(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: list[Keys] = []
@@ -139,7 +139,7 @@ def test_credential_process_runs_again_before_they_expire(
 
 
 @pytest.mark.evidence(id="T11")
-def test_container_is_told_the_keys_of_its_role(
+def test_container_gets_the_keys_of_its_role(
     aws: AwsServer, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret, token = aws.assume()
@@ -152,7 +152,7 @@ def test_container_is_told_the_keys_of_its_role(
 
 
 @pytest.mark.evidence(id="T12")
-def test_virtual_machine_is_told_the_keys_of_its_role_once(
+def test_virtual_machine_gets_its_keys_once(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = aws.assume()

@@ -1,4 +1,4 @@
-"""The sessions that botocore's requests are sent by: they follow no redirect, and else do as botocore's own."""
+"""The HTTP sessions of botocore's requests follow no redirects, and otherwise behave like botocore's own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_client_without_our_session_sends_nothing(http_server: RangeServer, monk
     assert http_server.requests() == []
 
 
-def test_session_class_of_the_user_stays(http_server: RangeServer) -> None:
+def test_session_class_of_the_user_is_kept(http_server: RangeServer) -> None:
     from aiobotocore.httpsession import AIOHTTPSession
 
     sent = []
@@ -83,7 +83,7 @@ def test_clients_share_the_documents_of_botocore() -> None:
     assert first is second
 
 
-def test_our_own_requests_find_what_they_need(s3_server: SeaweedServer) -> None:
+def test_private_attributes_of_aiobotocore_exist(s3_server: SeaweedServer) -> None:
     """Fails where botocore changes: then `s3` leaves all requests to s3fs, which work, and take more time."""
     from refshard_fs.targets.s3 import S3Target, has_own_hooks
 
@@ -125,7 +125,7 @@ async def read_from(server: asyncio.Server, options: dict[str, Any]) -> bytes:
         server.close()
 
 
-def test_proxy_of_the_configuration_is_asked() -> None:
+def test_proxy_of_the_configuration_is_used() -> None:
     script = Script([RIGHT])
 
     async def go() -> bytes:
@@ -140,7 +140,7 @@ def test_proxy_of_the_configuration_is_asked() -> None:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_client_certificate_is_shown(verify: bool, tmp_path: Path) -> None:
+def test_client_certificate_is_sent(verify: bool, tmp_path: Path) -> None:
     context, authority = certificate(tmp_path, "localhost")
     users = trustme.CA()
     users.configure_trust(context)
@@ -177,7 +177,7 @@ def test_body_is_sent_again_when_the_server_asks(kind: Any, s3_server: SeaweedSe
 
 
 @pytest.mark.parametrize("answer", [None, b"garbage\r\n\r\n"])
-def test_broken_answers_are_tried_again(answer: bytes | None) -> None:
+def test_broken_answers_are_retried(answer: bytes | None) -> None:
     script = Script([answer, answer, RIGHT])
 
     async def go() -> bytes:

@@ -1,4 +1,4 @@
-"""One version of each object per session."""
+"""Each object has one version in a session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def observe(version: Version, etag: str | None, modified: str | None, size: int 
         ((None, MONDAY, 5), (None, MONDAY, None)),
     ],
 )
-def test_same_version(first: Seen, then: Seen) -> None:
+def test_same_version_is_accepted(first: Seen, then: Seen) -> None:
     version = Version("u")
     observe(version, *first)
     observe(version, *then)
@@ -64,7 +64,7 @@ def test_another_version_is_an_error_each_time(first: Seen, then: Seen) -> None:
     observe(version, *first)
 
 
-def test_later_answer_adds_what_the_first_one_lacked() -> None:
+def test_later_answer_completes_the_version() -> None:
     version = Version("u")
     observe(version, None, None, 5, None)
     observe(version, '"a"', None, 5, None)
@@ -82,17 +82,17 @@ def test_pin_is_held_against_answers_that_were_seen_before() -> None:
 
 
 @pytest.mark.parametrize("recorded", [TUESDAY, MONDAY, "2026-11-16T00:00:00+00:00", "2026-11-16", "1794787200", "odd"])
-def test_object_may_be_older_than_its_manifest(recorded: str) -> None:
+def test_object_older_than_its_manifest_is_accepted(recorded: str) -> None:
     observe(Version("u"), None, MONDAY, None, Pin(last_modified=recorded))
 
 
 @pytest.mark.parametrize("recorded", [MONDAY, "2026-11-16T12:00:00Z", "1794787200.5"])
-def test_and_not_younger(recorded: str) -> None:
+def test_object_younger_than_its_manifest_is_refused(recorded: str) -> None:
     with pytest.raises(TargetChanged, match="last modified"):
         observe(Version("u"), None, TUESDAY, None, Pin(last_modified=recorded))
 
 
-def test_only_strong_etags_are_asked_for() -> None:
+def test_only_strong_etags_are_sent() -> None:
     version = Version("u")
     assert version.condition(None) is None
     assert version.condition(Pin(etag="abc")) == '"abc"'
@@ -104,7 +104,7 @@ def test_only_strong_etags_are_asked_for() -> None:
     assert version.condition(None) == '"a"'
 
 
-def test_times_are_read_as_they_are_written() -> None:
+def test_written_times_are_parsed() -> None:
     assert {parse_time(t) for t in (MONDAY, "2026-11-16T00:00:00", "2026-11-16 00:00:00+00:00", "1794787200")} == {
         1794787200.0
     }
@@ -116,14 +116,14 @@ def test_times_are_read_as_they_are_written() -> None:
         assert parse_time(text) is None
 
 
-def test_threads_get_one_record() -> None:
+def test_threads_share_one_record() -> None:
     known = Versions()
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda i: known.of(f"u{i % 7}"), range(500)))
     assert len(set(map(id, found))) == 7
 
 
-def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_versions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "REMEMBERED", 10)
     known = Versions()
     first = known.of("u0")
@@ -160,7 +160,7 @@ def test_mirrors_with_different_etags_are_read_if_permitted() -> None:
         assert [loose.cat_file(f"k/{i}") for i in range(4)] == [bytes(range(10 * i, 10 * i + 5)) for i in range(4)]
 
 
-def test_sizes_are_compared_all_the_same() -> None:
+def test_ignored_versions_still_compare_sizes() -> None:
     version = Version("http://h/x", only_size=True)
     observe(version, '"a"', MONDAY, 5, Pin('"z"', MONDAY, 5))
     observe(version, '"b"', TUESDAY, 5, None)
@@ -169,6 +169,6 @@ def test_sizes_are_compared_all_the_same() -> None:
         observe(version, '"b"', TUESDAY, 6, None)
 
 
-def test_other_words_for_versions_are_refused() -> None:
+def test_invalid_versions_option_is_refused() -> None:
     with pytest.raises(ValueError, match="expected 'ignore' or 'compare'"):
         RefShardFileSystem({}, options={"http://h/": {"versions": "never"}})

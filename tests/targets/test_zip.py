@@ -1,4 +1,4 @@
-"""Members of a ZIP at another target: ranges of it where they are stored, inflated where they are compressed."""
+"""Members of a ZIP at another target: stored ones are ranges, compressed ones are inflated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ranges_asked(server: RangeServer) -> list[str]:
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("piped", [False, True])
-def test_range_of_a_member_is_what_slicing_gives(http_server: RangeServer, method: int, piped: bool) -> None:
+def test_range_of_a_member_equals_a_slice(http_server: RangeServer, method: int, piped: bool) -> None:
     url = http_server.put("/a.zip", zipped({"before": b"x" * 70000, "d/m": DATA, "empty": b""}, method, piped=piped))
     for start, stop in RANGES:
         assert Reader().read(f"zip://d/m::{url}", start, stop) == DATA[start:stop]
@@ -118,7 +118,7 @@ def test_compressed_member_read_in_parts_is_inflated_once(http_server: RangeServ
     assert len(ranges_asked(http_server)) == 2
 
 
-def test_what_was_inflated_is_held_within_a_limit(monkeypatch: pytest.MonkeyPatch, http_server: RangeServer) -> None:
+def test_inflated_members_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch, http_server: RangeServer) -> None:
     monkeypatch.setattr(zip_target, "MOST_INFLATED", 7000)
     url = http_server.put("/a.zip", zipped(dict.fromkeys("abc", DATA) | {"large": DATA * 3}, zipfile.ZIP_DEFLATED))
 
@@ -170,7 +170,7 @@ def test_encrypted_member_is_refused_by_name(http_server: RangeServer) -> None:
         RefShardFileSystem(fo={"key": [f"zip://member::{url}"]}).cat_file("key")
 
 
-def test_archive_that_is_refused_here_is_left_to_fsspec(http_server: RangeServer) -> None:
+def test_unsupported_archive_is_left_to_fsspec(http_server: RangeServer) -> None:
     data = zipped({"m": DATA, "../up": DATA[::-1]})
     url = http_server.put("/a.zip", data[:-2] + struct.pack("<H", 9) + b"a comment" + b"and more")
     assert Reader().read(f"zip://m::{url}", 1, 9) == DATA[1:9]
@@ -181,7 +181,7 @@ def test_archive_that_is_refused_here_is_left_to_fsspec(http_server: RangeServer
         Reader().read(f"zip://m::{cut}", 1, 9)
 
 
-def test_archive_refused_here_stays_refused_for_strangers(http_server: RangeServer) -> None:
+def test_unsupported_archive_of_a_remote_set_is_refused(http_server: RangeServer) -> None:
     data = zipped({"refs.json": json.dumps({"k": ["m", 1, 8]}).encode(), "m": DATA})
     archive = http_server.put("/a.zip", data)
     fs = RefShardFileSystem(fo=f"zip://refs.json::{archive}", skip_instance_cache=True)
@@ -191,7 +191,7 @@ def test_archive_refused_here_stays_refused_for_strangers(http_server: RangeServ
         RefShardFileSystem(fo=f"zip://refs.json::{archive}", skip_instance_cache=True).cat_file("k")
 
 
-def test_archive_in_an_archive_and_one_behind_a_cache(http_server: RangeServer, tmp_path: Path) -> None:
+def test_nested_and_cached_archives_are_read(http_server: RangeServer, tmp_path: Path) -> None:
     inner = zipped({"m": DATA})
     url = http_server.put("/outer.zip", zipped({"in/inner.zip": inner, "in/packed.zip": inner}))
     assert Reader().read(f"zip://m::zip://in/inner.zip::{url}", 5, 50) == DATA[5:50]
@@ -203,7 +203,7 @@ def test_archive_in_an_archive_and_one_behind_a_cache(http_server: RangeServer, 
 
 
 @pytest.mark.parametrize("where", ["file", "bare", "memory"])
-def test_archives_on_this_machine(where: str, tmp_path: Path) -> None:
+def test_local_archives_are_read(where: str, tmp_path: Path) -> None:
     data = zipped({"m": DATA})
     (tmp_path / "a.zip").write_bytes(data)
     MemoryFileSystem().pipe("/zips/a.zip", data)
@@ -225,15 +225,13 @@ def test_archive_is_opened_with_the_options_of_its_own_link(http_server: RangeSe
     assert {r.headers.get("x-secret") for r in http_server.requests()} == {"mine"}
 
 
-def test_options_of_the_archive_itself_are_left_to_fsspec(
-    http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_zipfilesystem_are_left_to_fsspec(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(zip_target, "ZipTarget")
     url = http_server.put("/a.zip", zipped({"m": DATA}))
     assert Reader(by_protocol={"zip": {"mode": "r"}}).read(f"zip://m::{url}", 5, 50) == DATA[5:50]
 
 
-def test_version_of_a_member_is_that_of_its_archive(http_server: RangeServer) -> None:
+def test_members_have_the_version_of_their_archive(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"m": DATA}))
     etag = fsspec.filesystem("http").info(url)["ETag"]
     facts = Reader().facts(f"zip://m::{url}")
@@ -243,7 +241,7 @@ def test_version_of_a_member_is_that_of_its_archive(http_server: RangeServer) ->
         Reader().read(f"zip://m::{url}", 5, 50, Pin(etag='"another"'))
 
 
-def test_archive_that_is_replaced_is_noticed_and_read_anew(http_server: RangeServer) -> None:
+def test_replaced_archive_is_noticed_and_reopened(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped({"a": b"1" * 50, "m": DATA}))
     fs = RefShardFileSystem(fo={"k": [f"zip://m::{url}", 5, 45]}, skip_instance_cache=True)
     assert fs.cat_file("k") == DATA[5:50]

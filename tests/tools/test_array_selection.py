@@ -16,17 +16,17 @@ from refshard_fs.tools.array_selection import format_selection, parse_selection
         ("a[-1,]", "a", (-1,)),
     ],
 )
-def test_it_is_read_as_numpy_would(text: str, name: str, selection: object) -> None:
+def test_selection_text_is_parsed_like_numpy(text: str, name: str, selection: object) -> None:
     assert parse_selection(text) == (name, selection)
 
 
 @pytest.mark.parametrize(
     "text", ["air", "air[", "air[]", "air[a]", "air[1:2:3:4]", "air[__import__('os')]", "a[1 2]", "a[::0]", "a[1,,2]"]
 )
-def test_what_is_none_is_said_to_be_none(text: str) -> None:
+def test_invalid_selection_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"selection|index|step of 0"):
         parse_selection(text)
 
 
-def test_it_is_spelled_as_it_is_written() -> None:
+def test_selection_prints_like_its_text() -> None:
     assert format_selection((slice(1, 2), ..., 3, slice(None, None, 2))) == "1:2, ..., 3, ::2"

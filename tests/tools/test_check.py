@@ -66,27 +66,27 @@ GOOD = {"a/0": ["data.bin", 0, 2], "a/1": ["data.bin", 2, 2], "a/2": ["data.bin"
 
 
 @pytest.mark.parametrize("mode", ["head", "read", "full"])
-def test_a_right_set_has_no_findings(make: Make, mode: Any) -> None:
+def test_valid_set_has_no_findings(make: Make, mode: Any) -> None:
     report = check(make(GOOD), mode)
     assert not report.findings
     assert not report.counts
     assert (report.keys, report.arrays, report.chunks, report.missing, report.targets) == (5, 1, 3, 0, 1)
 
 
-def test_missing_chunks_are_counted_and_no_error(make: Make) -> None:
+def test_missing_chunks_are_counted_without_an_error(make: Make) -> None:
     report = check(make({"a/1": ["data.bin", 0, 2], "b/.zarray": array(1000), "b/7": "xy"}))
     assert not report.findings
     assert report.missing == 2 + 499
 
 
-def test_keys_outside_the_grid_are_errors_if_like_chunks(make: Make) -> None:
+def test_chunk_like_keys_outside_the_grid_are_errors(make: Make) -> None:
     refs = {**GOOD, "a/3": ["data.bin", 6, 2], "a/0.0": "xy", "a/01": "xy", "a/readme": "xy", "elsewhere/3": "xy"}
     report = check(make(refs))
     assert sorted(found(report)) == [("error", "outside-grid", key) for key in ("a/0.0", "a/01", "a/3")]
     assert report.has_errors
 
 
-def test_a_broken_set_is_one_finding(make: Make, tmp_path: Path) -> None:
+def test_broken_set_is_one_finding(make: Make, tmp_path: Path) -> None:
     report = check(make({"a/.zarray": array(chunks=[2, 2])}))
     assert found(report) == [("error", "source", "")]
     assert "a/.zarray" in report.findings[0].text
@@ -130,7 +130,7 @@ def test_consolidated_metadata_that_differs_is_a_warning(make: Make) -> None:
     assert not report.has_errors
 
 
-def test_consolidated_metadata_may_be_spelled_otherwise(make: Make) -> None:
+def test_consolidated_metadata_may_have_another_spelling(make: Make) -> None:
     text = array(fill_value=float("nan"), dtype="<f4")
     members = {".zgroup": {"zarr_format": 2}, "a/.zarray": json.loads(text) | {"dimension_separator": "."}}
     document = json.dumps({"zarr_consolidated_format": 1, "metadata": members})
@@ -141,7 +141,7 @@ def test_damaged_inline_data_is_an_error(make: Make) -> None:
     assert found(check(make({**GOOD, "a/2": "base64:%%"}))) == [("error", "reference", "a/2")]
 
 
-def test_ranges_of_two_keys_are_warnings(make: Make) -> None:
+def test_overlapping_ranges_are_warnings(make: Make) -> None:
     refs = {"a/0": ["data.bin", 0, 4], "a/1": ["data.bin", 0, 4], "a/2": ["data.bin", 3, 2]}
     report = check(make(refs))
     assert found(report) == [("warning", "duplicate-range", "a/1"), ("warning", "overlapping-range", "a/2")]
@@ -163,14 +163,14 @@ def test_ranges_beyond_the_target_are_errors(make: Make) -> None:
     assert beyond[0].url.endswith("data.bin")
 
 
-def test_of_many_findings_all_are_counted_and_first_are_shown(make: Make) -> None:
+def test_many_findings_are_counted_and_the_first_shown(make: Make) -> None:
     refs = {"a/.zarray": array(200, 1)} | {f"a/{i}": ["data.bin", 9 + i, 1] for i in range(100)}
     report = check(make(refs))
     assert report.counts == {"beyond-target": 100}
     assert len(report.findings) == SHOWN
 
 
-def test_targets_that_are_not_there_are_errors(make: Make) -> None:
+def test_missing_targets_are_errors(make: Make) -> None:
     report = check(make({**GOOD, "a/1": ["gone.bin", 0, 2], "a/2": ["gone.bin", 2, 2]}))
     assert found(report) == [("error", "unreachable", "a/1")]
     assert "2 references" in report.findings[0].text
@@ -184,7 +184,7 @@ def test_each_target_is_asked_once_and_no_chunk_is_read(make: Make, http_server:
     assert request.method == "HEAD"
 
 
-def test_a_server_of_large_files_that_ignores_ranges_is_told_of(make: Make, http_server: RangeServer) -> None:
+def test_server_without_ranges_is_reported(make: Make, http_server: RangeServer) -> None:
     files = [http_server.put(f"/{name}", bytes(UNASKED + i)) for i, name in enumerate("xyz")]
     fs = make({f"a/{i}": [url, 0, 2] for i, url in enumerate(files)})
     assert found(check(fs)) == []
@@ -195,7 +195,7 @@ def test_a_server_of_large_files_that_ignores_ranges_is_told_of(make: Make, http
     assert len(http_server.requests()) - len(asked) <= len(asked)  # one byte of one file, at most
 
 
-def test_a_server_that_refuses_is_an_error(make: Make, http_server: RangeServer) -> None:
+def test_server_that_refuses_is_an_error(make: Make, http_server: RangeServer) -> None:
     url = http_server.put("/x", bytes(100))
     http_server.fault(403, "/x")
     report = check(make({"a/0": [url + "?X-Amz-Signature=hidden", 0, 1]}))
@@ -226,7 +226,7 @@ def test_changed_etags_are_errors(http_server: RangeServer, tmp_path: Path) -> N
     assert "of another version" in report.findings[0].text
 
 
-def test_a_target_replaced_while_it_is_checked_is_an_error(make: Make, http_server: RangeServer) -> None:
+def test_target_replaced_while_it_is_checked_is_an_error(make: Make, http_server: RangeServer) -> None:
     fs = make({"a/0": [http_server.put("/x", b"0123"), 0, 2]})
     assert not check(fs, "read").findings
     http_server.put("/x", b"012345678")
@@ -274,7 +274,7 @@ def test_reading_takes_evenly_spaced_chunks(make: Make) -> None:
     assert (report.read, report.bytes_read, report.decoded) == (4, 4, 0)
 
 
-def test_a_sample_larger_than_all_reads_all(make: Make) -> None:
+def test_sample_larger_than_all_reads_all(make: Make) -> None:
     assert check(make({**GOOD, "a/2": "xy"}), "read", sample=1000).read == 3
 
 
@@ -289,7 +289,7 @@ def test_chunks_that_cannot_be_read_are_errors(make: Make, http_server: RangeSer
 COMPRESSED = {"a/.zarray": array(compressor={"id": "zlib", "level": 1})}
 
 
-def test_a_full_check_decodes_every_chunk(make: Make) -> None:
+def test_full_check_decodes_every_chunk(make: Make) -> None:
     pytest.importorskip("zarr")
     chunk = "base64:" + base64.b64encode(zlib.compress(b"ab")).decode()
     inline = {f"a/{i}": chunk for i in range(3)}
@@ -301,12 +301,12 @@ def test_a_full_check_decodes_every_chunk(make: Make) -> None:
     assert (report.read, report.decoded) == (3, 1)
 
 
-def test_a_full_check_finds_chunks_of_a_wrong_length(make: Make) -> None:
+def test_full_check_finds_chunks_of_a_wrong_length(make: Make) -> None:
     pytest.importorskip("zarr")
     assert found(check(make({**GOOD, "a/1": ["data.bin", 0, 3]}), "full"))[0] == ("error", "undecodable", "a/1")
 
 
-def test_a_full_check_takes_version_3(make: Make) -> None:
+def test_full_check_takes_version_3(make: Make) -> None:
     zarr = pytest.importorskip("zarr")
     report = check(make({**GOOD, "b/zarr.json": json.dumps(V3), "b/c/0": "xy", "b/c/1": "x"}), "full")
     if zarr.__version__ < "3":
@@ -315,14 +315,14 @@ def test_a_full_check_takes_version_3(make: Make) -> None:
         assert found(report) == [("error", "undecodable", "b/c/1")]
 
 
-def test_codecs_that_are_not_here_are_a_warning(make: Make) -> None:
+def test_missing_codecs_are_a_warning(make: Make) -> None:
     pytest.importorskip("zarr")
     report = check(make({**GOOD, "a/.zarray": array(compressor={"id": "no such codec"})}), "full")
     assert found(report) == [("warning", "not-decoded", "a/.zarray")]
     assert report.read == 3
 
 
-def test_without_zarr_a_full_check_says_that_it_decoded_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_check_without_zarr_is_reported(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zarr", None)
     report = check(make(GOOD), "full")
     assert not report.findings
@@ -330,13 +330,13 @@ def test_without_zarr_a_full_check_says_that_it_decoded_nothing(make: Make, monk
     assert "zarr is not installed" in report.notes[0]
 
 
-def test_progress_is_told(make: Make) -> None:
+def test_callback_gets_progress(make: Make) -> None:
     callback = Callback()
     check(make(GOOD), "read", callback=callback)
     assert callback.size == callback.value == 4
 
 
-def test_sources_without_references_are_checked_by_their_listing(tmp_path: Path) -> None:
+def test_hierarchies_are_checked_by_their_listing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".zarray").write_text(array())
     (tmp_path / "a" / "0").write_bytes(b"ab")
@@ -358,7 +358,7 @@ def test_wrong_arguments_are_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_sorted_comparison_finds_what_one_by_one_would(make: Make, seed: int) -> None:
+def test_sorted_comparison_equals_pairwise_comparison(make: Make, seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = {
         f"a/{i}": ["xy"[int(random.integers(2))], int(random.integers(40)), int(random.integers(1, 6))]
@@ -378,7 +378,7 @@ def test_sorted_comparison_finds_what_one_by_one_would(make: Make, seed: int) ->
     assert beyond == {key for key, (_, start, length) in rows.items() if start + length > 30}
 
 
-def test_the_command_fails_on_errors_and_not_on_warnings(
+def test_command_fails_on_errors_and_not_on_warnings(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "refs.json")
@@ -395,7 +395,7 @@ def test_the_command_fails_on_errors_and_not_on_warnings(
     assert "beyond-target: 90 more" in printed
 
 
-def test_the_command_prints_json(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_json(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make({**GOOD, "a/9": "xy"})
     assert main(["check", str(tmp_path / "refs.json"), "--full", "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
@@ -405,7 +405,7 @@ def test_the_command_prints_json(make: Make, tmp_path: Path, capsys: pytest.Capt
     assert (printed["mode"], printed["read"]) == ("full", 3)
 
 
-def test_the_command_takes_one_depth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_takes_one_depth(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--read", "0"], ["--read", "x"], ["--head", "--full"]):
         with pytest.raises(SystemExit) as stopped:
             main(["check", "refs.json", *wrong])
@@ -423,7 +423,7 @@ def test_report_shows_no_invisible_characters() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"order": "Q"}, {"chunks": [1, 1]}, {"chunks": [0]}, {"shape": [-1]}])
-def test_metadata_that_cannot_be_parsed_is_a_finding(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_unparsable_metadata_is_a_finding(wrong: dict[str, Any], tmp_path: Path) -> None:
     meta = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
     refs = {".zgroup": '{"zarr_format": 2}', "a/.zarray": json.dumps({**meta, **wrong}), "b/.zarray": json.dumps(meta)}
     for key, text in refs.items():

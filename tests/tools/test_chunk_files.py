@@ -10,7 +10,7 @@ from tests.support.drawn_sources import draw_source, find_colours
 
 
 @pytest.mark.parametrize("name", ["few files", "many files", "plane of one file", "backwards"])
-def test_a_chunk_has_one_colour_in_the_grid_and_in_its_file(name: str) -> None:
+def test_chunk_has_one_colour_in_grid_and_file(name: str) -> None:
     shown = draw_source(name, asked=False)
     cells, strips = find_colours(shown)
     chunks = shown.map.arrays[0].chunks
@@ -21,7 +21,7 @@ def test_a_chunk_has_one_colour_in_the_grid_and_in_its_file(name: str) -> None:
             assert [fill for _, fill in strips[strip.url]] == [fills[row] for row in rows]
 
 
-def test_every_colour_of_many_files_is_found_in_the_strip_of_all() -> None:
+def test_overview_strip_has_the_colours_of_all_files() -> None:
     cells, strips = find_colours(draw_source("many files", asked=False))
     assert next(iter(strips)) == "all files"
     assert {fill for _, fill in strips["all files"]} == set(cells.values())

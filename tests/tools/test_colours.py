@@ -16,13 +16,13 @@ def test_shades_rise_in_lightness() -> None:
     assert shades == sorted(shades)
 
 
-def test_mixed_colours_lie_between_both() -> None:
+def test_mixed_colours_lie_between_their_parts() -> None:
     assert mix_colours("#000000", "#ffffff", 0) == "#000000"
     assert mix_colours("#000000", "#ffffff", 1) == "#ffffff"
     assert mix_colours("#00ff00", "#0000ff", 0.2) == "#00cc33"
 
 
-def test_roles_have_a_colour_and_other_fills_are_escaped() -> None:
+def test_roles_become_colours_and_other_fills_are_escaped() -> None:
     assert resolve_by_day("ink") == ROLES["ink"][0]
     assert resolve_by_day('#ff0000"') == "#ff0000&quot;"
     assert resolve_by_day("") == "none"

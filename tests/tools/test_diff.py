@@ -21,12 +21,12 @@ def source(shape: list[int], chunks: list[int], **more: Any) -> RefShardFileSyst
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_source_is_like_itself(shared_data: Path, name: str) -> None:
+def test_source_equals_itself(shared_data: Path, name: str) -> None:
     path = str(shared_data / name)
     assert compare(RefShardFileSystem(path), RefShardFileSystem(path)).is_empty
 
 
-def test_targets_are_compared_by_url_and_not_by_place() -> None:
+def test_targets_are_compared_by_url_not_by_position() -> None:
     a = source([4], [2], a_0=["memory://x", 0, 2], a_1=["memory://y", 0, 2])
     b = source([4], [2], a_1=["memory://y", 0, 2], a_0=["memory://x", 0, 2])
     c = source([4], [2], a_0=["memory://y", 0, 2], a_1=["memory://x", 0, 2])
@@ -35,7 +35,7 @@ def test_targets_are_compared_by_url_and_not_by_place() -> None:
     assert (changes.changed, changes.some_changed) == (2, ("a/0", "a/1"))
 
 
-def test_an_array_that_grew_keeps_its_chunks() -> None:
+def test_array_that_grew_keeps_its_chunks() -> None:
     refs = {f"a/{i}.{j}": ["memory://x", 10 * i + j, 1] for i in range(2) for j in range(2)}
     more = refs | {f"a/{i}.2": ["memory://x", 100 + i, 1] for i in range(2)}
     a = RefShardFileSystem({"a/.zarray": json.dumps(meta([2, 2], [1, 1])), **refs})
@@ -52,12 +52,12 @@ def test_inline_bytes_are_compared() -> None:
     assert changes.some_changed == ("a/1",)
 
 
-def test_keys_that_are_no_chunks_are_compared() -> None:
+def test_other_keys_are_compared() -> None:
     (changes,) = compare(source([4], [2], x="1", y="2"), source([4], [2], x="1", z="2")).keys
     assert (changes.path, changes.some_added, changes.some_removed) == (None, ("z",), ("y",))
 
 
-def test_metadata_that_means_the_same_is_the_same() -> None:
+def test_equivalent_metadata_is_equal() -> None:
     a = RefShardFileSystem({"a/.zarray": json.dumps(meta([4], [2]), indent=1)})
     assert compare(a, source([4], [2])).is_empty
 
@@ -94,7 +94,7 @@ def convertible(kind: str, folder: Path) -> str:
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 @pytest.mark.parametrize("kind", ["zarr 2", "zarr 3", "zarr 3 shards", "netcdf", "packed netcdf", "json"])
-def test_a_source_is_like_what_it_was_converted_to(kind: str, tmp_path: Path) -> None:
+def test_source_equals_its_converted_set(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = convertible(kind, tmp_path)
     kinds = {"json": "s.json", "parquet": "s.parquet", "chunk-manifest": "s.zarr"}
@@ -119,7 +119,7 @@ def test_consolidated_metadata_that_differ_are_a_difference() -> None:
     assert compare(plain, stale).metadata_added == (".zmetadata",)
 
 
-def test_bytes_tell_where_one_source_holds_them_inline(tmp_path: Path) -> None:
+def test_inline_data_is_compared_with_read_bytes(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abcd")
     url = str(tmp_path / "data")
     a = source([4], [2], a_0=[url, 0, 2], a_1=[url, 2, 2])

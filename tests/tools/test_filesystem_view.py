@@ -23,14 +23,14 @@ def test_filesystem_over_references_shows_its_arrays_and_targets() -> None:
     assert "references in memory" in said
 
 
-def test_name_of_a_filesystem_tells_its_source() -> None:
+def test_filesystem_view_names_the_source() -> None:
     fs, other = (RefShardFileSystem("https://me:secret@host/refs.json", allow=["s3://b/"], retries=n) for n in (1, 2))
     assert repr(fs).startswith("<RefShardFileSystem of https://...@host/refs.json at 0x")
     assert repr(fs) != repr(other)
     assert repr(RefShardFileSystem({})).startswith("<RefShardFileSystem of references in memory at 0x")
 
 
-def test_showing_it_reads_nothing(http_server: RangeServer) -> None:
+def test_view_reads_nothing(http_server: RangeServer) -> None:
     url = http_server.put("/refs.json", json.dumps({"a/.zarray": ARRAY, "m/.zarray": ["x", 0, 9]}).encode())
     fs = RefShardFileSystem(url)
     assert "not opened yet" in well_formed(fs._repr_html_())
@@ -54,7 +54,7 @@ def test_every_source_can_be_shown(shared_data: Path, name: str) -> None:
 
 
 @pytest.mark.case(id="P22")
-def test_nothing_secret_and_no_markup_of_keys_is_shown() -> None:
+def test_view_has_no_secret_and_escapes_keys() -> None:
     refs: dict[str, Any] = {
         "<script>/.zarray": ARRAY,
         "<script>/0": ["https://me:hush@h/x?token=secret", 0, 2],
@@ -75,7 +75,7 @@ def test_many_arrays_are_cut_short() -> None:
     assert said.count("<tr>") < 50
 
 
-def test_damaged_metadata_among_many_is_told_where_listed() -> None:
+def test_damaged_metadata_is_marked_in_the_list() -> None:
     meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "fill_value": 0}
     refs = {f"v{i}/.zarray": json.dumps(meta) for i in range(1000)}
     fs = RefShardFileSystem({**refs, "v7/.zarray": json.dumps(meta | {"shape": [-1]})})

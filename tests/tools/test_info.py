@@ -33,7 +33,7 @@ def test_summary_counts_chunks_bytes_and_targets() -> None:
     assert found.inline_keys == len(REFS) - 2
 
 
-def test_tree_goes_to_the_depth_that_is_asked() -> None:
+def test_tree_stops_at_the_requested_depth() -> None:
     fs = RefShardFileSystem(REFS)
     whole = tree(fs)
     assert [node.path for node in whole.children] == ["g"]

@@ -16,7 +16,7 @@ from refshard_fs.tools.picture import Picture
 from tests.servers.http import RangeServer
 
 
-def test_a_selection_in_place_of_an_array_is_told_its_place() -> None:
+def test_selection_as_array_name_error_has_a_remedy() -> None:
     fs = RefShardFileSystem({"a/.zarray": '{"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1"}'})
     with pytest.raises(FileNotFoundError, match=r"no array 'a\[0\]'.*select='a\[0\]' \(--select\)"):
         fs.visualize("a[0]")
@@ -36,7 +36,7 @@ def drawn(made: Picture, server: RangeServer) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("how", ["cat", "prefetch"])
 @pytest.mark.parametrize("selection", ["[0:3, 2:9]", "[:, 4]", "[7]", "[...]", "[::3, ::4]"])
-def test_a_selection_of_references_is_read_as_drawn(http_server: RangeServer, selection: str, how: str) -> None:
+def test_drawn_requests_of_references_equal_a_read(http_server: RangeServer, selection: str, how: str) -> None:
     files = 4
     for i in range(files):
         http_server.put(f"/f{i}", np.random.default_rng(i).bytes(3_000_000))
@@ -60,7 +60,7 @@ def test_a_selection_of_references_is_read_as_drawn(http_server: RangeServer, se
     assert sent(http_server) == drawn(made, http_server)
 
 
-def test_a_selection_of_inner_chunks_is_read_as_drawn(http_server: RangeServer, shared_data: Path) -> None:
+def test_drawn_requests_of_inner_chunks_equal_a_read(http_server: RangeServer, shared_data: Path) -> None:
     folder = shared_data / "shards" / "zarrs-rust-8x8"
     refs: dict[str, Any] = {"zarr.json": (folder / "zarr.json").read_text()}
     for file in folder.glob("c/*/*"):

@@ -19,7 +19,7 @@ from tests.support.drawn_sources import draw_source, find_colours
 from tests.support.tool_sources import in_files, source
 
 
-def test_labels_say_what_there_is() -> None:
+def test_labels_have_counts_and_sizes() -> None:
     said = [label.text for label in draw_source("few files", asked=True).scene.labels]
     assert "time 4 × lat 3 × lon 5 |u1  ·  chunks of 1 × 1 × 1" in said
     assert "60 of 60 chunks  ·  5.9 KiB  ·  5 files" in said
@@ -32,7 +32,7 @@ def test_labels_say_what_there_is() -> None:
     assert {"a colour for each file", "selected, and requested"} <= set(said)
 
 
-def test_missing_inline_and_hidden_files_are_told() -> None:
+def test_missing_inline_and_hidden_files_are_labelled() -> None:
     said = [label.text for label in draw_source("some of all", asked=True).scene.labels]
     assert {"missing", "inline (19)", "1 selected chunk missing: for these, nothing is requested"} <= set(said)
     assert "and 34 more files" in [label.text for label in draw_source("many files", asked=False).scene.labels]
@@ -40,12 +40,12 @@ def test_missing_inline_and_hidden_files_are_told() -> None:
     assert "and 34 more files, of which 4 are read from" in said
 
 
-def test_a_cell_says_where_its_bytes_lie() -> None:
+def test_cell_title_has_the_place_of_its_bytes() -> None:
     cells, _ = find_colours(draw_source("few files", asked=False))
     assert "chunk 2, 1, 3: f3.nc, bytes 200 to 300" in cells
 
 
-def test_shards_are_outlined_also_where_a_cell_is_several_chunks() -> None:
+def test_shards_are_outlined_in_coarse_grids() -> None:
     counts = (200, 200)
     meta = ArrayMeta(2, counts, (1, 1), ChunkGrid(counts, ChunkKeyEncoding("v2", ".")), "|u1", "C", {})
     shown = map_of_array("big", Extents("v", meta, PlacedChunks.of_places(()), (50, 100)), [])
@@ -55,7 +55,7 @@ def test_shards_are_outlined_also_where_a_cell_is_several_chunks() -> None:
     assert len(np.unique(shown.shard_of)) == 8
 
 
-def test_the_array_at_the_root_is_called_as_its_source(shared_data: Path) -> None:
+def test_root_array_has_the_name_of_its_source(shared_data: Path) -> None:
     shown = RefShardFileSystem(str(shared_data / "shards" / "zarrs-rust-8x8")).visualize()
     assert shown.scene.labels[0].text == "zarrs-rust-8x8"
     assert source((2,), in_files(1), path="").visualize().scene.labels[0].text == "references in memory"
@@ -71,13 +71,13 @@ def test_each_chunk_has_a_cell_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 101, 251, 256, 397])
-def test_the_last_line_of_a_folded_grid_may_be_short(count: int) -> None:
+def test_last_line_of_a_folded_grid_may_be_short(count: int) -> None:
     shapes = source((count, 1), in_files(count)).visualize().scene.shapes
     titles = [shape.title for shape in shapes if isinstance(shape, Boxes) and shape.title.startswith("chunk ")]
     assert [title.partition(":")[0] for title in titles] == [f"chunk {number}, 0" for number in range(count)]
 
 
-def test_a_million_chunks_become_few_shapes() -> None:
+def test_million_chunks_become_few_shapes() -> None:
     counts = (1000, 1000)
     grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
     number = np.arange(10**6)
@@ -101,7 +101,7 @@ def test_a_million_chunks_become_few_shapes() -> None:
         (lambda n: ["s3://bucket/f", 100 * max(n - 1, 0), 100], (0,), "missing"),
     ],
 )
-def test_grey_means_what_the_legend_says(where: Any, missing: Any, meaning: str | None) -> None:
+def test_grey_cells_match_the_legend(where: Any, missing: Any, meaning: str | None) -> None:
     said = [label.text for label in source((6,), where, missing).visualize("air").scene.labels]
     assert [text for text in said if "missing" in text or "other bytes" in text] == (
         [] if meaning is None else [meaning]

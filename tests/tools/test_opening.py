@@ -100,7 +100,7 @@ def test_check_finds_consolidated_metadata_that_zarr_refuses() -> None:
     assert ("error", "consolidated", ".zmetadata") in found({**documents, ".zmetadata": consolidated})
 
 
-def test_check_finds_a_root_without_a_group() -> None:
+def test_check_finds_a_missing_root_group() -> None:
     documents = group_of(2, a=v2([4], ["t"]))
     del documents[".zgroup"]
     assert found(documents) == [("warning", "metadata", "")]
@@ -158,7 +158,7 @@ def refused(documents: Documents) -> Exception | None:
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 3 refuses more")
 @pytest.mark.parametrize("version", [2, 3])
-def test_check_finds_whatever_readers_refuse(version: int) -> None:
+def test_check_finds_all_sets_that_readers_refuse(version: int) -> None:
     make = v2 if version == 2 else v3
     documents = group_of(version, a=make([4, 2], ["t", "x"]), t=make([4], ["t"]), x=make([2], ["x"]))
     assert not found(documents)

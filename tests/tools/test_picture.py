@@ -21,7 +21,7 @@ def overlap(a: Box, b: Box) -> bool:
 
 @pytest.mark.parametrize("asked", [False, True], ids=["", "selected"])
 @pytest.mark.parametrize("name", KINDS)
-def test_no_text_lies_over_another_or_leaves_the_page(name: str, asked: bool) -> None:
+def test_no_text_overlaps_or_leaves_the_page(name: str, asked: bool) -> None:
     scene = draw_source(name, asked=asked).scene
     assert len(scene.labels) > 4
     for one, other in combinations(scene.labels, 2):
@@ -34,7 +34,7 @@ def test_no_text_lies_over_another_or_leaves_the_page(name: str, asked: bool) ->
 
 @pytest.mark.parametrize("asked", [False, True], ids=["", "selected"])
 @pytest.mark.parametrize("name", KINDS)
-def test_no_shape_leaves_the_page_and_no_text_lies_on_one(name: str, asked: bool) -> None:
+def test_no_shape_leaves_the_page_or_covers_a_text(name: str, asked: bool) -> None:
     scene = draw_source(name, asked=asked).scene
     page, *shapes = scene.shapes
     assert isinstance(page, Boxes)
@@ -47,7 +47,7 @@ def test_no_shape_leaves_the_page_and_no_text_lies_on_one(name: str, asked: bool
             assert not overlap(text, cell), (label.text, cell)
 
 
-def test_a_set_shows_its_arrays_and_what_they_take_of_its_files() -> None:
+def test_picture_of_a_set_shows_arrays_and_their_bytes() -> None:
     shown = refshard_fs.concat(
         [source((4, 3), in_files(6)), source((3,), in_files(3, stem="s3://bucket/data/s"), path="sea", dims=["x"])]
     )
@@ -60,7 +60,7 @@ def test_a_set_shows_its_arrays_and_what_they_take_of_its_files() -> None:
         assert not overlap(one.box, other.box), (one.text, other.text)
 
 
-def test_the_largest_array_is_shown_where_none_is_named() -> None:
+def test_largest_array_is_shown_by_default() -> None:
     fs = source((3,), in_files(1))
     assert fs.visualize().map.arrays[0].path == "air"
     with pytest.raises(FileNotFoundError, match="'sea'"):

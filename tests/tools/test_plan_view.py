@@ -6,7 +6,7 @@ from refshard_fs import RefShardFileSystem
 from tests.support.notebook_views import Structure
 
 
-def test_a_plan_is_a_list_that_prints_as_a_table_of_80_columns() -> None:
+def test_plan_prints_as_a_table_of_80_columns() -> None:
     url = "https://me:secret@host/archive/of/model/runs/air-temperature.nc"
     refs = {f"air/{n}.0.0": [url, 10**11 + n * 10**9, 10**6] for n in range(30)}
     fs = RefShardFileSystem({**refs, "text": "x", "log": ["s3://bucket/log"]})

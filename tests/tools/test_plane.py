@@ -12,7 +12,7 @@ from refshard_fs.tools.plane import MOST_COLUMNS, MOST_ROWS, NO_CHUNK, fold_grid
 
 
 @given(st.lists(st.integers(0, 300), max_size=4), st.randoms(use_true_random=False))
-def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], random: object) -> None:
+def test_every_chunk_is_in_one_cell(counts: list[int], random: object) -> None:
     size = math.prod(counts)
     if size > 10**6:
         counts, size = counts[:2], math.prod(counts[:2])
@@ -30,7 +30,7 @@ def test_every_chunk_is_in_one_cell_that_has_room_for_it(counts: list[int], rand
     assert ((plane.first == NO_CHUNK) == (plane.present == 0)).all()
 
 
-def test_a_cell_knows_the_first_of_its_chunks() -> None:
+def test_cell_knows_the_first_of_its_chunks() -> None:
     counts = (MOST_ROWS * 2, MOST_COLUMNS * 2)
     numbers = np.arange(1, math.prod(counts), dtype=np.uint64)
     plane = fold_grid(counts, numbers, None)

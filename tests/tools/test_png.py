@@ -11,7 +11,7 @@ from tests.support.tool_sources import many
 
 
 @pytest.mark.parametrize("name", ["few files", "many files", "some of all", "plane of one file"])
-def test_texts_take_no_more_room_than_they_were_given(name: str) -> None:
+def test_texts_stay_within_their_box(name: str) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def test_texts_take_no_more_room_than_they_were_given(name: str) -> None:
     assert not any(a.overlaps(b) for a, b in combinations(drawn, 2))
 
 
-def test_it_is_a_png_of_the_scenes_size() -> None:
+def test_png_has_the_size_of_the_scene() -> None:
     pytest.importorskip("matplotlib")
     fs, select = many()["few files"]
     made = fs.visualize(None, select)
@@ -38,7 +38,7 @@ def test_it_is_a_png_of_the_scenes_size() -> None:
     assert int.from_bytes(data[16:20], "big") == round(made.scene.width * png.SCALE)
 
 
-def test_without_matplotlib_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_matplotlib_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.backends.backend_agg", None)
     fs, _ = many()["one chunk"]

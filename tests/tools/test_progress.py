@@ -60,7 +60,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     return Bar.made
 
 
-def test_all_that_may_take_long_has_a_bar_that_waits_and_goes(bars: list[Bar], tmp_path: Path) -> None:
+def test_long_operations_have_a_delayed_bar(bars: list[Bar], tmp_path: Path) -> None:
     fs = RefShardFileSystem(REFS)
     fs.save(str(tmp_path / "refs.json"))
     refshard_fs.concat([REFS, REFS], "x").save(str(tmp_path / "both.json"))
@@ -72,7 +72,7 @@ def test_all_that_may_take_long_has_a_bar_that_waits_and_goes(bars: list[Bar], t
     assert all(bar.n == bar.total for bar in bars if bar.total is not None)
 
 
-def test_a_callback_of_ones_own_silences_the_bar(bars: list[Bar], tmp_path: Path) -> None:
+def test_user_callback_replaces_the_bar(bars: list[Bar], tmp_path: Path) -> None:
     RefShardFileSystem(REFS).save(str(tmp_path / "refs.json"), callback=NoOpCallback())
     mine = Callback()
     refshard_fs.concat([REFS, REFS], "x", callback=mine)
@@ -80,20 +80,20 @@ def test_a_callback_of_ones_own_silences_the_bar(bars: list[Bar], tmp_path: Path
     assert (mine.size, mine.value) == (2, 2)
 
 
-def test_there_is_none_where_nobody_looks_on(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_outside_terminals_and_notebooks(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
     looked_on(monkeypatch, terminal=False)
     with progress("read") as shown:
         assert shown is DEFAULT_CALLBACK
 
 
-def test_a_kernels_notebook_is_looked_on(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_kernel_gets_a_bar(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
     looked_on(monkeypatch, terminal=False, shell=SimpleNamespace(kernel=object()))
     with progress("read") as shown:
         shown.set_size(2)
     assert [(bar.total, bar.is_closed) for bar in bars] == [(2, True)]
 
 
-def test_without_tqdm_there_is_none(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_without_tqdm(bars: list[Bar], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)  # type: ignore[arg-type]  # importing it fails
     with progress("read") as shown:
         assert shown is DEFAULT_CALLBACK

@@ -22,7 +22,7 @@ def keys_of(found: Survey) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_key_is_there_once_and_where_it_resolves_to(shared_data: Path, name: str) -> None:
+def test_survey_has_each_key_once_with_its_place(shared_data: Path, name: str) -> None:
     fs = RefShardFileSystem(str(shared_data / name))
     found = survey(fs)
     assert keys_of(found) == {key for key in fs.find("") if key != ".zmetadata" or key in found.documents}
@@ -42,7 +42,7 @@ def test_every_key_is_there_once_and_where_it_resolves_to(shared_data: Path, nam
                     assert at[2] == (stop if stop is not None else fs.info(key)["size"]) or at[2] == WHOLE
 
 
-def test_what_stands_aside_hides_what_is_in_columns() -> None:
+def test_keys_outside_columns_hide_columns() -> None:
     refs = {"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/2": "cd", "a/9": "?", "b": "rest"}
     found = survey(RefShardFileSystem(refs))
     array = found.arrays["a"]
@@ -67,14 +67,14 @@ def test_one_array_is_surveyed_alone() -> None:
         survey(RefShardFileSystem(refs), "c")
 
 
-def test_a_whole_target_has_no_size() -> None:
+def test_whole_target_has_no_size() -> None:
     refs = {"a/.zarray": json.dumps(meta([4], [2])), "a/0": ["memory://x"]}
     extents = survey(RefShardFileSystem(refs)).arrays["a"]
     assert extents.unsized == 1
     assert extents.sizes.tolist() == [0]
 
 
-def test_what_is_written_and_not_committed_is_surveyed(tmp_path: Path) -> None:
+def test_uncommitted_writes_are_surveyed(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     path.write_text(json.dumps({"a/.zarray": json.dumps(meta([6], [2])), "a/0": ["memory://x", 0, 2], "a/1": "bb"}))
     fs = RefShardFileSystem(str(path), mode="a")

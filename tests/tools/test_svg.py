@@ -36,7 +36,7 @@ def checked(text: str) -> ElementTree.Element:
 
 
 @pytest.mark.parametrize("name", list(many()))
-def test_it_is_well_formed_and_has_the_labels_of_its_scene(name: str) -> None:
+def test_svg_is_well_formed_and_has_all_labels(name: str) -> None:
     fs, select = many()[name]
     made = fs.visualize(None, select)
     root = checked(made._repr_svg_())
@@ -58,7 +58,7 @@ def test_hostile_keys_and_urls_are_text(evil: str) -> None:
 
 
 @pytest.mark.case(id="P23")
-def test_nothing_that_gives_access_is_drawn() -> None:
+def test_picture_has_no_secret() -> None:
     fs = source((3,), lambda n: [f"https://me:hush@host/{n}?token=secret&x=1", n, 1])
     said = fs.visualize(None, "air[:2]")._repr_html_()
     assert "https://...@host/" in said
@@ -66,21 +66,21 @@ def test_nothing_that_gives_access_is_drawn() -> None:
     assert "secret" not in said
 
 
-def test_colours_follow_day_and_night() -> None:
+def test_colours_follow_light_and_dark_themes() -> None:
     said = source((3,), in_files(1)).visualize()._repr_svg_()
     assert "@media(prefers-color-scheme:dark)" in said
     assert 'data-jp-theme-light="false"' in said
     assert "<script" not in said
 
 
-def test_it_is_as_wide_as_where_it_is_shown() -> None:
+def test_svg_scales_to_its_container() -> None:
     root = checked(source((3,), in_files(1)).visualize()._repr_svg_())
     assert root.get("viewBox") is not None
     assert root.get("width") is None
     assert root.get("height") is None
 
 
-def test_the_picture_of_a_real_set_has_its_labels_and_counts(shared_data: Path, tmp_path: Path) -> None:
+def test_picture_of_a_real_set_has_its_labels_and_counts(shared_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "sst.svg"
     path = str(shared_data / "refs" / "goes-sst-template" / "mur_sst.json")
     assert main(["map", path, "SST", "-o", str(out), "--select", "SST[1000:2300, 2000:3400]"]) == 0

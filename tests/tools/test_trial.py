@@ -62,7 +62,7 @@ def checked(server: RangeServer, chunks: list[str], codec: str = "odd", **option
     return check(RefShardFileSystem(url, skip_instance_cache=True, **options), "full")
 
 
-def test_chunk_that_ends_its_process_is_left_out(http_server: RangeServer) -> None:
+def test_chunk_that_crashes_its_process_is_left_out(http_server: RangeServer) -> None:
     report = checked(http_server, ["good", "exit", "huge", "good"])
     assert report.decoded == 2
     assert [(finding.severity, finding.kind, finding.key) for finding in report.findings] == [
@@ -74,14 +74,14 @@ def test_chunk_that_ends_its_process_is_left_out(http_server: RangeServer) -> No
     assert "left out: decoding it takes more than 2,147,483,648 bytes" in large
 
 
-def test_a_chunk_that_takes_too_long_is_left_out(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_that_takes_too_long_is_left_out(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PATIENCE", 0.2)
     report = checked(http_server, ["loop"])
     assert [(finding.severity, finding.key) for finding in report.findings] == [("warning", "a/0")]
     assert "left out: decoding it takes more than 0.2 s" in report.findings[0].text
 
 
-def test_what_cannot_be_decoded_there_is_said_as_it_is_here(http_server: RangeServer) -> None:
+def test_decoding_errors_equal_those_in_process(http_server: RangeServer) -> None:
     there = checked(http_server, ["good"], codec="packbits")
     here = checked(http_server, ["good"], codec="packbits", allow=[http_server.url + "/refs.json"])
     assert there.findings == here.findings

@@ -25,7 +25,7 @@ def test_views_have_no_empty_columns_and_fold_details(tmp_path: Path) -> None:
             assert all(any(cells) for cells in zip(*rows, strict=True)), (name, heading)
 
 
-def test_views_tell_dimensions_and_what_was_joined_and_checked(tmp_path: Path) -> None:
+def test_views_show_dimensions_parts_and_checks(tmp_path: Path) -> None:
     found = {name: Structure(shown._repr_html_()) for name, shown in views(tmp_path).items()}
     assert found["filesystem"].tables[0] == [
         ["array", "shape", "dtype", "chunk", "chunks"],
@@ -47,7 +47,7 @@ def test_views_follow_the_theme_of_the_notebook() -> None:
         assert theme in said
 
 
-def test_cells_of_views_look_as_they_should_in_jupyterlab_too() -> None:
+def test_view_cells_have_styles_for_jupyterlab() -> None:
     """Its style for tables, of one class, puts all cells on the right."""
     style = Counters(keys=1)._repr_html_().partition("<style>")[2].partition("</style>")[0]
     aligned = [line for line in style.splitlines() if "text-align" in line]
@@ -68,6 +68,6 @@ def test_visualize_makes_a_picture_that_saves_itself(tmp_path: Path) -> None:
         made.save(tmp_path / "a.gif")
 
 
-def test_filesystem_of_event_loop_of_its_own_can_be_pictured(shared_data: Path) -> None:
+def test_asynchronous_filesystem_can_be_drawn(shared_data: Path) -> None:
     fs = RefShardFileSystem(str(shared_data / "shards" / "zarrs-rust-8x8"), asynchronous=True)
     assert len(fs.visualize().map.arrays[0]) == 4

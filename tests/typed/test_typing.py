@@ -20,12 +20,12 @@ PACKAGE = Path(refshard_fs.__path__[0])
 CACHE = PACKAGE.parent / ".mypy_cache" / "of-users"
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_has_py_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed: the extra lint brings it")
-def test_a_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
+def test_program_of_a_user_is_checked_strictly(tmp_path: Path) -> None:
     # As where the package is installed: nothing of our configuration, and only the program's own errors.
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={CACHE}"]
     command = [sys.executable, "-m", "mypy", *options, str(HERE / "program.py")]

@@ -107,7 +107,7 @@ def changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> Changes:
 
 
 @pytest.mark.parametrize(("at", "is_made"), [(0, True), (9, False), (13, True), (15, False)])
-def test_failed_commit_says_what_it_put_and_can_be_finished(
+def test_failed_commit_lists_put_objects_and_can_be_finished(
     place: Place, changes: Changes, at: int, is_made: bool
 ) -> None:
     fs = place.written(2)
@@ -129,7 +129,7 @@ def test_failed_commit_says_what_it_put_and_can_be_finished(
     assert changes.all == [], "nothing is left to do"
 
 
-def test_who_discards_what_failed_sees_what_is_there(place: Place, changes: Changes) -> None:
+def test_discard_after_a_failure_shows_the_stored_state(place: Place, changes: Changes) -> None:
     fs = place.written(2)
     changes.at = 11
     with pytest.raises(Failure):
@@ -158,7 +158,7 @@ def test_chunks_are_put_before_metadata_and_removals(place: Place, changes: Chan
     assert removed[0] == "n1/zarr.json", "who reads meanwhile finds no array before it finds one without chunks"
 
 
-def test_conflict_in_middle_leaves_what_somebody_else_wrote(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conflict_keeps_the_other_writers_objects(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     put, done = Objects.put, [False]
     name = next(key for key in state(2) if key.startswith("p/c/") and key in state(1))
     fs = place.opened()

@@ -72,7 +72,7 @@ def replaced_since(opened: Open) -> RefShardFileSystem:
     return second
 
 
-def test_chunk_whose_reads_tell_no_version_is_committed(s3_server: SeaweedServer) -> None:
+def test_chunk_without_a_version_is_committed(s3_server: SeaweedServer) -> None:
     """s3fs returns bytes without their version, as most filesystems do: it is asked for before a chunk is read."""
     s3_server.create_bucket("conflicts")
     url = f"s3://conflicts/{uuid.uuid4().hex}"
@@ -92,7 +92,7 @@ def test_chunk_whose_reads_tell_no_version_is_committed(s3_server: SeaweedServer
     assert second.cat_file("a/0") == chunk(2)
 
 
-def test_shard_replaced_by_others_is_refused_then_merged(opened: Open) -> None:
+def test_shard_replaced_by_others_is_merged_at_the_second_try(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the new shards"):
@@ -147,7 +147,7 @@ def replaced_document(opened: Open) -> tuple[RefShardFileSystem, bytes]:
     return second, theirs
 
 
-def test_document_replaced_with_a_shard_is_kept_at_second_try(opened: Open) -> None:
+def test_replaced_document_is_kept_at_the_second_try(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     first = opened()
     first.pipe_file("a/1", chunk(3))
@@ -160,7 +160,7 @@ def test_document_replaced_with_a_shard_is_kept_at_second_try(opened: Open) -> N
     second.discard()
 
 
-def test_opening_anew_remembers_the_state_that_was_written_on(opened: Open) -> None:
+def test_reopening_keeps_the_base_state_of_writes(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     second.invalidate_cache()
     assert array(second, mode="r")[:2].tolist() == [1, 1]
@@ -175,7 +175,7 @@ def test_opening_anew_remembers_the_state_that_was_written_on(opened: Open) -> N
     assert opened("r").cat_file("plain/.zattrs") == b"{}"
 
 
-def test_failed_transaction_remembers_the_state_before_it(opened: Open) -> None:
+def test_failed_transaction_keeps_the_base_state(opened: Open) -> None:
     second, theirs = replaced_document(opened)
     with contextlib.suppress(KeyError), second.transaction:
         second.pipe_file("a/3", chunk(3))
@@ -186,7 +186,7 @@ def test_failed_transaction_remembers_the_state_before_it(opened: Open) -> None:
     second.discard()
 
 
-def test_shard_is_merged_also_after_the_source_was_opened_anew(opened: Open) -> None:
+def test_shard_is_merged_after_reopening(opened: Open) -> None:
     second = replaced_since(opened)
     second.pipe_file("a/0", chunk(2))
     second.invalidate_cache()
@@ -211,7 +211,7 @@ def test_writers_of_one_process_merge_their_chunks(opened: Open) -> None:
     assert array(opened("r"), mode="r")[:].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_reader_is_told_that_shard_was_replaced_and_starts_over(opened: Open) -> None:
+def test_reader_of_a_replaced_shard_gets_an_error(opened: Open) -> None:
     writer, reader = opened(), opened("r")
     writer.pipe_file("a/0", chunk(1))
     writer.commit()
@@ -270,7 +270,7 @@ ABSENT_KEYS = {
 
 
 @pytest.mark.parametrize("keys", ABSENT_KEYS.values(), ids=ABSENT_KEYS)
-def test_object_read_as_absent_by_two_is_a_conflict(opened: Open, keys: list[str]) -> None:
+def test_object_missing_for_two_writers_is_a_conflict(opened: Open, keys: list[str]) -> None:
     """To read that an object is absent is to read a version of it, also after the source was opened anew."""
     document = not keys[0].endswith(("0", "1"))
     values = [plain(n) if document else chunk(n) for n in (1, 2)]
@@ -286,7 +286,7 @@ def test_object_read_as_absent_by_two_is_a_conflict(opened: Open, keys: list[str
     assert [second.cat_file(key) for key in keys] == values[:1] * len(keys)
 
 
-def test_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
+def test_array_and_group_of_one_name_conflict(opened: Open) -> None:
     first, second = opened(), opened()
     for fs, name in ((first, ".zgroup"), (second, ".zarray")):
         assert not fs.exists("new/.zgroup")
@@ -299,7 +299,7 @@ def test_array_and_a_group_of_one_name_are_a_conflict(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("change", ["grown", "counted", "made"])
-def test_same_document_of_two_writers_is_a_conflict(opened: Open, change: str) -> None:
+def test_equal_documents_of_two_writers_conflict(opened: Open, change: str) -> None:
     """Each makes an array longer by what it appends, counts up by one, or makes an array for its own chunks."""
     first, second = opened(), opened()
     first.pipe_file("plain/.zattrs", b'{"count": 1}')
@@ -335,9 +335,7 @@ def test_two_writers_may_make_the_same_group(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("path", ["plain", "a"])
-def test_chunk_put_meanwhile_where_an_array_grows_stays(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_chunk_put_during_growth_is_kept(opened: Open, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Its writer, who grows the array too, may be the first to put the metadata, and is not told of a conflict."""
     fs = opened()
     grown = array(fs, path)
@@ -357,7 +355,7 @@ def test_chunk_put_meanwhile_where_an_array_grows_stays(
     fs.discard()
 
 
-def test_two_new_hierarchies_at_one_place_are_a_conflict(tmp_path: Path) -> None:
+def test_two_new_hierarchies_at_one_url_conflict(tmp_path: Path) -> None:
     url = str(tmp_path / "new")
     options: dict[str, Any] = {"mode": "a", "format": "zarr-hierarchy", "skip_instance_cache": True}
     first, second = RefShardFileSystem(url, **options), RefShardFileSystem(url, **options)
@@ -375,7 +373,7 @@ def contents(fs: RefShardFileSystem) -> dict[str, bytes]:
     return {key: fs.cat_file(key) for key in fs.find("")}
 
 
-def test_what_two_writers_with_mode_w_leave_is_one_of_both(opened: Open) -> None:
+def test_two_writers_with_mode_w_leave_one_state(opened: Open) -> None:
     states: list[dict[str, bytes]] = [
         {".zgroup": GROUP, "m/.zarray": plain(2 * count), **{f"m/{i}": chunk(count) for i in range(count)}}
         for count in (1, 3)
@@ -396,7 +394,7 @@ def test_what_two_writers_with_mode_w_leave_is_one_of_both(opened: Open) -> None
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_of_two_writers_with_mode_x_one_makes_the_array(opened: Open, at_once: bool) -> None:
+def test_only_one_of_two_writers_with_mode_x_succeeds(opened: Open, at_once: bool) -> None:
     """Both look for the array before either has committed it, as zarr does with mode="w-"."""
     writers = [opened() for _ in range(2)]
     for number, fs in enumerate(writers):

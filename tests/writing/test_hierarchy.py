@@ -38,7 +38,7 @@ def data() -> np.ndarray[Any, Any]:
     return gappy()
 
 
-def test_values_written_are_those_that_others_read(tmp_path: Path, kind: str, data: Any) -> None:
+def test_other_readers_read_written_values(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)
@@ -70,7 +70,7 @@ def test_tensorstore_and_zarrs_read_the_values(tmp_path: Path, data: Any, kind: 
         assert np.array_equal(stored(tmp_path)[...], data)
 
 
-def test_nothing_is_written_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
+def test_no_object_is_written_before_the_commit(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     before = objects(tmp_path)
     fs = opened(tmp_path)
@@ -107,7 +107,7 @@ def test_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> No
     assert (stored(tmp_path)[:, 6:] == FILL).all(), "what was cut off does not come back"
 
 
-def test_commit_is_seen_by_the_same_array_and_by_a_new_one(tmp_path: Path, kind: str, data: Any) -> None:
+def test_open_and_new_arrays_see_a_commit(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)
@@ -119,7 +119,7 @@ def test_commit_is_seen_by_the_same_array_and_by_a_new_one(tmp_path: Path, kind:
         assert np.array_equal(array(opened(tmp_path))[...], data)
 
 
-def test_one_chunk_changes_and_the_payloads_of_the_others_do_not(tmp_path: Path, kind: str, data: Any) -> None:
+def test_changing_a_chunk_keeps_the_payload_of_others(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     keys = [key for key in opened(tmp_path).find("a") if not key.endswith(("zarr.json", ".zarray"))]
     before = opened(tmp_path).cat(keys)
@@ -151,7 +151,7 @@ def test_removed_chunk_directories_are_left_out_of_shards(tmp_path: Path, data: 
     assert opened(tmp_path).ls("", detail=False) == ["zarr.json"]
 
 
-def test_array_written_anew_with_other_chunks_is_ordinary_one(tmp_path: Path, data: Any) -> None:
+def test_array_rewritten_with_other_chunks_is_unsharded(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -167,7 +167,7 @@ def test_array_written_anew_with_other_chunks_is_ordinary_one(tmp_path: Path, da
     assert sorted(objects(tmp_path)) == [f"c/{i}/{j}" for i in range(3) for j in range(3)]
 
 
-def test_metadata_of_another_array_takes_the_old_shards_away(tmp_path: Path, data: Any) -> None:
+def test_replaced_array_loses_its_old_shards(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -182,7 +182,7 @@ def test_metadata_of_another_array_takes_the_old_shards_away(tmp_path: Path, dat
     assert sorted(objects(tmp_path)) == ["c/0/0", "notes.txt"] or sorted(objects(tmp_path)) == ["c/0/0"]
 
 
-def test_array_written_anew_as_view_shows_it_keeps_its_shards(tmp_path: Path, kind: str, data: Any) -> None:
+def test_array_rewritten_with_equal_metadata_keeps_shards(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     document = "a/.zarray" if kind == "prototype" else "a/zarr.json"
@@ -240,7 +240,7 @@ def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: s
     assert array(opened(tmp_path)).chunks == CHUNKS
 
 
-def test_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) -> None:
+def test_root_array_is_written(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path / "a")
     seen = array(fs, "")
@@ -257,7 +257,7 @@ def test_array_that_is_the_whole_source(tmp_path: Path, kind: str, data: Any) ->
     assert list((tmp_path / "a").rglob("*")) == []
 
 
-def test_copied_and_moved_keys_have_bytes_of_before_commit(tmp_path: Path, kind: str, data: Any) -> None:
+def test_copied_and_moved_keys_have_the_committed_bytes(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     one, two, three = ("a/4.4", "a/4.5", "a/9.7") if kind == "prototype" else ("a/c/4/4", "a/c/4/5", "a/c/9/7")
     fs = opened(tmp_path)
@@ -277,7 +277,7 @@ def test_copied_and_moved_keys_have_bytes_of_before_commit(tmp_path: Path, kind:
     assert opened(tmp_path).cat_file(two) == before[two]
 
 
-def test_scalars(tmp_path: Path) -> None:
+def test_sharded_scalars_are_written(tmp_path: Path) -> None:
     make_group(tmp_path, 2)
     doc = {"zarr_format": 2, "shape": [], "chunks": [], "dtype": "<i4", "compressor": None, "filters": None}
     (tmp_path / "a").mkdir()
@@ -289,7 +289,7 @@ def test_scalars(tmp_path: Path) -> None:
     assert objects(tmp_path) == {"0": held}
 
 
-def test_damaged_shard_is_refused_and_left_as_it_is(tmp_path: Path, kind: str, data: Any) -> None:
+def test_damaged_shard_is_refused_and_unchanged(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     shard = tmp_path / "a" / ("0.0" if kind == "prototype" else "c/0/0")
     damaged = shard.read_bytes()[:-9]
@@ -337,7 +337,7 @@ def test_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
     assert sorted(p.name for p in root.rglob("*")) == ["0", "1", "c", "x", "zarr.json", "zarr.json"]
 
 
-def test_mode_w_begins_anew_and_commit_takes_old_objects_away(tmp_path: Path, kind: str, data: Any) -> None:
+def test_mode_w_commit_removes_old_objects(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     before = sorted(p for p in tmp_path.rglob("*") if p.is_file())
     fs = RefShardFileSystem(str(tmp_path), mode="w", skip_instance_cache=True)
@@ -360,7 +360,7 @@ def test_web_server_takes_no_commits(http_server: RangeServer, source: str) -> N
     fs.discard()
 
 
-def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
+def test_spooled_writes_are_read_and_committed(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path, write_memory=100)
     assert fs._writer is not None
@@ -375,7 +375,7 @@ def test_what_was_spooled_is_read_back_and_committed(tmp_path: Path, kind: str, 
     assert fs._writer.overlay.spool.in_memory == 0
 
 
-def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> None:
+def test_fixed_slots_refuse_other_chunk_sizes(tmp_path: Path, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "prototype")
     doc = json.loads((tmp_path / "a" / ".zarray").read_text())
     (tmp_path / "a" / ".zarray").write_text(json.dumps({**doc, "shard_format": "morton_order"}))
@@ -391,7 +391,7 @@ def test_slots_of_one_size_take_no_other_chunks(tmp_path: Path, data: Any) -> No
     fs.discard()
 
 
-def test_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: Any) -> None:
+def test_rectilinear_shard_grid_does_not_grow(tmp_path: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_sharded(tmp_path, data, SHARDS, CHUNKS, "end")
@@ -414,7 +414,7 @@ def test_grid_of_shards_of_their_own_sizes_does_not_grow(tmp_path: Path, data: A
 
 
 @pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
-def test_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, kind: str, data: Any) -> None:
+def test_partial_shard_write_warns_once(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)
@@ -427,7 +427,7 @@ def test_chunk_that_forces_a_read_of_its_shard_is_told_of_once(tmp_path: Path, k
 
 
 @pytest.mark.filterwarnings("error::refshard_fs.CostlyPattern")
-def test_whole_shards_in_a_transaction_are_told_nothing_of(tmp_path: Path, kind: str, data: Any) -> None:
+def test_whole_shard_writes_do_not_warn(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     with fs.transaction:
@@ -435,7 +435,7 @@ def test_whole_shards_in_a_transaction_are_told_nothing_of(tmp_path: Path, kind:
 
 
 @pytest.mark.filterwarnings("default::refshard_fs.CostlyPattern")
-def test_shard_that_every_commit_writes_again_is_told_of(tmp_path: Path, kind: str, data: Any) -> None:
+def test_repeated_shard_writes_warn(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     seen = array(fs)
@@ -462,7 +462,7 @@ def test_warning_turned_into_an_error_is_raised_at_the_commit(tmp_path: Path, ki
     assert array(opened(tmp_path), mode="r")[0, 0] == 2
 
 
-def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind: str, data: Any) -> None:
+def test_read_only_filesystems_are_unchanged(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     reader = RefShardFileSystem(str(tmp_path), skip_instance_cache=True)
     assert np.array_equal(array(reader, mode="r")[...], data)
@@ -472,7 +472,7 @@ def test_reading_stays_what_it_was_for_those_who_only_read(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("rows", [3, 400])
 @pytest.mark.parametrize("is_sharded", [True, False])
-def test_remains_of_a_cut_commit_are_no_part_of_a_grown_array(tmp_path: Path, rows: int, is_sharded: bool) -> None:
+def test_leftovers_of_a_killed_commit_are_not_data(tmp_path: Path, rows: int, is_sharded: bool) -> None:
     shards = (4, 6) if is_sharded else (1, 3)
     kind = "prototype" if IS_ZARR_2 else "end"
     data = np.arange(2 * 6).reshape(2, 6).astype("<i4")

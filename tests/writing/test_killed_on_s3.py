@@ -133,7 +133,7 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
         now = number
 
 
-def test_overwriting_commit_killed_anywhere_is_finished_later(
+def test_killed_overwriting_commit_is_finished_later(
     commits: Callable[..., int | None], s3_server: SeaweedServer
 ) -> None:
     overwriting_rounds(commits, s3_server, 4)

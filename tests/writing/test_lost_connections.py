@@ -100,7 +100,7 @@ def is_whole(fs: RefShardFileSystem) -> bool:
 
 @pytest.mark.parametrize("more", [False, True])
 @pytest.mark.parametrize("format", ALL)
-def test_commit_without_an_answer_can_be_made_again(vanishing: Vanishing, format: str, *, more: bool) -> None:
+def test_commit_without_an_answer_can_be_repeated(vanishing: Vanishing, format: str, *, more: bool) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
@@ -121,7 +121,7 @@ def test_commit_without_an_answer_can_be_made_again(vanishing: Vanishing, format
 
 @pytest.mark.parametrize("appends", [False, True])
 @pytest.mark.parametrize("sees", [False, True])
-def test_document_without_an_answer_can_be_put_again(vanishing: Vanishing, *, appends: bool, sees: bool) -> None:
+def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, appends: bool, sees: bool) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/h.zarr"
     changed(url, "zarr-hierarchy", vanishing).discard()
     fs = opened(url, "zarr-hierarchy", vanishing.url)
@@ -195,7 +195,7 @@ def go_on(pickled: bytes) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_refused_second_try_keeps_what_others_made_of_the_first(s3_server: SeaweedServer, format: str) -> None:
+def test_refused_retry_keeps_the_others_change(s3_server: SeaweedServer, format: str) -> None:
     """Before it was mended: A commit on S3 whose first answer was lost, and that botocore tried again after somebody
     else had gone on from what it had put, was refused with "Nothing was committed": `discard()` then removed
     objects that the other's set refers to.
@@ -225,9 +225,7 @@ def test_refused_second_try_keeps_what_others_made_of_the_first(s3_server: Seawe
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("format", ALL)
-def test_commit_that_has_arrived_is_whole_though_store_vanishes(
-    vanishing: Vanishing, format: str, *, lost: bool
-) -> None:
+def test_arrived_commit_is_whole_if_the_store_vanishes(vanishing: Vanishing, format: str, *, lost: bool) -> None:
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), lost

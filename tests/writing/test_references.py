@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_references_take_what_kerchunk_leaves_and_copy_is_dict(path: Path) -> None:
+def test_references_accept_kerchunks_values(path: Path) -> None:
     """Before it was mended: Bytes that begin with `base64:` in a dict of references, as kerchunk's inlining leaves
     them, were shown undecoded: garbage values.
     """
@@ -43,7 +43,7 @@ def test_references_take_what_kerchunk_leaves_and_copy_is_dict(path: Path) -> No
     assert copied["text"] == "inline"
 
 
-def test_references_of_what_is_written_are_shown_before_commit(path: Path) -> None:
+def test_references_show_uncommitted_writes(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
     assert dict(fs.references) == {"text": "inline", "range": ["data", 10, 20], "a": "text"}
@@ -51,7 +51,7 @@ def test_references_of_what_is_written_are_shown_before_commit(path: Path) -> No
     assert "a" not in fs.references
 
 
-def test_references_are_a_mapping_to_write_to(path: Path, tmp_path: Path) -> None:
+def test_references_are_a_writable_mapping(path: Path, tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     refs = fs.references
     refs["whole"] = ["data"]

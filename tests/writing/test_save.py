@@ -44,7 +44,7 @@ def test_every_spelling_of_keys_survives(
 
 
 @pytest.mark.parametrize("name", ["air.kerchunk.json", "cesm2_native.kerchunk.json", "air.parq"])
-def test_real_sets_mean_the_same_wherever_they_are_written(name: str, tmp_path: Path, shared_data: Path) -> None:
+def test_saved_sets_keep_their_targets_at_any_url(name: str, tmp_path: Path, shared_data: Path) -> None:
     source = RefShardFileSystem(str(shared_data / "values" / name))
     keys = [k for k in source.find("") if k != ".zmetadata"]
     for written in ("a.parq", "a.json"):
@@ -65,7 +65,7 @@ def test_relative_urls_stay_relative_beside_their_source(tmp_path: Path, target:
         assert saved.cat_file("a/0") == DATA[1:3]
 
 
-def test_other_filesystems_take_sets_too(target: str) -> None:
+def test_sets_are_saved_on_other_filesystems(target: str) -> None:
     fs = RefShardFileSystem(refs(target))
     memory = MemoryFileSystem()
     memory.rm("/save", recursive=True) if memory.exists("/save") else None
@@ -80,7 +80,7 @@ def test_other_filesystems_take_sets_too(target: str) -> None:
     assert "refs.1.parq" in [p.rpartition("/")[2] for p in memory.ls("/save/a.parq/t", detail=False)]
 
 
-def test_failure_on_the_way_leaves_nothing(tmp_path: Path, target: str) -> None:
+def test_failed_save_leaves_nothing(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem({"a/.zarray": v2_array([300], [1]), **{f"a/{n}": [target, n, 1] for n in range(300)}})
     fs.save(str(tmp_path / "a.parq"), record_size=10)
     (tmp_path / "a.parq" / "a" / "refs.25.parq").write_bytes(b"damaged")
@@ -101,7 +101,7 @@ def test_lazy_set_is_not_written_over_itself(tmp_path: Path, target: str) -> Non
     assert fs.cat_file("t/2") == b""
 
 
-def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, target: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, target: str) -> None:
     fs = RefShardFileSystem(refs(target))
     with pytest.raises(ValueError, match="record_size=0"):
         fs.save(str(tmp_path / "a.parq"), record_size=0)
@@ -110,7 +110,7 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, target: str) -
     assert sorted(os.listdir(tmp_path)) == ["x.bin"]
 
 
-def test_command_converts(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_command_writes_a_set(tmp_path: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(refs(target)))
     assert main(["convert", str(path), str(tmp_path / "a.parq"), "--record-size", "3"]) == 0
@@ -127,7 +127,7 @@ def test_command_converts(tmp_path: Path, target: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
 @pytest.mark.case(id="P12")
-def test_save_refuses_what_a_remote_set_may_not_reach(http_server: RangeServer, tmp_path: Path, format: Any) -> None:
+def test_save_respects_limits_of_remote_sets(http_server: RangeServer, tmp_path: Path, format: Any) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|S6", "order": "C", "fill_value": "",
              "filters": None, "compressor": None}  # fmt: skip

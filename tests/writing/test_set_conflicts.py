@@ -86,7 +86,7 @@ def one_again(fs: RefShardFileSystem) -> list[str]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_two_who_make_one_source_are_a_conflict(opens: Callable[[str], Open], format: str) -> None:
+def test_two_creators_of_one_source_conflict(opens: Callable[[str], Open], format: str) -> None:
     opened = opens(format)
     one, other = opened(), opened()
     assert one.find("") == other.find("") == []
@@ -99,7 +99,7 @@ def test_two_who_make_one_source_are_a_conflict(opens: Callable[[str], Open], fo
     assert b'"shape":[1]' in other.cat_file("a/zarr.json").replace(b" ", b"")
 
 
-def test_what_was_written_before_conflict_can_be_saved_elsewhere(tmp_path: Path) -> None:
+def test_writes_after_a_conflict_can_be_saved(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
 
     def opened() -> RefShardFileSystem:
@@ -133,7 +133,7 @@ def test_edits_of_a_source_changed_before_reopening_conflict(tmp_path: Path) -> 
     other.discard()
 
 
-def test_threads_that_commit_at_once_take_turns_or_are_refused(tmp_path: Path) -> None:
+def test_concurrent_commits_of_threads_queue_or_conflict(tmp_path: Path) -> None:
     url = str(tmp_path / "refs.json")
     begin(lambda: open_at(url, "json"))
     writers = [open_at(url, "json") for _ in range(6)]
@@ -158,9 +158,7 @@ def test_threads_that_commit_at_once_take_turns_or_are_refused(tmp_path: Path) -
     assert open_at(url, "json", mode="r").cat_file(f"a/c/{done[0]}") == bytes(done) * 40
 
 
-def test_commit_whose_answer_was_lost_is_no_conflict_with_itself(
-    s3_server: SeaweedServer, s3_proxy: CountingProxy
-) -> None:
+def test_commit_with_a_lost_answer_has_no_conflict(s3_server: SeaweedServer, s3_proxy: CountingProxy) -> None:
     s3_server.create_bucket("conflicts")
     url = f"s3://conflicts/{uuid.uuid4().hex}/refs.json"
     options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
@@ -177,7 +175,7 @@ def test_commit_whose_answer_was_lost_is_no_conflict_with_itself(
 
 @pytest.mark.parametrize("is_applied", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
-def test_commit_whose_fate_is_unknown_leaves_what_it_may_name(
+def test_commit_of_unknown_outcome_keeps_its_objects(
     opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its PUT timed out: the store may have done it."""
@@ -212,7 +210,7 @@ def test_commit_whose_fate_is_unknown_leaves_what_it_may_name(
     assert opened(mode="r").cat("a/c", recursive=True) == expected
 
 
-def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
+def test_uncommittable_source_error_has_a_remedy(tmp_path: Path) -> None:
     fs = RefShardFileSystem({"a": "text"}, mode="a")
     fs.pipe_file("b", b"more")
     with pytest.raises(ReadOnlyError, match=r"fs\.save"):
@@ -230,7 +228,7 @@ def test_sources_that_take_no_commit_say_what_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["parquet"])
-def test_ctrl_c_after_a_commit_was_made_leaves_it_made(
+def test_ctrl_c_after_a_commit_keeps_it(
     opens: Callable[[str], Open], format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = opens(format)

@@ -98,7 +98,7 @@ def test_one_chunk_of_existing_shard_takes_one_get_and_one_put(bucket: Bucket) -
     assert np.array_equal(array(bucket.opened("r"), mode="r")[...], expected)
 
 
-def test_only_what_belongs_to_the_commit_is_written(bucket: Bucket) -> None:
+def test_commit_writes_only_changed_objects(bucket: Bucket) -> None:
     fs = bucket.opened()
     array(fs)[0:40, 50:100] = 1
     fs.commit()
@@ -118,7 +118,7 @@ def test_shard_without_chunks_is_removed(bucket: Bucket) -> None:
     assert (seen[40:] == 1).all()
 
 
-def test_data_come_before_metadata_and_the_root_is_last(bucket: Bucket) -> None:
+def test_data_is_put_before_metadata_and_root(bucket: Bucket) -> None:
     fs = bucket.opened()
     seen = array(fs)
     bucket.clear()
@@ -133,7 +133,7 @@ def test_data_come_before_metadata_and_the_root_is_last(bucket: Bucket) -> None:
     assert written[2:] == ["a/zarr.json", "zarr.json"]
 
 
-def test_reads_after_a_commit_do_not_use_what_was_read_before(bucket: Bucket) -> None:
+def test_reads_after_a_commit_use_no_old_bytes(bucket: Bucket) -> None:
     """Indexes outlive the session that read them; a shard that was put or removed has none of them."""
     fs, other = bucket.opened(), bucket.opened("r")
     seen = array(fs)
@@ -191,7 +191,7 @@ _WRITER = textwrap.dedent(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells memory as Linux does")
-def test_writing_shards_takes_memory_of_one_and_a_half(tmp_path: Path) -> None:
+def test_shard_writes_use_memory_of_one_and_a_half_shards(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}))
     (tmp_path / "a").mkdir()
     doc = {**version_3((128 << 22,), (64 << 22,), [sharding([4 << 20], [{"name": "bytes"}])]), "data_type": "uint8"}

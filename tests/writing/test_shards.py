@@ -52,7 +52,7 @@ def referred(source: Path, shard: str) -> Any:
     return fs.resolve(f"a/c/{shard}" if KIND == "end" else f"a/{shard.replace('/', '.')}")
 
 
-def test_values_written_are_those_that_a_reader_of_the_set_sees(tmp_path: Path, source: Path, data: Any) -> None:
+def test_readers_see_written_values(tmp_path: Path, source: Path, data: Any) -> None:
     before = objects(tmp_path / "old")
     fs = opened(source)
     zarr = array(fs)
@@ -82,7 +82,7 @@ def test_partial_shard_is_one_object_and_references_to_others(tmp_path: Path, so
     assert np.array_equal(seen(source)[...], data)
 
 
-def test_readers_of_whole_shards_read_what_was_written(source: Path, data: Any) -> None:
+def test_readers_of_whole_shards_read_written_values(source: Path, data: Any) -> None:
     if IS_ZARR_2:
         pytest.skip("zarr 2 reads no shards")
     fs = opened(source)
@@ -130,7 +130,7 @@ def test_resized_array_stays_sharded(source: Path, data: Any) -> None:
     assert np.array_equal(seen(source)[...], np.concatenate([data, np.full((19, 26), 3)]))
 
 
-def test_array_that_is_removed_and_made_anew_is_what_was_made(source: Path) -> None:
+def test_recreated_array_has_its_new_values(source: Path) -> None:
     fs = opened(source)
     with fs.transaction:
         fs.rm("a", recursive=True)
@@ -138,7 +138,7 @@ def test_array_that_is_removed_and_made_anew_is_what_was_made(source: Path) -> N
     assert fs.find("a") == []
 
 
-def test_shard_in_memory_is_inline_where_it_is_small(source: Path, data: Any) -> None:
+def test_small_shard_becomes_inline(source: Path, data: Any) -> None:
     fs = opened(source, inline_threshold=1 << 20)
     array(fs)[2, 2] = data[2, 2] = 77
     fs.commit()
@@ -147,14 +147,14 @@ def test_shard_in_memory_is_inline_where_it_is_small(source: Path, data: Any) ->
     assert not Path(f"{source}.data").exists()
 
 
-def test_equal_shards_share_object_that_is_named_by_its_content(source: Path) -> None:
+def test_equal_shards_share_a_content_addressed_object(source: Path) -> None:
     fs = opened(source, content_addressed=True)
     array(fs)[0:8, 0:24] = 4
     fs.commit()
     assert referred(source, "0/0") == referred(source, "0/1")
 
 
-def test_what_was_written_as_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
+def test_written_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
     values = np.full(CHUNKS, 12, "<i4")
     (tmp_path / "elsewhere").write_bytes(values.tobytes())
     fs = opened(source)
@@ -186,7 +186,7 @@ def test_reading_a_shard_to_write_a_part_of_it_warns_once(source: Path) -> None:
         fs.commit()
 
 
-def test_set_saved_elsewhere_has_what_was_written_to_shards(tmp_path: Path, source: Path, data: Any) -> None:
+def test_saved_copy_has_writes_to_shards(tmp_path: Path, source: Path, data: Any) -> None:
     fs = opened(source)
     array(fs)[4:9, 4:14] = data[4:9, 4:14] = 6
     fs.save(str(tmp_path / "other.json"))
@@ -194,7 +194,7 @@ def test_set_saved_elsewhere_has_what_was_written_to_shards(tmp_path: Path, sour
     assert np.array_equal(seen(tmp_path / "other.json")[...], data)
 
 
-def test_ordinary_array_over_a_sharded_one_has_no_shards(source: Path) -> None:
+def test_unsharded_array_replaces_a_sharded_one(source: Path) -> None:
     fs = opened(source)
     plain = json.loads(fs.cat_file("a/zarr.json" if KIND == "end" else "a/.zarray"))
     with fs.transaction:
@@ -209,7 +209,7 @@ def test_ordinary_array_over_a_sharded_one_has_no_shards(source: Path) -> None:
     assert not whole.exists("a/c/1/1" if KIND == "end" else "a/1.1")
 
 
-def test_object_in_way_is_error_that_says_what_was_to_be_put(source: Path) -> None:
+def test_existing_object_error_names_the_put(source: Path) -> None:
     fs = opened(source)
     array(fs)[0:8, 0:12] = 3
     Path(f"{source}.data").write_text("no directory")
@@ -220,7 +220,7 @@ def test_object_in_way_is_error_that_says_what_was_to_be_put(source: Path) -> No
     assert (seen(source)[0:8, 0:12] == 3).all()
 
 
-def test_spans_within_shards_are_not_taken_for_shards(source: Path) -> None:
+def test_references_into_shards_are_not_shards(source: Path) -> None:
     """Keys of inner chunks and of shards look alike: those of the overlay are inner chunks until the commit."""
     fs = opened(source)
     key = "a/c/0/0" if KIND == "end" else "a/0.0"
@@ -234,7 +234,7 @@ def test_spans_within_shards_are_not_taken_for_shards(source: Path) -> None:
             assert stop - start > 24
 
 
-def test_each_shard_costs_one_put_and_only_a_part_of_one_a_get(
+def test_only_partial_shards_cost_a_get(
     tmp_path: Path, s3_server: SeaweedServer, s3_proxy: CountingProxy, data: Any
 ) -> None:
     make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
@@ -281,7 +281,7 @@ def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source:
     assert len(made) == 1, "what the processes wrote is in the shard"
 
 
-def test_source_without_shards_anymore_has_no_waiting_chunks(tmp_path: Path, data: Any) -> None:
+def test_removed_shards_leave_no_pending_chunks(tmp_path: Path, data: Any) -> None:
     make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
     source = tmp_path / "refs.json"
     RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save_json(str(source))

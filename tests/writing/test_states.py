@@ -162,7 +162,7 @@ class Source(RuleBasedStateMachine):
 
 @pytest.mark.usefixtures("cheap_collections")
 @pytest.mark.parametrize("format", FORMATS)
-def test_source_is_what_a_dictionary_is(format: str) -> None:
+def test_source_behaves_like_a_dict(format: str) -> None:
     machine = type(f"Source_{format}", (Source,), {"format": format})
     case = machine.TestCase
     case.settings = settings(

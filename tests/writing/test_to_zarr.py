@@ -56,7 +56,7 @@ def test_url_writes_to_the_overlay_that_it_names(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_regions_and_modes_of_zarr_write_what_they_say(tmp_path: Path, name: str) -> None:
+def test_zarr_regions_and_modes_are_written(tmp_path: Path, name: str) -> None:
     fs = writable(tmp_path / name)
     with fs.transaction:
         dataset(0, 8).to_zarr(fs.get_mapper(), consolidated=False)
@@ -81,7 +81,7 @@ def test_regions_and_modes_of_zarr_write_what_they_say(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_exception_in_a_transaction_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_exception_in_a_transaction_discards_writes(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     fs = writable(path)
     with fs.transaction:

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
+def test_asynchronous_twin_shares_the_transaction(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     twin = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
     fs.pipe_file("before", b"kept")
@@ -43,7 +43,7 @@ def test_transaction_is_of_the_asynchronous_twin_too(path: Path) -> None:
 
 
 @pytest.mark.parametrize("settle", ["commit", "discard"])
-def test_failed_transaction_brings_nothing_committed_back(path: Path, settle: str) -> None:
+def test_failed_transaction_keeps_earlier_commits(path: Path, settle: str) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", LARGE)
     with contextlib.suppress(ZeroDivisionError), fs.transaction:

@@ -65,7 +65,7 @@ def test_transaction_of_the_holder_is_all_or_nothing(tmp_path: Path, name: str) 
     assert opened(tmp_path / name).identical(dataset(0, 8).load())
 
 
-def test_zarr_opens_a_url_in_every_mode_that_writes(tmp_path: Path) -> None:
+def test_zarr_opens_a_url_in_every_write_mode(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
     given = {"storage_options": options}
     with fs.transaction:
@@ -79,7 +79,7 @@ def test_zarr_opens_a_url_in_every_mode_that_writes(tmp_path: Path) -> None:
     assert dict(zarr.open_group(fresh.get_mapper(), mode="r").attrs) == {"made": 1, "more": 2, "most": 3}
 
 
-def test_url_without_an_overlay_takes_no_writes_and_says_how(tmp_path: Path) -> None:
+def test_url_without_an_overlay_error_has_a_remedy(tmp_path: Path) -> None:
     fs, options = held(tmp_path / "refs.json")
     fs.pipe_file("a", b"1")
     fs.commit()
@@ -108,7 +108,7 @@ def test_equal_arguments_share_no_writes(tmp_path: Path, by_url: bool) -> None:
     fs.discard()
 
 
-def test_mode_that_is_given_to_the_protocol_holds(tmp_path: Path) -> None:
+def test_mode_in_protocol_options_is_used(tmp_path: Path) -> None:
     path = str(tmp_path / "refs.json")
     made = fsspec.core.url_to_fs("refshard://", refshard={"fo": path, "mode": "a"})[0]
     made.pipe_file("a", b"1")

@@ -47,14 +47,14 @@ def path(tmp_path: Path) -> Path:
         lambda fs: fs.put_file(__file__, "a"),
     ],
 )
-def test_without_mode_every_write_is_refused_and_error_says_why(path: Path, write: Any) -> None:
+def test_write_without_mode_is_refused_with_the_reason(path: Path, write: Any) -> None:
     before = path.read_bytes()
     with pytest.raises(ReadOnlyError, match="mode='a'"):
         write(RefShardFileSystem(str(path)))
     assert path.read_bytes() == before
 
 
-def test_key_that_looks_like_a_pattern_is_removed_alone() -> None:
+def test_removing_a_pattern_like_key_removes_only_it() -> None:
     """Before it was mended: Chunks of an array `T [K]` that became the fill value were not removed, so that it kept
     its old values. Chunks of a neighbour `T K` were removed instead.
     """
@@ -116,7 +116,7 @@ def test_writes_are_read_at_once_and_leave_the_source(path: Path, tmp_path: Path
     assert not objects(path)
 
 
-def test_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> None:
+def test_file_closed_by_an_exception_is_not_written(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
 
     def fail() -> None:
@@ -131,7 +131,7 @@ def test_file_whose_block_ends_in_an_exception_is_not_written(path: Path) -> Non
         pass
 
 
-def test_file_that_was_never_closed_is_warned_of(path: Path) -> None:
+def test_unclosed_file_warns(path: Path) -> None:
     """Before it was mended: A file that was opened for writing and never closed was dropped silently."""
     fs = RefShardFileSystem(str(path), mode="a")
     files = [fs.open("a", "wb")]
@@ -175,7 +175,7 @@ def test_copies_refer_to_the_same_bytes_and_moves_leave_nothing(path: Path) -> N
 
 
 @pytest.mark.parametrize("same", ["/d/0", "d/0/", "refshard://d/0"])
-def test_key_that_is_moved_to_itself_stays(same: str) -> None:
+def test_key_moved_to_itself_stays(same: str) -> None:
     fs = RefShardFileSystem({"d/0": "x", "d/1": "y"}, mode="a")
     fs.mv("d/0", same)
     fs.mv("/d", "d/", recursive=True)
@@ -237,9 +237,7 @@ def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> N
         ("g/*", "new", True),
     ],
 )
-def test_copies_are_where_fsspec_has_them_also_of_keys_in_root(
-    source: str, target: str, recursive: bool, tmp_path: Path
-) -> None:
+def test_copies_have_the_destinations_of_fsspec(source: str, target: str, recursive: bool, tmp_path: Path) -> None:
     """Before it was mended: `fs.cp("g", "d", recursive=True)` with a directory `d` wrote `d/0` over, where fsspec
     writes `d/g/0`; `fs.cp("a", "d")` made a key `d`.
     """
@@ -269,7 +267,7 @@ def test_mode_w_begins_empty_and_replaces_at_the_commit(path: Path) -> None:
     assert fs.find("") == RefShardFileSystem(str(path)).find("") == ["new"]
 
 
-def test_twins_share_what_is_written_whoever_makes_them(path: Path) -> None:
+def test_twins_share_writes(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     by_arguments = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
     by_json = fsspec.AbstractFileSystem.from_json(fs.to_json())
@@ -308,7 +306,7 @@ def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> No
     assert "committed" not in repr(fs)
 
 
-def test_uncommitted_writes_are_warned_of_at_the_end(path: Path) -> None:
+def test_uncommitted_writes_warn_at_the_end(path: Path) -> None:
     """Before it was mended: What was written and never committed was gone when the process ended, and Python hid the
     warning.
     """
@@ -327,7 +325,7 @@ def test_uncommitted_writes_are_warned_of_at_the_end(path: Path) -> None:
         gc.collect()
 
 
-def test_equal_values_named_by_content_are_stored_once(path: Path) -> None:
+def test_content_addressed_values_are_stored_once(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a", content_addressed=True)
     fs.pipe({"a": LARGE, "b": LARGE, "c": LARGE + b"1"})
     fs.commit()
@@ -339,7 +337,7 @@ def test_equal_values_named_by_content_are_stored_once(path: Path) -> None:
     assert len(objects(path)) == 2
 
 
-def test_data_goes_where_data_url_says_and_small_values_into_set(tmp_path: Path) -> None:
+def test_data_url_places_data_and_small_values_are_inline(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     fs = RefShardFileSystem(str(path), mode="a", data_url=str(tmp_path / "elsewhere"), inline_threshold=5)
     fs.pipe({"a": b"12345", "b": b"123456"})
@@ -349,7 +347,7 @@ def test_data_goes_where_data_url_says_and_small_values_into_set(tmp_path: Path)
     assert RefShardFileSystem(str(path)).cat(["a", "b"]) == {"a": b"12345", "b": b"123456"}
 
 
-def test_values_that_were_written_over_leave_no_objects(path: Path) -> None:
+def test_overwritten_values_leave_no_objects(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     for number in range(5):
         fs.pipe_file("a", LARGE + bytes([number]))
@@ -359,7 +357,7 @@ def test_values_that_were_written_over_leave_no_objects(path: Path) -> None:
     assert [file.read_bytes() for file in objects(path)] == [LARGE + b"\x04"]
 
 
-def test_commit_while_a_value_is_written_leaves_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_during_a_write_keeps_its_object(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"first")
     put = Transaction.put
@@ -388,7 +386,7 @@ def test_sets_are_compressed_as_their_names_say(tmp_path: Path, ending: str) -> 
         assert json.loads(file.read())["refs"] == {"a": "text", "b": "more"}
 
 
-def test_commit_keeps_what_it_does_not_touch_as_it_was_written(path: Path) -> None:
+def test_commit_keeps_the_spelling_of_other_references(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"text")
     fs.commit()
@@ -420,7 +418,7 @@ def test_one_changed_chunk_of_a_parquet_set_writes_one_partition(tmp_path: Path)
     assert fs.cat_file("a/c/35") == b"w"
 
 
-def test_keys_that_a_format_cannot_hold_are_refused_and_kept(tmp_path: Path) -> None:
+def test_unsupported_keys_are_refused_and_kept(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.parq", "parquet")
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/notes.txt": b"text"})
     with pytest.raises(ValueError, match=r"'a/notes\.txt'"):
@@ -449,7 +447,7 @@ def test_numbers_as_bytes_and_missing_keys_are_refused(path: Path) -> None:
     fs.discard()
 
 
-def test_chunk_manifests_take_no_commits_and_are_written_anew(tmp_path: Path) -> None:
+def test_chunk_manifests_refuse_commits_but_can_be_saved(tmp_path: Path) -> None:
     refs = {"zarr.json": group_document(), "a/zarr.json": array_document((3,)), "a/c/0": b"1"}
     RefShardFileSystem(refs).save(str(tmp_path / "set.zarr"))
     before = {path: path.read_bytes() for path in (tmp_path / "set.zarr").rglob("*.json")}
@@ -464,7 +462,7 @@ def test_chunk_manifests_take_no_commits_and_are_written_anew(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
-def test_what_no_source_can_have_as_a_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
+def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
     """Before it was mended: A key that no source can have (`a/../b`, 5000 characters) was committed to a JSON set,
     which nobody could open any more; to a zarr hierarchy it was written over another key, or outside of it.
     """
@@ -490,7 +488,7 @@ def test_what_no_source_can_have_as_a_key_is_refused_at_once(path: Path, tmp_pat
 
 
 @pytest.mark.parametrize("format", ["json", "parquet"])
-def test_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
+def test_inexpressible_range_is_not_committed(tmp_path: Path, path: Path, format: str) -> None:
     fs = writable(tmp_path / format, format)
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((2,))})
     fs.refer("a/c/0", str(tmp_path / "data"), 10)
@@ -504,7 +502,7 @@ def test_range_whose_end_no_set_can_say_is_not_committed(tmp_path: Path, path: P
 
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, None), (-1, 5), (0, -1), (5, 2**63), (2**63, None)])
-def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: int | None) -> None:
+def test_invalid_range_is_refused_at_once(path: Path, offset: int, length: int | None) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     with pytest.raises(ValueError, match="'a': expected offset and length"):
         fs.refer("a", "data", offset, length)
@@ -513,7 +511,7 @@ def test_what_is_no_range_is_refused_at_once(path: Path, offset: int, length: in
 
 
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])
-def test_consolidated_metadata_of_parquet_is_shown_as_committed(tmp_path: Path, change: str) -> None:
+def test_consolidated_metadata_of_parquet_follows_commits(tmp_path: Path, change: str) -> None:
     """Before it was mended: Consolidated metadata of a parquet set were those of the last commit while it had writes:
     zarr and xarray opened arrays with their old shapes, and did not find new ones.
     """
@@ -548,7 +546,7 @@ def test_consolidated_metadata_of_parquet_is_shown_as_committed(tmp_path: Path, 
     assert ("b/.zarray" in members, "a/.zarray" in members) == (change == "added", "removed" not in change)
 
 
-def test_what_symbolic_link_leads_to_is_replaced_and_not_link(tmp_path: Path) -> None:
+def test_commit_replaces_the_target_of_a_symbolic_link(tmp_path: Path) -> None:
     """Before it was mended: A commit to a document behind a symbolic link replaced the link; the document that it led
     to was never written.
     """

@@ -35,7 +35,7 @@ def test_checksums_are_verified_on_request(checksum: int, offsets: bool) -> None
     assert files.read(keyspace, "data/1")
 
 
-def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> None:
+def test_wrong_checksum_is_not_a_missing_chunk(tmp_path: Any) -> None:
     data = bytearray(sample("nd_crc32.blp").path.read_bytes())
     frame = sample("nd_crc32.blp").expected["header"]["chunks"][1]
     data[frame["offset"] + 300] ^= 4
@@ -48,7 +48,7 @@ def test_a_chunk_that_fails_its_checksum_is_no_missing_chunk(tmp_path: Any) -> N
         reading.open_group(fs)["data"][:]
 
 
-def test_small_frames_are_walked_together_and_large_by_headers() -> None:
+def test_small_frames_are_read_together_large_by_header() -> None:
     small = superchunk(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
     files = Files({ROOT: small})
     keyspace = files.open()
@@ -83,13 +83,13 @@ def test_small_frames_are_walked_together_and_large_by_headers() -> None:
         (70, b"\xff", "adler32 checksum"), (TABLE - 1, b"\xff", "adler32 checksum"),
     ],
 )  # fmt: skip
-def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str) -> None:
+def test_forged_header_error_names_the_field(at: int, new: bytes, field: str) -> None:
     with pytest.raises(ManifestError, match=field):
         Files({ROOT: put(at, new)}).open()
 
 
 @given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
-def test_flipped_bit_gives_error_or_values_when_verified(bit: int, walked: bool) -> None:
+def test_flipped_bit_is_found_with_verify(bit: int, walked: bool) -> None:
     data = superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES)) if walked else PLAIN
     damaged = bytearray(data)
     damaged[bit // 8 % len(data)] ^= 1 << bit % 8

@@ -137,19 +137,19 @@ def check_cuts(name: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_sound_sources_give_their_values(name: str) -> None:
+def test_undamaged_sources_have_their_values(name: str) -> None:
     files, due = files_of(name)
     assert outcome(files, due) == outcome(files, due, verify=True) == "values"
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_file_cut_at_some_byte_gives_an_error(name: str) -> None:
+def test_file_cut_at_some_byte_gives_an_error(name: str) -> None:
     check_cuts(name, 41)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
-def test_a_file_cut_at_any_byte_gives_an_error(name: str) -> None:
+def test_file_cut_at_any_byte_gives_an_error(name: str) -> None:
     check_cuts(name, 1)
 
 
@@ -251,7 +251,7 @@ def test_forged_counts_of_carray_give_error_and_take_no_memory(field: str, numbe
 
 
 @pytest.mark.parametrize("name", ["carray", "plain carray", "rows"])
-def test_each_missing_file_is_error_and_further_one_is_nothing(name: str) -> None:
+def test_missing_file_is_an_error_and_extra_file_is_ignored(name: str) -> None:
     files, due = files_of(name)
     for url in files:
         rest = {other: data for other, data in files.items() if other != url}
@@ -260,7 +260,7 @@ def test_each_missing_file_is_error_and_further_one_is_nothing(name: str) -> Non
     assert outcome({**files, f"{ROOT}/data/__9.blp": files[last]}, due) == "values"
 
 
-def test_columns_of_other_tables_are_noticed_by_their_length() -> None:
+def test_column_of_another_length_is_noticed() -> None:
     files, due = files_of("table")
     for stale in (24, 26, 20, 30):
         other = table_of(a=carray_of(np.arange(stale), 10), b=carray_of(STRUCTS[:25], 10))

@@ -36,7 +36,7 @@ def chunk_of(files: Files, key: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_gives_the_writers_values(s: Sample) -> None:
+def test_zarr_reads_the_written_values(s: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     for zarr_format in reading.FORMATS:
         group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format))
@@ -54,7 +54,7 @@ def test_zarr_gives_the_writers_values(s: Sample) -> None:
 
 
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
+def test_full_chunk_is_the_range_of_its_frame(s: Sample) -> None:
     files = Files.of(s.path)
     keyspace = files.open()
     for array, expected in s.arrays.items():
@@ -80,16 +80,16 @@ def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
     ("name", "reason"),
     [("obj", "pickles"), ("c_snappy", "snappy"), ("c16", "meta/storage is empty")],
 )
-def test_what_cannot_be_shown_is_refused_with_the_reason(name: str, reason: str) -> None:
+def test_unsupported_dtypes_are_refused_with_the_reason(name: str, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):
         RefShardFileSystem(fo=str(sample(name).path)).ls("")
 
 
-def test_no_other_rootdir_is_refused() -> None:
+def test_only_three_sample_rootdirs_are_refused() -> None:
     assert {s.name.rpartition("/")[2] for s in ROOTDIRS if s.is_refused} == {"obj", "c_snappy", "c16"}
 
 
-def test_server_without_listings_is_asked_for_headers_and_frames(http_server: Any) -> None:
+def test_unlistable_server_gets_requests_by_name(http_server: Any) -> None:
     s = sample("i8_leftover")
     for path in s.path.rglob("*"):
         if path.is_file():
@@ -109,7 +109,7 @@ def test_server_without_listings_is_asked_for_headers_and_frames(http_server: An
 
 
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_reads_each_frame_once_and_no_other_bytes(s: Sample) -> None:
+def test_zarr_requests_each_frame_once_and_nothing_else(s: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=s.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}"))
@@ -127,7 +127,7 @@ def test_zarr_reads_each_frame_once_and_no_other_bytes(s: Sample) -> None:
     assert asked == due
 
 
-def test_a_table_in_an_object_store_is_read(s3_server: Any) -> None:
+def test_table_in_an_object_store_is_read(s3_server: Any) -> None:
     options = s3_server.storage_options
     bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
     s = sample("ct")
@@ -158,7 +158,7 @@ def test_xarray_sees_columns_that_share_a_dimension() -> None:
         assert (ds["id"].values == 0).any()  # zeros are values: nothing is masked
 
 
-def test_dimension_names_of_the_writer_are_kept() -> None:
+def test_written_dimension_names_are_kept() -> None:
     files = carray_of(np.arange(10), 4)
     files[f"{ROOT}/__attrs__"] = b'{"_ARRAY_DIMENSIONS": ["time"], "units": "m"}'
     for zarr_format, key, where in ((2, "data/.zattrs", None), (3, "data/zarr.json", "attributes")):
@@ -171,7 +171,7 @@ def test_dimension_names_of_the_writer_are_kept() -> None:
             assert document["dimension_names"] == ["time"]
 
 
-def test_a_fill_value_masks_nothing() -> None:
+def test_fill_value_masks_no_element() -> None:
     files = Files(carray_of(np.arange(10), 4))
     assert json.loads(files.read(files.open(), "data/.zarray") or b"")["fill_value"] is None
     assert json.loads(files.read(files.open(zarr_format=3), "data/zarr.json") or b"")["fill_value"] == 0
@@ -182,7 +182,7 @@ def test_zarr_format_is_2_or_3() -> None:
         RefShardFileSystem(fo="x", zarr_format=4)
 
 
-def test_a_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
+def test_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
     for url, data in carray_of(np.arange(25), 10).items():
         path = tmp_path / url.removeprefix(ROOT + "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def test_a_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
         array[:]
 
 
-def test_the_files_beyond_the_last_chunk_are_not_looked_at() -> None:
+def test_files_after_the_last_chunk_are_ignored() -> None:
     files = carray_of(np.arange(25), 10, shape=[13], nbytes=104)  # cut, and what it was cut of still lies there
     assert chunk_of(Files(files), "data/1").tolist()[:3] == [10, 11, 12]
     assert files_of(files, "data") == ["0", "1"]
@@ -217,14 +217,14 @@ def files_of(files: dict[str, bytes], directory: str) -> list[str]:
 
 
 @pytest.mark.parametrize("length", range(32))
-def test_a_chunk_file_cut_within_its_headers_says_so(length: int) -> None:
+def test_chunk_file_truncated_in_its_header_is_an_error(length: int) -> None:
     files = carray_of(np.arange(25), 10)
     files[f"{ROOT}/data/__1.blp"] = files[f"{ROOT}/data/__1.blp"][:length]
     with pytest.raises(DamagedIndex, match=r"cut short.* Write or copy this object again; `refshard check`"):
         chunk_of(Files(files), "data/1")
 
 
-def test_a_frame_that_is_cut_short_gives_no_data(tmp_path: Path) -> None:
+def test_truncated_frame_is_an_error(tmp_path: Path) -> None:
     files = carray_of(np.random.default_rng(0).integers(0, 2**62, 25), 10)  # does not compress: plain frames
     for number in (1, 2):
         name = f"{ROOT}/data/__{number}.blp"
@@ -258,7 +258,7 @@ def test_a_frame_that_is_cut_short_gives_no_data(tmp_path: Path) -> None:
         (28, struct.pack("<I", 15), "ctbytes"), (28, struct.pack("<I", 2**32 - 1), "ctbytes"),
     ],
 )  # fmt: skip
-def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str) -> None:
+def test_forged_header_error_names_the_field(at: int, new: bytes, field: str) -> None:
     files = carray_of(np.zeros(25, "<i8"), 10)
     name = f"{ROOT}/data/__0.blp"
     data = files[name]
@@ -287,28 +287,28 @@ def test_a_forged_header_is_refused_by_its_field(at: int, new: bytes, field: str
         ({"cparams": {"shuffle": 3}}, "cparams"),
     ],
 )  # fmt: skip
-def test_impossible_documents_are_refused_by_their_field(changes: dict[str, Any], field: str) -> None:
+def test_impossible_document_error_names_the_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ManifestError, match=field):
         Files(carray_of(np.arange(25), 10, **changes)).open()
 
 
 @pytest.mark.parametrize("name", ["meta/storage", "meta/sizes", "__attrs__"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"shape": 1' + b"0" * 5000 + b"}"])
-def test_a_damaged_document_is_named(name: str, content: bytes) -> None:
+def test_damaged_document_is_named(name: str, content: bytes) -> None:
     files = carray_of(np.arange(25), 10)
     files[f"{ROOT}/{name}"] = content
     with pytest.raises(ManifestError, match=name):
         Files(files).open("bcolz")
 
 
-def test_a_shape_that_the_last_chunk_cannot_fill_is_stale() -> None:
+def test_shape_that_contradicts_the_last_chunk_is_an_error() -> None:
     files = Files(carray_of(np.arange(25), 10, shape=[26], nbytes=208))
     assert chunk_of(files, "data/1").tolist() == list(range(10, 20))
     with pytest.raises(DamagedIndex, match="nbytes 40: expected 6 rows of 8 bytes"):
         chunk_of(files, "data/2")
 
 
-def test_a_missing_shape_is_an_error() -> None:
+def test_missing_shape_is_an_error() -> None:
     files = carray_of(np.arange(25), 10)
     del files[f"{ROOT}/meta/sizes"]
     with pytest.raises(ManifestError, match="meta/sizes is missing"):
@@ -316,7 +316,7 @@ def test_a_missing_shape_is_an_error() -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_numbers_of_a_header_alone_allocate_nothing() -> None:
+def test_large_header_numbers_allocate_nothing() -> None:
     rows = 2**27  # a padded chunk would take a gigabyte
     files = carray_of(np.arange(25), 10, chunklen=rows, shape=[rows + 25], nbytes=(rows + 25) * 8)
     frame = bytearray(files[f"{ROOT}/data/__0.blp"])
@@ -341,14 +341,14 @@ def test_columns_must_be_equally_long() -> None:
 @pytest.mark.parametrize(
     "names", [["../a"], ["a/b"], [".."], ["."], [""], ["a", "a"], ["\\a"], [7], [".zarray"], ["zarr.json"], "a", None]
 )
-def test_column_names_stay_below_the_table(names: Any) -> None:
+def test_column_names_cannot_leave_the_table(names: Any) -> None:
     files = table_of(a=carray_of(np.arange(25), 10))
     files[f"{ROOT}/__rootdirs__"] = json.dumps({"names": names}).encode()
     with pytest.raises(ManifestError, match="names"):
         Files(files).open()
 
 
-def test_a_table_needs_each_of_its_columns() -> None:
+def test_table_needs_each_of_its_columns() -> None:
     files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(25), 10))
     del files[f"{ROOT}/b/meta/storage"]
     keys = Files(files).open()
@@ -360,7 +360,7 @@ def test_a_table_needs_each_of_its_columns() -> None:
         Files(files).open()
 
 
-def test_a_column_of_another_length_is_left_out() -> None:
+def test_column_of_another_length_is_left_out() -> None:
     columns = {name: carray_of(np.arange(25 - (name == "b")), 10) for name in "abc"}
     keys = Files(table_of(**columns)).open()
     assert set(keys.grids) == {"a", "c"}
@@ -372,7 +372,7 @@ MEANING = {b * 8 + bit for b in (18, 19) for bit in range(8)}  # flags and types
 
 
 @given(st.integers(0, 2), st.integers(0, 32 * 8 - 1).filter(lambda bit: bit not in MEANING))
-def test_a_flipped_bit_of_a_header_gives_an_error_or_the_values(number: int, bit: int) -> None:
+def test_flipped_header_bit_gives_an_error_or_the_values(number: int, bit: int) -> None:
     name = f"{ROOT}/data/__{number}.blp"
     damaged = bytearray(COMPRESSED[name])
     damaged[bit // 8] ^= 1 << bit % 8

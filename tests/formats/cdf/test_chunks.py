@@ -48,7 +48,7 @@ def test_compressed_blocks_are_chunks_that_zarr_decodes() -> None:
 
 @pytest.mark.parametrize("compression", [0, GZIP, RLE])
 @pytest.mark.parametrize("tree", [0, 2])
-def test_small_runs_are_joined_through_any_index(compression: int, tree: int) -> None:
+def test_small_runs_are_joined_by_any_index(compression: int, tree: int) -> None:
     runs = [(0, 0), (1, 4), (5, 5), (6, 8), (9, 9)]
     files, keys = opened(Variable(numbers(10, 3), compression=compression, runs=runs, tree=tree))
     assert files.read(keys, "v/0.0") == numbers(10, 3).tobytes()
@@ -65,7 +65,7 @@ def take(steps: Steps[Any], count: int, answer: Any) -> Steps[tuple[bool, Any]]:
     return False, answer
 
 
-def test_look_ups_share_an_index_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_share_an_index_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     monkeypatch.setattr(chunks, "JOINED", 6 * 400)
     for name, value in (("PAGE", 64), ("AHEAD", 1), ("KEPT", 0)):  # so that each record is a step
@@ -92,13 +92,13 @@ def test_missing_records_are_padded_or_repeated(sparse: int, expected: list[int]
     assert np.frombuffer(files.read(keys, "v/0") or b"", "<i4").tolist() == expected
 
 
-def test_a_compressed_chunk_of_repeated_records_is_made() -> None:
+def test_repeated_records_fill_a_compressed_chunk() -> None:
     values = numbers(4, 10_000)
     files, keys = opened(Variable(values, compression=GZIP, runs=[(0, 1)], sparse=2))
     assert gzip.decompress(files.read(keys, "v/1.0") or b"") == values[1].tobytes() * 2
 
 
-def test_records_without_a_run_are_the_fill_value_or_written() -> None:
+def test_unwritten_records_are_the_fill_value() -> None:
     for fill, kind in ((-1, type(None)), (5, Inline)):
         variable = Variable(numbers(8), {"FILLVAL": np.int32(fill)}, runs=[], pad=np.array(-1, "<i4").tobytes())
         files, keys = opened(variable)
@@ -107,7 +107,7 @@ def test_records_without_a_run_are_the_fill_value_or_written() -> None:
         assert ("0" in listed) == (fill == 5)
 
 
-def test_column_major_records_are_moved_or_in_order_f() -> None:
+def test_column_major_records_are_reordered_or_order_f() -> None:
     values = numbers(4, 2, 3)
     files, keys = opened(Variable(values), is_row_major=False)
     assert files.read(keys, "v/0.0.0") == values.tobytes()
@@ -116,7 +116,7 @@ def test_column_major_records_are_moved_or_in_order_f() -> None:
     assert b'"order":"F"' in (files.read(keys, "v/.zarray") or b"")
 
 
-def test_an_index_that_contradicts_itself_is_an_error() -> None:
+def test_index_that_contradicts_itself_is_an_error() -> None:
     files, keys = opened(Variable(numbers(10), runs=[(0, 5), (4, 9)]))
     with pytest.raises(DamagedIndex, match="twice"):
         files.run(keys.lookup("v/0"))

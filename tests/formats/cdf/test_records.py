@@ -33,7 +33,7 @@ def test_lists_that_lead_back_are_refused() -> None:
     assert "follows itself" in refused(bytes(data))
 
 
-def test_an_index_that_leads_to_itself_is_refused() -> None:
+def test_index_that_leads_to_itself_is_refused() -> None:
     data = bytearray(Writer().write(TWO))
     (index,) = struct.unpack_from(">q", data, at_name(data, b"a") + 28)
     for field, value, reason in ((12, index, "follows itself"), (28 + 3 * 8, index, "levels")):

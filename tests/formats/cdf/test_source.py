@@ -102,7 +102,7 @@ def test_variables_have_values_and_dimensions(
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_files_of_the_library_are_read(tmp_path: Path, version: int) -> None:
+def test_files_written_by_nasas_library_are_read(tmp_path: Path, version: int) -> None:
     with opened(tmp_path, real_file(version)) as found:
         seconds = np.datetime64("2016-12-31T23:59:57") + np.arange(6).astype("m8[s]")
         np.testing.assert_array_equal(found.Epoch.values, seconds.astype(found.Epoch.dtype))
@@ -114,19 +114,19 @@ def test_files_of_the_library_are_read(tmp_path: Path, version: int) -> None:
 
 
 @pytest.mark.parametrize("release", [4, 5])
-def test_files_of_before_version_2_6_are_read(tmp_path: Path, release: int) -> None:
+def test_files_before_version_2_6_are_read(tmp_path: Path, release: int) -> None:
     data = Writer(2, release=release).write({"v": Variable(FLUX)})
     with opened(tmp_path, data) as found:
         np.testing.assert_array_equal(found.v.values, FLUX)
 
 
 @pytest.mark.parametrize("compression", [GZIP, RLE])
-def test_a_small_file_compressed_as_a_whole_is_opened(tmp_path: Path, compression: int) -> None:
+def test_small_file_compressed_as_a_whole_is_opened(tmp_path: Path, compression: int) -> None:
     with opened(tmp_path, compressed_whole(write(), compression)) as found:
         np.testing.assert_array_equal(found.rate.values, FLUX)
 
 
-def test_what_is_not_read_is_named() -> None:
+def test_unsupported_parts_are_named() -> None:
     whole = bytearray(compressed_whole(write()))
     whole[28:36] = (1 << 40).to_bytes(8, "big")
     with pytest.raises(ManifestError, match=r"compressed as a whole.*cdfconvert"):
@@ -140,7 +140,7 @@ def test_what_is_not_read_is_named() -> None:
     assert list(keyspace.grids) == ["i"]
 
 
-def test_commands_take_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_cdf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.cdf"
     path.write_bytes(write())
     refs = check_commands(path, tmp_path, capsys, "flux")
@@ -164,13 +164,13 @@ def test_requests_of_a_large_file_are_few() -> None:
         assert len(server.requests()) - opening == 2
 
 
-def test_damage_gives_errors_and_no_other_values() -> None:
+def test_damage_gives_errors_but_never_wrong_values() -> None:
     check_damage(write(), 0, times=60)
     check_damage(real_file(3), 1, times=60)
 
 
 @pytest.mark.parametrize("what", ["zVariables", "attributes"])
-def test_a_list_that_ends_too_early_is_reported(what: str) -> None:
+def test_list_that_ends_too_early_is_reported(what: str) -> None:
     """Before it was mended: If the link to the next variable was damaged, the rest was left out silently."""
     data = bytearray(Writer().write({f"v{n}": Variable(np.arange(3.0), {f"a{n}": 1}) for n in range(3)}))
     descriptor = int.from_bytes(data[20:28])  # of the file, with the offsets of the lists
@@ -180,7 +180,7 @@ def test_a_list_that_ends_too_early_is_reported(what: str) -> None:
     assert keyspace.reports == {f"list of {what}": f"the file should have 3 {what}, and its list has 1"}
 
 
-def test_small_files_are_read_whole_and_not_kept() -> None:
+def test_small_files_are_read_whole_and_freed() -> None:
     variable = Variable(np.arange(60_000, dtype="i4"), runs=[(0, 29_999), (30_000, 59_999)])
     files = Files({ROOT: Writer().write({"v": variable, "a_b": variable, "a/b": variable})})
     keyspace = files.open()

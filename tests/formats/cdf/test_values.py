@@ -63,7 +63,7 @@ def test_byte_orders_follow_the_encoding() -> None:
         kind_of(2, 1, 77)
 
 
-def test_default_pads_are_those_of_the_library() -> None:
+def test_default_pad_values_equal_the_librarys() -> None:
     kinds = [Kind(1, "<i1"), Kind(12, ">u2"), Kind(21, "<f4"), Kind(31, "<f8")]
     values = [np.frombuffer(default_pad(kind), kind.stored)[0] for kind in kinds]
     assert values == [-127, 65534, np.float32(-1e30), 0]
@@ -82,12 +82,12 @@ def test_compressed_bytes_have_the_stated_size(compression: int, encode: object)
             Decompressed(compression, size).make(packed)
 
 
-def test_runs_that_make_many_bytes_are_refused_first() -> None:
+def test_large_runs_are_refused_before_decoding() -> None:
     with pytest.raises(ValueError, match="expected 100"):
         Decompressed(RLE, 100).make(b"\0\xff" * 1_000_000)
 
 
-def test_a_short_last_chunk_is_padded_and_moved() -> None:
+def test_short_last_chunk_is_padded_and_reordered() -> None:
     kind = Kind(2, ">i2")
     stored = np.arange(12, dtype=">i2").reshape(2, 3, 2)  # records, and the axes of the file
     made = Shown(kind, (3, 3, 2), (0, 2, 1), is_compressed=False).make(stored.tobytes())

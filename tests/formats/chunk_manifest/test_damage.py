@@ -42,7 +42,7 @@ def read(fs: RefShardFileSystem, number: str) -> bytes | str:
 
 
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_manifest_cut_at_any_byte_gives_errors_alone(step: int, tmp_path: Path) -> None:
+def test_truncated_manifest_gives_only_errors(step: int, tmp_path: Path) -> None:
     whole = json.dumps(MANIFEST).encode()
     for length in range(0, len(whole), step):
         fs = source(tmp_path / "a", whole[:length])
@@ -85,7 +85,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("field", ["offset", "length"])
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_a_range_that_the_target_has_not_gives_an_error(field: str, number: Any, tmp_path: Path) -> None:
+def test_range_beyond_the_target_is_an_error(field: str, number: Any, tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 2, field: number}
     got = read(source(tmp_path / "a", json.dumps({"0": entry}).encode()), "0")
     sound = type(number) is int and number >= 0
@@ -98,7 +98,7 @@ def test_a_range_that_the_target_has_not_gives_an_error(field: str, number: Any,
         assert got == "error"
 
 
-def test_bit_that_is_flipped_in_target_is_noticed_by_checksum(tmp_path: Path) -> None:
+def test_checksum_finds_a_flipped_bit(tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     manifest = json.dumps({"0": entry}).encode()
     fs = source(tmp_path / "a", manifest)
@@ -112,7 +112,7 @@ def test_bit_that_is_flipped_in_target_is_noticed_by_checksum(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
-def test_flipped_manifest_bit_is_noticed_where_checksums_are(step: int, tmp_path: Path) -> None:
+def test_checksum_finds_a_flipped_bit_in_the_manifest(step: int, tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     whole = json.dumps({"0": entry}).encode()
     for bit in range(0, len(whole) * 8, step):

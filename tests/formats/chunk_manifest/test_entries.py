@@ -55,14 +55,14 @@ def test_coordinates_outside_of_the_grid_are_left_out() -> None:
         ("x", "str"),
     ],
 )
-def test_what_breaks_the_format_is_named(manifest: Any, named: str) -> None:
+def test_invalid_entries_are_named(manifest: Any, named: str) -> None:
     with pytest.raises(ManifestError, match=r"^m") as caught:
         parse(spelled(manifest), GRID, "m")
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"0.0": {"path": "x"}', b"\xff", b"[" * 100_000, b'{"0.0": {}} x'])
-def test_what_is_no_json_is_an_error(data: bytes) -> None:
+def test_invalid_json_is_an_error(data: bytes) -> None:
     with pytest.raises(ManifestError, match=r"^m"):
         parse(data, GRID, "m")
 
@@ -133,7 +133,7 @@ def test_checksums_are_checked(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("checksum", ["crc99:00", "md5", "md5:00", "crc32c:1", "md5:zz", "shake_128:00", ""])
-def test_checksums_that_are_not_understood_are_errors(tmp_path: Path, checksum: str) -> None:
+def test_unknown_checksums_are_errors(tmp_path: Path, checksum: str) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     fs = opened(str(write(tmp_path, {"0": {"path": "raw", "checksum": checksum}})))
     with pytest.raises(ManifestError, match=r"manifest\.json.*'c/0'"):

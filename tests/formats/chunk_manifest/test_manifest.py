@@ -52,18 +52,18 @@ def test_entries_become_columns() -> None:
 
 
 @pytest.mark.parametrize("key", ["0", ""])
-def test_an_array_without_dimensions_has_one_key(key: str) -> None:
+def test_array_without_dimensions_has_one_key(key: str) -> None:
     found = parse(spelled({key: {"path": "x"}}), ChunkGrid((), ChunkKeyEncoding("default", "/")), "m")
     assert found.source(0)[:3] == ("x", 0, None)
 
 
 @pytest.mark.parametrize("key", ["", "0\0", "0\0001"])
-def test_an_array_with_a_dimension_has_no_such_key(key: str) -> None:
+def test_empty_key_needs_an_array_without_dimensions(key: str) -> None:
     with pytest.raises(ManifestError, match="not a chunk key"):
         parse(spelled({"1": {"path": "x"}, key: {"path": "y"}}), ChunkGrid((4,), GRID.encoding), "m")
 
 
-def test_a_large_manifest_takes_32_bytes_an_entry_at_most() -> None:
+def test_large_manifest_takes_32_bytes_an_entry_at_most() -> None:
     grid = ChunkGrid((100, 1000), ChunkKeyEncoding("default", "/"))
     places = [(i, j) for i in range(100) for j in range(1000)]
     dense = {f"{i}.{j}": {"path": f"s3://b/{i}.nc", "offset": 9 * j, "length": 9} for i, j in places}
@@ -76,7 +76,7 @@ def test_a_large_manifest_takes_32_bytes_an_entry_at_most() -> None:
     assert sparse.nbytes < 32 * len(sparse)
 
 
-def test_info_tells_an_empty_chunk_from_an_absent_one(tmp_path: Path) -> None:
+def test_info_distinguishes_empty_and_missing_chunks(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {}})))
     assert fs.info("c/0") == {"name": "c/0", "size": 0, "type": "other", "empty": True}
     with pytest.raises(FileNotFoundError):
@@ -88,27 +88,27 @@ def test_info_tells_an_empty_chunk_from_an_absent_one(tmp_path: Path) -> None:
         fs.ls("c/0")
 
 
-def test_a_missing_target_is_no_missing_chunk(tmp_path: Path) -> None:
+def test_missing_target_is_not_a_missing_chunk(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {"path": "gone"}, "1": {"path": "gone", "offset": 1, "length": 1}})))
     for key in ("c/0", "c/1"):
         with pytest.raises(ReferenceNotReachable, match=key):
             fs.cat_file(key)
 
 
-def test_a_damaged_manifest_names_file_and_chunk(tmp_path: Path) -> None:
+def test_damaged_manifest_names_file_and_chunk(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {"path": "x", "offset": -4}})))
     with pytest.raises(ManifestError, match=r"manifest\.json.*'0'.*-4"):
         fs.cat_file("c/1")
 
 
-def test_a_manifest_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:
+def test_rewritten_manifest_is_read_again(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {"data": "ab"}})))
     assert fs.cat_file("c/0") == b"ab"
     (tmp_path / "manifest.json").write_text('{"0": {"data": "long"}}')
     assert opened(str(tmp_path)).cat_file("c/0") == b"long"
 
 
-def test_base_url_says_where_relative_paths_start(tmp_path: Path) -> None:
+def test_relative_paths_start_at_base_url(tmp_path: Path) -> None:
     (tmp_path / "day.bin").write_bytes(b"ab")
     write(tmp_path / "s.zarr" / "x", {"0": {"path": "day.bin"}})
     (tmp_path / "s.zarr/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
@@ -117,7 +117,7 @@ def test_base_url_says_where_relative_paths_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 3, 9, 10])
-def test_open_end_has_no_bytes_of_an_earlier_state(http_server: RangeServer, offset: int) -> None:
+def test_open_range_reads_the_current_object(http_server: RangeServer, offset: int) -> None:
     data = b"0123456789"
     url = http_server.put("/raw", data)
     fs = opened({"a/zarr.json": metadata((2,), (2,), {"0": {"path": url, "offset": offset}})})
@@ -220,7 +220,7 @@ def test_array_without_codecs_is_refused_and_read_by_key(codecs: Any, data_type:
 
 
 @pytest.mark.parametrize("codecs", [["bytes"], [{"name": "bytes"}], [{"name": "no such"}]])
-def test_codecs_that_are_named_stay_as_they_are(codecs: Any, tmp_path: Path) -> None:
+def test_named_codecs_stay_unchanged(codecs: Any, tmp_path: Path) -> None:
     folder = write(tmp_path / "a.zarr", {"0": {"data": "abcd"}})
     (folder / "zarr.json").write_text(json.dumps(metadata((4,), (2,), codecs=codecs, fill_value=None)))
     shown = json.loads(opened(str(folder)).cat_file("zarr.json"))

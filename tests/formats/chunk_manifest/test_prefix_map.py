@@ -50,7 +50,7 @@ def mapped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_longest_prefix_wins_and_entries_beat_prefixes(mapped: Path) -> None:
+def test_longest_prefix_wins_and_entries_beat_prefixes(mapped: Path) -> None:
     fs = opened(str(mapped / "x"))
     found = {f"{i}/{j}": fs.cat_file(f"c/{i}/{j}") for i in range(3) for j in range(3) if (i, j) != (1, 2)}
     assert found == {
@@ -71,7 +71,7 @@ def test_listings_merge(mapped: Path) -> None:
     assert not fs.isdir("c/3")
 
 
-def test_an_object_that_is_not_there_is_an_absent_chunk(mapped: Path) -> None:
+def test_missing_object_is_a_missing_chunk(mapped: Path) -> None:
     (mapped / "two/part.1").unlink()
     fs = opened(str(mapped / "x"))
     with pytest.raises(FileNotFoundError):
@@ -92,7 +92,7 @@ def test_coordinates_may_be_directories(tmp_path: Path) -> None:
     assert fs.ls("c", detail=False) == ["c/0", "c/1"]
 
 
-def test_what_cannot_be_listed_says_so_and_is_read(http_server: RangeServer) -> None:
+def test_unlistable_prefix_is_read_by_key(http_server: RangeServer) -> None:
     http_server.put("/far/0", b"ab")
     manifest = {"prefix": {"": {"path": f"{http_server.url}/far/"}}}
     fs = opened({"x/zarr.json": json.dumps(metadata((4,), (2,), manifest))})
@@ -110,7 +110,7 @@ def stores(folder: Path) -> None:
         put(folder / f"{name}.zarr/x/c/0", name.encode() * 2)
 
 
-def test_one_group_from_many_stores(tmp_path: Path) -> None:
+def test_many_stores_become_one_group(tmp_path: Path) -> None:
     stores(tmp_path)
     manifest = {
         "prefix": {"a/": {"path": "../a.zarr/"}, "deep/b/": {"path": f"file://{tmp_path}/b.zarr"}},
@@ -143,7 +143,7 @@ def test_one_group_from_many_stores(tmp_path: Path) -> None:
     assert not fs.isdir("deep/c")
 
 
-def test_the_longest_prefix_owns_its_keys(tmp_path: Path) -> None:
+def test_longest_prefix_determines_keys(tmp_path: Path) -> None:
     stores(tmp_path)
     manifest = {"prefix": {"": {"path": "../a.zarr"}, "x/": {"path": "../b.zarr/x/"}}}
     put(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declared(manifest)})
@@ -153,14 +153,14 @@ def test_the_longest_prefix_owns_its_keys(tmp_path: Path) -> None:
     assert fs.find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
 
 
-def test_a_map_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_manifest_file_may_hold_a_prefix_map(tmp_path: Path) -> None:
     stores(tmp_path)
     put(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declared("maps/all.json")})
     put(tmp_path / "s/maps/all.json", {"prefix": {"a/": {"path": "../../a.zarr/"}}})
     assert opened(str(tmp_path / "s")).cat_file("a/x/c/0") == b"aa"
 
 
-def test_a_map_is_a_source_of_its_own(tmp_path: Path) -> None:
+def test_prefix_map_is_a_source(tmp_path: Path) -> None:
     stores(tmp_path)
     document = declared({"prefix": {"a/": {"path": "a.zarr/"}, "b/": {"path": "b.zarr/"}}})[0]
     put(tmp_path / "all.json", document)
@@ -175,7 +175,7 @@ def test_a_map_is_a_source_of_its_own(tmp_path: Path) -> None:
     assert opened(str(tmp_path / "root.json")).find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
 
 
-def test_a_mapped_store_may_hold_manifests(tmp_path: Path) -> None:
+def test_mapped_store_may_have_manifests(tmp_path: Path) -> None:
     put(tmp_path / "far/x/zarr.json", metadata((4,), (2,)))
     put(tmp_path / "far/x/manifest.json", {"0": {"path": "../raw", "offset": 1, "length": 2}})
     put(tmp_path / "far/raw", b"0123")
@@ -183,7 +183,7 @@ def test_a_mapped_store_may_hold_manifests(tmp_path: Path) -> None:
     assert opened(str(tmp_path / "all.json")).cat_file("a/x/c/0") == b"12"
 
 
-def test_a_reference_set_may_map_its_own_keys(tmp_path: Path) -> None:
+def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
     refs = {
         "zarr.json": json.dumps(GROUP | {"storage_transformers": declared({"prefix": {"new/": {"path": "old/"}}})}),
         "old/x/zarr.json": json.dumps(metadata((4,), (2,), None)),
@@ -213,13 +213,13 @@ def test_maps_that_break_the_format_are_refused(tmp_path: Path, manifest: Any, n
         opened(str(tmp_path)).cat_file("zarr.json")
 
 
-def test_what_a_map_names_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_mapped_store_is_an_error(tmp_path: Path) -> None:
     put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared({"a": {"path": "gone"}})})
     with pytest.raises(ReferenceNotReachable):
         opened(str(tmp_path)).cat_file("a")
 
 
-def test_what_a_map_names_among_its_keys_is_held_to_what_it_says(tmp_path: Path) -> None:
+def test_mapped_keys_of_the_source_follow_its_manifest(tmp_path: Path) -> None:
     put(tmp_path / "raw", b"0123")
     keys = {
         "there": {"path": "data", "offset": 1, "length": 2},
@@ -244,7 +244,7 @@ def test_what_a_map_names_among_its_keys_is_held_to_what_it_says(tmp_path: Path)
 
 
 @pytest.mark.parametrize("where", ["array", "prefix", "map", "mount"])
-def test_manifests_from_elsewhere_reach_no_local_files(http_server: RangeServer, tmp_path: Path, where: str) -> None:
+def test_remote_manifests_cannot_reach_local_files(http_server: RangeServer, tmp_path: Path, where: str) -> None:
     put(tmp_path / "secret/0", b"ab")
     url = f"file://{tmp_path}/secret/"
     manifest = {"array": {"0": {"path": url + "0"}}, "prefix": {"prefix": {"": {"path": url}}}}.get(where)

@@ -20,7 +20,7 @@ def root(**ours: Any) -> bytes:
     return json.dumps({"zarr_format": 3, "node_type": "group", "consolidated_metadata": inline}).encode()
 
 
-def test_pending_documents_are_of_the_root_or_none() -> None:
+def test_pending_documents_come_from_the_root() -> None:
     edits = read_pending_edits(root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
     assert sorted(edits.changes()) == ["a/zarr.json", "b/c/zarr.json"]
@@ -40,7 +40,7 @@ def test_pending_documents_are_of_the_root_or_none() -> None:
         {"pending": [], "gone": [None]},
     ],
 )
-def test_paths_that_are_none_are_refused(ours: dict[str, Any]) -> None:
+def test_invalid_node_paths_are_refused(ours: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"zarr\.json"):
         read_pending_edits(root(**ours), "zarr.json")
 
@@ -58,13 +58,13 @@ def test_paths_that_are_none_are_refused(ours: dict[str, Any]) -> None:
         [],
     ],
 )
-def test_only_files_of_partitions_can_be_named(partitions: Any) -> None:
+def test_only_partition_files_can_be_named(partitions: Any) -> None:
     document = {"metadata": {}, "record_size": 1, "refshard": {"partitions": partitions}}
     with pytest.raises(ManifestError, match=r"\.zmetadata"):
         Layout(json.dumps(document).encode(), ".zmetadata")
 
 
-def test_the_transformer_is_hidden_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_transformer_is_hidden(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {})))
     shown = json.loads(fs.cat_file("zarr.json"))
     assert shown == json.loads(json.dumps(metadata((4,), (2,), None)))
@@ -72,7 +72,7 @@ def test_the_transformer_is_hidden_and_nothing_else(tmp_path: Path) -> None:
     assert fs.cat_file("manifest.json") == b"{}"
 
 
-def test_consolidated_metadata_hides_it_too(tmp_path: Path) -> None:
+def test_consolidated_metadata_hides_the_transformer(tmp_path: Path) -> None:
     array = metadata((4,), (2,), {"0": {"data": "ab"}})
     inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"x": array}}}
     root = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
@@ -93,13 +93,13 @@ def test_consolidated_metadata_hides_it_too(tmp_path: Path) -> None:
         [{"name": "chunk-manifest-json", "configuration": {"manifest": 3}}],
     ],
 )
-def test_what_is_not_understood_is_shown_as_it_stands(tmp_path: Path, transformers: Any) -> None:
+def test_unknown_transformers_are_shown_unchanged(tmp_path: Path, transformers: Any) -> None:
     text = json.dumps(metadata((4,), (2,)) | {"storage_transformers": transformers})
     (tmp_path / "zarr.json").write_text(text)
     assert opened(str(tmp_path)).cat_file("zarr.json").decode() == text
 
 
-def test_a_declaration_that_says_no_manifest_is_an_error(tmp_path: Path) -> None:
+def test_declaration_without_a_manifest_is_an_error(tmp_path: Path) -> None:
     doc = metadata((4,), (2,)) | {"storage_transformers": [{"name": "chunk-manifest-json"}]}
     (tmp_path / "zarr.json").write_text(json.dumps(doc))
     with pytest.raises(ManifestError, match="configuration"):
@@ -107,7 +107,7 @@ def test_a_declaration_that_says_no_manifest_is_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("other", [{"name": "other"}, {"configuration": {"chunks_per_shard": [2]}}])
-def test_chunks_behind_several_transformers_are_no_missing_ones(tmp_path: Path, other: Any) -> None:
+def test_chunks_behind_several_transformers_are_errors(tmp_path: Path, other: Any) -> None:
     several = [{"name": "chunk-manifest-json", "configuration": {"manifest": {"0": {"data": "ab"}}}}, other]
     (tmp_path / "zarr.json").write_text(json.dumps(metadata((4,), (2,)) | {"storage_transformers": several}))
     fs = opened(str(tmp_path))
@@ -115,7 +115,7 @@ def test_chunks_behind_several_transformers_are_no_missing_ones(tmp_path: Path, 
         fs.cat_file("c/0")
 
 
-def test_chunks_beside_a_manifest_are_not_looked_at(tmp_path: Path) -> None:
+def test_chunks_beside_a_manifest_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, {"0": {"data": "ab"}})
     (tmp_path / "c").mkdir()
     (tmp_path / "c/1").write_bytes(b"no")
@@ -124,13 +124,13 @@ def test_chunks_beside_a_manifest_are_not_looked_at(tmp_path: Path) -> None:
     assert fs.find("c") == ["c/0"]
 
 
-def test_a_missing_manifest_is_no_missing_chunk(tmp_path: Path) -> None:
+def test_missing_manifest_is_not_a_missing_chunk(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(SourceNotReachable, match=r"manifest\.json"):
         opened(str(tmp_path)).cat_file("c/0")
 
 
-def test_a_plain_reference_set_is_not_wrapped() -> None:
+def test_plain_reference_set_is_not_wrapped() -> None:
     fs = opened({"a/zarr.json": json.dumps(metadata((4,), (2,), None)), "a/c/0": "ab"})
     assert type(fs.source.open()).__name__ == "FlatKeySpace"

@@ -36,11 +36,11 @@ def test_document_types_and_entities_are_refused(declared: str) -> None:
         files.open()
 
 
-def test_elements_that_nest_without_end_are_refused() -> None:
+def test_endless_nesting_is_refused() -> None:
     with pytest.raises(ManifestError, match="nested more than 100"):
         opened("".join(f"<Group name='g{i}'>" for i in range(200)))
 
 
-def test_a_document_that_is_no_xml_is_refused() -> None:
+def test_document_other_than_xml_is_refused() -> None:
     with pytest.raises(ManifestError, match="not XML"):
         opened("<Int16")

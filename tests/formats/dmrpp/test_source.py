@@ -68,7 +68,7 @@ def write(path: Path, *, texts: bool = True) -> Path:
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
-def test_values_and_attributes_are_those_of_file_described(tmp_path: Path, zarr_format: int) -> None:
+def test_values_and_attributes_equal_those_of_the_file(tmp_path: Path, zarr_format: int) -> None:
     path = write(tmp_path / "air.nc")
     options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
     for group in ("", "deep/er"):
@@ -96,7 +96,7 @@ def test_datatree_has_values_that_netcdf4_reads_in_every_group(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_another_reader_finds_same_in_document_that_is_read_here(tmp_path: Path) -> None:
+def test_virtualizarr_reads_the_same_from_the_document(tmp_path: Path) -> None:
     parsers = pytest.importorskip("virtualizarr.parsers")
     stores = pytest.importorskip("obstore.store")
     registry = pytest.importorskip("obspec_utils.registry").ObjectStoreRegistry()
@@ -131,7 +131,7 @@ def test_opening_reads_the_document_and_a_chunk_one_request(http_server: RangeSe
     assert request.path == "/air.nc"
 
 
-def test_document_finds_its_file_by_url_place_or_option(http_server: RangeServer, tmp_path: Path) -> None:
+def test_file_is_found_by_url_place_or_option(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "air.nc")
     data = path.with_suffix("").read_bytes()
     want = array(str(path), "plain")[...]
@@ -146,7 +146,7 @@ def test_document_finds_its_file_by_url_place_or_option(http_server: RangeServer
         RefShardFileSystem(fo=beside.read_bytes()).ls("")
 
 
-def test_a_document_from_elsewhere_points_to_no_local_file(http_server: RangeServer, tmp_path: Path) -> None:
+def test_remote_document_cannot_point_to_local_files(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "air.nc")
     document = write_dmrpp(path.with_suffix(""), href=path.with_suffix("").as_uri()).read_bytes()
     fs = RefShardFileSystem(http_server.put("/a.dmrpp", document), skip_instance_cache=True)
@@ -154,7 +154,7 @@ def test_a_document_from_elsewhere_points_to_no_local_file(http_server: RangeSer
         fs.cat_file("plain/0.0")
 
 
-def test_chunks_in_files_without_an_element_around_are_read() -> None:
+def test_chunks_without_a_parent_element_are_read() -> None:
     files, keys = opened(
         '<Int16 name="a"><Dim size="3"/><dmrpp:chunk offset="2" nBytes="6" href="files://one"/></Int16>'
         '<Int16 name="b"><Dim size="4"/><Dim size="3"/><dmrpp:chunks deflate_level="6" compressionType="deflate">'
@@ -171,7 +171,7 @@ def test_chunks_in_files_without_an_element_around_are_read() -> None:
     assert b'["phony_dim_1","phony_dim_0"]' in (files.read(keys, "b/.zattrs") or b"")
 
 
-def test_values_that_stand_in_the_document_are_read() -> None:
+def test_inline_values_are_read() -> None:
     missing = base64.b64encode(zlib.compress(np.arange(4, dtype="<f8").tobytes())).decode()
     long = base64.b64encode(zlib.compress(b"abc" * 200)).decode()
     files, keys = opened(
@@ -192,9 +192,7 @@ def test_values_that_stand_in_the_document_are_read() -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".dmrpp"])
 @pytest.mark.parametrize("how", ["instance", "mapping"])
-def test_a_session_opens_the_source_and_reads_its_file(
-    suffix: str, how: str, http_server: RangeServer, tmp_path: Path
-) -> None:
+def test_document_is_opened_and_its_file_read(suffix: str, how: str, http_server: RangeServer, tmp_path: Path) -> None:
     """earthaccess makes such sessions; the token goes to the server of both."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("v", data=np.arange(300.0), chunks=(100,), compression="gzip")
@@ -249,7 +247,7 @@ def test_structures_and_enumerations_are_those_of_the_file(tmp_path: Path, zarr_
     assert {"flag_values": [1, 5], "flag_meanings": "cloud no_data"}.items() <= dict(flag.attrs).items()
 
 
-def test_values_of_structures_in_the_document_and_fills_are_read() -> None:
+def test_inline_structures_and_fill_values_are_read() -> None:
     members = '<Int16 name="a"/><Float32 name="b"><Dim size="2"/></Float32><Dim size="2"/>'
     data = np.array([(1, (2, 3)), (4, (5, 6))], [("a", "<i2"), ("b", "<f4", (2,))]).tobytes()
     inline = f"<dmrpp:specialstructuredata>{base64.b64encode(data).decode()}</dmrpp:specialstructuredata>"
@@ -334,7 +332,7 @@ def test_chunks_of_linked_blocks_are_joined() -> None:
     assert files.read(keys, "b/0.0") is None
 
 
-def test_what_is_not_shown_is_reported() -> None:
+def test_unsupported_variables_are_reported() -> None:
     _, keys = opened(
         '<Int16 name="a"><dmrpp:chunks compressionType="szip"/></Int16>'
         '<Int16 name="g"><dmrpp:chunks fillValue="99999"/></Int16>'
@@ -461,7 +459,7 @@ def test_references_to_texts_are_not_shown_as_texts() -> None:
     assert "references to texts" in keys.reports["t"]
 
 
-def test_damaged_document_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_damaged_document_is_a_manifest_error(tmp_path: Path) -> None:
     data = write(tmp_path / "air.nc").read_bytes()
     rng = np.random.default_rng(0)
     for cut in rng.integers(600, len(data) - 12, 40).tolist():

@@ -25,9 +25,7 @@ fits = pytest.importorskip("astropy.io.fits")
         (b"NAXIS   =                    2", b"NAXIS   =                  900", "900: expected at most 32"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_refused_by_its_card(
-    tmp_path: Path, old: bytes, new: bytes, reason: str
-) -> None:
+def test_impossible_header_error_names_the_card(tmp_path: Path, old: bytes, new: bytes, reason: str) -> None:
     data = write(tmp_path / "a.fits", fits.ImageHDU(SKY, name="SCI")).read_bytes()
     assert old in data
     files = Files({ROOT: data.replace(old, new.ljust(len(old)))})
@@ -35,7 +33,7 @@ def test_a_header_that_cannot_be_true_is_refused_by_its_card(
         files.open()
 
 
-def test_a_text_is_continued_over_as_many_cards_as_it_has() -> None:
+def test_long_text_continues_over_cards() -> None:
     cards = ["SIMPLE  =                    T", "BITPIX  =                    8", "NAXIS   =                    0"]
     cards += ["LONG    = 'first&'", *["CONTINUE  'more&'"] * 20_000, "CONTINUE  'last'", "CONTINUE  'stray'", "END"]
     data = b"".join(card.ljust(80).encode() for card in cards)

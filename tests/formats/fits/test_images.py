@@ -42,7 +42,7 @@ def test_xarray_shows_the_images_that_astropy_shows(tmp_path: Path, zarr_format:
 
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_a_datatree_has_the_values_that_astropy_reads(tmp_path: Path) -> None:
+def test_datatree_has_the_values_that_astropy_reads(tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", *images(), primary=np.arange(5, dtype="i2"))
     tree = xr.open_datatree(path, engine="refshard")
     with fits.open(path) as hdus:

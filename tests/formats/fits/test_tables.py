@@ -85,7 +85,7 @@ def test_columns_have_the_values_that_astropy_reads(tmp_path: Path, zarr_format:
     assert events.attrs["EXTNAME"] == "EVENTS"
 
 
-def test_columns_without_names_or_with_equal_ones_are_told_apart(tmp_path: Path) -> None:
+def test_unnamed_and_equal_columns_get_unique_names(tmp_path: Path) -> None:
     table = fits.BinTableHDU.from_columns([fits.Column(name, "J", array=[1]) for name in ("a b", "a(b", "c")])
     data = write(tmp_path / "a.fits", table).read_bytes().replace(b"TTYPE3  = 'c ", b"TTYPE9  = 'c ")
     assert set(Files({ROOT: data}).open().grids) == {"1/a_b", "1/a_b_2", "1/col3"}
@@ -101,7 +101,7 @@ def test_columns_without_names_or_with_equal_ones_are_told_apart(tmp_path: Path)
         ("16X", "(3,3)", "?", (3, 3, 3)),
     ],
 )
-def test_tdim_that_uses_a_part_of_a_column_is_followed(
+def test_tdim_of_a_part_of_a_column_is_used(
     tmp_path: Path, form: str, dimensions: str, dtype: str, shape: tuple[int, ...]
 ) -> None:
     values = np.frombuffer(bytes(range(65, 65 + 48)), "S16") if dtype[0] == "S" else np.arange(12).reshape(3, 4)
@@ -152,7 +152,7 @@ def test_commands_take_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     xr.testing.assert_identical(*found)
 
 
-def test_damaged_tables_end_in_errors_that_name_the_file(tmp_path: Path) -> None:
+def test_damaged_table_errors_name_the_file(tmp_path: Path) -> None:
     for seed, table in enumerate((fits.BinTableHDU.from_columns, fits.TableHDU.from_columns)):
         some = columns()[:10] if not seed else text_columns()
         data = write(tmp_path / f"{seed}.fits", table(some, nrows=30)).read_bytes()

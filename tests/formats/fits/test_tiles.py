@@ -76,7 +76,7 @@ def test_damaged_line_list_is_refused(words: list[int], reason: str | None) -> N
         decode_plio(words, 9)
 
 
-def test_line_list_with_long_header_sets_runs_and_single_pixels() -> None:
+def test_line_list_with_a_long_header_is_decoded() -> None:
     instructions = [0x0002, 0x1003, 0x0001, 0x4002, 0x5003, 0x2002, 0x6001, 0x3001]
     words = [0, 7, -100, 15, 0, 0, 0, *instructions]
     value = (1 << 12) + 3
@@ -84,7 +84,7 @@ def test_line_list_with_long_header_sets_runs_and_single_pixels() -> None:
 
 
 @pytest.mark.usefixtures("large_files")
-def test_chunk_of_tiles_takes_request_once_their_rows_are_known(http_server: RangeServer, tmp_path: Path) -> None:
+def test_chunk_of_known_tiles_takes_one_request(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (32, 32)))
     fs = RefShardFileSystem(http_server.put("/a.fits", path.read_bytes()), skip_instance_cache=True)
     fs.cat_file("TILES/0.0")

@@ -173,7 +173,7 @@ def decoded(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("edition", [1, 2])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_values_of_a_corpus_are_those_of_eccodes(edition: int, grid: str) -> None:
+def test_corpus_has_the_values_of_eccodes(edition: int, grid: str) -> None:
     compared = 0
     sample = f"{grid}_grib{edition}"
     for packing, kind in itertools.product(PACKINGS[edition], KINDS):

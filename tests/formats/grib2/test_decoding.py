@@ -46,7 +46,7 @@ def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
     ("sample", "packing"),
     [("sh_ml_grib1", "spectral_complex"), ("sh_ml_grib1", "spectral_simple"), ("sh_ml_grib2", "spectral_complex")],
 )
-def test_spectral_coefficients_are_those_of_eccodes(sample: str, packing: str, truncation: int) -> None:
+def test_spectral_coefficients_equal_eccodes(sample: str, packing: str, truncation: int) -> None:
     m, n = np.triu_indices(truncation + 1)
     values = RNG.normal(size=(len(m), 2)) / (1 + n[:, None]) ** 1.5
     values[m == 0, 1] = 0
@@ -65,7 +65,7 @@ def test_spectral_coefficients_are_those_of_eccodes(sample: str, packing: str, t
 
 
 @pytest.mark.parametrize("power", [2_000_000_000, 0x80000000 + 2_000_000_000], ids=["large", "small"])
-def test_spectral_coefficients_of_a_wild_power_are_an_error(power: int) -> None:
+def test_extreme_spectral_power_is_an_error(power: int) -> None:
     data = message(np.linspace(-1, 1, 506), sample="sh_ml_grib2", J=21, K=21, M=21, packingType="spectral_complex")
     at = data.index(b"\x05", data.index((35).to_bytes(4) + b"\x05")) - 4  # section 5 has 35 bytes
     wild = data[: at + 20] + power.to_bytes(4) + data[at + 24 :]
@@ -74,7 +74,7 @@ def test_spectral_coefficients_of_a_wild_power_are_an_error(power: int) -> None:
 
 
 @pytest.mark.parametrize("precision", [1, 2])
-def test_ieee_numbers_are_as_they_are_stored(precision: int) -> None:
+def test_ieee_numbers_are_read_unchanged(precision: int) -> None:
     data = message(packingType="grid_ieee", precision=precision)
     handle = eccodes.codes_new_from_message(data)
     want = eccodes.codes_get_values(handle).astype("f4")
@@ -159,7 +159,7 @@ def test_groups_of_any_width_and_length_are_unpacked(
 
 @pytest.mark.parametrize("packing", ["grid_simple", "grid_complex", "grid_ccsds", "grid_jpeg"])
 @pytest.mark.parametrize("points", [496, 400, 0])
-def test_fields_of_one_value_or_none_are_those_of_eccodes(packing: str, points: int) -> None:
+def test_fields_of_one_value_or_none_equal_eccodes(packing: str, points: int) -> None:
     values = np.where(np.arange(496) < points, 4.0, np.nan)
     for keys in ({}, {"decimalScaleFactor": 2}, {"bitsPerValue": 0, "decimalPrecision": 1}):
         data = message(values, packingType=packing, **keys)
@@ -167,7 +167,7 @@ def test_fields_of_one_value_or_none_are_those_of_eccodes(packing: str, points: 
 
 
 @pytest.mark.parametrize(("bits", "points", "most"), [(0, 1 << 22, 40 << 20), (12, 1 << 20, 40 << 20)])
-def test_a_field_takes_a_few_times_its_values_and_no_more(bits: int, points: int, most: int) -> None:
+def test_decoding_memory_is_a_small_multiple_of_the_field(bits: int, points: int, most: int) -> None:
     packing = struct.pack(">IBIHfHHBB", 21, 5, points, 0, 1.5, 0, 0, bits, 0)
     data = bytes([0, 0x10, 0x02] * (points * bits // 24))  # 1 and 2, by turns
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data

@@ -1,4 +1,4 @@
-"""GRIB edition 1: what cfgrib shows of it; damage is an error, or shows what is there."""
+"""GRIB edition 1: values and coordinates equal cfgrib's; damage is an error, or leaves the other fields."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def patched(data: bytes, octets: dict[int, int]) -> bytes:
     return bytes(changed)
 
 
-def test_a_length_that_spans_the_next_message_is_named() -> None:
+def test_length_over_the_next_message_is_reported() -> None:
     """Before it was mended: If the length of a message was that of two, the second one was left out silently."""
     first, second, third = (message_1(level=level) for level in (1000, 850, 500))
     damaged = first[:4] + (len(first) + len(second)).to_bytes(3) + first[7:]
@@ -54,7 +54,7 @@ def test_a_length_that_spans_the_next_message_is_named() -> None:
 
 
 @pytest.mark.parametrize("sample", GRIDS)
-def test_a_grid_is_shown_as_cfgrib_shows_it(tmp_path: Path, sample: str) -> None:
+def test_grid_is_shown_as_cfgrib_shows_it(tmp_path: Path, sample: str) -> None:
     path = tmp_path / "a.grib"
     path.write_bytes(message_1(sample=sample))
     check_same_as_cfgrib(path)
@@ -89,7 +89,7 @@ def test_projections_are_shown_as_cfgrib_shows_them(tmp_path: Path, data: bytes)
     assert check_same_as_cfgrib(path)["t"].dims == ("y", "x")
 
 
-def test_mercators_projection_has_the_points_of_eccodes() -> None:
+def test_mercator_projection_has_the_points_of_eccodes() -> None:
     """cfgrib shows it along `values`."""
     handle = eccodes.codes_new_from_message(MERCATOR)
     for key in ("latitude", "longitude"):
@@ -100,7 +100,7 @@ def test_mercators_projection_has_the_points_of_eccodes() -> None:
     eccodes.codes_release(handle)
 
 
-def test_grids_of_unknown_kinds_are_named() -> None:
+def test_unknown_grids_are_reported() -> None:
     with pytest.raises(ManifestError, match="the message at byte 0: its grid is of kind 192: it is not shown"):
         Files({ROOT: with_grid(192)}).open("grib2")
 
@@ -124,7 +124,7 @@ def test_more_values_than_points_are_an_error() -> None:
         {"longitudeOfFirstGridPointInDegrees": 350, "longitudeOfLastGridPointInDegrees": 20},
     ],
 )
-def test_values_and_coordinates_are_those_of_eccodes(tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_values_and_coordinates_equal_eccodes(tmp_path: Path, keys: dict[str, Any]) -> None:
     path = tmp_path / "a.grib"
     path.write_bytes(message_1(**keys))
     check_same_as_cfgrib(path)
@@ -132,7 +132,7 @@ def test_values_and_coordinates_are_those_of_eccodes(tmp_path: Path, keys: dict[
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-7, 1.0, 1e12, 0.0])
 @pytest.mark.parametrize("holes", [0.0, 0.4, 1.0])
-def test_values_are_eccodes_bit_for_bit(scale: float, holes: float) -> None:
+def test_values_equal_eccodes_bit_for_bit(scale: float, holes: float) -> None:
     values = np.where(RNG.random(496) < holes, np.nan, RNG.normal(-3, 9, 496) * scale)
     data = message_1(values, bitsPerValue=16)
     handle = eccodes.codes_new_from_message(data)
@@ -155,7 +155,7 @@ def repacked(data: bytes, packing: str) -> bytes:
 @pytest.mark.parametrize("order", ["no_SPD", "SPD1", "SPD2", "SPD3"])
 @pytest.mark.parametrize("holes", [0.0, 0.4])
 @pytest.mark.parametrize("turns", [False, True])
-def test_second_order_values_are_eccodes_bit_for_bit(order: str, holes: float, turns: bool) -> None:
+def test_second_order_values_equal_eccodes_bit_for_bit(order: str, holes: float, turns: bool) -> None:
     values = np.where(RNG.random(496) < holes, np.nan, np.cumsum(RNG.normal(size=496)))
     data = bytearray(repacked(message_1(values, bitsPerValue=16), f"grid_second_order_{order}"))
     sections = [int.from_bytes(data[8:11])]
@@ -178,21 +178,21 @@ def test_ibm_numbers_are_exact() -> None:
 
 
 @pytest.mark.parametrize("indicator", [0, 1, 2, 3, 4, 5, 10, 113, 118, 119, 120, 123, 124, 128])
-def test_times_are_those_of_cfgrib(tmp_path: Path, indicator: int) -> None:
+def test_times_equal_cfgrib(tmp_path: Path, indicator: int) -> None:
     path = tmp_path / "a.grib"
     path.write_bytes(patched(message_1(), {19: 3, 20: 9, 21: indicator}))
     check_same_as_cfgrib(path)
 
 
 @pytest.mark.parametrize("unit", [0, 1, 2, 10, 11, 12, 13, 14])
-def test_units_of_time_are_those_of_cfgrib(tmp_path: Path, unit: int) -> None:
+def test_time_units_equal_cfgrib(tmp_path: Path, unit: int) -> None:
     path = tmp_path / "a.grib"
     path.write_bytes(patched(message_1(), {18: unit, 19: 60}))
     check_same_as_cfgrib(path)
 
 
 @pytest.mark.parametrize("kind", [1, 100, 103, 105, 106, 107, 109, 111, 112, 113, 116, 117, 160, 200, 210])
-def test_levels_are_those_of_cfgrib(tmp_path: Path, kind: int) -> None:
+def test_levels_equal_cfgrib(tmp_path: Path, kind: int) -> None:
     path = tmp_path / "a.grib"
     path.write_bytes(patched(message_1(), {10: kind, 11: 3, 12: 7}))
     check_same_as_cfgrib(path)
@@ -206,7 +206,7 @@ def test_members_levels_and_steps_are_dimensions(tmp_path: Path) -> None:
     assert dict(found["t"].sizes) == {"number": 2, "step": 3, "isobaricInhPa": 2, "latitude": 31, "longitude": 16}
 
 
-def test_ecmwfs_local_definitions_are_read_as_cfgrib_does(tmp_path: Path) -> None:
+def test_local_definitions_of_ecmwf_are_read_as_in_cfgrib(tmp_path: Path) -> None:
     path = tmp_path / "a.grib"
     path.write_bytes(patched(message_1(number=7), {5: 34, 26: 98}))
     assert check_same_as_cfgrib(path)["number"].item() == 7, "of the subcentre"
@@ -215,7 +215,7 @@ def test_ecmwfs_local_definitions_are_read_as_cfgrib_does(tmp_path: Path) -> Non
         assert check_same_as_cfgrib(path)["number"].item() == 5
 
 
-def test_spectra_of_waves_have_directions_and_frequencies(tmp_path: Path) -> None:
+def test_wave_spectra_have_directions_and_frequencies(tmp_path: Path) -> None:
     path = tmp_path / "a.grib"
     spectrum = message_1(localDefinitionNumber=13)
     places = itertools.product((1, 2), (1, 2, 3))
@@ -262,7 +262,7 @@ def test_large_messages_are_read(side: int, has_holes: bool) -> None:
     np.testing.assert_allclose(array(data, "u")[...].ravel(), values, rtol=1e-5)
 
 
-def test_kinds_of_fields_that_are_not_shown_are_named() -> None:
+def test_unsupported_fields_are_reported() -> None:
     rotated = bytearray(message_1(np.zeros(4160), sample="sh_pl_grib1"))
     rotated[8 + int.from_bytes(rotated[8:11]) + 5] = 60
     second = bytearray(repacked(message_1(bitsPerValue=16), "grid_second_order"))
@@ -277,14 +277,14 @@ def test_kinds_of_fields_that_are_not_shown_are_named() -> None:
         array(bytes(second), "t")[...]
 
 
-def test_files_that_are_cut_short_are_errors() -> None:
+def test_truncated_files_are_errors() -> None:
     whole = message_1(np.where(RNG.random(496) < 0.5, np.nan, 3.5), sample="regular_ll_sfc_grib1")
     for cut in {*range(len(whole) + 1, len(whole) + 17), *range(len(whole) + 20, 2 * len(whole), 29)}:
         with pytest.raises(ManifestError, match=f"files://x.*byte {len(whole)}"):
             Files({ROOT: (whole + whole)[:cut]}).open("grib2")
 
 
-def test_damaged_messages_are_errors_or_show_what_is_there() -> None:
+def test_damaged_messages_are_errors_or_leave_the_others() -> None:
     whole = message_1(np.where(RNG.random(496) < 0.5, np.nan, RNG.normal(size=496)))
     for at, bit in itertools.product(range(4, 120), range(0, 8, 3)):
         flipped = bytearray(whole)
@@ -297,7 +297,7 @@ def test_damaged_messages_are_errors_or_show_what_is_there() -> None:
             assert keyspace.grids
 
 
-def test_a_section_longer_than_its_message_is_named() -> None:
+def test_section_longer_than_its_message_is_reported() -> None:
     data = bytearray(message_1())
     begin = 8 + int.from_bytes(data[8:11])
     data[begin : begin + 3] = (1 << 20).to_bytes(3)
@@ -305,7 +305,7 @@ def test_a_section_longer_than_its_message_is_named() -> None:
         Files({ROOT: bytes(data)}).open("grib2")
 
 
-def test_reduced_grid_of_an_area_is_named() -> None:
+def test_reduced_grid_of_an_area_is_refused() -> None:
     """Before it was mended: it was shown with the points of the whole circle, and could not be read."""
     data = message(sample="reduced_gg_pl_32_grib1")
     begin = 8 + int.from_bytes(data[8:11])

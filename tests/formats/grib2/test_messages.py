@@ -66,7 +66,7 @@ def test_messages_are_found_in_every_framing(framing: str) -> None:
     assert beside.rounds <= 5 or has_edition_1 or framing == "long gaps"
 
 
-def test_bytes_that_are_no_message_are_named() -> None:
+def test_bytes_between_messages_are_reported() -> None:
     some = [on_level(level, shortName="t") for level in (1000, 850, 500)]
     damaged = b"GRIX" + some[1][4:]
     keyspace = Files({ROOT: some[0] + damaged + some[2]}).open()
@@ -77,7 +77,7 @@ def test_bytes_that_are_no_message_are_named() -> None:
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_a_message_with_a_section_of_another_number_is_named(number: int) -> None:
+def test_unexpected_section_number_is_reported(number: int) -> None:
     """Before it was mended: A message whose section 7 had another number was left out without a report."""
     some = [on_level(level, shortName="t") for level in (1000, 850)]
     at = some[0].index(b"\6\6\xff") + 7  # section 6 has 6 bytes, as there is no bitmap; a length of 4 bytes follows
@@ -88,14 +88,14 @@ def test_a_message_with_a_section_of_another_number_is_named(number: int) -> Non
     assert list(Files({ROOT: empty + some[1]}).open().reports) == ["the message at byte 0"]
 
 
-def test_a_damaged_message_of_ascii_alone_is_named() -> None:
+def test_damaged_ascii_message_is_reported() -> None:
     """Before it was mended: If a message began with a damaged sign, and had only ASCII, it counted as text."""
     some = [on_level(level, shortName="t") for level in (1000, 850)]
     text = b"GRIX" + bytes(60) + b"7777"
     assert list(Files({ROOT: some[0] + text + some[1]}).open().reports) == [f"the message at byte {len(some[0])}"]
 
 
-def test_a_message_of_padded_ones_takes_few_rounds() -> None:
+def test_padded_messages_take_few_rounds() -> None:
     values = np.arange(90000) % 255 + 0.0
     some = (on_level(500, values=values, Ni=300, Nj=300, bitsPerValue=8, step=n) for n in range(60))
     files = Files({ROOT: b"".join(map(padded, some))})
@@ -120,7 +120,7 @@ def test_messages_of_various_lengths_are_read_through(pitch: int, monkeypatch: p
     assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
 
 
-def test_of_large_messages_a_window_is_read() -> None:
+def test_only_headers_of_large_messages_are_read() -> None:
     keys = {"shortName": "t", "Ni": 700, "Nj": 700, "values": np.resize(POINTS, 490_000)}
     data = b"".join(on_level(500, bitsPerValue=8 + step % 3, step=step, **keys) for step in range(6))
     files = Files({ROOT: data})
@@ -129,7 +129,7 @@ def test_of_large_messages_a_window_is_read() -> None:
 
 
 @pytest.mark.usefixtures("large_files")
-def test_a_sidecar_saves_walking_through_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_replaces_the_scan_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((source, "WHOLE"), (messages, "EVEN"), (messages, "UNEVEN")):
         monkeypatch.setattr(module, name, 0)
     data = many()
@@ -165,7 +165,7 @@ def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
     assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
 
 
-def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     data = many()
     for text, reason in (
@@ -181,7 +181,7 @@ def test_a_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("left", [1, 3, 4, 7, 15])
 @pytest.mark.parametrize("before", [b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n"])
-def test_a_file_cut_in_the_sign_of_a_message_is_an_error(left: int, before: bytes) -> None:
+def test_file_truncated_in_its_magic_bytes_is_an_error(left: int, before: bytes) -> None:
     whole = on_level(500, shortName="t")
     with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
         Files({ROOT: whole + before + whole[:left]}).open()
@@ -205,7 +205,7 @@ AXES = {
 
 
 @pytest.mark.parametrize("template", messages.TEMPLATES)
-def test_octets_of_products_are_those_of_eccodes(template: int) -> None:
+def test_product_octets_equal_eccodes(template: int) -> None:
     layout = messages.TEMPLATES[template]
     handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
     eccodes.codes_set(handle, "tablesVersion", 34)
@@ -246,7 +246,7 @@ def test_octets_of_products_are_those_of_eccodes(template: int) -> None:
                               for value in (10, 12, 14)]}),
     ],
 )  # fmt: skip
-def test_what_products_are_of_are_dimensions(template: int, keys: dict[str, list[dict[str, Any]]]) -> None:
+def test_product_properties_become_dimensions(template: int, keys: dict[str, list[dict[str, Any]]]) -> None:
     found = {}
     base = {"tablesVersion": 34, "parameterCategory": 220, "parameterNumber": 200}  # without a name of its own
     for places in itertools.product(*keys.values()):

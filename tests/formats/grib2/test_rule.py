@@ -1,4 +1,4 @@
-"""Archives by rule: fields are found by sidecars, in rounds; what is not there yet, missing or stale is told apart."""
+"""Archives by rule: sidecars locate fields; late, missing and stale files have different errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def opened(document: dict[str, Any], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_fields_of_every_archive_are_those_published(name: str) -> None:
+def test_fields_of_every_archive_equal_the_published_ones(name: str) -> None:
     archive = ARCHIVES[name]
     with RangeServer() as server:
         members = (0, 1, 2) if archive.names or name == "ifs-ens" else ()
@@ -129,7 +129,7 @@ def test_best_estimate_takes_two_rounds() -> None:
             np.testing.assert_array_equal(found[place], values[run, step]["TMP", "2 m above ground", "", 0])
 
 
-def test_run_that_appears_is_read_at_once_and_shown_anew() -> None:
+def test_new_run_is_read_at_once_and_shown_after_reopening() -> None:
     with RangeServer() as server:
         last = now()
         for hours in (12, 6):
@@ -151,7 +151,7 @@ def test_run_that_appears_is_read_at_once_and_shown_anew() -> None:
         np.testing.assert_array_equal(again["2t"][-1, 0].values, values["TMP", "2 m above ground", "", 0])
 
 
-def test_key_exists_unless_rule_server_or_sidecar_denies_it() -> None:
+def test_key_exists_unless_rule_or_sidecar_excludes_it() -> None:
     with RangeServer() as server:
         publish(server, ARCHIVES["hrrr"], START, 0)
         rule = document("hrrr", server, step={"values": [[0, 2, 1]], "last": {"06": 1}})
@@ -188,7 +188,7 @@ STALE = {
 
 
 @pytest.mark.parametrize("kind", STALE)
-def test_field_that_its_sidecar_misplaces_is_an_error(kind: str) -> None:
+def test_wrong_sidecar_offset_is_an_error(kind: str) -> None:
     change, reason = STALE[kind]
     with RangeServer() as server:
         archive = ARCHIVES["hrrr"]
@@ -203,7 +203,7 @@ def test_field_that_its_sidecar_misplaces_is_an_error(kind: str) -> None:
             fs.cat_file("2t/0.0.0.0")
 
 
-def test_refused_file_is_not_a_missing_one() -> None:
+def test_refused_file_is_not_a_missing_file() -> None:
     with RangeServer() as server:
         publish(server, ARCHIVES["hrrr"], START, 0)
         server.fault(403, path="*.idx")
@@ -256,7 +256,7 @@ def test_document_that_breaks_the_format_is_an_error(change: dict[str, Any], rea
         RefShardFileSystem(json.dumps(rule).encode()).ls("")
 
 
-def test_times_of_many_steps_are_made_in_small_chunks() -> None:
+def test_computed_times_have_small_chunks() -> None:
     with RangeServer() as server:
         time = {"start": "2026-11-01", "every": 6, "stop": "2026-12-01"}
         rule = document("hrrr", server, step={"values": [[0, (1 << 14) - 1, 1]]}, time=time)
@@ -267,7 +267,7 @@ def test_times_of_many_steps_are_made_in_small_chunks() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_rule_that_is_shipped_names_files_as_the_archive(name: str) -> None:
+def test_shipped_rules_name_the_files_of_archives(name: str) -> None:
     """The grids of HRRR, GFS and ECMWF are those of messages that these published."""
     rule = Rule.read((RULES / f"{name}.json").read_bytes(), name)
     root = rule.url.split("/")[:3]
@@ -285,7 +285,7 @@ def test_rule_that_is_shipped_names_files_as_the_archive(name: str) -> None:
         assert got.longitude.values[0] == (-180 if name.startswith("ifs") else 0)
 
 
-def test_rule_of_a_stranger_reaches_no_private_server() -> None:
+def test_remote_rule_cannot_reach_a_private_server() -> None:
     with RangeServer() as server:
         rule = document("hrrr", server, url="file:///etc/{step}", sidecar="file:///etc/{step}.idx")
         fs = RefShardFileSystem(server.put("/rule.json", json.dumps(rule).encode()))
@@ -339,7 +339,7 @@ def test_rule_is_saved_checked_and_joined_like_any_source(tmp_path: Path) -> Non
         xr.testing.assert_equal(joined.load(), got)
 
 
-def test_fields_that_exist_are_listed_by_their_sidecars() -> None:
+def test_existing_fields_are_listed_by_sidecars() -> None:
     with RangeServer() as server:
         publish(server, ARCHIVES["hrrr"], START, 0)
         publish(server, ARCHIVES["hrrr"], START, 2)

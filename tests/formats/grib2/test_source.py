@@ -1,4 +1,4 @@
-"""GRIB2 files: what cfgrib shows of them, a request a field; damage never gives data that is not there."""
+"""GRIB2 files: variables equal cfgrib's, with one request for a field; damage never gives wrong data."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_xarray_shows_what_cfgrib_shows(tmp_path: Path, zarr_format: int) -> Non
     assert set(xr.open_datatree(path, engine="refshard")["/"].data_vars) == set(got.data_vars)
 
 
-def test_members_are_dimension_and_fields_not_there_are_missing(tmp_path: Path) -> None:
+def test_members_are_a_dimension_with_missing_fields(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     keys = {"productDefinitionTemplateNumber": 1, "shortName": "t"}
     fields = {
@@ -113,7 +113,7 @@ def test_grids_of_every_kind_are_as_cfgrib_shows_them(tmp_path: Path, sample: st
     check_same_as_cfgrib(path)
 
 
-def test_the_valid_time_lies_along_time_and_step(tmp_path: Path) -> None:
+def test_valid_time_has_dimensions_time_and_step(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     fields = {(day, step): on_level(500, dataDate=20240100 + day, step=step) for day in (1, 2) for step in (0, 6, 12)}
     path.write_bytes(b"".join(fields.values()))
@@ -127,7 +127,7 @@ def test_the_valid_time_lies_along_time_and_step(tmp_path: Path) -> None:
     assert "valid_time" not in xr.open_dataset(path, engine="refshard"), "400 sums for 20 fields"
 
 
-def test_only_member_and_pascal_levels_are_as_in_cfgrib(tmp_path: Path) -> None:
+def test_single_member_and_pascal_levels_equal_cfgrib(tmp_path: Path) -> None:
     """Before it was mended: Levels of a GRIB2 file in Pa were shown a hundred times too small, as if they were in hPa,
     and those of potential vorticity in another unit than their name has.
     """
@@ -157,7 +157,7 @@ def test_scan_directions_put_each_value_in_its_place(sample: str, north: float, 
 
 @pytest.mark.parametrize("sample", ["regular_ll_sfc_grib2", "regular_gg_ml_grib2", "polar_stereographic_pl_grib2"])
 @pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
-def test_scans_by_columns_and_to_and_fro_become_rows(sample: str, flags: int) -> None:
+def test_column_and_alternating_scans_become_rows(sample: str, flags: int) -> None:
     plain = message(sample=sample)
     keys = [f"{key}itude" for key in ("lat", "long")]
     name, *want = (array(plain, key)[...] for key in ("t", *keys))
@@ -171,13 +171,13 @@ def test_scans_by_columns_and_to_and_fro_become_rows(sample: str, flags: int) ->
         np.testing.assert_array_equal(array(data, key)[...], one)
 
 
-def test_levels_of_potential_vorticity_are_counted_as_by_cfgrib(tmp_path: Path) -> None:
+def test_potential_vorticity_levels_equal_cfgrib(tmp_path: Path) -> None:
     path = tmp_path / "a.grib2"
     path.write_bytes(message(typeOfLevel="potentialVorticity", level=2000))
     assert check_same_as_cfgrib(path)["potentialVorticity"].item() == 2000
 
 
-def test_two_grids_of_one_file_have_coordinates_of_their_own(tmp_path: Path) -> None:
+def test_two_grids_of_a_file_have_separate_coordinates(tmp_path: Path) -> None:
     """Before it was mended: two grids of one file that differ in their longitudes had those of the first."""
     path = tmp_path / "a.grib2"
     moved = message(shortName="u", longitudeOfFirstGridPointInDegrees=10, longitudeOfLastGridPointInDegrees=40)
@@ -191,7 +191,7 @@ def test_two_grids_of_one_file_have_coordinates_of_their_own(tmp_path: Path) -> 
         np.testing.assert_array_equal(got[own].values, want["longitude"].values)
 
 
-def test_a_gaussian_grid_finer_than_any_in_use_is_not_computed() -> None:
+def test_extreme_gaussian_grid_is_not_computed() -> None:
     data = message(sample="regular_gg_pl_grib2")
     at = data.index(b"\0\0\0\x48\3") + 67
     assert data[at : at + 4] == (32).to_bytes(4)
@@ -199,7 +199,7 @@ def test_a_gaussian_grid_finer_than_any_in_use_is_not_computed() -> None:
         Files({ROOT: data[:at] + (10**6).to_bytes(4) + data[at + 4 :]}).open()
 
 
-def test_each_field_of_a_message_with_several_is_shown() -> None:
+def test_all_fields_of_a_message_are_shown() -> None:
     first, second = sections(on_level(500, shortName="u")), sections(on_level(500, shortName="v"))
     body = b"".join([*first, *second[2:]])
     data = b"GRIB\0\0\0\2" + (len(body) + 20).to_bytes(8) + body + b"7777"
@@ -208,7 +208,7 @@ def test_each_field_of_a_message_with_several_is_shown() -> None:
         np.testing.assert_array_equal(array(data, name)[...], array(alone, name)[...])
 
 
-def test_what_is_not_shown_is_reported() -> None:
+def test_unsupported_fields_are_reported() -> None:
     clustered = on_level(500, productDefinitionTemplateNumber=3)
     keyspace = Files({ROOT: clustered + on_level(500, shortName="t")}).open()
     assert keyspace.reports == {"the message at byte 0": "fields of product template 3 are not shown"}
@@ -232,14 +232,14 @@ def test_unstructured_grids_lie_along_values() -> None:
     assert found.attrs["GRIB_numberOfGridUsed"] == 26
 
 
-def test_grids_of_refused_fields_take_no_numbers() -> None:
+def test_refused_fields_use_no_grid_numbers() -> None:
     refused = message(np.zeros(200_000), shortName="u", Ni=200_000, Nj=1)
     grids = Files({ROOT: refused + on_level(500, shortName="t")}).open().grids
     assert {"latitude", "longitude"} <= grids.keys()
     assert not {name for name in grids if name.endswith("_1")}
 
 
-def test_a_small_file_is_read_in_one_more_request() -> None:
+def test_small_file_takes_two_requests() -> None:
     files = Files({ROOT: many()})
     assert files.open().grids
     assert files.rounds == 2, "the head of the file, and the rest"
@@ -266,7 +266,7 @@ def test_joining_steps_takes_two_requests_a_file() -> None:
 
 
 @pytest.mark.parametrize("size", ["small", "large", "sidecar"])
-def test_a_scan_is_kept_for_the_next_process(tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_is_cached_for_the_next_process(tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is used for the version of the file that was scanned, and no other."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if size != "small":
@@ -305,7 +305,7 @@ def everything_of(url: str, *, reads: bool = True, **options: Any) -> dict[str, 
     return found
 
 
-def test_scans_of_parts_of_a_cube_are_kept(tmp_path: Path) -> None:
+def test_scans_of_cube_parts_are_cached(tmp_path: Path) -> None:
     keys = {"shortName": "t", "Ni": 150, "Nj": 150, "bitsPerValue": 16, "values": np.resize(POINTS, 22_500)}
     with RangeServer() as server:
         urls = [
@@ -323,14 +323,14 @@ def test_scans_of_parts_of_a_cube_are_kept(tmp_path: Path) -> None:
     assert np.ptp(found, axis=0).max() == 0
 
 
-def test_a_scan_without_names_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_without_names_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "eccodes", None)
     data = cube()
     with pytest.raises(ValueError, match="reading GRIB needs eccodes"):
         FileScan(data[:100], len(data)).pack(source._scanned(data, b"", "x"))
 
 
-def test_a_scan_is_packed_and_unpacked() -> None:
+def test_scan_survives_packing() -> None:
     data = cube()
     kind = FileScan(data[:100], len(data))
     scan = source.Scan.of((messages.Unshown(7, "of another kind"), *source._scanned(data, b"", "x").found))
@@ -348,7 +348,7 @@ def test_commands_take_grib2_and_convert_its_values(tmp_path: Path, capsys: pyte
     np.testing.assert_array_equal(array(refs, "t")[...], array(path, "t")[...])
 
 
-def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:
+def test_truncated_files_are_errors_with_their_name() -> None:
     data = cube()
     ends = {*offsets_of(data)[1:], len(data)}
     for cut in {*RNG.integers(1, len(data), 60).tolist(), *(end - 1 for end in ends)} - ends:
@@ -356,7 +356,7 @@ def test_files_that_are_cut_short_end_in_errors_that_name_them() -> None:
             Files({ROOT: data[:cut]}).open("grib2")
 
 
-def test_headers_damaged_end_in_errors_or_show_what_is_there() -> None:
+def test_damaged_headers_are_errors_or_leave_fields() -> None:
     data, rng = cube(), np.random.default_rng(6)
     for at, bit in zip(rng.integers(0, 220, 100).tolist(), rng.integers(0, 8, 100).tolist(), strict=True):
         flipped = bytearray(data)

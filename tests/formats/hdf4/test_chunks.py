@@ -17,7 +17,7 @@ def header(count: int = 12, chunk: tuple[int, int] = (3, 4), version: int = 0, f
     return head + cells + struct.pack(">i", len(fill)) + fill + deflate
 
 
-def test_a_header_says_how_chunks_are_kept() -> None:
+def test_header_gives_chunk_layout() -> None:
     found = parse_chunked(header())
     assert (found.length, found.chunk, found.shape, found.table, found.fill) == (126, (3, 4), (7, 9), 8, b"\0\7")
     assert found.coding is not None
@@ -34,12 +34,12 @@ def test_a_header_says_how_chunks_are_kept() -> None:
         (header()[:-2], "cut short"),
     ],
 )
-def test_a_damaged_header_is_an_error(data: bytes, reason: str) -> None:
+def test_damaged_header_is_an_error(data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_chunked(data)
 
 
-def test_bytes_are_cut_out_of_parts() -> None:
+def test_ranges_are_cut_from_several_parts() -> None:
     parts = [(100, 10), (200, 5), (300, 10)]
     assert cut(parts, 0, 10) == [(100, 10)]
     assert cut(parts, 8, 9) == [(108, 2), (200, 5), (300, 2)]

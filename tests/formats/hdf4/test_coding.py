@@ -1,4 +1,4 @@
-"""Coders of HDF4: what the library makes of their bytes, within the size of a chunk."""
+"""Decoders of HDF4 equal the library's, and never exceed the size of a chunk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refshard_fs.formats.hdf4.coding import MOST_DECODED, Coding, Decoded, parse
 RUNS, BITS, DEFLATE, SZIP = 1, 2, 4, 5
 
 
-def test_headers_name_coders_that_are_not_read() -> None:
+def test_unsupported_coders_are_named() -> None:
     assert parse_coding(struct.pack(">HHH", 0, DEFLATE, 6)).codecs == [{"id": "zlib", "level": 6}]
     for coder, name in ((3, "skipping Huffman"), (7, "JPEG"), (12, "IMCOMP"), (99, "number 99")):
         with pytest.raises(ManifestError, match=name):
@@ -22,7 +22,7 @@ def test_headers_name_coders_that_are_not_read() -> None:
         parse_coding(struct.pack(">HH", 0, DEFLATE))
 
 
-def test_runs_are_decoded_as_far_as_a_chunk_reaches() -> None:
+def test_run_lengths_are_decoded_up_to_the_chunk_end() -> None:
     recipe = Decoded(Coding(RUNS, ()), 7, 1)
     assert recipe.make(b"\x81a\x02bcd") == b"aaaabcd"
     assert recipe.make(b"\xffa") == b"a" * 7
@@ -32,7 +32,7 @@ def test_runs_are_decoded_as_far_as_a_chunk_reaches() -> None:
 
 
 @pytest.mark.parametrize(("is_signed", "fill", "expected"), [(1, 0, [-1, 1, -4, 3]), (0, 0, [28, 4, 16, 12])])
-def test_bits_are_put_back(is_signed: int, fill: int, expected: list[int]) -> None:
+def test_nbit_values_are_unpacked(is_signed: int, fill: int, expected: list[int]) -> None:
     bits = "111001100011"  # of three bits each
     raw = int(bits.ljust(16, "0"), 2).to_bytes(2, "big")
     first = 2 if is_signed else 4
@@ -63,7 +63,7 @@ def test_szip_is_decoded_by_imagecodecs() -> None:
             Decoded(new, 128, 2).make(data)
 
 
-def test_a_chunk_that_is_too_large_is_refused() -> None:
+def test_chunk_that_is_too_large_is_refused() -> None:
     with pytest.raises(ManifestError, match="RLE may have"):
         Coding(RUNS, ()).recipe(MOST_DECODED + 1, 1)
     assert Coding(DEFLATE, (6,)).recipe(MOST_DECODED + 1, 1) is None

@@ -1,4 +1,4 @@
-"""Data sets of HDF4: one that is damaged leaves the others."""
+"""Data sets of HDF4: a damaged one leaves the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.hdf4_files import hdf4_file
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def test_a_damaged_data_set_leaves_the_others() -> None:
+def test_damaged_data_set_leaves_the_others() -> None:
     data = hdf4_file("layouts")
     number_type = bytes([1, 6, 64, 1])  # that of doubles alone
     assert data.count(number_type) == 1
@@ -36,7 +36,7 @@ def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
             assert keyspace.grids == whole.grids, at
 
 
-def test_dimensions_behind_the_end_are_an_error() -> None:
+def test_dimensions_beyond_the_end_are_an_error() -> None:
     data = bytearray(hdf4_file("old"))
     at = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
     data[at + 4 : at + 8] = (2**31 - 1).to_bytes(4, "big")
@@ -52,25 +52,25 @@ def test_compressed_values_never_written_are_fill() -> None:
     assert files.read(files.open(), "deflated/0.0") == struct.pack(">i", -2147483647) * 120
 
 
-def test_a_range_of_texts_is_left_out() -> None:
+def test_range_of_texts_is_left_out() -> None:
     keyspace = Files({ROOT: hdf4_file("old").replace(bytes([1, 22, 16, 1]), bytes([1, 4, 8, 1]))}).open()
     assert "Data-Set-2" in keyspace.grids
 
 
-def test_scales_that_are_cut_short_are_left_out() -> None:
+def test_truncated_scales_are_left_out() -> None:
     data = hdf4_file("old")
     at = data.index((703).to_bytes(2, "big"), 10)  # their descriptor
     keyspace = Files({ROOT: data[: at + 8] + (1).to_bytes(4, "big") + data[at + 12 :]}).open()
     assert list(keyspace.grids) == ["Data-Set-2"]
 
 
-def test_data_sets_of_one_name_are_told_apart() -> None:
+def test_data_sets_of_equal_names_get_unique_names() -> None:
     data = hdf4_file("layouts")
     keyspace = Files({ROOT: data.replace(b"\0\4runs", b"\0\4last")}).open()
     assert {"last", "last_2"} <= set(keyspace.grids)
 
 
-def test_an_attribute_behind_the_end_costs_one_data_set() -> None:
+def test_attribute_beyond_the_end_leaves_other_data_sets() -> None:
     data = bytearray(hdf4_file("layouts"))
     row = re.search(b"\x07\xab.{6}\0\0\0\x01", data, re.DOTALL)  # of an attribute of one letter, its units
     assert row is not None

@@ -1,4 +1,4 @@
-"""Descriptors and linked blocks of HDF4: what is damaged is an error, and is bounded."""
+"""Descriptors and linked blocks of HDF4: damage is an error, and all sizes are bounded."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def test_linked_blocks_are_joined() -> None:
     assert len(Files({}).run(apart.parts(KEY))) == 2
 
 
-def test_a_first_block_may_be_empty() -> None:
+def test_first_block_may_be_empty() -> None:
     elements = elements_of(*linked(4, 2, 3), (LINKED, 2, b""), (LINKED, 3, b"abcd"))
     assert Files({}).run(elements.contents(KEY)) == b"abcd"
 
 
 @pytest.mark.parametrize("refs", [(2,), (2, 5), (2, 0)])
-def test_a_block_that_lacks_is_an_error(refs: tuple[int, ...]) -> None:
+def test_missing_block_is_an_error(refs: tuple[int, ...]) -> None:
     elements = elements_of(*linked(8, *refs), (LINKED, 2, b"abcd"))
     with pytest.raises(DamagedIndex, match="linked element"):
         Files({}).run(elements.contents(KEY))
 
 
-def test_descriptors_that_name_themselves_are_an_error() -> None:
+def test_circular_descriptors_are_an_error() -> None:
     with pytest.raises(DamagedIndex, match="named again"):
         elements_of((1963, 1, b"a"), after=4)
 
 
-def test_an_element_behind_the_end_is_an_error() -> None:
+def test_element_beyond_the_end_is_an_error() -> None:
     whole = b"\x0e\x03\x13\x01" + struct.pack(">HI", 1, 0) + struct.pack(">HHii", 1963, 1, 30, 50)
     elements = Files({}).run(read_descriptors(FileBytes("x", Inline(whole), len(whole), whole)))
     with pytest.raises(DamagedIndex, match="cut short"):

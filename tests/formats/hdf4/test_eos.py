@@ -29,7 +29,7 @@ END
 """
 
 
-def test_a_text_is_parsed_into_blocks() -> None:
+def test_text_is_parsed_into_blocks() -> None:
     root = parse_odl(GRID.format(corners=("1,2", "3,4"), more=""))
     assert [block.name for block in root.blocks] == ["SwathStructure", "GridStructure"]
     assert root.blocks[1].blocks[0].values["XDim"] == "4"
@@ -48,7 +48,7 @@ GEO, LATLON = "Projection=GCTP_GEO", "latitude_longitude"
         ("Projection=GCTP_LAMAZ", ("0,20", "40,0"), (5, 15), None),
     ],
 )
-def test_axes_are_the_middles_of_cells(
+def test_axes_are_cell_centres(
     projection: str, corners: tuple[str, str], first: tuple[float, float], crs: str | None
 ) -> None:
     found = structures_of(GRID.format(corners=corners, more=projection))["G"]
@@ -66,7 +66,7 @@ def test_wkt_of_the_sinusoidal_projection_is_read_by_proj() -> None:
 
 
 @pytest.mark.parametrize("corners", [("DEFAULT", "DEFAULT"), ("nan,1", "2,3"), ("1", "2")])
-def test_a_grid_without_corners_has_no_axes(corners: tuple[str, str]) -> None:
+def test_grid_without_corners_has_no_axes(corners: tuple[str, str]) -> None:
     found = structures_of(GRID.format(corners=corners, more=""))["G"]
     assert not found.axes
     assert not found.crs

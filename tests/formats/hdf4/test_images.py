@@ -1,4 +1,4 @@
-"""Raster images are arrays; those that are compressed as in old versions are left out by name."""
+"""Raster images become arrays; images in old compressions are reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def opened(elements: dict[tuple[int, int], bytes], tmp_path: Any) -> Any:
 
 
 @pytest.mark.parametrize(("interlace", "order"), [(0, "y x band"), (1, "y band x"), (2, "band y x")])
-def test_bands_lie_as_the_image_says(tmp_path: Any, interlace: int, order: str) -> None:
+def test_bands_follow_the_interlace_of_the_image(tmp_path: Any, interlace: int, order: str) -> None:
     stored = VALUES.transpose([["y", "x", "band"].index(axis) for axis in order.split()])
     members = struct.pack(">4H", 300, 2, 302, 2)
     path = opened({(306, 2): members, (300, 2): dimensions(3, interlace), (302, 2): stored.tobytes()}, tmp_path)
@@ -65,7 +65,7 @@ def test_image_has_name_attributes_colours_and_fill_value(tmp_path: Any) -> None
     }
 
 
-def test_images_that_are_not_read_are_left_out_by_name() -> None:
+def test_unsupported_images_are_reported() -> None:
     elements = {
         (106, 1): bytes([1, 21, 8, 0]),
         (1965, 1): named("jpeg", [(300, 2), (303, 2)]),

@@ -24,13 +24,13 @@ def test_groups_and_tables_are_parsed() -> None:
 
 
 @pytest.mark.parametrize("length", range(0, 20, 3))
-def test_what_is_cut_short_is_an_error(length: int) -> None:
+def test_truncated_objects_are_errors(length: int) -> None:
     for parse, data in ((parse_vgroup, GROUP), (parse_vdata, TABLE)):
         with pytest.raises(ValueError, match="cut short"):
             parse(data[:length])
 
 
-def test_number_types_have_an_order_of_bytes() -> None:
+def test_number_types_have_a_byte_order() -> None:
     assert parse_number_type(bytes([1, 22, 16, 1])) == np.dtype(">i2")
     assert parse_number_type(bytes([1, 22, 16, 4])) == np.dtype("<i2")
     for data in (bytes([1, 99, 16, 1]), bytes([1, 22, 16, 2]), b"\1\x16"):

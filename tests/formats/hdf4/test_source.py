@@ -1,4 +1,4 @@
-"""HDF4 files: the values, dimensions and attributes that pyhdf shows; damage never gives data that is not there."""
+"""HDF4 files: values, dimensions and attributes equal pyhdf's; damage never gives wrong data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_attributes_and_scales_are_those_of_the_file(tmp_path: Path) -> None:
         assert "lon" not in found.coords
 
 
-def test_what_is_not_read_is_left_out_by_name() -> None:
+def test_unsupported_parts_are_reported() -> None:
     files = Files({ROOT: hdf4_file("layouts")})
     keyspace = files.open()
     assert "skipping Huffman" in keyspace.reports["huffman"]
@@ -83,7 +83,7 @@ def test_what_is_not_read_is_left_out_by_name() -> None:
             files.read(keyspace, f"{name}/0.0")
 
 
-def test_a_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
+def test_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
     with xr.open_dataset(written(tmp_path, "grid"), engine="refshard", mask_and_scale=False) as found:
         assert found.NDVI.dims == ("YDim", "XDim")
         np.testing.assert_array_equal(found.NDVI.values, values_of("i2", (30, 40)))
@@ -106,7 +106,7 @@ def test_several_grids_are_groups_of_their_own(tmp_path: Path) -> None:
         assert fine.spatial_ref.attrs["crs_wkt"] == "EPSG:32733"
 
 
-def test_a_swath_names_its_geolocation(tmp_path: Path) -> None:
+def test_swath_names_its_geolocation(tmp_path: Path) -> None:
     with xr.open_dataset(written(tmp_path, "swath"), engine="refshard") as found:
         assert {"Latitude", "Longitude"} <= set(found.rad.coords)
         assert found.rad.dims == ("band", "along", "across")
@@ -151,13 +151,13 @@ def test_opening_takes_few_rounds_and_a_chunk_one_request(http_server: RangeServ
     assert chunk == values_of(">i2", (6, 8))[2:3].tobytes()
 
 
-def test_a_small_file_is_read_at_once(tmp_path: Path) -> None:
+def test_small_file_takes_one_request(tmp_path: Path) -> None:
     path = tmp_path / "a.hdf"
     path.write_bytes(spread(hdf4_file("layouts"), 5_000))
     assert rounds_to_open(path) == 2
 
 
-def test_chunks_apart_from_their_headers_are_found() -> None:
+def test_chunks_far_from_their_headers_are_found() -> None:
     data = hdf4_file("layouts")
     files, moved = Files({ROOT: data}), Files({ROOT: spread(data, 10, also_headers=True)})
     keys = ("deflated_chunks/1.1", "chunks_of_runs/2.0", "bits/0.0", "sparse/0.1", "records/0.0", "chunks/1.1")
@@ -165,19 +165,19 @@ def test_chunks_apart_from_their_headers_are_found() -> None:
         assert moved.read(moved.open(), key) == files.read(files.open(), key) is not None
 
 
-def test_damage_ends_in_errors_that_name_the_file() -> None:
+def test_damage_errors_name_the_file() -> None:
     check_damage(hdf4_file("layouts"), seed=1, header=34_000, times=60)
     check_damage(hdf4_file("old"), seed=2, times=60)
     check_damage(hdf4_file("swath"), seed=3, times=20)
 
 
-def test_a_file_without_data_sets_is_refused_by_name() -> None:
+def test_file_without_data_sets_is_refused_by_name() -> None:
     with pytest.raises(ManifestError, match="none of its arrays can be shown. data sets: it has none"):
         Files({ROOT: b"\x0e\x03\x13\x01\0\1\0\0\0\0" + bytes(12)}).open()
 
 
 @pytest.mark.parametrize("kind", ["INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "FLOAT32", "FLOAT64"])
-def test_data_sets_are_those_of_pyhdf(tmp_path: Path, kind: str) -> None:
+def test_data_sets_equal_pyhdf(tmp_path: Path, kind: str) -> None:
     module: Any = pytest.importorskip("pyhdf.SD", reason="pyhdf is not installed")
     sdc = module.SDC
     path = str(tmp_path / "a.hdf")

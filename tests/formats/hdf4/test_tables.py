@@ -59,7 +59,7 @@ def test_fields_in_linked_blocks_are_joined(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.counts.values, ROWS["counts"])
 
 
-def test_tables_that_cannot_be_shown_are_left_out_by_name() -> None:
+def test_unsupported_tables_are_reported() -> None:
     one = np.dtype([("x", ">i4")])
     unknown = vdata_of("unknown", one, 2)
     outside = struct.pack(">Hiii", 2, 8, 0, 4) + b"file"
@@ -86,7 +86,9 @@ def test_tables_of_one_name_get_numbers() -> None:
     assert sorted(keyspace.grids) == ["T/x", "T_2/x"]
 
 
-def test_damage_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_tables_are_errors_and_commands_accept_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     check_damage(table(), seed=4, times=40)
     path = tmp_path / "a.hdf"
     path.write_bytes(table())
@@ -96,11 +98,11 @@ def test_damage_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     xr.testing.assert_identical(*trees)
 
 
-def test_recipe_cuts_and_pads() -> None:
+def test_field_codec_cuts_and_pads() -> None:
     assert FieldRecipe(4, 1, 2, 8).make(b"abcdefgh") == b"bcfg\0\0\0\0"
 
 
-def test_tables_are_those_of_pyhdf(tmp_path: Path) -> None:
+def test_tables_equal_pyhdf(tmp_path: Path) -> None:
     hdf: Any = pytest.importorskip("pyhdf.HDF", reason="pyhdf is not installed")
     pytest.importorskip("pyhdf.VS")
     path = str(tmp_path / "a.hdf")

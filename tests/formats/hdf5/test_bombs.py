@@ -19,7 +19,7 @@ from tests.support.memory import taking
 pytestmark = pytest.mark.case(id="P32")
 
 
-def test_chunks_never_written_are_not_listed_by_the_million(tmp_path: Path) -> None:
+def test_millions_of_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
     """zarr's metadata cannot express their fill value, so a listing of unwritten chunks would make each of them."""
     ours = UNWRITTEN + 17
 

@@ -124,9 +124,7 @@ def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeSer
     assert http_server.requests() == []
 
 
-def test_the_whole_index_is_read_in_few_rounds(
-    served: str, http_server: RangeServer, steps: Path, tmp_path: Path
-) -> None:
+def test_whole_index_is_read_in_few_rounds(served: str, http_server: RangeServer, steps: Path, tmp_path: Path) -> None:
     RefShardFileSystem(served).save(str(tmp_path / "refs.json"))
     assert bytes_seen(http_server) < steps.stat().st_size / 30
     files = Files.of(steps)
@@ -187,7 +185,7 @@ def test_long_and_sparse_indexes_list_the_written_chunks(libver: str, tmp_path: 
                 assert (chunk[tuple(map(slice, expected.shape))] == expected).all(), (name, key)
 
 
-def test_an_index_whose_chunks_were_all_removed_tells_of_none(tmp_path: Path) -> None:
+def test_emptied_index_lists_no_chunk(tmp_path: Path) -> None:
     """The header of a fixed array then counts elements for which the file has no room."""
     path = tmp_path / "emptied.h5"
     with h5py.File(path, "w", libver="latest") as file:
@@ -199,7 +197,7 @@ def test_an_index_whose_chunks_were_all_removed_tells_of_none(tmp_path: Path) ->
     assert fs.cat_file("a/68.41") == b"\x36"
 
 
-def test_unread_blocks_are_named_until_they_are_read() -> None:
+def test_missing_blocks_are_requested_until_read() -> None:
     file = io.BytesIO()
     with h5py.File(file, "w") as made:
         made.create_dataset("a", data=np.arange(400, dtype="i2"), chunks=(1,))

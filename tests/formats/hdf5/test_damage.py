@@ -24,13 +24,13 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_files_are_errors_of_ours_or_values_there(name: str, tmp_path: Path) -> None:
+def test_damaged_files_give_refshard_errors_or_values(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     WRITERS[name](path)
     check_damage(path.read_bytes(), NAMES.index(name), times=20)
 
 
-def test_a_chunk_too_short_for_its_checksum_is_an_error(tmp_path: Path) -> None:
+def test_chunk_too_short_for_its_checksum_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("d", (4,), "<i4", chunks=(4,), compression="gzip", fletcher32=True)

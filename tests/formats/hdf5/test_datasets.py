@@ -23,14 +23,14 @@ SAMPLES = Path(__file__).parents[2] / "data"
 
 @pytest.mark.parametrize("which", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
 @pytest.mark.parametrize("kind", corpus.kinds())
-def test_values_are_those_that_h5py_reads(kind: str, which: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
+def test_values_equal_h5py(kind: str, which: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
     refused = frozenset(corpus.REFUSED if kind == "refused" else ())
     for name in which(corpus.of_kind(kind)):
         assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_zarr_reads_the_same_in_both_of_its_formats(zarr_format: int, tmp_path: Path) -> None:
+def test_both_zarr_formats_have_the_same_values(zarr_format: int, tmp_path: Path) -> None:
     if zarr_format == 3 and zarr.__version__.startswith("2."):
         pytest.skip("zarr 2 reads no version 3")
     several = [
@@ -45,11 +45,11 @@ def test_zarr_reads_the_same_in_both_of_its_formats(zarr_format: int, tmp_path: 
 
 
 @pytest.mark.parametrize("path", sorted((Path(h5py.__file__).parent / "tests" / "data_files").glob("*.h5")))
-def test_values_of_h5pys_own_files_are_as_h5py_reads_them(path: Path) -> None:
+def test_h5pys_test_files_have_the_values_of_h5py(path: Path) -> None:
     assert check_file(path)
 
 
-def test_what_is_refused_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_datasets_are_named(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo=str(written(corpus.WRITERS, "refused", tmp_path)))
     for name, reason in corpus.REFUSED.items():
         assert reason in fs.left_whole[name]
@@ -57,7 +57,7 @@ def test_what_is_refused_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["netcdf4 NETCDF4 shuffle ('time', 'x')", "netcdf4 groups", "xarray h5netcdf packed"])
-def test_a_converted_set_is_the_file(name: str, tmp_path: Path) -> None:
+def test_converted_set_equals_the_file(name: str, tmp_path: Path) -> None:
     path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
     RefShardFileSystem(fo=str(path)).save(str(tmp_path / "refs.json"))
     found = RefShardFileSystem(fo=str(tmp_path / "refs.json"))
@@ -76,7 +76,7 @@ def test_a_converted_set_is_the_file(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_fill_value_of_the_size_minus_one_is_none(version: int, tmp_path: Path) -> None:
+def test_fill_value_of_size_minus_one_is_undefined(version: int, tmp_path: Path) -> None:
     path = tmp_path / "undefined.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("a", (4,), "<i4", chunks=(2,), fillvalue=7)[:2] = 5
@@ -90,7 +90,7 @@ def test_a_fill_value_of_the_size_minus_one_is_none(version: int, tmp_path: Path
     assert RefShardFileSystem(str(path)).cat_file("a/0") == expected.tobytes()
 
 
-def test_a_huge_chunk_that_was_never_written_is_not_made(tmp_path: Path) -> None:
+def test_huge_unwritten_chunk_is_not_allocated(tmp_path: Path) -> None:
     """A few bytes of the file may announce an unwritten chunk of any size: it must not be allocated."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):

@@ -38,12 +38,12 @@ def parsed(dtype: Any) -> Datatype:
 
 
 @pytest.mark.parametrize("name", [*PLAIN, "S1", "S12", "?", "V6"])
-def test_plain_types_are_numpys(name: str) -> None:
+def test_plain_types_become_numpy_types(name: str) -> None:
     found = parsed(np.dtype(name))
     assert (found.dtype, found.shown, found.refusal, found.is_recast) == (np.dtype(name), np.dtype(name), None, False)
 
 
-def test_compounds_arrays_and_times_are_numpys() -> None:
+def test_compounds_arrays_and_times_become_numpy_types() -> None:
     found = parsed(COMPOUND)
     assert found.shown == COMPOUND
     assert not found.is_recast
@@ -67,11 +67,11 @@ def test_enums_have_their_names() -> None:
         (np.dtype("g"), "float of"),
     ],
 )
-def test_what_zarr_cannot_hold_is_refused_by_name(dtype: Any, reason: str) -> None:
+def test_types_beyond_zarr_are_refused_by_name(dtype: Any, reason: str) -> None:
     assert reason in str(parsed(dtype).refusal)
 
 
-def test_types_that_only_the_library_makes() -> None:
+def test_low_level_library_types_are_parsed() -> None:
     wide = h5py.h5t.STD_I32BE.copy()
     wide.set_precision(21)
     wide.set_offset(3)
@@ -91,7 +91,7 @@ def test_types_that_only_the_library_makes() -> None:
     assert "3 bytes" in str(parse_datatype(message(three)).refusal)
 
 
-def test_complex_numbers_of_the_library_are_numpys(tmp_path: Path) -> None:
+def test_native_complex_numbers_become_numpys(tmp_path: Path) -> None:
     create = getattr(h5py.h5t, "complex_create", None)
     if create is None:
         body = bytes([0x5B, 0, 0, 0]) + (16).to_bytes(4, "little") + message(h5py.h5t.IEEE_F64BE)
@@ -109,9 +109,7 @@ def test_complex_numbers_of_the_library_are_numpys(tmp_path: Path) -> None:
     ],
     ids=["texts", "characters"],
 )
-def test_fixed_strings_are_read_as_the_library_reads_them(
-    tmp_path: Path, texts: tuple[bytes, ...], padding: int
-) -> None:
+def test_fixed_strings_equal_the_librarys(tmp_path: Path, texts: tuple[bytes, ...], padding: int) -> None:
     """Fortran pads single characters with spaces. h5py reads a space as an empty text; we once read a space."""
     size = len(texts[0])
     raw = b"".join(texts)
@@ -156,14 +154,14 @@ def test_attributes_have_h5netcdfs_values() -> None:
         datatypes.values(vlen, (2,), raw, {(96, 1): b"a"}, {})
 
 
-def test_many_elements_of_one_long_text_are_too_much() -> None:
+def test_repeated_long_text_is_refused() -> None:
     text = b"x" * (1 << 20)
     raw = (len(text).to_bytes(4, "little") + (96).to_bytes(8, "little") + b"\1\0\0\0") * 300
     with pytest.raises(ValueError, match="more than"):
         datatypes.objects(parsed(h5py.string_dtype()), raw, {(96, 1): text}, {})
 
 
-def test_messages_cut_short_or_changed_are_errors() -> None:
+def test_truncated_or_changed_messages_are_errors() -> None:
     rng = np.random.default_rng(1)
     samples = [
         COMPOUND,
@@ -198,7 +196,7 @@ def test_members_of_a_compound_do_not_overlap() -> None:
         parse_datatype(compound + b"".join(members))
 
 
-def test_types_within_types_end() -> None:
+def test_nested_types_are_bounded() -> None:
     array = bytes([0x3A, 0, 0, 0, 4, 0, 0, 0, 1, 1, 0, 0, 0])
     with pytest.raises(ValueError, match="nested more than 16 levels deep"):
         parse_datatype(array * 100)

@@ -43,7 +43,7 @@ def write_linked(folder: Path, libver: str = "earliest") -> Path:
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_linked_objects_are_what_h5py_reads(libver: str, tmp_path: Path) -> None:
+def test_linked_objects_equal_h5py(libver: str, tmp_path: Path) -> None:
     path = write_linked(tmp_path, libver)
     assert check_file(path) == 14
     fs = RefShardFileSystem(str(path))
@@ -65,7 +65,7 @@ def test_linked_files_on_a_server_are_opened_once(http_server: RangeServer, tmp_
     assert not fs.left_whole
 
 
-def test_links_that_lead_elsewhere_are_never_followed(http_server: RangeServer, tmp_path: Path) -> None:
+def test_links_out_of_the_directory_are_never_followed(http_server: RangeServer, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["x"] = 1
@@ -86,13 +86,13 @@ def test_links_that_lead_elsewhere_are_never_followed(http_server: RangeServer, 
     assert "no such object" in RefShardFileSystem(str(tmp_path / "in" / "a.h5")).left_whole["nothing"]
 
 
-def test_objects_that_links_show_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_behind_links_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refshard_fs.formats.hdf5.source.MOST_TEXT", 40)
     fs = RefShardFileSystem(str(write_linked(tmp_path)))
     assert {name for name, why in fs.left_whole.items() if "more than 40 characters" in why} == {"root", "group"}
 
 
-def test_many_links_into_a_large_file_cost_little(tmp_path: Path) -> None:
+def test_many_links_into_a_large_file_take_few_requests(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "large.h5", "w", libver="latest") as file:
         for number in range(2000):
             file.create_group(f"g{number}")
@@ -104,7 +104,7 @@ def test_many_links_into_a_large_file_cost_little(tmp_path: Path) -> None:
     assert fs.isdir("l999")
 
 
-def test_values_in_raw_files_are_what_h5py_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_files_have_the_values_of_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the HDF5 library looks for raw files in the working directory
     (tmp_path / "sub").mkdir()
     data = np.random.default_rng(0).bytes(4000)
@@ -127,7 +127,7 @@ def test_values_in_raw_files_are_what_h5py_reads(tmp_path: Path, monkeypatch: py
         fs.cat("short/0.0")
 
 
-def test_pieces_of_raw_files_end_where_files_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_ranges_end_at_the_end_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     values = np.arange(3 << 19, dtype="<f8").reshape(3, 1 << 19)  # in pieces of 4 MiB
     (tmp_path / "a.bin").write_bytes(values.tobytes()[:5_000_000])
@@ -138,7 +138,7 @@ def test_pieces_of_raw_files_end_where_files_end(tmp_path: Path, monkeypatch: py
     assert (shown["d"][...] == values).all()
 
 
-def test_paths_below_a_link_are_found_in_order() -> None:
+def test_nested_links_resolve_in_order() -> None:
     paths = external.LinkedPaths(["", "b/z", "b", "b0", "b/a", "b/a/c", "a"])
     assert paths.find(external.ExternalLink("f", "/b/"), "p") == {
         "b/z": "p/z",

@@ -12,7 +12,7 @@ from refshard_fs.core.model import Inline
 from refshard_fs.formats.hdf5.file import LEAST_READ, TIMES_READ, MetadataFile
 
 
-def test_structures_that_overlap_are_not_read_for_ever() -> None:
+def test_overlapping_structures_end() -> None:
     file = MetadataFile(Inline(bytes(1 << 20)), 1 << 20, b"")
     for _ in range(TIMES_READ + LEAST_READ // (1 << 20)):
         list(file.read(0, 1 << 20, "a heap"))
@@ -20,7 +20,7 @@ def test_structures_that_overlap_are_not_read_for_ever() -> None:
         list(file.read(0, 1 << 20, "a heap"))
 
 
-def test_texts_may_be_longer_than_other_structures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_have_a_larger_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["d"] = ["t" * 100_000]

@@ -92,7 +92,7 @@ def shown(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", PLUGINS)
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_chunks_are_decoded_to_what_h5py_reads(name: str, libver: str) -> None:
+def test_decoded_chunks_equal_h5py(name: str, libver: str) -> None:
     with in_memory(libver) as file:
         for dtype in DTYPES:
             for shape, chunks in SHAPES:
@@ -103,7 +103,7 @@ def test_chunks_are_decoded_to_what_h5py_reads(name: str, libver: str) -> None:
 
 @pytest.mark.parametrize("mode", ZFP)
 @pytest.mark.parametrize("dtype", ["<i4", "<i8", "<f4", "<f8"])
-def test_zfp_has_the_values_of_h5py(mode: str, dtype: str) -> None:
+def test_zfp_values_equal_h5py(mode: str, dtype: str) -> None:
     with in_memory() as file:
         for shape, chunks in SHAPES:
             options = hdf5plugin.Zfp(**ZFP[mode])
@@ -125,7 +125,7 @@ def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("mask", range(8))
-def test_filters_that_a_chunk_skips_are_not_undone(mask: int) -> None:
+def test_skipped_filters_are_not_undone(mask: int) -> None:
     values = np.arange(100, dtype="<i4")
     with in_memory() as file:
         dataset = file.create_dataset(
@@ -141,7 +141,7 @@ def test_filters_that_a_chunk_skips_are_not_undone(mask: int) -> None:
         assert shown(dataset).tolist() == values.tolist()
 
 
-def test_masks_of_filters_that_are_undone_here() -> None:
+def test_filter_masks_apply_to_our_decoders() -> None:
     with in_memory() as file:
         dataset = file.create_dataset("a", (50,), "<i4", chunks=(50,), shuffle=True, compression="lzf")
         values = np.arange(50, dtype="<i4")
@@ -157,7 +157,7 @@ SCALED: list[tuple[str, int, Any]] = [
 
 
 @pytest.mark.parametrize(("dtype", "factor", "fill"), SCALED)
-def test_scale_offset(dtype: str, factor: int, fill: Any) -> None:
+def test_scale_offset_values_equal_the_librarys(dtype: str, factor: int, fill: Any) -> None:
     if np.dtype(dtype).kind in "iu":
         factor = min(factor, np.dtype(dtype).itemsize * 8 - 2)
     rng = np.random.default_rng(5)
@@ -211,7 +211,7 @@ def compound() -> h5py.h5t.TypeID:
 
 
 @pytest.mark.parametrize("name", [*NBIT, "a compound"])
-def test_nbit(name: str) -> None:
+def test_nbit_values_equal_the_librarys(name: str) -> None:
     tid = compound() if name == "a compound" else NBIT[name]()
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((7,))
@@ -238,7 +238,7 @@ def test_nbit(name: str) -> None:
         assert shown(dataset).tolist() == dataset[:].tolist()
 
 
-def test_what_changes_values_of_unfiltered_chunks() -> None:
+def test_string_padding_is_removed_from_unfiltered_chunks() -> None:
     """Strings end before their padding, so zarr sees these chunks decoded and encoded again."""
     tid = h5py.h5t.C_S1.copy()
     tid.set_size(4)
@@ -250,7 +250,7 @@ def test_what_changes_values_of_unfiltered_chunks() -> None:
         assert shown(dataset).tolist() == dataset[:].tolist() == [b"ab", b"abc", b""]
 
 
-def test_codecs_are_zarrs_where_zarr_reads_the_same() -> None:
+def test_equivalent_filters_become_zarr_codecs() -> None:
     with in_memory() as file:
         options = {"chunks": (5,), "shuffle": True, "compression": "gzip", "fletcher32": True}
         datatype, pipeline = described(file.create_dataset("a", (10,), "<f4", **options))
@@ -261,7 +261,7 @@ def test_codecs_are_zarrs_where_zarr_reads_the_same() -> None:
         assert decoded(found, datatype, found.encode(data)).tobytes() == data
 
 
-def test_what_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_filters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
     for number, name in [(32017, "sz"), (32024, "sz3"), (40000, "mine")]:
         used = Filter(number, filters.NAMES.get(number, "mine"), ())
@@ -272,7 +272,7 @@ def test_what_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         filters.make_codecs([Filter(filters.LZF, "lzf", ())], datatype, (5,))
 
 
-def test_chunks_of_any_size_are_not_made_of_a_few_bytes() -> None:
+def test_small_inputs_cannot_claim_huge_chunks() -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
     scaled = Filter(filters.SCALEOFFSET, "scale-offset", (2, 0, 1 << 30, 0, 4, 1, 0, 0))
     with pytest.raises(ManifestError, match="bytes"):
@@ -299,7 +299,7 @@ def test_damaged_chunks_are_errors_or_other_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nbit", "scale-offset"])
-def test_unpacking_few_bits_takes_a_few_times_the_chunk(name: str) -> None:
+def test_unpacking_memory_is_a_small_multiple_of_the_chunk(name: str) -> None:
     values = np.arange(1 << 20, dtype="<u2") % 7
     tid = of_bits(h5py.h5t.STD_U16LE, 9, 0) if name == "nbit" else h5py.h5t.STD_U16LE
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -320,7 +320,7 @@ def test_unpacking_few_bits_takes_a_few_times_the_chunk(name: str) -> None:
     assert np.array_equal(np.frombuffer(made, "<u2"), values)
 
 
-def test_bitshuffle_in_one_block_takes_few_times_chunks_memory() -> None:
+def test_bitshuffle_memory_is_a_small_multiple_of_the_chunk() -> None:
     values = np.arange(1 << 20, dtype="<u2")
     with in_memory() as file:
         how = hdf5plugin.Bitshuffle(nelems=len(values), cname="none")
@@ -335,7 +335,7 @@ def test_bitshuffle_in_one_block_takes_few_times_chunks_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
-def test_bytes_lost_by_szip_are_an_error(dtype: str) -> None:
+def test_missing_szip_bytes_are_an_error(dtype: str) -> None:
     """The output of scale-offset is not a whole number of pixels: szip itself loses the rest."""
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((16,))
@@ -362,7 +362,7 @@ def test_damaged_messages_are_value_errors() -> None:
 
 
 @pytest.mark.parametrize("number", [filters.BITGROOM, filters.BITROUND])
-def test_filters_that_round_numbers_are_not_undone(number: int) -> None:
+def test_lossy_rounding_filters_need_no_decoder(number: int) -> None:
     values = np.linspace(0, 1, 32).astype("f4")
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((32,))

@@ -15,7 +15,7 @@ from tests.support.files_of_arrays import all_bytes
 from tests.support.hdf5_files import WRITERS, file_of
 
 
-def test_names_in_a_local_heap_that_overlap_are_refused() -> None:
+def test_overlapping_names_in_a_local_heap_are_refused() -> None:
     """Each of many names could be as long as the heap."""
 
     def fill(file: h5py.File) -> None:
@@ -31,7 +31,7 @@ def test_names_in_a_local_heap_that_overlap_are_refused() -> None:
     assert opened(open_, bytes(data)) is None
 
 
-def test_the_b_tree_of_a_group_ends_where_a_node_has_no_children(tmp_path: Path) -> None:
+def test_b_tree_ends_at_a_node_without_children(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     WRITERS["scaled earliest plain"](path)
     data = bytearray(path.read_bytes())
@@ -40,7 +40,7 @@ def test_the_b_tree_of_a_group_ends_where_a_node_has_no_children(tmp_path: Path)
     assert all_bytes(bytes(data)) == {}
 
 
-def test_attributes_listed_by_another_b_tree_are_damage(tmp_path: Path) -> None:
+def test_attributes_in_a_wrong_b_tree_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         for number in range(10):

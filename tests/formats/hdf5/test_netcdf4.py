@@ -27,7 +27,7 @@ XARRAY = [
 
 
 @pytest.mark.parametrize("name", XARRAY)
-def test_xarray_shows_what_h5netcdf_does(name: str, tmp_path: Path) -> None:
+def test_xarray_dataset_equals_h5netcdfs(name: str, tmp_path: Path) -> None:
     assert check_xarray(written(corpus.WRITERS, name, tmp_path), decode_cf=False, left_out=frozenset(["cell"]))
 
 
@@ -35,7 +35,7 @@ def test_xarray_shows_what_h5netcdf_does(name: str, tmp_path: Path) -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in netcdf_files.MORE else ()) for name in netcdf_files.WRITERS],
 )
-def test_netcdf_files_are_what_h5py_and_h5netcdf_read(name: str, tmp_path: Path) -> None:
+def test_netcdf_files_equal_h5py_and_h5netcdf(name: str, tmp_path: Path) -> None:
     path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
     assert check_file(path)
     assert check_xarray(path)
@@ -52,14 +52,14 @@ def test_fill_values_are_masked_in_both_formats(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_enums_say_their_names_as_flags(tmp_path: Path) -> None:
+def test_enum_names_become_flag_attributes(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo=str(written(netcdf_files.WRITERS, "netcdf4 groups", tmp_path, "nc")))
     found = zarr.open_group(fs.get_mapper(""), mode="r")["cloud"]
     assert found.attrs["flag_values"] == [0, 1, 2]
     assert found.attrs["flag_meanings"] == "clear some thick_fog"
 
 
-def test_complex_attributes_are_as_in_h5netcdf(tmp_path: Path) -> None:
+def test_complex_attributes_equal_h5netcdf(tmp_path: Path) -> None:
     """Complex attributes of groups were once pairs of numbers in xarray; those of variables were right."""
     with h5py.File(tmp_path / "complex.h5", "w") as file:
         below = file.create_group("below")
@@ -76,7 +76,7 @@ def test_complex_attributes_are_as_in_h5netcdf(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [7, 12])  # in the object's header, and in a heap
 @pytest.mark.parametrize("tracked", [False, True])
-def test_attributes_come_in_the_order_that_h5netcdf_has_them_in(number: int, tracked: bool, tmp_path: Path) -> None:
+def test_attributes_have_the_order_of_h5netcdf(number: int, tracked: bool, tmp_path: Path) -> None:
     with h5py.File(path := tmp_path / "ordered.nc", "w", libver="v110", track_order=tracked) as file:
         for owner in (file, file.create_dataset("a", data=1.0, track_order=tracked)):
             for name in "zyxwvutsrqpo"[:number]:
@@ -87,7 +87,7 @@ def test_attributes_come_in_the_order_that_h5netcdf_has_them_in(number: int, tra
         assert list(ours["a"].attrs.items()) == list(theirs["a"].attrs.items())
 
 
-def test_a_scale_that_is_text_stays_text(tmp_path: Path) -> None:
+def test_text_scale_stays_text(tmp_path: Path) -> None:
     with h5py.File(path := tmp_path / "text.nc", "w") as file:
         for name, text in {"a": "2", "b": np.bytes_("2"), "c": "unknown"}.items():
             file.create_dataset(name, data=np.arange(3, dtype="i2")).attrs["scale_factor"] = text

@@ -44,9 +44,7 @@ def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most: i
         RefShardFileSystem(str(path), head=100)
 
 
-def test_links_are_followed_within_file_and_others_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_internal_links_are_followed_others_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "links.h5"
     with h5py.File(path, "w") as file:
         file["group/values"] = np.arange(5)
@@ -73,7 +71,7 @@ def test_links_are_followed_within_file_and_others_are_reported(
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_damage_in_one_object_leaves_the_others(libver: str) -> None:
+def test_damaged_object_leaves_the_others(libver: str) -> None:
     """For any wrong byte in an object's header, reports name the lost objects, and their keys raise errors."""
     with in_memory(libver=libver) as file:
         file["a"] = np.arange(3, dtype="<i4")
@@ -100,7 +98,7 @@ def test_damage_in_one_object_leaves_the_others(libver: str) -> None:
                     files.read(keys, f"{path}/0")
 
 
-def test_links_of_a_group_that_cannot_be_read_are_named() -> None:
+def test_unreadable_links_of_a_group_are_named() -> None:
     with in_memory() as file:
         file["good"] = 1
         file.create_group("group")["inner"] = np.arange(5)
@@ -117,7 +115,7 @@ def test_links_of_a_group_that_cannot_be_read_are_named() -> None:
         files.read(keys, "group/inner/0")
 
 
-def test_paths_longer_than_keys_are_reported_before_copies() -> None:
+def test_too_long_paths_are_reported_without_copies() -> None:
     def fill(file: h5py.File) -> None:
         group = file.create_group("n" * 60_000)
         for number in range(100):
@@ -130,7 +128,7 @@ def test_paths_longer_than_keys_are_reported_before_copies() -> None:
     assert list(map(len, found[1].reports)) == [4096]
 
 
-def test_many_groups_that_have_the_same_links_are_refused() -> None:
+def test_many_groups_with_shared_links_are_refused() -> None:
     """The links of each group would take memory before any path is made."""
 
     def fill(file: h5py.File) -> None:

@@ -72,7 +72,7 @@ def shown_as(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
 
 @pytest.mark.parametrize("low", LOW)
 @pytest.mark.parametrize("seed", range(20))
-def test_objects_are_what_h5py_reads(seed: int, low: str, tmp_path: Path) -> None:
+def test_objects_equal_h5py(seed: int, low: str, tmp_path: Path) -> None:
     write_random(tmp_path / "a.h5", np.random.default_rng(seed), low)
     fs, shown = opened(tmp_path / "a.h5")
     assert not fs.left_whole
@@ -89,7 +89,7 @@ def test_objects_are_what_h5py_reads(seed: int, low: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("low", LOW)
-def test_attributes_of_references_are_paths(low: str, tmp_path: Path) -> None:
+def test_reference_attributes_become_paths(low: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", libver=(low, "latest")) as file:
         there = file.create_dataset("g/x", data=np.arange(5))
         file.attrs.create("one", there.ref, dtype=REFERENCE)
@@ -148,7 +148,7 @@ def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> N
         assert ds["d"].values["a"].tolist() == [1, -1]
 
 
-def test_dimensions_without_names_have_one_length_in_a_tree(tmp_path: Path) -> None:
+def test_unnamed_dimensions_have_one_length_in_a_tree(tmp_path: Path) -> None:
     """Names that were made for array datatypes were once those of other lengths in the groups below."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["plain"] = np.zeros((3, 4))
@@ -160,7 +160,7 @@ def test_dimensions_without_names_have_one_length_in_a_tree(tmp_path: Path) -> N
         assert tree["split/n"].shape == (11, 2)
 
 
-def test_sequences_are_ragged_arrays_or_their_bytes(tmp_path: Path) -> None:
+def test_sequences_become_ragged_arrays_or_bytes(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         made = file.create_dataset("ragged", (5,), h5py.vlen_dtype(">i4"), chunks=(2,))
         made[0], made[3] = [1, 2], [3]
@@ -196,7 +196,7 @@ def test_datasets_without_a_dataspace_keep_attributes(tmp_path: Path) -> None:
     assert json.loads(fs.cat("text/.zattrs"))["encoding-type"] == "null"
 
 
-def test_many_references_to_a_long_path_are_too_much(tmp_path: Path) -> None:
+def test_many_references_to_a_long_path_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         long = "/".join(["n" * 250] * 12)
         there = file.create_group(long)
@@ -207,7 +207,7 @@ def test_many_references_to_a_long_path_are_too_much(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 lists groups by name")
 @pytest.mark.parametrize("track", [True, False])
-def test_order_is_that_of_the_file_where_it_has_one(track: bool, tmp_path: Path) -> None:
+def test_objects_keep_the_tracked_order(track: bool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", track_order=track) as file:
         for name in ("z", "b", "g/y", "a"):
             file[name] = np.arange(2)

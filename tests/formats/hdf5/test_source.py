@@ -63,9 +63,7 @@ def test_one_step_is_read_in_few_rounds_and_few_bytes(served: str, http_server: 
     assert files.rounds <= 6  # and one for the chunk
 
 
-def test_commands_and_sets_take_files_as_they_take_sets(
-    steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_and_sets_accept_files(steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refs = check_commands(steps, tmp_path, capsys, "lat")
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         for source in (steps, refs, steps.read_bytes()):
@@ -73,7 +71,7 @@ def test_commands_and_sets_take_files_as_they_take_sets(
                 xr.testing.assert_identical(found.load(), expected.load())
 
 
-def test_a_file_in_an_archive_or_after_a_user_block_is_the_same(steps: Path, tmp_path: Path) -> None:
+def test_archive_and_user_block_do_not_change_values(steps: Path, tmp_path: Path) -> None:
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.write(steps, "in/steps.nc")
@@ -84,7 +82,7 @@ def test_a_file_in_an_archive_or_after_a_user_block_is_the_same(steps: Path, tmp
         assert RefShardFileSystem(source).cat_file("b/17.0.0") == expected, source
 
 
-def test_a_file_behind_a_reference_is_the_same(tmp_path: Path) -> None:
+def test_file_behind_a_reference_has_the_same_values(tmp_path: Path) -> None:
     plain, refs, blob = tmp_path / "a.nc", tmp_path / "refs.json", tmp_path / "blob.bin"
     xr.Dataset({"v": ("x", np.arange(10.0))}).to_netcdf(plain, engine="h5netcdf")
     data = plain.read_bytes()
@@ -94,9 +92,7 @@ def test_a_file_behind_a_reference_is_the_same(tmp_path: Path) -> None:
     assert fs.cat_file("v/0") == RefShardFileSystem(str(plain)).cat_file("v/0") == np.arange(10.0).tobytes()
 
 
-def test_snapshots_and_differences_are_made_of_files_as_of_sets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_snapshot_and_diff_accept_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new, snapshot = (str(tmp_path / name) for name in ("old.nc", "new.nc", "snapshot.json"))
     for path, start in ((old, 0.0), (new, 5.0)):
         xr.Dataset({"v": ("x", np.arange(10.0) + start)}).to_netcdf(path, engine="h5netcdf")
@@ -108,7 +104,7 @@ def test_snapshots_and_differences_are_made_of_files_as_of_sets(
     assert "v/0" in capsys.readouterr().out
 
 
-def test_what_cannot_be_opened_in_place_says_what_to_do(steps: Path, tmp_path: Path) -> None:
+def test_unsupported_file_error_has_a_remedy(steps: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.nc"
     cut.write_bytes(steps.read_bytes()[:-1])
     with pytest.raises(ManifestError, match="cut short"):
@@ -116,7 +112,7 @@ def test_what_cannot_be_opened_in_place_says_what_to_do(steps: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["a", "z"])  # before and after the scale's own
-def test_a_dimension_is_not_called_as_a_soft_link_to_its_scale(name: str, tmp_path: Path) -> None:
+def test_dimension_is_not_named_after_a_soft_link(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["m"], file["v"] = np.arange(3.0), np.arange(3)
@@ -127,7 +123,7 @@ def test_a_dimension_is_not_called_as_a_soft_link_to_its_scale(name: str, tmp_pa
     assert attributes["_ARRAY_DIMENSIONS"] == ["m"]  # as h5netcdf has it
 
 
-def test_files_are_concatenated_and_appended_as_sets_are(tmp_path: Path) -> None:
+def test_files_are_concatenated_and_appended(tmp_path: Path) -> None:
     parts = []
     for number in range(3):
         values = np.arange(200, dtype="f4").reshape(10, 20) + number
@@ -146,7 +142,7 @@ def test_files_are_concatenated_and_appended_as_sets_are(tmp_path: Path) -> None
             xr.testing.assert_identical(found.load(), expected)
 
 
-def test_attributes_of_one_element_are_single_to_xarray(tmp_path: Path) -> None:
+def test_one_element_attributes_are_scalars_in_xarray(tmp_path: Path) -> None:
     path = tmp_path / "single.h5"
     text = h5py.string_dtype()
     with h5py.File(path, "w") as file:
@@ -174,7 +170,7 @@ def test_attributes_of_one_element_are_single_to_xarray(tmp_path: Path) -> None:
         assert got["d"].attrs["none"].shape == want["d"].attrs["none"].shape == (0,)
 
 
-def test_a_scale_of_another_length_is_no_dimension(tmp_path: Path) -> None:
+def test_scale_of_another_length_is_not_a_dimension(tmp_path: Path) -> None:
     path = tmp_path / "odd.h5"
     with h5py.File(path, "w") as file:
         file["x"] = np.arange(8.0)

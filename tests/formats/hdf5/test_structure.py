@@ -63,7 +63,7 @@ def with_old_shared_datatype(data: bytes, header: int, shared: int) -> bytes:
     return bytes(out)
 
 
-def test_datatypes_that_objects_share_are_read_and_not_warned_of(tmp_path: Path) -> None:
+def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "shared.h5"
     with h5py.File(path, "w") as file:
         file["type"] = np.dtype("<f4")
@@ -81,7 +81,7 @@ def test_datatypes_that_objects_share_are_read_and_not_warned_of(tmp_path: Path)
 
 @pytest.mark.parametrize("low", ["earliest", "latest"])
 @pytest.mark.parametrize("types", [[1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], [1 << 3, 1 << 5 | 1 << 11, 1 << 12]])
-def test_messages_in_the_table_of_a_file_are_read(types: list[int], low: str, tmp_path: Path) -> None:
+def test_shared_messages_are_read(types: list[int], low: str, tmp_path: Path) -> None:
     """Objects share dataspaces, datatypes, fill values, filters and attributes, also attributes outside of headers."""
     path = tmp_path / "table.h5"
     with sharing_messages(types, low) as file:
@@ -102,7 +102,7 @@ def test_messages_in_the_table_of_a_file_are_read(types: list[int], low: str, tm
             check_attributes(json.loads(fs.cat(f"{name}/.zattrs")), {**dataset.attrs, "_ARRAY_DIMENSIONS": DIMS}, name)
 
 
-def test_texts_of_attributes_keep_their_shape(tmp_path: Path) -> None:
+def test_text_attributes_keep_their_shape(tmp_path: Path) -> None:
     path = tmp_path / "texts.h5"
     texts = np.array([["a", "bc"], ["d", ""], ["e", "f"]], object)
     with h5py.File(path, "w") as file:
@@ -118,7 +118,7 @@ def test_texts_of_attributes_keep_their_shape(tmp_path: Path) -> None:
         assert {name: np.asarray(value).tolist() for name, value in want.attrs.items()} == got.attrs
 
 
-def test_an_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
+def test_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file.attrs.create("none", np.empty((1 << 26, 0)))
@@ -126,7 +126,7 @@ def test_an_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None
         assert json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs")) == {"none": []}
 
 
-def test_elements_larger_than_files_have_are_refused_by_name(tmp_path: Path) -> None:
+def test_oversized_elements_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("large", (1,), h5py.string_dtype(length=1 << 29), chunks=(1,))
@@ -137,7 +137,7 @@ def test_elements_larger_than_files_have_are_refused_by_name(tmp_path: Path) -> 
         assert f"of {1 << 29} bytes" in fs.left_whole["large"]
 
 
-def test_an_unreadable_attribute_is_left_out_by_name() -> None:
+def test_unreadable_attribute_is_reported() -> None:
     with in_memory() as file:
         for name in ("note", "scale_factor"):
             file.create_dataset(f"d_{name}", data=np.arange(3)).attrs[name] = 2.5

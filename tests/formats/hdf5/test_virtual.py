@@ -66,14 +66,14 @@ def check(fs: RefShardFileSystem, path: Path) -> int:
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_virtual_datasets_are_what_h5py_reads(kind: str, libver: str, tmp_path: Path) -> None:
+def test_virtual_datasets_equal_h5py(kind: str, libver: str, tmp_path: Path) -> None:
     path = write(tmp_path, libver, kind)
     fs = RefShardFileSystem(str(path))
     assert dict(fs.left_whole) == {}
     assert check(fs, path) == 7
 
 
-def test_sources_beside_a_served_file_are_read_and_converted(http_server: RangeServer, tmp_path: Path) -> None:
+def test_sources_beside_an_http_file_are_read(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path, "latest", "encoded")
     for file in tmp_path.glob("*.h5"):
         http_server.put(f"/data/{file.name}", file.read_bytes())
@@ -83,7 +83,7 @@ def test_sources_beside_a_served_file_are_read_and_converted(http_server: RangeS
     assert check(RefShardFileSystem(str(tmp_path / "refs.json")), path) == 7
 
 
-def test_parts_of_chunks_or_elsewhere_are_refused_by_name(tmp_path: Path) -> None:
+def test_unaligned_or_outside_sources_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path, "latest", "chunked")
     outside = tmp_path.parent / f"{tmp_path.name}.h5"
     with h5py.File(outside, "w") as file:
@@ -121,7 +121,7 @@ def test_parts_of_chunks_or_elsewhere_are_refused_by_name(tmp_path: Path) -> Non
     assert fs.cat("seen/0") == np.arange(5).tobytes()
 
 
-def test_damaged_mappings_are_errors_of_ours(tmp_path: Path) -> None:
+def test_damaged_mappings_are_refshard_errors(tmp_path: Path) -> None:
     path = write(tmp_path, "latest", "chunked")
     data = bytearray(path.read_bytes())
     rng = np.random.default_rng(3)

@@ -21,7 +21,7 @@ VTABLE = u16(10, 12, 4, 0, 8)
 BUFFER = u32(16) + VTABLE + u16(0) + u32(12, 7, 4) + u32(3) + b"abc"
 
 
-def test_fields_are_found_by_the_vtable() -> None:
+def test_vtable_locates_fields() -> None:
     root = Tables.root(BUFFER)
     assert root.numbers(0, "<u4").tolist() == [7]
     assert root.numbers(1, "<u4").tolist() == root.numbers(9, "<u4").tolist() == [0]
@@ -42,7 +42,7 @@ def test_columns_have_the_fields_of_each_table() -> None:
 
 
 @pytest.mark.parametrize("length", range(4, len(BUFFER)))
-def test_buffer_cut_anywhere_is_refused(length: int) -> None:
+def test_truncated_buffer_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="cut short or damaged"):
         Tables.root(BUFFER[:length]).texts(2)
 

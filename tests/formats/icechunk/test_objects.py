@@ -28,11 +28,11 @@ def test_repository_is_read_without_icechunk() -> None:
         fs.cat_file("a/c/30/0")
 
 
-def test_container_with_a_name_stands_for_its_url() -> None:
+def test_named_container_resolves_to_its_url() -> None:
     assert Repository.decode((SAMPLE / "repo").read_bytes(), 1 << 20).containers == {"data": "s3://bucket/"}
 
 
-def test_object_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
+def test_object_with_a_wrong_id_is_refused(tmp_path: Path) -> None:
     there = tmp_path / "repository"
     shutil.copytree(SAMPLE, there)
     files = sorted((there / "manifests").iterdir(), key=lambda file: file.stat().st_size)
@@ -46,7 +46,7 @@ def test_object_in_the_place_of_another_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "most", "why"), [(6, 1 << 20, "has .* bytes or more"), (6, 1 << 40, "expected a ratio")]
 )
-def test_object_that_decompresses_to_much_is_refused(kind: int, most: int, why: str) -> None:
+def test_decompression_bomb_is_refused(kind: int, most: int, why: str) -> None:
     data = MAGIC + b" " * 24 + bytes([2, kind, 1]) + zstd().compress(bytes(100 << 20))
     with pytest.raises(ValueError, match=why):
         extract_buffer(data, kind, most)
@@ -65,7 +65,7 @@ def test_header_of_another_object_is_refused() -> None:
             Repository.decode(damaged, 1 << 20)
 
 
-def test_format_named_for_what_is_none_is_an_error(tmp_path: Path) -> None:
+def test_format_icechunk_for_another_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RefShardError, match="main"):
         RefShardFileSystem(f"icechunk::{tmp_path}").ls("")
     (tmp_path / "repo").write_bytes(b"a text")
@@ -76,7 +76,7 @@ def test_format_named_for_what_is_none_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damaged", [b"{", b'{"zarr_format": 3, "node_type": "array", "shape": [4]}', b"hexagonal", b"1D"]
 )
-def test_array_whose_chunks_are_not_known_is_left_out(damaged: bytes) -> None:
+def test_array_with_an_unknown_grid_is_left_out(damaged: bytes) -> None:
     snapshot = next((SAMPLE / "snapshots").iterdir())
     nodes = SnapshotIndex(snapshot.name, 1 << 20).decode(snapshot.read_bytes()).nodes
     known = next(node.document for node in nodes if node.path == "a")
@@ -99,7 +99,7 @@ def _flat(document: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("location", ["vcc://none/a", "s3://b/a%3A%3Ab", "file:///%00", "s3://b/%ff"])
-def test_location_that_addresses_nothing_is_an_error(location: str) -> None:
+def test_location_without_an_object_is_an_error(location: str) -> None:
     keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "s3://b/"}, OpenOptions())
     with pytest.raises(ManifestError, match=re.escape(location)):
         keys._resolve(location)

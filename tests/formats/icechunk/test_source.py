@@ -140,7 +140,7 @@ def test_arrays_are_opened_by_zarr_and_xarray(mixed: tuple[Any, str]) -> None:
     np.testing.assert_array_equal(opened["grid"], theirs["deep/grid"])
 
 
-def test_last_snapshot_by_a_time_is_opened(mixed: tuple[Any, str]) -> None:
+def test_as_of_opens_the_last_snapshot_before_a_time(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     second, first, *_ = repository.ancestry(branch="main")
     for when in (first.written_at, first.written_at.isoformat()):
@@ -152,7 +152,7 @@ def test_last_snapshot_by_a_time_is_opened(mixed: tuple[Any, str]) -> None:
 
 
 @pytest.mark.parametrize("mixed", [1], indirect=True)
-def test_snapshot_that_precedes_itself_is_an_error(mixed: tuple[Any, str]) -> None:
+def test_circular_history_is_an_error(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     file = Path(url) / "snapshots" / repository.lookup_branch("main")
     buffer = extract_buffer(file.read_bytes(), 1, 1 << 20)
@@ -168,7 +168,7 @@ def test_version_that_does_not_exist_is_an_error(wrong: dict[str, str], mixed: t
         RefShardFileSystem(mixed[1], **wrong).ls("")
 
 
-def test_place_without_a_repository_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_a_repository_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceNotReachable, match="there is no Icechunk repository at .*: neither repo nor refs/branch"):
         RefShardFileSystem(f"icechunk::{tmp_path}/none").ls("")
 
@@ -205,7 +205,7 @@ def test_versions_of_other_formats_are_refused(tmp_path: Path) -> None:
             RefShardFileSystem(str(tmp_path / "a.json"), **wrong)
 
 
-def test_repository_stays_at_the_snapshot_it_was_opened_at(mixed: tuple[Any, str]) -> None:
+def test_open_repository_keeps_its_snapshot(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     fs = RefShardFileSystem(url)
     before = fs.cat_file("small/c/1")
@@ -259,7 +259,7 @@ def test_repository_on_s3_is_read(tmp_path: Path, s3_server: SeaweedServer) -> N
         RefShardFileSystem("s3://icechunk/made", target_options=s3_server.storage_options).cat_file("a/c/0/0")
 
 
-def test_named_repository_is_opened_by_few_requests(tmp_path: Path) -> None:
+def test_unlisted_repository_opens_in_few_requests(tmp_path: Path) -> None:
     session = created(tmp_path / "made").writable_session("main")
     ds = xr.Dataset({"air": (("y", "x"), np.arange(12.0).reshape(3, 4))}, {"y": np.arange(3), "x": np.arange(4)})
     ds.to_zarr(session.store, zarr_format=3, consolidated=False)
@@ -297,7 +297,7 @@ def test_options_of_virtual_chunks_need_no_protocol(tmp_path: Path, http_server:
         assert http_server.requests("/a.bin")[-1].headers["authorization"] == "Bearer abc"
 
 
-def test_repository_behind_a_token_is_read(mixed: tuple[Any, str]) -> None:
+def test_repository_with_a_token_is_read(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     with RangeServer(directory=Path(url).parent) as server:
         options = {"headers": {"authorization": "Bearer abc"}}
@@ -345,7 +345,7 @@ def test_rewritten_local_target_is_found_by_icechunks_etag(tmp_path: Path) -> No
         RefShardFileSystem(there).cat_file("a/c/1/0")
 
 
-def test_target_in_two_versions_is_not_saved_as_one(tmp_path: Path) -> None:
+def test_target_with_two_versions_cannot_be_saved_as_one(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     target.write_bytes(content())
     found = target.stat()
@@ -361,7 +361,7 @@ def test_target_in_two_versions_is_not_saved_as_one(tmp_path: Path) -> None:
         RefShardFileSystem(str(tmp_path / "virtual")).save(str(tmp_path / "two.json"))
 
 
-def test_moved_container_is_followed(tmp_path: Path) -> None:
+def test_moved_container_is_found(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     (tmp_path / "new" / "a.bin").write_bytes(content())
@@ -385,7 +385,7 @@ def test_moved_container_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest", "icechunk"])
-def test_saved_set_refers_to_what_the_repository_does(format: str, mixed: tuple[Any, str], tmp_path: Path) -> None:
+def test_saved_set_refers_to_the_same_objects(format: str, mixed: tuple[Any, str], tmp_path: Path) -> None:
     repository, url = mixed
     there = str(tmp_path / "saved")
     copied = RefShardFileSystem(url, shards="whole").save(there, format)
@@ -397,7 +397,7 @@ def test_saved_set_refers_to_what_the_repository_does(format: str, mixed: tuple[
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest", "icechunk"])
-def test_saved_set_keeps_versions_or_is_refused(format: str, tmp_path: Path, http_server: RangeServer) -> None:
+def test_save_keeps_versions_or_is_refused(format: str, tmp_path: Path, http_server: RangeServer) -> None:
     url = http_server.put("/a.bin", content(), modified=1e9)
     virtual(tmp_path, url, checksum=datetime.fromtimestamp(1e9, UTC))
     fs = RefShardFileSystem(str(tmp_path / "virtual"))
@@ -441,7 +441,7 @@ def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -
         assert opened["time"].values.tolist() == [*range(6)]
 
 
-def test_versions_are_joined_as_references_alone(parts: list[str]) -> None:
+def test_only_references_of_a_version_are_joined(parts: list[str]) -> None:
     joined = refshard_fs.concat(parts, "time", tag="first")
     assert xr.open_dataset(joined, engine="refshard")["air"].values.sum() == 2 * 66 + 12
     with pytest.raises(TypeError, match="without tag='first': leave lazy=True out"):
@@ -492,7 +492,7 @@ def test_damaged_object_is_an_error_that_names_it(folder: str, tmp_path: Path, h
     assert RefShardFileSystem(str(tmp_path / "virtual")).cat_file("a/c/0/0") == content()[:STEP]
 
 
-def test_missing_objects_are_errors_and_no_missing_keys(mixed: tuple[Any, str]) -> None:
+def test_missing_objects_are_errors_not_missing_keys(mixed: tuple[Any, str]) -> None:
     _, url = mixed
     shutil.rmtree(Path(url) / "chunks")
     with pytest.raises(refshard_fs.ReferenceNotReachable):

@@ -12,7 +12,7 @@ from tests.support.jp2_files import box, encode, jp2_file, smooth
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def test_a_box_has_a_short_a_long_or_an_open_length() -> None:
+def test_box_has_a_short_a_long_or_an_open_length() -> None:
     assert parse_box(struct.pack(">I4s", 20, b"xml "), 5, 99) == (b"xml ", 13, 25)
     assert parse_box(struct.pack(">I4sQ", 1, b"jp2c", 40), 5, 99) == (b"jp2c", 21, 45)
     assert parse_box(struct.pack(">I4s", 0, b"jp2c"), 5, 99) == (b"jp2c", 13, 99)
@@ -27,7 +27,7 @@ def test_a_box_has_a_short_a_long_or_an_open_length() -> None:
         (lambda data: data[:32] + box(b"free", b"") * 2000 + data[32:], "more than 1024 boxes"),
     ],
 )
-def test_boxes_that_do_not_fit_the_file_are_refused(change, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_boxes_beyond_the_file_are_refused(change, reason: str) -> None:  # type: ignore[no-untyped-def]
     data = jp2_file(encode(smooth(20, 30)))
     with pytest.raises(ManifestError, match=reason):
         Files({ROOT: change(data)}).open()
@@ -44,7 +44,7 @@ def test_texts_are_found_in_nested_boxes() -> None:
         list(iterate_boxes(data[:-1]))
 
 
-def test_other_bytes_after_the_code_stream_do_no_harm() -> None:
+def test_bytes_after_the_code_stream_are_ignored() -> None:
     data = jp2_file(encode(smooth(20, 30)))
     for changed in (data + b"\0\0\0\7free", data + b"?", data[:32] + b"\0\1\0\0" + data[36:]):
         files = Files({ROOT: changed})

@@ -38,14 +38,14 @@ def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
         (b"\xff\x52\x00\x0c", b"\xff\x52\x00\x0d", "expected a marker segment"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_refused(old: bytes, new: bytes, reason: str) -> None:
+def test_impossible_header_is_refused(old: bytes, new: bytes, reason: str) -> None:
     data = code_stream(smooth(200, 300))
     assert old in data
     with pytest.raises(RefShardError, match=reason):
         Files({ROOT: data.replace(old, new, 1)}).open()
 
 
-def test_a_tile_that_takes_too_much_memory_is_refused() -> None:
+def test_oversized_tile_is_refused() -> None:
     data = encode(np.zeros((64, 64), "u1"))
     large = struct.pack(">II", 1 << 15, 1 << 15)
     for old, new in (
@@ -61,7 +61,7 @@ def test_a_tile_that_takes_too_much_memory_is_refused() -> None:
             Files({ROOT: changed}).open()
 
 
-def test_levels_of_other_orders_need_a_decoder_that_skips() -> None:
+def test_other_progression_orders_need_a_skipping_decoder() -> None:
     data = encode(smooth(64, 64), levels=3)
     at = data.index(b"\xff\x52")
     for order, layers, levels in ((0, 1, 3), (1, 5, 3), (2, 5, 3), (0, 2, 0), (3, 1, 0), (4, 1, 0)):
@@ -73,7 +73,7 @@ def test_levels_of_other_orders_need_a_decoder_that_skips() -> None:
     assert moved[0] == 2, moved
 
 
-def test_a_marker_without_a_segment_is_skipped() -> None:
+def test_marker_without_a_segment_is_skipped() -> None:
     data = encode(smooth(64, 64))
     at = data.index(b"\xff\x52")
     assert parse_header(data[:at] + b"\xff\x30" + data[at:], 0).segments == parse_header(data, 0).segments

@@ -21,11 +21,11 @@ def place(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPSG
         ("4999990,600005", "-20,0", "0,10"),
     ],
 )
-def test_an_image_with_north_up_has_axes_in_any_order(origin: str, first: str, second: str) -> None:
+def test_image_with_north_up_has_axes_in_any_order(origin: str, first: str, second: str) -> None:
     assert place(origin, first, second).transform == (600000, 10, 0, 5000000, 0, -20)
 
 
-def test_nul_between_elements_is_a_blank() -> None:
+def test_nul_counts_as_a_blank() -> None:
     data = gml("600005 4999990", "10 0", "0 -20", "")
     text = data[data.index(b"<gml:Fea") :].decode().replace("><", ">\0<")
     assert "\0" in text
@@ -34,7 +34,7 @@ def test_nul_between_elements_is_a_blank() -> None:
     assert found.transform == (600000, 10, 0, 5000000, 0, -20)
 
 
-def test_a_rotated_image_keeps_its_vectors() -> None:
+def test_rotated_image_keeps_its_vectors() -> None:
     assert place("0 0", "10 3", "2 -10").transform == (-6, 10, 2, 3.5, 3, -10)
 
 
@@ -49,17 +49,17 @@ def test_a_rotated_image_keeps_its_vectors() -> None:
         ("", None),
     ],
 )
-def test_a_reference_system_is_named_by_its_code(srs: str, shown: str | None) -> None:
+def test_reference_system_is_named_by_its_code(srs: str, shown: str | None) -> None:
     assert place("0 0", "1 0", "0 -1", srs).crs.get("crs_wkt") == shown
 
 
 @pytest.mark.parametrize("bad", ["", "1", "a b", "nan 0", "inf 1"])
-def test_numbers_that_are_not_there_give_no_place(bad: str) -> None:
+def test_missing_numbers_give_no_georeference(bad: str) -> None:
     assert place(bad, "1 0", "0 -1") is None
     assert place("0 0", bad, "0 -1") is None
 
 
-def test_other_texts_give_no_place() -> None:
+def test_unrelated_texts_give_no_georeference() -> None:
     assert locate_by_gml("<a/>", 2, 3) is None
     with pytest.raises(ValueError, match="XML"):
         locate_by_gml("<!DOCTYPE a><a/>", 2, 3)

@@ -48,7 +48,7 @@ def write(path: Path, shape: tuple[int, int, int], dtype: str, crs: str = "EPSG:
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_xarray_shows_what_gdal_reads(tmp_path: Path, kind: str) -> None:
+def test_xarray_dataset_equals_gdals(tmp_path: Path, kind: str) -> None:
     rasterio, xr = pytest.importorskip("rasterio"), pytest.importorskip("xarray")
     shape, dtype, options = WRITTEN[kind]
     path = write(tmp_path / "a.jp2", shape, dtype, **options)
@@ -71,7 +71,7 @@ def test_xarray_shows_what_gdal_reads(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(ds[str(level + 1)].values.reshape(want.shape), want)
 
 
-def test_a_bare_code_stream_is_read(tmp_path: Path) -> None:
+def test_bare_code_stream_is_read(tmp_path: Path) -> None:
     values = smooth(200, 300)
     (tmp_path / "a.j2k").write_bytes(code_stream(values))
     (tmp_path / "b.jp2").write_bytes(jp2_file(code_stream(values, is_open=True)))
@@ -91,7 +91,7 @@ def test_commands_take_a_file_and_convert_it(tmp_path: Path, capsys: pytest.Capt
     assert shown.x[:2].values.tolist() == [2000, 2010]
 
 
-def test_files_are_joined_by_their_names(tmp_path: Path) -> None:
+def test_files_are_joined_by_names(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     images = {f"s_2024010{day}.jp2": smooth(150, 140 + day)[:, day:] for day in (1, 2)}
     for name, values in images.items():
@@ -104,7 +104,7 @@ def test_files_are_joined_by_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tlm", [None, 0x60])
-def test_opening_and_a_tile_take_a_request_each(http_server: RangeServer, tmp_path: Path, tlm: int | None) -> None:
+def test_opening_and_a_tile_take_one_request_each(http_server: RangeServer, tmp_path: Path, tlm: int | None) -> None:
     rng = np.random.default_rng(0)
     values = rng.integers(0, 60_000, (700, 700), "u2")
     (tmp_path / "a.jp2").write_bytes(jp2_file(code_stream(values, tlm=tlm)))
@@ -121,7 +121,7 @@ def test_opening_and_a_tile_take_a_request_each(http_server: RangeServer, tmp_pa
     assert len(http_server.requests()) <= 1
 
 
-def test_a_palette_is_an_attribute() -> None:
+def test_palette_becomes_an_attribute() -> None:
     colours = box(b"pclr", b"\0\2\3\7\7\7" + bytes([0, 0, 0, 255, 128, 1]))
     files = Files({ROOT: jp2_file(encode(smooth(20, 30, dtype="u1")), box(b"jp2h", colours))})
     keyspace = files.open()
@@ -130,7 +130,7 @@ def test_a_palette_is_an_attribute() -> None:
     assert "box b'pclr'" in files.open().reports["palette"]
 
 
-def test_an_image_that_cannot_be_shown_is_refused() -> None:
+def test_image_that_cannot_be_shown_is_refused() -> None:
     stream = encode(smooth(64, 64, 3, dtype="u1"))
     at = stream.index(b"\x07\x01\x01")
     for components, reason in (
@@ -143,17 +143,17 @@ def test_an_image_that_cannot_be_shown_is_refused() -> None:
             Files({ROOT: stream[:at] + components + stream[at + 9 :]}).open()
 
 
-def test_damage_is_an_error_or_leaves_values(tmp_path: Path) -> None:
+def test_damage_is_an_error_or_leaves_values_unchanged(tmp_path: Path) -> None:
     check_damage(jp2_file(code_stream(smooth(200, 150), tlm=0x40)), 1, header=300, times=30)
     check_damage(code_stream(smooth(200, 150)), 2, header=300, times=30)
 
 
-def test_a_small_file_takes_no_round_after_its_head(tmp_path: Path) -> None:
+def test_small_file_opens_in_one_round(tmp_path: Path) -> None:
     (tmp_path / "a.jp2").write_bytes(jp2_file(code_stream(smooth(200, 300))))
     assert rounds_to_open(tmp_path / "a.jp2") == 1
 
 
-def test_a_safe_folder_names_the_way(tmp_path: Path) -> None:
+def test_error_for_a_safe_folder_has_a_remedy(tmp_path: Path) -> None:
     for name in ("manifest.safe", "MTD_MSIL1C.xml"):
         (tmp_path / name).touch()
     with pytest.raises(ManifestError, match="SAFE product: open the images .*IMG_DATA"):

@@ -34,7 +34,7 @@ def find(data: bytes, tiles: int) -> tuple[TileParts, Files]:
 
 
 @pytest.mark.parametrize("filled", [b"", MARK + bytes(20), Part(3, 999, 0, 1).encode() * 3])
-def test_a_long_chain_is_entered_at_several_places(monkeypatch: pytest.MonkeyPatch, filled: bytes) -> None:
+def test_long_chain_is_read_from_several_places(monkeypatch: pytest.MonkeyPatch, filled: bytes) -> None:
     monkeypatch.setattr(tile_parts, "NEAR", 1 << 6)
     monkeypatch.setattr(tile_parts, "SEARCHED", 1 << 9)
     sizes = np.random.default_rng(0).integers(3000, 9000, 121).tolist()
@@ -61,7 +61,7 @@ def test_short_tile_parts_are_read_together() -> None:
         (MARK + b"\0\2" + struct.pack(">I", 40), MARK + b"\0\2" + struct.pack(">I", 400), "cut short"),
     ],
 )
-def test_a_damaged_chain_is_an_error(old: bytes, new: bytes, reason: str) -> None:
+def test_damaged_chain_is_an_error(old: bytes, new: bytes, reason: str) -> None:
     data, _ = chain([40] * 4)
     with pytest.raises(ValueError, match=reason):
         find(data.replace(old, new), 4)

@@ -25,7 +25,7 @@ def test_edge_tiles_are_padded(dtype: str, bands: int) -> None:
     assert not tile[..., 22:].any()
 
 
-def test_a_tile_part_of_another_tile_is_an_error() -> None:
+def test_tile_part_of_another_tile_is_an_error() -> None:
     data = code_stream(smooth(200, 300), tlm=0x60)
     at = data.index(b"\xff\x90\x00\x0a\x00\x01")
     for place, number, reason in ((5, 3, "tile 3"), (10, 1, "found part 1"), (11, 2, "part 0 of tile 1, which has 2")):
@@ -38,7 +38,7 @@ def test_a_tile_part_of_another_tile_is_an_error() -> None:
             files.read(keyspace, "0/0.1")
 
 
-def test_a_tile_without_a_tile_part_is_an_error() -> None:
+def test_tile_without_a_tile_part_is_an_error() -> None:
     data = code_stream(smooth(200, 300))
     at = data.index(b"\xff\x90\x00\x0a\x00\x05")
     files = Files({ROOT: jp2_file(data[:at] + b"\xff\xd9")})
@@ -48,7 +48,7 @@ def test_a_tile_without_a_tile_part_is_an_error() -> None:
         files.read(keyspace, "0/1.2")
 
 
-def test_a_coding_style_in_a_tile_is_bounded_too() -> None:
+def test_coding_style_of_a_tile_is_bounded() -> None:
     data = code_stream(smooth(100, 100))
     at = data.index(b"\xff\x90\x00\x0a")
     style = data[data.index(b"\xff\x52") :][:14]
@@ -60,7 +60,7 @@ def test_a_coding_style_in_a_tile_is_bounded_too() -> None:
         files.read(files.open(), "0/0.0")
 
 
-def test_a_tile_may_have_more_tile_parts_than_it_says() -> None:
+def test_tile_may_have_more_tile_parts_than_declared() -> None:
     data = code_stream(smooth(100, 100))
     more = struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"  # as an old encoder counts: the first is not
     files = Files({ROOT: data[:-2] + more + data[-2:]})
@@ -68,7 +68,7 @@ def test_a_tile_may_have_more_tile_parts_than_it_says() -> None:
     np.testing.assert_array_equal(tile, smooth(100, 100))
 
 
-def test_a_tile_may_have_a_coding_of_its_own() -> None:
+def test_tile_may_override_the_coding_style() -> None:
     values = smooth(100, 100)
     data = code_stream(values)
     at = data.index(b"\xff\x90\x00\x0a")

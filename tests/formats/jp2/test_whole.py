@@ -15,7 +15,7 @@ from tests.support.jp2_files import code_stream, encode, join_components, smooth
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def test_an_image_whose_first_tiles_are_smaller_is_one_chunk() -> None:
+def test_image_whose_first_tiles_are_smaller_is_one_chunk() -> None:
     values = smooth(200, 250)
     files = Files({ROOT: code_stream(values, left=64)})
     keyspace = files.open()
@@ -64,7 +64,7 @@ def test_images_that_take_too_much_memory_are_refused(monkeypatch: pytest.Monkey
         files.read(files.open(), "0/0.0")
 
 
-def test_a_damaged_tile_part_is_an_error() -> None:
+def test_damaged_tile_part_is_an_error() -> None:
     data = code_stream(smooth(200, 250), left=64)
     at = data.index(b"\xff\x90\x00\x0a\x00\x01")
     for changed in (data[:at] + b"\0" * 12 + data[at + 12 :], data[: at + 13]):

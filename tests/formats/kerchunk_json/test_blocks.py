@@ -81,7 +81,7 @@ def test_every_spelling_of_a_document_is_the_same_set(spelling: dict[str, Any], 
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1000])
-def test_pieces_may_end_anywhere(piece: int) -> None:
+def test_blocks_may_end_at_any_byte(piece: int) -> None:
     refs = {**sample(), "text é": 'a"],"b', "a/.zattrs": '{"é":[1,2],"x":"y"}'}
     assert shown(read(json.dumps({"version": 1, "refs": refs}, ensure_ascii=False), piece)) == refs
 
@@ -99,7 +99,7 @@ def test_chunk_keys_of_both_separators_go_to_columns(array: dict[str, Any], path
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_version_3_keys_go_to_columns_though_metadata_come_last(first: bool) -> None:
+def test_v3_keys_go_to_columns_before_their_metadata(first: bool) -> None:
     refs: dict[str, Any] = {f"a/c/{i // 3}/{i % 3}": ["u", i, i + 1] for i in range(120)}
     refs = {"a/zarr.json": ARRAY_3, **refs} if first else {**refs, "a/zarr.json": ARRAY_3}
     found = read(json.dumps(refs, separators=(",", ":")))
@@ -107,7 +107,7 @@ def test_version_3_keys_go_to_columns_though_metadata_come_last(first: bool) -> 
     assert number_of_columns(found) == 120
 
 
-def test_interleaved_arrays_and_nested_ones_are_told_apart() -> None:
+def test_interleaved_and_nested_arrays_are_separated() -> None:
     refs: dict[str, Any] = {f"{p}/.zarray": json.dumps(ARRAY) for p in ("a", "a/b", "ab", "z")}
     for i in range(120):
         refs |= {f"{p}/{i // 3}.{i % 3}": [f"u-{p}", i, 1] for p in ("a", "a/b", "ab")}
@@ -116,7 +116,7 @@ def test_interleaved_arrays_and_nested_ones_are_told_apart() -> None:
     assert {p: len(t) for p, t in found.tables.items()} == {"a": 120, "a/b": 120, "ab": 120, "z": 0}
 
 
-def test_the_last_value_of_a_key_wins_whatever_came_before() -> None:
+def test_last_value_of_a_key_wins() -> None:
     body = ",".join(f'"a/{i}.0":["u",{i},1]' for i in range(40))
     head = f'"a/.zarray":{json.dumps(ARRAY)}'
     later = ",".join(f'"a/{i}.0":["v",{i},2]' for i in range(0, 40, 2))
@@ -127,7 +127,7 @@ def test_the_last_value_of_a_key_wins_whatever_came_before() -> None:
         assert shown(read(text)) == json.loads(text)
 
 
-def test_an_array_that_is_described_twice_has_the_last_grid() -> None:
+def test_array_that_is_described_twice_has_the_last_grid() -> None:
     body = ",".join(f'"a/{i // 3}.{i % 3}":["u",{i},1]' for i in range(60))
     small = json.dumps({**ARRAY, "shape": [40, 2]})
     text = f'{{"a/.zarray":{json.dumps(ARRAY)},{body},"a/.zarray":{small}}}'
@@ -143,7 +143,7 @@ def test_default_target_and_urls_are_kept_once_in_order() -> None:
     assert list(found.urls) == [None, "", "u", "\0", "v" * 700]
 
 
-def test_odd_keys_beside_chunks_are_kept_aside() -> None:
+def test_unusual_keys_are_stored_by_key() -> None:
     odd = ["a/00.0", "a/0", "a/0.0.0", "a/99.0", "a/0.-1", "a/x.y", "b/0.0", "a.0", "a/0.0/x", "a/1.", "a/.1", "a/1..1"]
     refs = {**sample(6), **{key: ["odd", 1, 2] for key in odd}}
     found = read(json.dumps(refs, separators=(",", ":")))
@@ -151,7 +151,7 @@ def test_odd_keys_beside_chunks_are_kept_aside() -> None:
     assert {key for key in found.side if not key.startswith((".z", "a/.z"))} == set(odd)
 
 
-def test_wholes_defaults_and_data_mix_with_ranges() -> None:
+def test_whole_objects_data_and_ranges_may_be_mixed() -> None:
     refs = sample()
     refs |= {f"a/{i}.1": [f"file-{i}"] for i in range(20)}
     refs |= {f"a/{i}.2": [None, i, 5] for i in range(20)}
@@ -160,7 +160,7 @@ def test_wholes_defaults_and_data_mix_with_ranges() -> None:
     assert shown(parse_document(refs, "refs", {})) == refs
 
 
-def test_templates_are_expanded_wherever_they_stand() -> None:
+def test_templates_are_expanded_everywhere() -> None:
     refs = sample()
     short = {k: ["{{u}}" + v[0][11:], *v[1:]] if isinstance(v, list) else v for k, v in refs.items()}
     short["b"] = ["{{f(c='x')}}"]
@@ -176,7 +176,7 @@ def test_templates_are_expanded_wherever_they_stand() -> None:
         assert shown(read("{" + ",".join(order) + "}")) == expected
 
 
-def test_what_looks_like_refs_many_times_is_read_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_refs_in_text_cost_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = b'"x": [1], "refs": {"y": 1}, ' * 2000
     data = b'{"a": {' + parts + b'"z": 1}, "b": "c", "version": 1, "refs": {"k": "v"}}'
     decode, read_in_all = json_blocks.msgspec.json.decode, [0]
@@ -190,7 +190,7 @@ def test_what_looks_like_refs_many_times_is_read_a_few_times(monkeypatch: pytest
     assert read_in_all[0] < 100 * len(data)  # and not a thousand times
 
 
-def test_what_only_lenient_readers_take_is_taken() -> None:
+def test_lenient_json_is_accepted() -> None:
     text = '{"a/.zarray":{"fill_value":NaN,"x":[-Infinity]},"b":"\\ud800","c":"tab\tnewline\n","a/0.0":["u",1,2]}'
     found = shown(read("\ufeff" + text))
     assert found["b"] == "\ud800"
@@ -225,7 +225,7 @@ def test_what_only_lenient_readers_take_is_taken() -> None:
     ],
 )
 @pytest.mark.parametrize("many", [0, 60])
-def test_what_is_no_json_is_refused(text: str | bytes, many: int) -> None:
+def test_invalid_json_is_refused(text: str | bytes, many: int) -> None:
     filler = "".join(f'"k{i}":["u",{i},1],' for i in range(many)).encode()
     data = text if isinstance(text, bytes) else text.encode()
     for broken in (
@@ -240,7 +240,7 @@ def test_what_is_no_json_is_refused(text: str | bytes, many: int) -> None:
 
 @pytest.mark.parametrize("before", ["\ufeff\ufeff", " \ufeff", "\ufeff \ufeff"])
 @pytest.mark.parametrize("piece", [1, 513, 514, 516, 1 << 20])
-def test_byte_order_mark_stands_at_very_beginning_or_is_error(before: str, piece: int) -> None:
+def test_byte_order_mark_is_accepted_only_at_the_start(before: str, piece: int) -> None:
     text = json.dumps(sample())
     assert shown(read("\ufeff" + text, piece)) == sample()
     with pytest.raises(ManifestError, match="does not begin"):
@@ -248,7 +248,7 @@ def test_byte_order_mark_stands_at_very_beginning_or_is_error(before: str, piece
 
 
 @pytest.mark.parametrize("value", ["1", "-1", "1.0", "true", "null", '"1"', "[1]", "1e3"])
-def test_an_offset_that_is_no_count_is_refused_with_its_key(value: str) -> None:
+def test_invalid_offset_is_refused_with_its_key(value: str) -> None:
     body = ",".join(f'"k{i}":["u",{i},1]' for i in range(60))
     text = f'{{{body},"a/0":["u",{value},1]}}'
     if value == "1":
@@ -277,7 +277,7 @@ spellings = st.sampled_from([{"separators": (",", ":")}, {}, {"indent": 1}])
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, spellings, st.booleans(), st.booleans(), st.integers(0, 60), st.sampled_from([13, 301, 1 << 20]))
-def test_any_document_reads_as_json_reads_it(
+def test_any_document_equals_the_json_module(
     items: list[tuple[str, Any]], spelling: Any, ascii_only: bool, wrap: bool, at: int, piece: int
 ) -> None:
     # An object with repeated keys, spelled member by member; metadata anywhere among them.
@@ -296,7 +296,7 @@ def test_any_document_reads_as_json_reads_it(
 
 
 @given(st.binary(max_size=40), st.integers(0, 600), st.integers(0, 3))
-def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) -> None:
+def test_damaged_document_is_an_error_or_equals_json(noise: bytes, at: int, cut: int) -> None:
     text = json.dumps({f"k{i}": ["s3://b/u", i, 1] for i in range(30)}, separators=(",", ":")).encode()
     damaged = text[:at] + noise + text[at + cut :]
     try:
@@ -313,6 +313,6 @@ def test_damage_is_an_error_or_what_json_reads(noise: bytes, at: int, cut: int) 
 
 
 @pytest.mark.parametrize("end", ["}", "} ", ',"b":"text"}'])
-def test_half_a_surrogate_pair_may_be_anywhere(end: str) -> None:
+def test_lone_surrogates_are_accepted_anywhere(end: str) -> None:
     for text in ('{"a":"\\ud800"' + end, '{"x":["u",1,2],"a":"\\ud800"' + end):
         assert shown(read(text))["a"] == "\ud800"

@@ -53,7 +53,7 @@ def test_templates_gen_and_overrides_expand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, Zstd().encode])
-def test_compression_is_told_by_the_first_bytes(pack: Any, tmp_path: Path) -> None:
+def test_first_bytes_tell_the_compression(pack: Any, tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     path.write_bytes(bytes(pack(json.dumps(v1({"k": "data"})).encode())))
     assert RefShardFileSystem(fo=path).cat_file("k") == b"data"
@@ -66,7 +66,7 @@ def test_bytes_and_binary_files_are_sources(make: Any) -> None:
     assert fs.cat_file("a/b") == b"data"
 
 
-def test_a_text_file_object_is_refused() -> None:
+def test_text_file_object_is_refused() -> None:
     with pytest.raises(TypeError, match="binary mode"):
         RefShardFileSystem(fo=io.StringIO("{}"))
 
@@ -79,13 +79,13 @@ def test_bare_nan_and_infinity_are_fine(tmp_path: Path) -> None:
     assert "NaN" in text
 
 
-def test_a_literal_brace_in_a_url_is_no_template(tmp_path: Path) -> None:
+def test_literal_brace_in_a_url_is_not_a_template(tmp_path: Path) -> None:
     (tmp_path / "a{b}.bin").write_bytes(b"brace")
     fs = RefShardFileSystem(fo=v1({"k": [str(tmp_path / "a{b}.bin")]}, templates={"b": "no"}))
     assert fs.cat_file("k") == b"brace"
 
 
-def test_the_callers_mapping_is_neither_changed_nor_watched() -> None:
+def test_callers_mapping_is_copied() -> None:
     refs: dict[str, Any] = {"k": "old", "d": {"a": 1}}
     before = json.dumps(refs)
     fs = RefShardFileSystem(fo=refs)
@@ -118,7 +118,7 @@ def test_the_callers_mapping_is_neither_changed_nor_watched() -> None:
         ('{"version": 1, "refs": {"a": ["{{nope}}", 0, 1]}}', "'a'.*nope"),
     ],
 )
-def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) -> None:
+def test_errors_of_invalid_sets_name_file_and_key(document: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "bad-refs.json"
     path.write_text(document)
     with pytest.raises(ManifestError, match=r"bad-refs\.json") as caught:
@@ -128,7 +128,7 @@ def test_bad_sets_name_file_and_key(document: str, says: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("odd", ["", "text", ["s3://b/w"], [None, 1, 2], ("s3://b/t", 1, 2), b"raw", {"a": 1}])
-def test_a_value_means_the_same_among_many(odd: Any) -> None:
+def test_value_in_a_large_set_means_the_same(odd: Any) -> None:
     """Many similar members are parsed as columns."""
     many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
     alone, among = (
@@ -139,7 +139,7 @@ def test_a_value_means_the_same_among_many(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [[], [b"s3://b/k", 1, 2], [1, 2, 3], ["s3://b/k", 1], None, 5])
-def test_a_bad_value_is_found_among_many(odd: Any) -> None:
+def test_invalid_value_in_a_large_set_is_found(odd: Any) -> None:
     many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
     with pytest.raises(ManifestError) as alone:
         parse_document({"odd": odd}, "refs", {})
@@ -212,7 +212,7 @@ def test_relative_urls_start_from_the_manifest_or_base_url(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_objects_are_the_text_that_the_incumbent_makes_of_them(tmp_path: Path, version: int) -> None:
+def test_objects_become_the_text_of_fsspec(tmp_path: Path, version: int) -> None:
     pytest.importorskip("ujson")
     objects = {".zgroup": {"zarr_format": 2}, ".zattrs": {"units": "m/s", "é": [1e-7, 0.1, None, True], "n": {"a": {}}}}
     document = {"version": 1, "refs": objects} if version else objects
@@ -229,7 +229,7 @@ GEN = {"key": "a/{{ 1 // i }}", "url": "x", "dimensions": {"i": [0, 1]}}
 
 
 @pytest.mark.parametrize("refs", [{"refs": {"a/0": ["{{ 1 // 0 }}x", 0, 1]}}, {"refs": {}, "gen": [GEN]}])
-def test_a_division_by_zero_is_an_error_of_its_own(tmp_path: Path, refs: dict[str, Any]) -> None:
+def test_division_by_zero_has_its_own_error_class(tmp_path: Path, refs: dict[str, Any]) -> None:
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "templates": {}, **refs}))
     with pytest.raises(DivisionByZero, match=r"refs\.json.*division by zero") as raised:
         RefShardFileSystem(str(tmp_path / "refs.json")).ls("")

@@ -48,7 +48,7 @@ def room(found: Found, made: int | None, own: dict[int, int]) -> bool:
     return found.page.kind != DICTIONARY or made is None or not own
 
 
-def test_pages_are_found_as_they_are() -> None:
+def test_valid_pages_are_found() -> None:
     for options in WRITTEN:
         data = partition(**options)
         assert len(INDEX.decode(data)) == 8
@@ -57,7 +57,7 @@ def test_pages_are_found_as_they_are() -> None:
 
 
 @pytest.mark.case(id="P27")
-def test_a_page_that_promises_what_it_does_not_hold_is_refused() -> None:
+def test_page_with_a_false_size_is_refused() -> None:
     seen = 0
     for what, data in forgeries():
         with pytest.raises(ValueError, match=r"its pages decode to|a page of .* bytes has"):
@@ -67,7 +67,7 @@ def test_a_page_that_promises_what_it_does_not_hold_is_refused() -> None:
 
 
 @pytest.mark.case(id="P27")
-def test_no_memory_is_taken_for_what_a_page_promises() -> None:
+def test_declared_page_size_allocates_nothing() -> None:
     """The decoding runs in a process of its own, because Arrow and Python report the peak of a whole process."""
     code = "from tests.formats.kerchunk_parquet import test_page_guard as t; t.most_taken()"
     ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, check=True)
@@ -97,7 +97,7 @@ def written(rows: int, **columns: Any) -> bytes:
 
 
 @pytest.mark.case(id="P27")
-def test_data_that_many_rows_have_is_made_once() -> None:
+def test_data_shared_by_many_rows_is_decoded_once() -> None:
     data = written(2000, raw=pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array([bytes(MIB)])))
     assert len(data) < 50_000
     tracemalloc.start()
@@ -113,7 +113,7 @@ def test_data_that_many_rows_have_is_made_once() -> None:
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 @pytest.mark.case(id="P27")
-def test_unbounded_texts_for_pyarrow_are_refused_with_the_reason(encoding: str, compression: str) -> None:
+def test_unbounded_texts_are_refused_before_pyarrow(encoding: str, compression: str) -> None:
     """In these encodings one byte may repeat all of the previous value: a page of kilobytes makes gigabytes."""
     out = io.BytesIO()
     options = {"column_encoding": {"path": encoding}, "use_dictionary": False, "compression": compression}
@@ -123,7 +123,7 @@ def test_unbounded_texts_for_pyarrow_are_refused_with_the_reason(encoding: str, 
 
 
 @pytest.mark.parametrize("compression", ["snappy", "zstd"])
-def test_pages_that_make_less_than_they_promise_are_not_read(compression: str) -> None:
+def test_page_smaller_than_declared_is_refused(compression: str) -> None:
     data = partition(compression=compression, use_dictionary=False)
     for column in ("path", "offset", "size", "raw"):
         (found,) = pages_of(data, column)
@@ -143,7 +143,7 @@ def test_numbers_are_read_in_any_encoding(encoding: str) -> None:
 @pytest.mark.parametrize(
     "column", [pa.array([["u"]] * 8), pa.array([{"path": "u"}] * 8), pa.array([None, [[1]]] * 4)], ids=str
 )
-def test_a_column_that_nests_is_refused(column: Any) -> None:
+def test_column_that_nests_is_refused(column: Any) -> None:
     with pytest.raises(ValueError, match="its column 'path' is nested"):
         INDEX.decode(written(8, path=column))
 
@@ -156,7 +156,7 @@ def test_pages_are_followed_over_groups_of_rows_and_many_pages() -> None:
     assert made.value(4999) == Row(int(made.ranges.targets[4999]), 4999, 1)
 
 
-def test_all_that_a_file_makes_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_size_of_a_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = partition(compression="none")
     parts = [found.page.made for name in ("path", "offset", "size", "raw") for found in pages_of(data, name)]
     monkeypatch.setattr(page_guard, "RATIO", 0)
@@ -173,7 +173,7 @@ def read(data: bytes) -> dict[tuple[int, int], Any]:
     return ThriftReader(data, 0, len(data)).struct()
 
 
-def test_structures_are_read_as_thrift_writes_them() -> None:
+def test_thrift_structures_are_parsed() -> None:
     inner = b"\x15" + varint(10) + b"\0"  # 1: 5
     data = b"\x15" + varint(7) + b"\x16" + varint(2**62) + b"\x18\x03abc" + b"\x1c" + inner + b"\x19\x2c" + inner * 2
     others = b"\x11\x12\x13\x07\x17" + bytes(8) + b"\x1a\x35\x02\x04\x06" + b"\x19\x21\x01\x02" + b"\x1c" + inner
@@ -207,6 +207,6 @@ def test_structures_are_read_as_thrift_writes_them() -> None:
         (b"\x29\xfc" + varint(200_000) + bytes(200_001), "more than 100000 structures"),
     ],
 )
-def test_what_is_no_such_structure_is_an_error(data: bytes, reason: str) -> None:
+def test_invalid_thrift_is_an_error(data: bytes, reason: str) -> None:
     with pytest.raises(DamagedParquet, match=reason):
         read(data)

@@ -49,18 +49,18 @@ RAW = [None, None, None, b"raw", None]
 @pytest.mark.parametrize(
     "raw", [pa.array(RAW), pa.array(RAW, pa.large_binary()), pa.array([None, None, None, "raw", None])]
 )
-def test_paths_and_data_in_every_type(path: Any, raw: Any) -> None:
+def test_paths_and_data_of_every_type_are_read(path: Any, raw: Any) -> None:
     assert values(written(path=path, offset=OFFSET, size=SIZE, raw=raw), 5) == EXPECTED
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.uint64(), pa.uint8()])
-def test_numbers_in_every_integer_type(kind: Any) -> None:
+def test_numbers_of_every_integer_type_are_read(kind: Any) -> None:
     data = written(path=PATH, offset=pa.array(OFFSET, kind), size=pa.array(SIZE, kind), raw=pa.array(RAW))
     assert values(data, 5) == EXPECTED
 
 
 @pytest.mark.parametrize("nothing", [[None, None], [NAN, NAN], [NAN, None]])
-def test_none_and_nan_are_both_nothing(nothing: list[float | None]) -> None:
+def test_none_and_nan_mean_no_reference(nothing: list[float | None]) -> None:
     raw = pa.array([b"x", b"y"])
     assert values(written(path=pa.array(nothing), offset=[0, 0], size=[0, 0], raw=raw), 2) == [b"x", b"y"]
     assert values(written(path=["u", "v"], offset=[1, 2], size=[3, 4], raw=pa.array(nothing)), 2) == [
@@ -71,24 +71,24 @@ def test_none_and_nan_are_both_nothing(nothing: list[float | None]) -> None:
     assert values(written(path=pa.array(nothing), raw=pa.array(nothing)), 2) == [None, None]
 
 
-def test_missing_columns_are_nothing() -> None:
+def test_missing_columns_mean_no_reference() -> None:
     assert values(written(raw=[b"x", None]), 2) == [b"x", None]
     assert values(written(path=["u", None]), 2) == [["u"], None]
     assert values(written(path=["u", "v"], size=[3, 0], other=["x", "y"]), 2) == [["u", 0, 3], ["v"]]
 
 
-def test_data_goes_before_a_path() -> None:
+def test_data_takes_precedence_over_a_path() -> None:
     assert values(written(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
 
 
-def test_raw_column_has_text_as_json_and_bytes_as_they_are() -> None:
+def test_raw_column_keeps_text_and_bytes() -> None:
     assert values(written(raw=["base64:AAE="]), 1) == [b"\0\1"]
     assert values(written(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
     with pytest.raises(ValueError, match="row 0: its base64 text is damaged"):
         PartitionIndex(1, 1).decode(written(raw=["base64:A"]))
 
 
-def test_rows_that_pad_the_last_partition_do_not_count() -> None:
+def test_padding_rows_are_ignored() -> None:
     data = written(path=["u", "v", "w"], offset=[1, 2, -9], size=[1, 1, 1])
     assert values(data, 2, record_size=3) == [["u", 1, 1], ["v", 2, 1]]
 
@@ -127,7 +127,7 @@ def test_too_few_and_too_many_rows_are_refused() -> None:
         PartitionIndex(1, 1).decode(data)
 
 
-def test_a_file_cut_short_anywhere_is_refused() -> None:
+def test_truncated_file_is_refused() -> None:
     data = written(path=["u"] * 50, offset=range(50), size=[9] * 50)
     for end in [0, 1, 4, 7, 8, 11, *range(12, len(data), 37), len(data) - 1]:
         with pytest.raises(ValueError, match="cannot be read as a parquet file"):
@@ -171,7 +171,7 @@ def test_files_of_every_writer_are_read(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 257, 70_000])
-def test_dictionaries_of_every_size(distinct: int) -> None:
+def test_dictionaries_of_every_size_are_read(distinct: int) -> None:
     rows = max(1000, distinct + 1)
     order = np.random.default_rng(1).permutation(np.arange(rows) % distinct)
     data = written(path=pa.array([f"u{n}" for n in order]), offset=order, size=np.sort(order) + 1)
@@ -192,7 +192,7 @@ for at in range(footer, len(data) - 8):
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_no_byte_of_a_footer_ends_the_process(seed: int) -> None:
+def test_damaged_footer_never_crashes(seed: int) -> None:
     """Types, counts and sizes in the footer are changed one by one; the only error is ValueError."""
     run = subprocess.run([sys.executable, "-c", SCAN, str(seed)], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

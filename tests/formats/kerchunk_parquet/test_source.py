@@ -39,7 +39,7 @@ def target(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_set_on_this_machine_is_read_without_an_event_loop(
+def test_set_on_this_machine_is_read_without_an_event_loop(
     tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata = {"v/.zarray": v2_array([4], [2])}
@@ -55,7 +55,7 @@ def test_a_set_on_this_machine_is_read_without_an_event_loop(
     assert fs.references["v/0"] == [target, 3, 2]
 
 
-def test_data_is_found_whatever_the_statistics_of_its_column(tmp_path: Path) -> None:
+def test_data_is_found_without_column_statistics(tmp_path: Path) -> None:
     for statistics in (True, False):
         for raw in ([None, None], [None, b"ab"]):
             columns = {"path": pa.array([None, None], pa.string()), "raw": pa.array(raw, pa.binary())}
@@ -72,7 +72,7 @@ def test_data_is_found_whatever_the_statistics_of_its_column(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["air", "cesm2_native", "hdf5_mini_shuffle_zstd"])
-def test_sets_of_real_files_read_as_their_json_twins(name: str, shared_data: Path) -> None:
+def test_parquet_sets_equal_their_json_form(name: str, shared_data: Path) -> None:
     lazy = RefShardFileSystem(str(shared_data / "values" / f"{name}.parq"))
     flat = RefShardFileSystem(str(shared_data / "values" / f"{name}.kerchunk.json"))
     keys = set(flat.find(""))
@@ -84,7 +84,7 @@ def test_sets_of_real_files_read_as_their_json_twins(name: str, shared_data: Pat
             assert lazy.cat_file(key) == flat.cat_file(key)
 
 
-def test_a_directory_of_thousands_of_digits_is_none_of_chunks(tmp_path: Path) -> None:
+def test_directory_name_of_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
     meta = {"a/.zarray": {**v2_array([2, 2], [1, 1]), "dimension_separator": "/"}}
     fs = RefShardFileSystem(store(tmp_path, files(meta, 4, {"a/refs.0.parq": [["u", 0, 1]] * 4})))
     assert fs.ls("a/1", detail=False) == ["a/1/0", "a/1/1"]
@@ -92,7 +92,7 @@ def test_a_directory_of_thousands_of_digits_is_none_of_chunks(tmp_path: Path) ->
         fs.ls("a/" + "9" * 5000)
 
 
-def test_a_published_set_lists_what_its_files_hold(shared_data: Path) -> None:
+def test_published_set_lists_the_keys_of_its_files(shared_data: Path) -> None:
     root = shared_data / "refs" / "arg-wrf-parquet" / "combined.parq"
     fs = RefShardFileSystem(str(root))
     assert fs.cat_file(".zmetadata") == (root / ".zmetadata").read_bytes()
@@ -104,7 +104,7 @@ def test_a_published_set_lists_what_its_files_hold(shared_data: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["pyarrow", "fastparquet"])
 @pytest.mark.parametrize("threshold", [1, 10**6])
-def test_sets_that_fsspec_writes(engine: str, threshold: int, tmp_path: Path, target: str) -> None:
+def test_sets_written_by_fsspec_are_read(engine: str, threshold: int, tmp_path: Path, target: str) -> None:
     for needed in ("pandas", "kerchunk.df", engine):
         pytest.importorskip(needed)
     warnings.simplefilter("ignore")  # pandas announces the end of its fastparquet engine
@@ -179,7 +179,7 @@ def test_keys_follow_the_arrays_own_metadata(
         (v3_array([], [], {"name": "v2"}), "zarr.json", "0"),
     ],
 )
-def test_an_array_without_dimensions_has_one_row(meta: dict[str, Any], name: str, tail: str, tmp_path: Path) -> None:
+def test_array_without_dimensions_has_one_row(meta: dict[str, Any], name: str, tail: str, tmp_path: Path) -> None:
     fs = RefShardFileSystem(store(tmp_path / "set", files({f"s/{name}": meta}, 3, {"s/refs.0.parq": [b"x"]})))
     assert fs.cat_file(f"s/{tail}") == b"x"
     assert fs.ls("s", detail=False) == sorted([f"s/{name}", f"s/{tail}"])
@@ -214,7 +214,7 @@ def test_relative_urls_start_where_the_set_lies(tmp_path: Path) -> None:
     assert RefShardFileSystem(root).references["a/0"] == ["x.bin"]
 
 
-def test_options_without_protocol_go_to_first_that_is_named(tmp_path: Path, http_server: RangeServer) -> None:
+def test_options_without_protocol_go_to_the_first_protocol(tmp_path: Path, http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([4], [1])}, 2, {"a/refs.1.parq": [None, [url, 1, 2]]}))
     fs = RefShardFileSystem(root, remote_options={"headers": {"x-who": "me"}})
@@ -222,7 +222,7 @@ def test_options_without_protocol_go_to_first_that_is_named(tmp_path: Path, http
     assert {r.headers.get("x-who") for r in http_server.requests("/x")} == {"me"}
 
 
-def test_a_look_up_loads_its_partition_and_no_other(http_server: RangeServer) -> None:
+def test_lookup_loads_only_its_partition(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server))
     assert fetched(http_server) == []
     assert fs.cat_file("a/120") == DATA[120:124]
@@ -232,7 +232,7 @@ def test_a_look_up_loads_its_partition_and_no_other(http_server: RangeServer) ->
     assert fetched(http_server) == ["/set/a/refs.2.parq"]
 
 
-def test_a_thousand_look_ups_load_each_partition_once(http_server: RangeServer) -> None:
+def test_many_lookups_load_each_partition_once(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server))
     rng = random.Random(3)
     numbers = [rng.randrange(1000) for _ in range(1000)]
@@ -244,7 +244,7 @@ def test_a_thousand_look_ups_load_each_partition_once(http_server: RangeServer) 
     assert len(paths) == len(set(paths)) == 20
 
 
-def test_readers_at_the_same_time_load_a_partition_once(http_server: RangeServer) -> None:
+def test_concurrent_readers_load_a_partition_once(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server), asynchronous=True)
 
     async def read() -> list[bytes]:
@@ -254,7 +254,7 @@ def test_readers_at_the_same_time_load_a_partition_once(http_server: RangeServer
     assert fetched(http_server).count("/set/a/refs.0.parq") == 1
 
 
-def test_a_missing_partition_is_looked_for_once(http_server: RangeServer) -> None:
+def test_missing_partition_is_requested_once(http_server: RangeServer) -> None:
     url = served(http_server)
     http_server.delete("/set/a/refs.3.parq")
     fs = RefShardFileSystem(url)
@@ -263,7 +263,7 @@ def test_a_missing_partition_is_looked_for_once(http_server: RangeServer) -> Non
     assert len(http_server.requests("/set/a/refs.3.parq")) == 1
 
 
-def test_cache_size_bounds_how_many_partitions_are_kept(http_server: RangeServer) -> None:
+def test_cache_size_bounds_kept_partitions(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server), cache_size=2)
     for n in (0, 50, 100, 51, 0):
         assert fs.cat_file(f"a/{n}") == DATA[n : n + 4]
@@ -271,14 +271,14 @@ def test_cache_size_bounds_how_many_partitions_are_kept(http_server: RangeServer
     assert names == ["0", "0", "1", "2"]  # 0 had to go, 1 had not
 
 
-def test_a_set_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:
+def test_rewritten_set_is_read_again(tmp_path: Path) -> None:
     metadata = {"a/.zarray": v2_array([2], [1])}
     for text in (b"old", b"newer"):
         root = store(tmp_path / "set", files(metadata, 2, {"a/refs.0.parq": [text, text]}))
         assert RefShardFileSystem(root).cat_file("a/1") == text
 
 
-def test_threads_and_loops_share_what_is_loaded(tmp_path: Path, target: str) -> None:
+def test_threads_and_loops_share_loaded_partitions(tmp_path: Path, target: str) -> None:
     content = files(
         {"a/.zarray": v2_array([400], [1])}, 100, {f"a/refs.{i}.parq": [[target, 1, 2]] * 100 for i in range(4)}
     )
@@ -326,7 +326,7 @@ def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
         (parquet_of(other=[1, 2, 3, 4]), "none of the columns"),
     ],
 )
-def test_a_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: str, tmp_path: Path) -> None:
+def test_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: str, tmp_path: Path) -> None:
     fs = broken(tmp_path, data)
     for read in (fs.cat_file, fs.info, fs.references.__getitem__):
         with pytest.raises(DamagedIndex, match=reason) as caught:
@@ -340,7 +340,7 @@ def test_a_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason
     assert fs.cat_file("a/4") == b"x"  # what is whole can be read
 
 
-def test_a_partition_that_cannot_be_fetched_is_no_missing_key(http_server: RangeServer) -> None:
+def test_unfetchable_partition_is_not_a_missing_key(http_server: RangeServer) -> None:
     url = served(http_server)
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert fs.exists("a/.zarray")
@@ -365,7 +365,7 @@ def test_a_partition_that_cannot_be_fetched_is_no_missing_key(http_server: Range
         (b'{"metadata": {"a/.zarray": {"zarr_format": 2, "shape": 3}}, "record_size": 10}', "a/.zarray"),
     ],
 )
-def test_a_wrong_metadata_document_is_refused(document: bytes, reason: str, tmp_path: Path) -> None:
+def test_wrong_metadata_document_is_refused(document: bytes, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=reason) as caught:
         RefShardFileSystem(store(tmp_path / "set", {".zmetadata": document})).find("")
     assert ".zmetadata" in str(caught.value)
@@ -391,7 +391,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.case(id="P31")
-def test_new_filesystem_asks_whether_partition_is_still_same(http_server: RangeServer) -> None:
+def test_new_filesystem_checks_the_version_of_partitions(http_server: RangeServer) -> None:
     """The partition is rewritten with another target, and nothing else changes."""
     http_server.put("/x", b"A" * 10 + b"B" * 10)
     array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}

@@ -18,7 +18,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_flipped_bits_never_go_unnoticed_in_pages_that_we_write() -> None:
+def test_flipped_bits_in_written_pages_are_noticed() -> None:
     part = Chunks(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
     data = encode(part)
     expected = values(data, 40)
@@ -44,7 +44,7 @@ def u8(items: Any) -> Any:
 
 
 @given(rows)
-def test_what_is_written_is_read_again(rows: list[Any]) -> None:
+def test_written_partitions_are_read_back(rows: list[Any]) -> None:
     urls = ["a", "b", "ü"]
     refs = [row if isinstance(row, tuple) else None for row in rows]
     part = Chunks(

@@ -40,7 +40,7 @@ STATED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("writer", STATED)
-def test_pyramids_of_all_writers_are_the_same(writer: str) -> None:
+def test_all_writers_give_the_same_pyramid(writer: str) -> None:
     group, levels = STATED[writer]
     datasets = {name: {**DATASETS[name], **level} for name, level in zip(DATASETS, levels, strict=True)}
     (found,) = describe_pyramid("em", group, datasets)
@@ -68,7 +68,7 @@ def test_other_groups_keep_their_attributes(group: dict[str, Any], levels: dict[
     assert describe_pyramid("em", group, levels) is None
 
 
-def test_a_group_shows_its_pyramid(tmp_path: Path) -> None:
+def test_group_has_multiscales_metadata(tmp_path: Path) -> None:
     layout = {"blockSize": [4, 4, 4], "dataType": "uint8", "compression": {"type": "raw"}}
     documents: dict[str, dict[str, Any]] = {"": {"n5": "2.5.0"}, "em": {"scales": FACTORS}}
     documents |= {f"em/{name}": {**layout, **doc} for name, doc in DATASETS.items()}

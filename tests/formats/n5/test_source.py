@@ -67,14 +67,14 @@ def test_datasets_of_tensorstore_have_its_values(tmp_path: Path, compression: di
     ],
     ids=lambda attributes: min(attributes),
 )
-def test_pyramid_within_a_hierarchy_is_opened_itself(tmp_path: Path, attributes: dict[str, Any]) -> None:
+def test_pyramid_in_a_hierarchy_can_be_the_source(tmp_path: Path, attributes: dict[str, Any]) -> None:
     """OpenOrganelle's pyramids are groups far below the root, which alone has the member n5."""
     values = write(tmp_path, "em/raw/s0", "uint8", {"type": "gzip"})
     (tmp_path / "em/raw/attributes.json").write_text(json.dumps(attributes))
     assert np.array_equal(read(RefShardFileSystem(fo=str(tmp_path / "em/raw")), "s0"), values)
 
 
-def test_chunk_that_is_missing_is_no_key(tmp_path: Path) -> None:
+def test_missing_chunk_has_no_key(tmp_path: Path) -> None:
     write(tmp_path, "a", "int16", {"type": "raw"})
     (tmp_path / "a/2/0/1").unlink()
     fs = RefShardFileSystem(fo=str(tmp_path))
@@ -96,7 +96,7 @@ def test_chunk_over_http_takes_one_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "unknown"])
-def test_compression_that_is_not_read_is_refused_by_name(tmp_path: Path, compression: str) -> None:
+def test_unsupported_compression_is_named(tmp_path: Path, compression: str) -> None:
     attributes = {"dimensions": [4], "blockSize": [2], "dataType": "int8", "compression": {"type": compression}}
     (tmp_path / "attributes.json").write_text(json.dumps(attributes))
     with pytest.raises(RefShardError, match=f"attributes.json.*{compression}"):

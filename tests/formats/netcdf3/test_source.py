@@ -81,7 +81,7 @@ def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Pat
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
-def test_xarray_shows_what_its_own_engine_shows(tmp_path: Path, version: str, zarr_format: int) -> None:
+def test_xarray_dataset_equals_its_own_engines(tmp_path: Path, version: str, zarr_format: int) -> None:
     path = write(tmp_path / "a.nc", version)
     assert path.read_bytes()[:4] == b"CDF" + bytes([VERSIONS[version]])
     options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
@@ -98,7 +98,7 @@ def test_xarray_shows_what_its_own_engine_shows(tmp_path: Path, version: str, za
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
-def test_a_datatree_has_the_values_that_netcdf4_reads(tmp_path: Path) -> None:
+def test_datatree_has_the_values_that_netcdf4_reads(tmp_path: Path) -> None:
     path = write(tmp_path / "a.nc")
     tree = xr.open_datatree(path, engine="refshard")
     assert [node.path for node in tree.subtree] == ["/"]
@@ -111,7 +111,7 @@ def test_a_datatree_has_the_values_that_netcdf4_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", ["scipy", *VERSIONS])
 @pytest.mark.parametrize("records", [0, 1, 4])
-def test_a_lone_small_variable_with_records_has_no_padding(tmp_path: Path, writer: str, records: int) -> None:
+def test_single_small_record_variable_has_no_padding(tmp_path: Path, writer: str, records: int) -> None:
     if writer == "scipy" and not records:
         return  # it writes such files so that no library opens them
     create = pytest.importorskip("scipy.io").netcdf_file if writer == "scipy" else netcdf4.Dataset
@@ -128,7 +128,7 @@ def test_a_lone_small_variable_with_records_has_no_padding(tmp_path: Path, write
         assert got.v0.encoding["chunks"] == (max(records, 1), 3)
 
 
-def test_records_of_a_stream_are_as_many_as_the_file_holds(tmp_path: Path) -> None:
+def test_streaming_record_count_follows_the_file_size(tmp_path: Path) -> None:
     path = write(tmp_path / "a.nc", records=4)
     data = path.read_bytes()
     assert data[4:8] == b"\0\0\0\4"
@@ -140,7 +140,7 @@ def test_records_of_a_stream_are_as_many_as_the_file_holds(tmp_path: Path) -> No
     assert array(str(path), "packed").shape == (3, 3, 5)
 
 
-def test_large_variables_and_records_are_cut_into_pieces(tmp_path: Path) -> None:
+def test_large_variables_and_records_are_cut_into_chunks(tmp_path: Path) -> None:
     path = tmp_path / "a.nc"
     fixed = np.random.default_rng(0).integers(0, 99, (1009, 1300), "i4")  # a prime number of rows
     with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as ds:
@@ -180,7 +180,7 @@ def write_records(path: Path, shape: tuple[int, ...], records: int) -> Path:
 
 
 @pytest.mark.usefixtures("large_files")
-def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: RangeServer, tmp_path: Path) -> None:
+def test_opening_reads_only_the_header(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (40, 50), 30)
     url = http_server.put("/a.nc", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
@@ -198,7 +198,7 @@ def test_opening_takes_the_header_alone_and_a_record_one_request(http_server: Ra
 
 
 @pytest.mark.usefixtures("large_files")
-def test_variables_of_small_records_have_many_in_a_chunk(http_server: RangeServer, tmp_path: Path) -> None:
+def test_small_records_share_a_chunk(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (2,), 20_000)
     url = http_server.put("/a.nc", path.read_bytes())
     same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
@@ -213,7 +213,7 @@ def test_variables_of_small_records_have_many_in_a_chunk(http_server: RangeServe
     assert len(http_server.requests()) == 1
 
 
-def test_the_times_of_large_records_are_read_without_the_records(http_server: RangeServer, tmp_path: Path) -> None:
+def test_times_of_large_records_are_read_without_the_records(http_server: RangeServer, tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.nc", (100, 1000), 5)
     fs = RefShardFileSystem(http_server.put("/a.nc", path.read_bytes()), skip_instance_cache=True)
     assert np.frombuffer(fs.cat_file("time/0"), ">f8").tolist() == [0, 1, 2, 3, 4]
@@ -235,7 +235,7 @@ def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path:
     assert len(http_server.requests()) <= 4
 
 
-def test_damage_ends_in_errors_that_name_the_file(tmp_path: Path) -> None:
+def test_damage_errors_name_the_file(tmp_path: Path) -> None:
     for version in VERSIONS:
         check_damage(write(tmp_path / f"{version}.nc", version).read_bytes(), seed=VERSIONS[version], header=1800)
 
@@ -247,7 +247,7 @@ def put(at: int, *words: int) -> bytes:
     return b"CDF\1" + struct.pack(f">{len(fields)}I", *fields) + struct.pack(">2i", 5, 6)
 
 
-def test_a_file_made_by_hand_is_read() -> None:
+def test_file_made_by_hand_is_read() -> None:
     files = Files({ROOT: put(0)})
     assert files.read(files.open(), "v/0") == b"\0\0\0\5\0\0\0\6"
 
@@ -268,9 +268,7 @@ def test_a_file_made_by_hand_is_read() -> None:
         (11, (0xFF000000,), "not UTF-8"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_refused_by_its_field(
-    at: int, words: tuple[int, ...], reason: str | None
-) -> None:
+def test_impossible_header_error_names_the_field(at: int, words: tuple[int, ...], reason: str | None) -> None:
     files = Files({ROOT: put(at, *words)})
     if reason is None:
         assert files.open().grids["v"].size == 0
@@ -285,7 +283,7 @@ def test_names_end_at_a_nul() -> None:
     assert list(files.open().grids) == ["vw"]
 
 
-def test_variables_that_contradict_themselves_are_left_out() -> None:
+def test_contradictory_variables_are_left_out() -> None:
     def variable(name: bytes, dimensions: list[int], begin: int) -> list[int]:
         spelled = int.from_bytes(name.ljust(4, b"\0"), "big")
         return [len(name), spelled, len(dimensions), *dimensions, 0, 0, 4, 8, begin]
@@ -310,7 +308,7 @@ def test_variables_that_contradict_themselves_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("count", range(5))
-def test_variables_behind_the_counted_ones_are_reported(tmp_path: Path, count: int) -> None:
+def test_variables_beyond_the_count_are_reported(tmp_path: Path, count: int) -> None:
     """Before it was mended: If the number of variables was damaged, the others were left out silently."""
     path = tmp_path / "a.nc"
     with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as f:
@@ -325,7 +323,7 @@ def test_variables_behind_the_counted_ones_are_reported(tmp_path: Path, count: i
     assert list(keyspace.reports) == [f"v{count}"] * (count < 4)
 
 
-def test_header_that_is_that_of_last_file_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_header_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
 
     def parse(data: bytes, size: int, where: str) -> Any:
@@ -343,14 +341,14 @@ def test_header_that_is_that_of_last_file_is_not_parsed_again(monkeypatch: pytes
     assert [struct.unpack(">2i", data or b"") for data in shown] == [(5, 6), (7, 8), (5, 6), (5, 6)]
 
 
-def test_names_that_are_no_keys_are_reported(tmp_path: Path) -> None:
+def test_names_that_cannot_be_keys_are_reported(tmp_path: Path) -> None:
     data = write(tmp_path / "a.nc").read_bytes().replace(b"\0\0\0\6packed", b"\0\0\0\6../../")
     keyspace = Files({ROOT: data}).open()
     assert list(keyspace.reports) == ["../../"]
     assert "scalar" in keyspace.grids
 
 
-def test_a_file_that_changes_is_not_mixed_with_another(tmp_path: Path) -> None:
+def test_changed_file_is_never_mixed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.nc")
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     fs.ls("")

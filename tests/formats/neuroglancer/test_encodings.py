@@ -66,6 +66,6 @@ def test_damaged_chunks_are_errors(encoding: str, data: bytes, reason: str) -> N
         recipe(encoding, "uint32" if encoding[0] == "c" else "uint8").make(data)
 
 
-def test_blocks_that_are_much_larger_than_a_chunk_are_refused() -> None:
+def test_blocks_much_larger_than_a_chunk_are_refused() -> None:
     with pytest.raises(ValueError, match="much larger"):
         recipe("compressed_segmentation", "uint64", (1 << 11, 1 << 11, 1)).make(bytes(64))

@@ -45,13 +45,13 @@ def test_volume_is_saved_in_every_format(format: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(array(str(tmp_path / "saved"), KEY)[...], VALUES)
 
 
-def test_a_volume_of_which_nothing_can_be_shown_says_why() -> None:
+def test_volume_without_readable_scales_says_why() -> None:
     for encoding in ("jxl", "compresso", "compressed_segmentation"):  # the last one is not of uint8
         with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
             volume_of(info(encoding=encoding))
 
 
-def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
+def test_scale_without_chunk_ids_leaves_the_others() -> None:
     sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
                 "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
     doc = info()
@@ -62,7 +62,7 @@ def test_a_scale_whose_chunks_have_no_ids_hides_no_other() -> None:
     assert "at most 64 bits" in volume.reports["large"]
 
 
-def test_an_error_about_very_many_scales_is_short() -> None:
+def test_error_about_many_scales_is_short() -> None:
     doc = info()
     doc["scales"] = [doc["scales"][0] | {"encoding": "jxl"}] * 2000
     with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
@@ -70,7 +70,7 @@ def test_an_error_about_very_many_scales_is_short() -> None:
     assert len(str(caught.value)) < 2000
 
 
-def test_arrays_are_named_by_keys_that_mean_one_name() -> None:
+def test_equivalent_keys_give_one_array_name() -> None:
     doc = info()
     keys = ["a/b c", "a_b_c", ".zarray", "info", "8.0x8.0x8.0", "a_b_c"]
     doc["scales"] = [{**doc["scales"][0], "key": key} for key in keys]
@@ -90,12 +90,12 @@ def test_arrays_are_named_by_keys_that_mean_one_name() -> None:
                       "minishard_bits": 40, "shard_bits": 0}},
     ],
 )  # fmt: skip
-def test_a_scale_that_contradicts_the_specification_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_scale_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ManifestError):
         volume_of(info(**changes))
 
 
-def test_giant_chunks_are_not_made() -> None:
+def test_giant_chunks_are_not_allocated() -> None:
     with pytest.raises(ManifestError, match="more than .* bytes each"):
         volume_of(info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
     volume = volume_of(info(chunk_sizes=[[2**20, 2**20, 2**20]]))

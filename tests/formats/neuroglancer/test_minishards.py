@@ -36,7 +36,7 @@ from tests.support.volumes import KEY, pattern, write_volume
         ((5, 40, 3, 1), (16, 8, 8), (1, 2, 3), "float32"),
     ],
 )
-def test_every_way_to_shard_a_volume(
+def test_every_sharding_of_a_volume_is_read(
     hashed: str, bits: tuple[int, int, int], index: str, data: str, shape: Any, chunk: Any, offset: Any, dtype: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -56,7 +56,7 @@ def test_every_way_to_shard_a_volume(
     assert all(fs.info(key)["size"] == len(fs.cat_file(key)) for key in stored)
 
 
-def test_morton_codes_leave_out_bits_that_no_cell_needs() -> None:
+def test_morton_codes_skip_unneeded_bits() -> None:
     code = MortonCode((3, 1, 5))  # bits: x0 z0 x1 z1 z2
     assert [code.encode(c) for c in [(0, 0, 0), (1, 0, 0), (0, 0, 1), (2, 0, 0), (0, 0, 2), (0, 0, 4), (2, 0, 4)]] == [
         0, 1, 2, 4, 8, 16, 20,
@@ -69,12 +69,12 @@ def test_morton_codes_leave_out_bits_that_no_cell_needs() -> None:
         MortonCode((2**22, 2**22, 2**22))
 
 
-def test_murmur_hashes_as_its_reference_does() -> None:
+def test_murmur_hash_equals_the_reference() -> None:
     vectors = {0: 0x4772B084E028AE41, 1: 0xE8BD67D616D4CE9A, 0x0123456789ABCDEF: 0x708036264C109D93}
     assert {number: murmur(number) for number in vectors} == vectors
 
 
-def test_shards_are_named_by_as_many_digits_as_their_bits_take() -> None:
+def test_shard_names_have_the_digits_of_their_bits() -> None:
     sharding = Sharding(0, "identity", 1, 9)
     assert sharding.place(0b1_0000_0010_1) == (0x102, 1)
     assert sharding.stem(0x102) == "102"
@@ -84,7 +84,7 @@ def test_shards_are_named_by_as_many_digits_as_their_bits_take() -> None:
     assert Sharding(0, "identity", 0, 0).stem(0) == "0"
 
 
-def test_indexes_that_cannot_be_true_are_refused() -> None:
+def test_impossible_indexes_are_refused() -> None:
     with pytest.raises(ValueError, match="ends before it begins"):
         ShardIndex().decode(struct.pack("<4Q", 0, 5, 9, 5))
     raw = MinishardIndex("raw", 2)

@@ -34,7 +34,7 @@ def test_volumes_of_tensorstore_have_its_values(kind: str, zarr_format: int) -> 
     assert found.attrs["resolution"] == [8, 8, 8]
 
 
-def test_chunks_in_files_are_listed_and_missing_ones_are_no_keys(tmp_path: Path) -> None:
+def test_only_existing_chunk_files_are_listed(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "files", tmp_path, dirs_exist_ok=True)
     gone = tmp_path / KEY / "10-14_-3-1_7-11"
     edge = tmp_path / KEY / "18-21_5-6_11-12"
@@ -54,7 +54,7 @@ def test_chunks_in_files_are_listed_and_missing_ones_are_no_keys(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["files", "murmur"])
-def test_a_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> None:
+def test_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> None:
     shutil.copy(SAMPLES / kind / "info", tmp_path)
     fs = opened(str(tmp_path))
     assert {name.rpartition("/")[2] for name in fs.find(KEY)} == {".zarray", ".zattrs"}
@@ -74,7 +74,7 @@ def test_xarray_reads_a_volume_by_its_dimensions() -> None:
     assert np.array_equal(found.values, VALUES)
 
 
-def test_chunks_in_shard_of_others_are_listed_no_more_than_found(tmp_path: Path) -> None:
+def test_misplaced_chunks_in_a_shard_are_not_listed(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "murmur", tmp_path, dirs_exist_ok=True)
     first, *others = sorted((tmp_path / KEY).iterdir())
     for other in others:
@@ -85,7 +85,7 @@ def test_chunks_in_shard_of_others_are_listed_no_more_than_found(tmp_path: Path)
     assert all(map(fs.exists, keys))
 
 
-def test_a_file_that_is_named_by_thousands_of_digits_is_no_chunk() -> None:
+def test_file_name_of_many_digits_is_not_a_chunk() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/digits/info", json.dumps(info()).encode())
     memory.pipe(f"/digits/{KEY}/0-4_0-4_0-4", bytes(64))
@@ -93,7 +93,7 @@ def test_a_file_that_is_named_by_thousands_of_digits_is_no_chunk() -> None:
     assert opened("memory://digits").ls(KEY, detail=False)[-1:] == [f"{KEY}/0.0.0.0"]
 
 
-def test_chunk_at_edge_is_padded_and_one_of_another_size_refused() -> None:
+def test_edge_chunk_is_padded_and_wrong_size_refused() -> None:
     recipe = EdgeRecipe((2, 1, 1, 1), (3, 2, 1, 1), 1, is_gzip=False)
     assert recipe.make(b"ab") == b"ab\0\0\0\0"
     for raw in (b"a", b"abc"):
@@ -122,7 +122,7 @@ def test_damaged_volumes_never_give_data(tmp_path: Path) -> None:
         assert failed
 
 
-def test_a_chunk_of_the_wrong_size_in_a_shard_names_the_shard(tmp_path: Path) -> None:
+def test_wrong_chunk_size_names_the_shard(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "identity", tmp_path, dirs_exist_ok=True)
     doc = json.loads((tmp_path / "info").read_text())
     doc["data_type"] = "uint8"
@@ -131,7 +131,7 @@ def test_a_chunk_of_the_wrong_size_in_a_shard_names_the_shard(tmp_path: Path) ->
         opened(str(tmp_path)).cat_file(f"{KEY}/0.0.0.0")
 
 
-def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: RangeServer) -> None:
+def test_unreachable_shard_is_not_a_missing_chunk(http_server: RangeServer) -> None:
     for path in (SAMPLES / "identity").rglob("*"):
         if path.is_file():
             http_server.put(f"/v/{path.relative_to(SAMPLES / 'identity')}", path.read_bytes())
@@ -142,7 +142,7 @@ def test_a_shard_that_cannot_be_reached_is_no_missing_chunk(http_server: RangeSe
         fs.cat_file(f"{KEY}/0.0.0.0")
 
 
-def test_obsolete_form_of_two_files_shard_is_no_volume_of_zeros(tmp_path: Path) -> None:
+def test_obsolete_two_file_shards_are_an_error(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "identity", tmp_path, dirs_exist_ok=True)
     for path in list((tmp_path / KEY).iterdir()):
         path.rename(path.with_suffix(".index"))

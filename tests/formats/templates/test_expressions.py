@@ -56,7 +56,7 @@ BOTH_MODES = [
 
 
 @pytest.mark.parametrize(("text", "expanded"), BOTH_MODES)
-def test_texts_expand_alike_in_both_modes(templates: Templates, text: str, expanded: str) -> None:
+def test_texts_expand_equally_in_both_modes(templates: Templates, text: str, expanded: str) -> None:
     assert templates.expand(text) == expanded
     assert templates.expand(text) == expanded
 
@@ -129,13 +129,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
-def test_what_templates_may_not_say_is_one_clear_error(text: str, reason: str) -> None:
+def test_forbidden_template_syntax_is_one_clear_error(text: str, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason) as caught:
         Templates(DEFINITIONS).expand(text)
     assert len(str(caught.value)) < 600
 
 
-def test_errors_quote_no_more_than_helps() -> None:
+def test_errors_quote_short_excerpts() -> None:
     name = "n" * 5_000
     for text in (_hole(name), _hole(f"f(c={name})"), "{{" + name):
         with pytest.raises(ManifestError) as caught:
@@ -175,7 +175,7 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> str:
 
 @given(st.lists(st.one_of(expressions().map(lambda text: "{{ " + text + " }}"), st.just("lit/")), max_size=3))
 @example(["{{ - 1 ** j }}"])
-def test_whatever_expands_is_what_jinja2_makes_of_it(parts: list[str]) -> None:
+def test_expansion_equals_jinja2(parts: list[str]) -> None:
     sandbox = pytest.importorskip("jinja2.sandbox")
     text = "".join(parts)
     definitions = {"u": "s3://b", "f": "{{c}}"}

@@ -35,7 +35,7 @@ def templates() -> Templates:
         ("{{- 'a' -}} {# comment #}{% raw %}{{u}}{% endraw %}\n", "a{{u}}\n"),
     ],
 )
-def test_jinja_s_expressions_and_statements_work(templates: Templates, text: str, expanded: str) -> None:
+def test_jinja_expressions_and_statements_work(templates: Templates, text: str, expanded: str) -> None:
     assert templates.expand(text) == expanded
 
 
@@ -77,13 +77,13 @@ def test_gen_may_have_statements(templates: Templates) -> None:
     ],
 )
 @pytest.mark.case(id="P13")
-def test_what_jinja_refuses_is_a_manifest_error(templates: Templates, text: str) -> None:
+def test_jinja_errors_are_manifest_errors(templates: Templates, text: str) -> None:
     with pytest.raises(ManifestError) as caught:
         templates.expand(text)
     assert len(str(caught.value)) < 700
 
 
-def test_a_text_has_a_bound(templates: Templates) -> None:
+def test_expanded_text_is_bounded(templates: Templates) -> None:
     with pytest.raises(ManifestError, match="more than 65536 characters"):
         templates.expand("{{ 'x' * 70000 }}")
     with pytest.raises(ManifestError, match="more than 10 characters"):

@@ -47,19 +47,19 @@ def test_template_names_may_be_any_text(text: str, expanded: str) -> None:
     assert Templates(DEFINITIONS).expand(text) == expanded
 
 
-def test_text_without_holes_is_the_same_object(templates: Templates) -> None:
+def test_text_without_placeholders_is_not_copied(templates: Templates) -> None:
     text = "http://host/{not}/a%20template"
     assert templates.expand(text) is text
 
 
-def test_what_all_texts_expand_to_is_bounded(simple: bool) -> None:
+def test_total_expanded_text_is_bounded(simple: bool) -> None:
     templates = Templates({"u": "x" * 1000}, simple=simple, limits=TemplateLimits(expanded_text=10_000))
     assert [len(templates.expand("{{u}}" + str(number))) for number in range(9)] == [1001] * 9
     with pytest.raises(ManifestError, match="all texts together expand to more than 10000 characters"):
         templates.expand("{{u}}9")
 
 
-def test_the_operations_of_all_texts_are_bounded() -> None:
+def test_total_operations_are_bounded() -> None:
     templates = Templates({"u": "x"}, limits=TemplateLimits(expanded_steps=1000))
     texts = ("{{u}}" * 50 + str(number) for number in range(100))
     with pytest.raises(ManifestError, match=r"more operations than limits\.expanded_steps"):
@@ -71,7 +71,7 @@ def test_overrides_win_and_add(simple: bool) -> None:
     assert templates.expand("{{u}}{{v()}}{{w}}") == "bbc"
 
 
-def test_a_template_sees_its_arguments_and_other_templates_only() -> None:
+def test_template_sees_only_arguments_and_templates() -> None:
     templates = Templates({"t": "{{i}}"})
     assert generated(templates, "{{t(i=i)}}", i=3) == "3"
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_a_template_sees_its_arguments_and_other_templates_only() -> None:
         generated(templates, "{{t}}", i=3)
 
 
-def test_a_template_that_uses_itself_is_refused(simple: bool) -> None:
+def test_template_that_uses_itself_is_refused(simple: bool) -> None:
     templates = Templates({"a": "{{b(x=1)}}", "b": "{{a(x=x)}}", "c": "{{ c(x=x) }}"}, simple=simple)
     for text in ("{{a(x=1)}}", "{{c(x=1)}}"):
         with pytest.raises(ManifestError, match="uses itself"):
@@ -122,7 +122,7 @@ def test_definitions_are_texts(simple: bool) -> None:
 # gen
 
 
-def test_the_specification_s_example() -> None:
+def test_specification_example_expands() -> None:
     templates = Templates({"u": "server.domain/path", "f": "{{c}}"})
     entry = {
         "key": "gen_key{{i}}",
@@ -135,7 +135,7 @@ def test_the_specification_s_example() -> None:
     assert list(expand_gen([entry], templates)) == expected
 
 
-def test_a_real_gen_set_has_its_keys_and_ranges(simple: bool) -> None:
+def test_public_gen_set_has_its_keys_and_ranges(simple: bool) -> None:
     path = SHARED / "data/refs/cru-kc3-gen/kc3.json"
     if not path.exists():
         pytest.skip("the shared reference sets are not here")
@@ -177,7 +177,7 @@ def test_more_keys_than_a_block_come_in_order() -> None:
     assert made == [(f"{t}.{x:03}", f"f{x % 2}", t * 1000 + x, 7) for t in range(100) for x in range(300)]
 
 
-def test_many_keys_take_little_memory_until_they_are_kept() -> None:
+def test_generated_keys_take_little_memory() -> None:
     entry = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 1_900_000}, "one": [1]}}
     with taking(8 << 20):
         assert next(expand_gen([entry], Templates({}))) == ("0", "u", None, None)
@@ -240,13 +240,13 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("entry", "reason"), BAD_ENTRIES)
-def test_malformed_entry_is_error_before_anything_is_generated(entry: object, reason: str) -> None:
+def test_malformed_entry_is_refused_before_generation(entry: object, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):
         expand_gen([entry], Templates({"u": "x"}))
 
 
 @pytest.mark.parametrize(("fields", "reason"), BAD_VALUES)
-def test_a_bad_range_names_the_entry_and_the_values(fields: dict[str, Any], reason: str) -> None:
+def test_invalid_range_names_entry_and_values(fields: dict[str, Any], reason: str) -> None:
     good = {"key": "ok", "url": "u", "dimensions": {}}
     entry = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 5}}} | fields
     with pytest.raises(ManifestError, match=r"gen\[1\] \(key 'k\{\{i\}\}'\): .*" + reason):
@@ -269,7 +269,7 @@ def test_billions_of_keys_are_refused_before_the_first(dimensions: dict[str, Any
         expand_gen([entry], Templates({}))
 
 
-def test_the_limits_hold_for_all_entries_together() -> None:
+def test_limits_hold_for_all_entries_together() -> None:
     entry = {"key": "k{{i}}", "url": "u{{i}}", "dimensions": {"i": {"stop": 60}}}
     templates = Templates({})
     assert len(list(expand_gen([entry], templates, limits=TemplateLimits(generated=100)))) == 60
@@ -281,7 +281,7 @@ def test_the_limits_hold_for_all_entries_together() -> None:
         list(expand_gen([entry, entry], templates, limits=TemplateLimits(generated_text=500)))
 
 
-def test_a_huge_empty_product_is_empty() -> None:
+def test_huge_empty_product_is_empty() -> None:
     entry = {"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**62}, "j": {"stop": 0}, "k": []}}
     assert list(expand_gen([entry], Templates({}))) == []
 

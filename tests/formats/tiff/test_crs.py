@@ -1,4 +1,4 @@
-"""A CRS that geo keys give by parameters is the one that GDAL finds."""
+"""A CRS that geo keys define by parameters equals GDAL's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CF = {
 
 
 @pytest.mark.parametrize("crs", CF)
-def test_crs_by_parameters_is_the_one_of_gdal(tmp_path: Path, crs: str) -> None:
+def test_crs_of_parameters_equals_gdals(tmp_path: Path, crs: str) -> None:
     path = write(tmp_path / "a.tif", np.zeros((2, 2), "u1"), crs=crs)
     files = Files.of(path)
     found = json.loads(files.read(files.open(), "spatial_ref/.zattrs") or b"")
@@ -60,7 +60,7 @@ def test_crs_by_parameters_is_the_one_of_gdal(tmp_path: Path, crs: str) -> None:
     assert ("grid_mapping_name" in found) == bool(CF[crs])
 
 
-def test_citation_of_a_geographic_crs_in_a_projected_one_is_read() -> None:
+def test_geographic_citation_of_a_projected_crs_is_read() -> None:
     keys = {**SPHERE, 3075: 24, 2049: 'GCS Name = the "sphere"|Datum = D|Ellipsoid = E', 3076: 9002}
     found = describe_crs(keys)["crs_wkt"]
     assert found.startswith('PROJCS["unknown",GEOGCS["the ""sphere""",DATUM["D",SPHEROID["E",6371007.181,0.0]]')

@@ -1,4 +1,4 @@
-"""Coordinates and attributes of the place of an image are those that GDAL finds."""
+"""The coordinates and the georeference of an image equal GDAL's."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def place(path: Path) -> dict[str, Any]:
     return json.loads(fs.cat_file("spatial_ref/.zattrs"))  # type: ignore[no-any-return]  # JSON
 
 
-def test_pixels_that_are_points_lie_half_a_pixel_further(tmp_path: Path) -> None:
+def test_point_pixels_are_shifted_by_half_a_pixel(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, tags={"AREA_OR_POINT": "Point"})
     with rasterio.open(path) as ds:
         first = ds.xy(0, 0)
     assert (array(path, "x")[0], array(path, "y")[0]) == first
 
 
-def test_grid_turned_has_no_coordinates_but_its_transform(tmp_path: Path) -> None:
+def test_rotated_grid_has_a_transform_only(tmp_path: Path) -> None:
     turned = rasterio.Affine(9.0, 1.0, 500.0, 2.0, -8.0, 700.0)
     path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
     assert not RefShardFileSystem(str(path)).exists("x")
     assert tuple(map(float, place(path)["GeoTransform"].split())) == turned.to_gdal()
 
 
-def test_image_without_a_place_has_its_crs(tmp_path: Path) -> None:
+def test_image_without_a_transform_has_its_crs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, transform=None)
     assert place(path) == {"_ARRAY_DIMENSIONS": [], "crs_wkt": "EPSG:32633", "spatial_ref": "EPSG:32633"}
 
@@ -55,7 +55,7 @@ def test_keys_beyond_the_stated_number_are_ignored_as_in_gdal(tmp_path: Path) ->
     assert "crs_wkt" not in place(path)
 
 
-def test_steps_of_y_with_a_sign_lead_down_as_in_gdal(tmp_path: Path) -> None:
+def test_signed_y_steps_follow_gdal(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH)
     scale = struct.pack("<3d", 10, 20, 0)
     path.write_bytes(path.read_bytes().replace(scale, struct.pack("<3d", 10, -20, 0)))
@@ -64,7 +64,7 @@ def test_steps_of_y_with_a_sign_lead_down_as_in_gdal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Area", "Point"])
-def test_ground_control_points_are_those_of_gdal(tmp_path: Path, kind: str) -> None:
+def test_ground_control_points_equal_gdals(tmp_path: Path, kind: str) -> None:
     corners = [(0, 0, 10, 50), (0, 200, 11, 50.1), (150, 0, 10.1, 49), (150, 200, 11.2, 49.2)]
     points = [rasterio.control.GroundControlPoint(*corner, z=number) for number, corner in enumerate(corners)]
     path = write(tmp_path / "a.tif", SMOOTH, gcps=points, transform=None, crs="EPSG:4326", tags={"AREA_OR_POINT": kind})
@@ -79,7 +79,7 @@ def test_ground_control_points_are_those_of_gdal(tmp_path: Path, kind: str) -> N
     assert not RefShardFileSystem(str(path)).exists("x")
 
 
-def test_rational_polynomials_are_those_of_gdal(tmp_path: Path) -> None:
+def test_rational_polynomials_equal_gdals(tmp_path: Path) -> None:
     ones = [number / 7 for number in range(20)]
     rest = dict.fromkeys(("line_num_coeff", "line_den_coeff", "samp_num_coeff", "samp_den_coeff"), ones)
     names = [f"{axis}_{what}" for what in ("off", "scale") for axis in ("height", "lat", "line", "long", "samp")]

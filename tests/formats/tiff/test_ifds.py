@@ -31,7 +31,7 @@ def seeds(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(tmp_path.glob("*.tif"))]
 
 
-def test_damaged_files_end_in_errors_that_name_them(tmp_path: Path) -> None:
+def test_damaged_file_errors_name_the_file(tmp_path: Path) -> None:
     for seed, data in enumerate(seeds(tmp_path)):
         check_damage(data, seed, times=120)
 
@@ -56,7 +56,7 @@ def test_damaged_tiles_and_loops_are_named() -> None:
         Files({ROOT: b"II*\0" + bytes(20)}).open()
 
 
-def test_tag_with_too_many_values_leaves_out_its_page() -> None:
+def test_page_with_an_oversized_tag_is_left_out() -> None:
     data = plain_tiff(b"1" * 300_000, 4, 2)
     entry = struct.pack("<HHII", 259, 4, 1, 1)
     with pytest.raises(ManifestError, match="its tag 259 has 70000 values of uint32: expected one or a few integers"):
@@ -64,7 +64,7 @@ def test_tag_with_too_many_values_leaves_out_its_page() -> None:
 
 
 @pytest.mark.parametrize("damage", ["count", "tag", "place", "sub"])
-def test_a_damaged_ifd_leaves_out_its_page(damage: str, tmp_path: Path) -> None:
+def test_page_with_a_damaged_ifd_is_left_out(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "pages.tif"
     with tifffile.TiffWriter(path) as writer:
         for value in range(3):

@@ -41,7 +41,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {"one strip": {}, "strips": {"rowsperstrip"
 
 @pytest.mark.parametrize("compression", [None, "zlib", "zstd", "lzw", "packbits"])
 @pytest.mark.parametrize("order", "<>")
-def test_zarr_reads_what_tifffile_reads(tmp_path: Path, order: str, compression: str | None) -> None:
+def test_values_equal_tifffile(tmp_path: Path, order: str, compression: str | None) -> None:
     cases = itertools.product(["u1", "i2", "f4", "f8"], LAYOUTS, SAMPLES, [None, 2, 3])
     for number, (dtype, layout, samples, predictor) in enumerate(cases):
         unusual = (predictor == 3 and dtype[0] != "f") or (predictor == 2 and dtype[0] == "f")
@@ -74,7 +74,7 @@ def test_samples_of_any_number_of_bits_are_unpacked(tmp_path: Path, bits: int, c
 
 @pytest.mark.parametrize("bits", [1, 2, 8, 16])
 @pytest.mark.parametrize("compression", ["", "lzw", "zlib", "packbits"])
-def test_bits_that_are_filled_from_the_lowest_are_turned(tmp_path: Path, bits: int, compression: str) -> None:
+def test_reversed_fill_order_is_decoded(tmp_path: Path, bits: int, compression: str) -> None:
     rasterio = pytest.importorskip("rasterio")
     codecs = pytest.importorskip("imagecodecs")
     values = RNG.integers(0, 1 << bits, (21, 40), "u2" if bits > 8 else "u1")
@@ -90,14 +90,14 @@ def test_bits_that_are_filled_from_the_lowest_are_turned(tmp_path: Path, bits: i
         np.testing.assert_array_equal(ds.read(1), values)
 
 
-def test_images_that_are_filled_from_the_lowest_are_refused() -> None:
+def test_reversed_fill_order_of_samples_is_refused() -> None:
     with pytest.raises(ManifestError, match="its FillOrder is 2 with images"):
         Files({ROOT: plain_tiff(b"1234", 8, 2, 8, 7, t266=2)}).open()
 
 
 @pytest.mark.parametrize("dtype", ["complex_int16", "complex64"])
 @pytest.mark.parametrize("options", [{}, {"compress": "DEFLATE"}, {"tiled": True, "ENDIANNESS": "BIG"}], ids=str)
-def test_complex_integers_are_complex_numbers(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+def test_complex_integers_become_complex_floats(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
     """SAR images of single looks, such as Sentinel-1's, have pairs of 16-bit integers."""
     rasterio = pytest.importorskip("rasterio")
     values = RNG.integers(-(1 << 15), 1 << 15, (2, 40, 50)).view("i8")
@@ -143,7 +143,7 @@ def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> 
 
 
 @pytest.mark.parametrize("compression", [1, 5, 8])
-def test_the_only_strip_is_read_without_its_size(tmp_path: Path, compression: int) -> None:
+def test_only_strip_is_read_without_its_size(tmp_path: Path, compression: int) -> None:
     rasterio = pytest.importorskip("rasterio")
     codecs = pytest.importorskip("imagecodecs")
     values = RNG.integers(0, 255, (11, 13), "u1")
@@ -181,7 +181,7 @@ def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
         ("u1", {"compress": "WEBP", "count": 3, "interleave": "band"}, "WebP hold 1 of its samples"),
     ],
 )
-def test_samples_that_readers_disagree_on_are_refused(
+def test_samples_with_disputed_values_are_refused(
     tmp_path: Path, dtype: str, options: dict[str, Any], reason: str
 ) -> None:
     pytest.importorskip("rasterio")
@@ -206,7 +206,7 @@ def test_samples_that_readers_disagree_on_are_refused(
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_images_and_lzma_are_as_tifffile_reads_them(
+def test_image_codecs_and_lzma_equal_tifffile(
     tmp_path: Path, compression: str, values: Any, options: dict[str, Any]
 ) -> None:
     path = tmp_path / "x.tif"
@@ -217,7 +217,7 @@ def test_images_and_lzma_are_as_tifffile_reads_them(
 
 @pytest.mark.parametrize("compression", ["CCITTRLE", "CCITTFAX3", "CCITTFAX4"])
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_faxes_are_as_gdal_reads_them(tmp_path: Path, compression: str, is_reversed: bool) -> None:
+def test_faxes_equal_gdal(tmp_path: Path, compression: str, is_reversed: bool) -> None:
     rasterio = pytest.importorskip("rasterio")
     values = (np.add.outer(np.arange(70), np.arange(50)) // 7 % 2).astype("u1")
     for number, photometric in enumerate(["MINISWHITE", "MINISBLACK"]):
@@ -256,7 +256,7 @@ def test_jpeg_2000_of_another_shape_is_refused(tmp_path: Path) -> None:
         files.read(files.open(), "0/0.0")
 
 
-def test_strip_of_a_whole_image_and_small_ones_become_pieces(tmp_path: Path) -> None:
+def test_large_strips_are_cut_and_small_ones_joined(tmp_path: Path) -> None:
     values = RNG.integers(0, 255, (2100, 4000), "u1")
     for rows in (1, 2100):
         path = tmp_path / f"{rows}.tif"
@@ -266,7 +266,7 @@ def test_strip_of_a_whole_image_and_small_ones_become_pieces(tmp_path: Path) -> 
         np.testing.assert_array_equal(found[...], values)
 
 
-def test_no_more_is_decompressed_than_a_strip_has() -> None:
+def test_decompression_stops_at_the_strip_size() -> None:
     import zlib
 
     files = Files({ROOT: plain_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
@@ -274,7 +274,7 @@ def test_no_more_is_decompressed_than_a_strip_has() -> None:
         files.read(files.open(), "0/0.0")
 
 
-def test_recipes_are_small_and_survive_pickling() -> None:
+def test_codecs_are_small_and_survive_pickling() -> None:
     recipe = TileRecipe(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b"")
     assert pickle.loads(pickle.dumps(recipe)) == recipe
     assert hash(recipe) == hash(TileRecipe(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b""))

@@ -43,7 +43,7 @@ def metadata(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return json.loads(fs.cat(f"{name}/.zarray")), json.loads(fs.cat(f"{name}/.zattrs"))
 
 
-def test_pages_of_several_sizes_have_dimensions_of_their_own(tmp_path: Path) -> None:
+def test_pages_of_different_sizes_have_own_dimensions(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     path = tmp_path / "pages.tif"
     with tifffile.TiffWriter(path) as writer:
@@ -60,7 +60,7 @@ def test_pages_of_several_sizes_have_dimensions_of_their_own(tmp_path: Path) -> 
     assert set(xr.open_datatree(path, engine="refshard")["/"].data_vars) == set("0123")
 
 
-def test_what_is_not_shown_is_reported_and_the_other_pages_are(tmp_path: Path) -> None:
+def test_unsupported_pages_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "mixed.tif"
     with tifffile.TiffWriter(path) as writer:
         writer.write(RGB[..., 0], metadata=None)
@@ -79,7 +79,7 @@ def test_what_is_not_shown_is_reported_and_the_other_pages_are(tmp_path: Path) -
         Files({ROOT: plain_tiff(b"1", 1, 1, 8, 6)}).open()
 
 
-def test_ifds_that_say_the_same_are_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_ifds_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of one writer differ in the positions of tiles: these are their own, and what a tag says is, too."""
     described: list[str] = []
 
@@ -105,7 +105,7 @@ def test_ifds_that_say_the_same_are_described_once(tmp_path: Path, monkeypatch: 
     assert [json.loads(files[n].read(opened[n], "0/.zarray") or b"")["fill_value"] for n in (2, 3)] == [None, 7]
 
 
-def test_positions_of_plain_strips_are_looked_at_in_each_file(tmp_path: Path) -> None:
+def test_strip_offsets_are_compared_in_each_file(tmp_path: Path) -> None:
     """Whether strips are consecutive decides the chunks, so such files are never taken for alike."""
     path = tmp_path / "strips.tif"
     tifffile.imwrite(path, RGB[..., 0], rowsperstrip=10, metadata=None)
@@ -121,7 +121,7 @@ def test_positions_of_plain_strips_are_looked_at_in_each_file(tmp_path: Path) ->
     assert chunks == [[70, 50], [10, 50], [70, 50]]
 
 
-def test_a_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
+def test_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
     path = tmp_path / "pyramid.tif"
     levels = [RGB[..., 0][:: 1 << n, :: 1 << n] for n in range(3)]
     with tifffile.TiffWriter(path) as writer:
@@ -137,7 +137,7 @@ def test_a_pyramid_is_a_multiscale_group(tmp_path: Path) -> None:
     assert scales[:2] == [[1, 1], [2, 2]]
 
 
-def test_an_overview_that_was_never_written_is_none(tmp_path: Path) -> None:
+def test_unwritten_overview_is_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "pyramid.tif"
     with tifffile.TiffWriter(path) as writer:
         writer.write(RGB[..., 0], subifds=1, metadata=None)
@@ -152,7 +152,7 @@ def test_an_overview_that_was_never_written_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
-def test_an_ome_tiff_has_the_axes_that_its_xml_tells(tmp_path: Path, compression: str | None) -> None:
+def test_ome_tiff_has_the_axes_of_its_xml(tmp_path: Path, compression: str | None) -> None:
     path = tmp_path / "a.ome.tif"
     values = RNG.integers(0, 999, (3, 2, 4, 33, 21), "u2")
     with tifffile.TiffWriter(path, ome=True) as writer:
@@ -186,7 +186,7 @@ def test_images_of_an_ome_tiff_are_groups(tmp_path: Path) -> None:
          "</Pixels></Image></OME>", "lie in another file, 'b.tif'"),
     ],
 )  # fmt: skip
-def test_pages_are_shown_one_by_one_where_ome_xml_is_not_true(tmp_path: Path, text: str, reason: str) -> None:
+def test_wrong_ome_xml_shows_single_pages(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, RGB, description=text, photometric="rgb", metadata=None)
     check_pages(path)
@@ -244,7 +244,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_zarr_reads_what_gdal_reads(tmp_path: Path, name: str) -> None:
+def test_values_equal_gdal(tmp_path: Path, name: str) -> None:
     rasterio = pytest.importorskip("rasterio")
     values, options = CASES[name]
     path = write(tmp_path / "a.tif", values, **options)
@@ -255,7 +255,7 @@ def test_zarr_reads_what_gdal_reads(tmp_path: Path, name: str) -> None:
         np.testing.assert_allclose(shown(path, zarr_format=zarr_format).astype(want.dtype.kind + "8"), want, 0, most)
 
 
-def test_overviews_are_those_of_gdal(tmp_path: Path) -> None:
+def test_overviews_equal_gdal(tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio")
     path = write(
         tmp_path / "a.tif", np.tile(COLOURS, (1, 4, 4)), overviews=(2, 4), compress="lzw", predictor=2, **TILED
@@ -266,7 +266,7 @@ def test_overviews_are_those_of_gdal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
-def test_attributes_are_those_that_rioxarray_looks_for(tmp_path: Path, zarr_format: int) -> None:
+def test_attributes_have_the_names_of_rioxarray(tmp_path: Path, zarr_format: int) -> None:
     xr = pytest.importorskip("xarray")
     rasterio = pytest.importorskip("rasterio")
     values = SMOOTH.astype("i2")[:40]
@@ -287,7 +287,7 @@ def test_attributes_are_those_that_rioxarray_looks_for(tmp_path: Path, zarr_form
     assert ds["0"].encoding["_FillValue"] == 7
 
 
-def test_integer_scales_leave_room_for_missing_values(tmp_path: Path) -> None:
+def test_scaled_integers_keep_missing_values(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     rasterio = pytest.importorskip("rasterio")
     path = tmp_path / "a.tif"
@@ -325,7 +325,7 @@ def test_tags_texts_and_colours_are_attributes_as_in_rioxarray(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("large_files")
-def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -> None:
+def test_overview_and_window_take_one_request_each(tmp_path: Path) -> None:
     values = np.tile(COLOURS, (1, 14, 10))
     path = write(tmp_path / "cog.tif", values, driver="COG", compress="deflate", predictor=2, blocksize=256)
     with RangeServer(directory=tmp_path) as server:
@@ -344,9 +344,7 @@ def test_an_overview_and_a_window_of_a_cog_cost_a_request_each(tmp_path: Path) -
         assert len(server.requests()) == 2
 
 
-def test_commands_take_tiff_and_what_they_convert_has_its_values(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_accept_tiff_and_keep_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = RNG.integers(0, 999, (70, 50), "u2")
     for number, options in enumerate([{"compression": "zlib", "rowsperstrip": 16}, {"compression": "lzw"}]):
         folder = tmp_path / str(number)
@@ -370,14 +368,14 @@ def test_codecs_of_the_file_are_named_by_info_and_convert(tmp_path: Path, capsys
     assert said == "zarr cannot decode the chunks of 0 (predictor 2, lzw): they are decoded and copied"
 
 
-def test_a_tiff_is_read_from_memory(tmp_path: Path) -> None:
+def test_tiff_is_read_from_memory(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", RGB, compression="lzw", photometric="rgb")
     data = (tmp_path / "a.tif").read_bytes()
     np.testing.assert_array_equal(array(data, "0")[...], RGB)
     assert OpenOptions().zarr_format == 2
 
 
-def test_a_mask_is_marked_and_named_by_its_image(tmp_path: Path) -> None:
+def test_mask_has_a_name_and_an_attribute(tmp_path: Path) -> None:
     path = tmp_path / "mask.tif"
     with tifffile.TiffWriter(path) as writer:
         for step, kind in ((1, 0), (2, 1)):
@@ -393,7 +391,7 @@ def test_a_mask_is_marked_and_named_by_its_image(tmp_path: Path) -> None:
     assert [level["path"] for level in pyramid["datasets"]] == ["0", "2"]
 
 
-def test_a_pyramid_of_aperio_has_its_image_and_no_label(tmp_path: Path) -> None:
+def test_pyramid_of_aperio_has_its_image_and_no_label(tmp_path: Path) -> None:
     path = tmp_path / "slide.svs"
     rgb = np.zeros((512, 1024, 3), "u1")
     head = "Aperio Image Library v11.2.1 \r\n"

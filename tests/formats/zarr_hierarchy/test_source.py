@@ -29,7 +29,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_any_fsspec_filesystem_will_do() -> None:
+def test_any_fsspec_filesystem_is_accepted() -> None:
     memory = fsspec.filesystem("memory")
     for name, data in FILES.items():
         memory.pipe_file(f"/hierarchy/{name}", data)
@@ -72,7 +72,7 @@ def test_http_lists_groups_from_consolidated_v3_metadata(http_server: RangeServe
         fs.ls("g/a")
 
 
-def test_names_are_quoted_in_urls_and_queries_kept(http_server: RangeServer) -> None:
+def test_names_are_quoted_and_queries_kept(http_server: RangeServer) -> None:
     for name in ("a b", "100%", "q?x", "#1", "é"):
         http_server.put(f"/d/{name}", name.encode())
     http_server.put("/d/.zgroup", ZGROUP)
@@ -83,12 +83,12 @@ def test_names_are_quoted_in_urls_and_queries_kept(http_server: RangeServer) -> 
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_server_that_refuses_directory_itself_still_serves_it(server: RangeServer, status: int) -> None:
+def test_refused_directory_request_is_tolerated(server: RangeServer, status: int) -> None:
     server.fault(status, "/d")
     assert opened(f"{server.url}/d", retries=0).cat_file("g/a/0") == b"12345678"
 
 
-def test_a_target_that_fails_is_no_missing_chunk(server: RangeServer) -> None:
+def test_failing_target_is_not_a_missing_chunk(server: RangeServer) -> None:
     fs = opened(f"{server.url}/d", retries=0)
     fs.cat_file("g/a/.zarray")
     server.fault(503, "/d/g/a/1")
@@ -96,7 +96,7 @@ def test_a_target_that_fails_is_no_missing_chunk(server: RangeServer) -> None:
         fs.cat_file("g/a/1")
 
 
-def test_zarr_reads_it(folder: Path) -> None:
+def test_zarr_reads_a_hierarchy(folder: Path) -> None:
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(opened(folder).get_mapper(""), mode="r")
     assert np.array_equal(group["g/a"][...], np.frombuffer(b"12345678\0\0\0\0\0\0\0\0", "<i4"))

@@ -29,7 +29,7 @@ def build(names: Sequence[bytes]) -> tuple[SortedNames, list[int]]:
 
 
 @given(st.lists(name, max_size=30))
-def test_names_sort_by_their_bytes_and_of_equal_ones_last_stays(names: list[bytes]) -> None:
+def test_names_sort_by_bytes_and_last_duplicate_wins(names: list[bytes]) -> None:
     found, order = build(names)
     want = sorted(set(names))
     assert [found[i] for i in range(len(found))] == want
@@ -38,7 +38,7 @@ def test_names_sort_by_their_bytes_and_of_equal_ones_last_stays(names: list[byte
 
 
 @given(st.lists(name, max_size=30), name)
-def test_a_name_is_found_where_it_stands(names: list[bytes], wanted: bytes) -> None:
+def test_name_is_found_at_its_index(names: list[bytes], wanted: bytes) -> None:
     found, _ = build(names)
     ordered = sorted(set(names))
     place = bisect.bisect_left(ordered, wanted)
@@ -59,12 +59,12 @@ def test_children_are_names_and_directories_below(names: list[bytes], directory:
     assert all(found[place] == directory + head for head, place in children if place is not None)
 
 
-def test_long_names_that_are_alike_sort_too() -> None:
+def test_long_names_with_equal_prefixes_are_sorted() -> None:
     names = [b"x" * 60_000 + bytes([97 + i]) for i in (2, 0, 1)]
     assert build(names)[1] == [1, 2, 0]
 
 
-def test_of_members_with_one_name_the_last_is_read() -> None:
+def test_last_of_equal_members_is_read() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a", "old")
@@ -74,14 +74,14 @@ def test_of_members_with_one_name_the_last_is_read() -> None:
     assert contents(opened(buffer.getvalue())) == {"a": b"new", "b": b"other"}
 
 
-def test_names_beyond_ascii_are_read_by_flag_and_by_code_page() -> None:
+def test_non_ascii_names_follow_flag_or_code_page() -> None:
     data = zipped({"Käse/Å": b"1"})
     assert contents(opened(data)) == {"Käse/Å": b"1"}
     old = zipped({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # code page 437, no flag
     assert contents(opened(old)) == {"Käse": b"2"}
 
 
-def test_a_truncated_archive_is_refused() -> None:
+def test_truncated_archive_is_refused() -> None:
     data = zipped(some_members(2, 50), comment=b"end")
     for cut in [1, 2, 3, 4, 10, 24, 25, 26, 100, len(data) // 2, len(data) - 5]:
         with pytest.raises(RefShardError):
@@ -91,7 +91,7 @@ def test_a_truncated_archive_is_refused() -> None:
             opened(data[:start] + data[stop:], format="zip").ls("")
 
 
-def test_two_end_records_that_both_fit_are_refused() -> None:
+def test_ambiguous_end_records_are_refused() -> None:
     inner = zipped({"a": b"another"})
     with pytest.raises(ManifestError, match="two valid end records"):
         opened(zipped({"a": b"one"}, comment=inner)).ls("")
@@ -112,7 +112,7 @@ def test_parts_of_a_split_archive_are_refused() -> None:
         opened(bytes(data)).ls("")
 
 
-def test_more_members_than_a_short_end_record_counts() -> None:
+def test_zip64_counts_more_than_65535_members() -> None:
     names = [f"a/{i}" for i in range(66_000)]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -156,7 +156,7 @@ def test_members_beyond_4_gib_have_their_places_in_zip64_fields() -> None:
             parse_tail(bytes(66_560 - len(tail)) + broken, "it", whole)
 
 
-def test_a_large_directory_makes_no_object_for_each_member() -> None:
+def test_large_directory_makes_no_object_for_each_member() -> None:
     names = [f"a/{i // 100}/{i % 100}" for i in range(20_000)]
     members = listed_from(names)
     assert isinstance(members, Members)
@@ -195,7 +195,7 @@ def unicode_path(name: bytes, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", [b"?????.bin", b"\x81\x82.bin", b"plain.bin"])
-def test_unicode_paths_are_taken_if_their_checksum_fits(name: bytes) -> None:
+def test_unicode_paths_need_a_matching_checksum(name: bytes) -> None:
     fs = opened(archive_named(name, unicode_path(name, "größe.bin")))
     assert fs.find("") == ["größe.bin"]
     assert fs.cat_file("größe.bin") == b"data"

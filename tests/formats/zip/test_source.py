@@ -93,14 +93,14 @@ def test_members_written_by_info_zip_are_keys(options: str, tmp_path: Path) -> N
         assert len(needs) == int(piped), "its extra fields are those that the directory tells of"
 
 
-def test_archives_of_others_read_as_zipfile_reads_them() -> None:
+def test_public_archives_equal_zipfile() -> None:
     for path in sorted(DATA.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             want = {n: archive.read(n) for n in archive.namelist() if not n.endswith("/")}
         assert contents(RefShardFileSystem(fo=str(path))) == want, path.name
 
 
-def test_stored_member_needs_no_read_if_the_directory_proves_it() -> None:
+def test_directory_alone_locates_stored_members() -> None:
     data = zipped(MEMBERS)
     for key, value in MEMBERS.items():
         entry, needs = entry_of(data, key)
@@ -108,7 +108,7 @@ def test_stored_member_needs_no_read_if_the_directory_proves_it() -> None:
         assert (data[entry.start : entry.stop], needs) == (value, [])
 
 
-def test_a_gap_between_members_makes_the_local_header_necessary() -> None:
+def test_gap_between_members_makes_the_local_header_necessary() -> None:
     parts = [zipped({"a": b"one"}), zipped({"b": b"two"})]
     ends = [part.index(b"PK\1\2") for part in parts]
     first = parts[0][: ends[0]]
@@ -130,7 +130,7 @@ def test_local_extra_field_outside_the_directory_is_read() -> None:
     assert buffer.getvalue()[entry.start : entry.stop] == b"data"
 
 
-def test_archive_behind_program_is_read_when_its_format_is_named() -> None:
+def test_self_extracting_archive_needs_format_zip() -> None:
     data = b"#!/bin/sh\nexit 0\n" + zipped(MEMBERS)
     with pytest.raises(ManifestError, match="Pass the format with format="):
         opened(data).ls("")
@@ -138,7 +138,7 @@ def test_archive_behind_program_is_read_when_its_format_is_named() -> None:
     assert len(entry_of(data, "a/0/x0")[1]) == 1, "what was put before it may as well be within"
 
 
-def test_an_empty_archive_is_an_empty_directory() -> None:
+def test_empty_archive_is_an_empty_directory() -> None:
     fs = opened(zipped({}))
     assert fs.find("") == []
     assert fs.isdir("")
@@ -149,7 +149,7 @@ def test_an_empty_archive_is_an_empty_directory() -> None:
     [("../evil", "evil"), ("a/../../b", "b"), ("/abs", "abs"), ("a\\b", "a/b"), ("a//b", "a/b"), ("./a", "./a")],
 )
 @pytest.mark.case(id="P21")
-def test_a_name_that_is_no_path_below_the_root_is_never_served(name: str, key: str) -> None:
+def test_invalid_names_are_never_served(name: str, key: str) -> None:
     plain = "x" * len(name)
     data = zipped({plain: b"data", "fine": b"1"}).replace(plain.encode(), name.encode())
     fs = opened(data)
@@ -162,7 +162,7 @@ def test_a_name_that_is_no_path_below_the_root_is_never_served(name: str, key: s
             fs.cat_file(key)
 
 
-def test_encrypted_and_unknown_members_say_why_not_read() -> None:
+def test_error_of_an_unreadable_member_has_the_reason() -> None:
     data = zipped({"a": b"abc", "b": b"bcd"})
     entry = data.index(b"PK\1\2")
     encrypted, packed = bytearray(data), bytearray(data)
@@ -178,7 +178,7 @@ def test_encrypted_and_unknown_members_say_why_not_read() -> None:
             fs.cat_file("a")
 
 
-def test_a_deflated_member_is_inflated_whole_and_checked() -> None:
+def test_deflated_member_is_inflated_whole_and_checked() -> None:
     data = zipped({"a": b"text " * 999}, zipfile.ZIP_DEFLATED)
     entry, needs = entry_of(data, "a")
     assert isinstance(entry, Packed)
@@ -200,7 +200,7 @@ def test_member_with_too_small_a_size_is_inflated_in_bounds() -> None:
         opened(data.replace(size, struct.pack("<L", 4_000_000_000))).ls("")
 
 
-def test_damaged_directory_leaves_nothing_however_often_read() -> None:
+def test_damaged_directory_is_an_error_each_time() -> None:
     good = zipped({"a": b"a" * 100, "b": b"b" * 100})
     end = good.rindex(b"PK\5\6")
     (begin,) = struct.unpack_from("<I", good, end + 16)
@@ -224,7 +224,7 @@ MIXED = zipped(SMALL, zipfile.ZIP_DEFLATED)
 
 
 @given(data=st.sampled_from([INDEXED, MIXED]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
-def test_a_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, bit: int) -> None:
+def test_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, bit: int) -> None:
     """Exceptions are bits that nothing checks: names in the directory, and the stored bytes themselves."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         infos = archive.infolist()
@@ -288,7 +288,7 @@ def test_local_headers_are_read_once_and_together(http_server: RangeServer) -> N
     assert len(http_server.requests()) == len(keys)
 
 
-def test_a_directory_before_the_last_bytes_is_read_by_itself(http_server: RangeServer) -> None:
+def test_large_directory_takes_its_own_request(http_server: RangeServer) -> None:
     members = {f"group/array/c/{i}/{j}": b"%d" % i for i in range(40) for j in range(40)}
     data = zipped(members)
     fs = RefShardFileSystem(fo=http_server.put("/a.zip", data))
@@ -300,7 +300,7 @@ def test_a_directory_before_the_last_bytes_is_read_by_itself(http_server: RangeS
     assert len(fs.ls("group/array/c")) == 40
 
 
-def test_an_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServer) -> None:
+def test_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped(MEMBERS))
     fs = RefShardFileSystem(fo=url)
     assert fs.cat_file("a/0/x0") == MEMBERS["a/0/x0"]
@@ -311,7 +311,7 @@ def test_an_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServe
     assert again.cat_file("a/1/x5") == some_members(9)["a/1/x5"]
 
 
-def test_bytes_at_hand_stay_at_hand() -> None:
+def test_archive_in_memory_stays_in_memory() -> None:
     data = zipped({"a": b"one"})
     keyspace = ZipKeySpace("it", Inline(data), listed(data))
     with pytest.raises(StopIteration) as found:
@@ -350,7 +350,7 @@ def test_members_of_every_common_method_are_read_and_checked(number: int) -> Non
 
 
 @pytest.mark.parametrize("number", [12, 14, 93, 95])
-def test_member_never_becomes_longer_than_directory_promises(number: int) -> None:
+def test_member_inflates_at_most_to_its_declared_size(number: int) -> None:
     data = bytearray(archive_of(number, TEXT))
     for at in (22, data.index(b"PK\1\2") + 24):
         struct.pack_into("<L", data, at, 1000)
@@ -358,7 +358,7 @@ def test_member_never_becomes_longer_than_directory_promises(number: int) -> Non
         opened(bytes(data)).cat_file("a")
 
 
-def test_a_dictionary_that_would_fill_the_memory_is_never_made() -> None:
+def test_oversized_dictionary_is_refused() -> None:
     filters = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16}]
     packed = struct.pack("<2xHBL", 5, 93, 0xFFFFFFFF) + lzma.compress(TEXT, lzma.FORMAT_RAW, filters=filters)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

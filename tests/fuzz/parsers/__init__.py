@@ -1,1 +1,1 @@
-"""One module a parser: its seeds, and `one_input`, which holds what the parser makes of any bytes to its promises."""
+"""One module for each parser: its seeds, and `one_input`, which checks the parser's promises for any bytes."""

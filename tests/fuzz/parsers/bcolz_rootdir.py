@@ -1,4 +1,4 @@
-"""bcolz directories: documents and a chunk, one after the other, as an array or an error of ours."""
+"""bcolz directories: documents and a chunk give an array, or an error of this package."""
 
 from __future__ import annotations
 

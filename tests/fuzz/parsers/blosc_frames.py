@@ -1,4 +1,4 @@
-"""Blosc frames: their headers, chains of them, and what they decode to, of the length that is due; or a ValueError."""
+"""Blosc frames: headers, chains of frames, and decoded bytes of the expected length; or a ValueError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DMR++ documents: arrays with chunks of bounded size at places that can be, or an error of ours."""
+"""DMR++ documents: arrays with chunks of bounded size at possible offsets, or an error of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of archives, sidecars and the messages that these lead to: values of the field that is meant, or our errors."""
+"""Rules of archives, their sidecars and messages: values of the requested field, or an error of this package."""
 
 from __future__ import annotations
 

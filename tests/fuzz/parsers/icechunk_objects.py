@@ -1,4 +1,4 @@
-"""The objects of Icechunk repositories: what they name lies within them, or a ValueError."""
+"""Objects of Icechunk repositories: all offsets lie within them, or a ValueError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON reference sets: what the reader of blocks makes of a document is what a plain JSON reader makes of it."""
+"""JSON reference sets: the reader of blocks agrees with a plain JSON reader."""
 
 from __future__ import annotations
 

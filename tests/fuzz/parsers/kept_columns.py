@@ -1,4 +1,4 @@
-"""Columns that were pickled, or kept in a file: those that were written, or a ValueError."""
+"""Columns in pickles and cache files: the written ones, or a ValueError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of keys: what it takes is a path of names, and what is checked in blocks is checked by it as well."""
+"""The check of keys accepts only paths of plain names, for single keys and for blocks of keys."""
 
 from __future__ import annotations
 

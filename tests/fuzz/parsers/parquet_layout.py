@@ -1,4 +1,4 @@
-"""The ``.zmetadata`` of a parquet reference set, and what its grids make of keys where nothing can be listed."""
+"""The ``.zmetadata`` of a parquet set, and the keys that its grids give without listings."""
 
 from __future__ import annotations
 

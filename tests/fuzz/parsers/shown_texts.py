@@ -1,4 +1,4 @@
-"""Texts that are shown: none steers a terminal, what gives access is left out, and nothing takes long."""
+"""Printed texts: none steers a terminal or has a secret, and none takes long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates and `gen`: lines of text as definitions, texts and dimensions; bounded in time and in what they make."""
+"""Templates and `gen`: lines of text as definitions, texts and dimensions; time and output are bounded."""
 
 from __future__ import annotations
 

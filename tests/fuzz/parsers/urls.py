@@ -1,4 +1,4 @@
-"""URLs that manifests name: judged in one spelling, and nothing that is admitted leads where it may not."""
+"""URLs in manifests: admission judges the spelling that is opened, and admits no forbidden place."""
 
 from __future__ import annotations
 
