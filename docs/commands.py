@@ -91,7 +91,7 @@ def output(commands: list[str]) -> str:
 
 
 def _write_sets(directory: Path) -> None:
-    """Write two days of references, one of which moved, and one to a file that is too short."""
+    """Write references to two days, one of them moved, and to a file that is too short."""
     (directory / "air.nc").write_bytes(bytes(400))
     array = {"zarr_format": 2, "order": "C", "fill_value": None, "filters": None, "compressor": None}
     air = {**array, "shape": [4, 5, 10], "chunks": [2, 5, 10], "dtype": "<i2"}

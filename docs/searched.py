@@ -1,6 +1,6 @@
 """Whether the site has its pictures, and its search finds all names: ``python docs/searched.py docs/site``.
 
-Names are those of errors, commands and the rest of the API. Prints what is missing, and then ends with status 1.
+Names are those of errors, commands and the rest of the API. Prints missing names, and then exits with status 1.
 """
 
 from __future__ import annotations

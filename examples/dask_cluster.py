@@ -1,7 +1,7 @@
 """A `distributed` cluster reads one million references: each worker opens the set itself, at the cost of one opening.
 
 The set is a JSON document of some 40 MB, one reference a time step; its steps are those of a real month, again and
-again. Whoever opens it first keeps its index as one file; every other process maps that file into memory, and a
+again. The first process that opens it writes its index to a file; every other process maps that file into memory, and a
 filesystem that is sent to a worker is a few hundred bytes. Workers read all the million ranges, and the sum is checked;
 then xarray and dask read a stretch as a field, on the same cluster.
 

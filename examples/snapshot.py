@@ -27,7 +27,7 @@ REDONE = slice(9, 16)  # days that the owner writes again
 
 
 def main() -> None:
-    """Write a store, pin it, change it, read what is left, check and plot."""
+    """Write a store, pin it, change it, read the unchanged chunks, check and plot."""
     parser = argparse.ArgumentParser(description="A mutable store, pinned.")
     parser.add_argument("--plot", type=Path, default=Path("snapshot.png"), help="where to save the plot")
     plot_file: Path = parser.parse_args().plot
@@ -71,7 +71,7 @@ def write(air: xr.DataArray, store: str) -> None:
 
 
 def redo(store: str) -> None:
-    """Write some days again, two degrees warmer, as an owner does who has found a mistake."""
+    """Write some days again, two degrees warmer, as a correction."""
     import zarr
 
     array = zarr.open_group(store, mode="r+")["air"]

@@ -146,7 +146,7 @@ class Chunks:
 
 
 class FilledChunks(Chunks):
-    """Chunks of ``size`` bytes after decoding, some of which were never written.
+    """Chunks of ``size`` bytes after decoding; some of them were never written.
 
     If zarr's fill value is right for unwritten chunks (``fills_itself``), they do not exist, and readers fill them.
     Otherwise this class makes them.

@@ -362,7 +362,7 @@ class ArrayView(View, Generic[K]):
         return found + [LookUp([rest[number] for number in numbers], steps) for numbers, steps in certain]
 
     def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
-        """Return look-ups for all ``keys``, none of which belongs to an array that has to be confirmed."""
+        """Return look-ups for all ``keys``, which belong to no array that has to be confirmed."""
         paths = [None if self._documents.is_document(key) else self._documents.find_array(key) for key in keys]
         are_base = [path is not None and self.own_grid(path) is None for path in paths]
         found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]

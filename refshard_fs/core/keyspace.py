@@ -150,7 +150,7 @@ class KeySpace(ABC):
 
     @property
     def strangers(self) -> frozenset[str]:
-        """The servers of other people's sets of which this one was made, or whose metadata it shows, as recorded."""
+        """The servers of other people's sets that were sources of this one, or whose metadata it shows, as recorded."""
         return frozenset()
 
     @abstractmethod

@@ -33,7 +33,7 @@ UNREAD_SECONDS = 60.0  # after this time without arrivals, announcements and rea
 BANDWIDTH = 250e6
 LATENCY = 0.02  # seconds of a round trip, until one has been measured
 REQUEST = 16 * KIB  # bytes that take as long as a request: smaller chunks count as this many
-OBJECT = 64 * KIB  # the same for chunks that are whole objects, each of which is a request
+OBJECT = 64 * KIB  # the same for chunks that are whole objects: each is a request
 
 
 class KeysRead(NamedTuple):

@@ -1,4 +1,4 @@
-"""Members of sets that are alike: a set keeps its own, and shares all others. No I/O here."""
+"""Members of similar sets: a set keeps its own, and shares all others. No I/O here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from refshard_fs.references.key_table import Value
 
 
 class SharedMembers(Mapping[str, Value]):
-    """The members of ``base``, but for those in ``own``, which come in their place or after them.
+    """The members of ``base`` and of ``own``; a member of ``own`` replaces one of ``base``, or comes after them.
 
     A hundred thousand files of one writer differ in one or two members. A dict of all members takes 600 bytes or more
     for each file.

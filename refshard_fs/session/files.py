@@ -1,4 +1,4 @@
-"""Where pickles that were made before look for what is in `refshard_fs.source.files` now."""
+"""The old name of `refshard_fs.source.files`, for earlier pickles."""
 
 from refshard_fs.source.files import RefShardMap
 

@@ -1,4 +1,4 @@
-"""Where pickles that were made before look for what is in `refshard_fs.source.in_memory_source` now."""
+"""The old name of `refshard_fs.source.in_memory_source`, for earlier pickles."""
 
 from refshard_fs.source.in_memory_source import InMemorySource, _unpickled
 

@@ -1,4 +1,4 @@
-"""Where pickles that were made before look for what is in `refshard_fs.source.transaction` now."""
+"""The old name of `refshard_fs.source.transaction`, for earlier pickles."""
 
 from refshard_fs.source.transaction import OverlayCopy
 

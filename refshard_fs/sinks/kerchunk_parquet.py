@@ -14,7 +14,7 @@ from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
 TOGETHER: Final = 16  # partitions that are written at a time
-FEW: Final = 100  # partitions of an array, of which those without references are written too
+FEW: Final = 100  # partitions of an array up to which empty ones are written too
 
 
 class ParquetSink(Sink):

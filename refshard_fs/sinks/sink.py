@@ -34,7 +34,7 @@ class Destination(msgspec.Struct, frozen=True):
     """Where a set goes, and how.
 
     - ``url``: as the user gave it.
-    - ``objects``: the objects at and below it, each of which appears whole or not at all; or the one object there.
+    - ``objects``: the objects at and below it; each appears complete or not at all. Or the one object there.
       A set of one object is written to ``objects.stream()``, which both have; a directory, to
       ``objects.directory(replaces=overwrite)``.
     - ``record_size``: the references of a file, for sinks that write several.

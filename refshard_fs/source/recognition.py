@@ -226,7 +226,7 @@ def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None
     """Request the documents ``names`` of a zarr hierarchy at ``url`` together; return None if it has none of them.
 
     Other documents of the root count as absent until they are looked up again. If the server answers every URL with a
-    web page, there is no hierarchy.
+    web page, the hierarchy does not exist.
     """
     below = locator(url)
     try:

@@ -1,4 +1,4 @@
-"""Define the errors of reads: OSErrors, of which only FileNotFoundError means that an object does not exist.
+"""Define the errors of reads: OSErrors. Only FileNotFoundError means that an object does not exist.
 
 Texts never contain "not satisfiable", because zarr would return an empty chunk, nor the headers of a request, which may
 hold credentials.

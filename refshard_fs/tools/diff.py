@@ -123,7 +123,7 @@ def _comparable(
 ) -> tuple[dict[str, Document], dict[str, Document], set[str]]:
     """Return the plain documents of both sources in one form, and the groups that one of them only implies.
 
-    Nodes of which one source has metadata of version 2, and the other of version 3, are compared in version 3.
+    If one source has metadata of version 2 for a node, and the other of version 3, they are compared in version 3.
     """
     both = a, b
     nodes = [{parent(key)[0]: key.endswith("zarr.json") for key in documents} for documents in both]

@@ -191,7 +191,7 @@ def _warnings(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
 
 
 class Node(Shown, frozen=True, omit_defaults=True):
-    """A group, an array, or a directory of them that says of itself neither; ``cut``: what lies below is not shown."""
+    """A group, an array, or a directory without metadata; ``cut``: its members are not shown."""
 
     path: str
     kind: Literal["group", "array", "directory"]

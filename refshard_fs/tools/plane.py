@@ -82,7 +82,7 @@ def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | Non
 
 
 def find_shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) -> Positions | None:
-    """Return the shard of the first chunk of each cell; None where shards are no larger than cells."""
+    """Return the shard of the first chunk of each cell; None if shards are not larger than cells."""
     if not shards or plane.split is None or not plane.first.size:
         return None
     rows, columns = np.indices(plane.shape)

@@ -1,6 +1,6 @@
 """GRIB files of edition 1 or 2: a zarr group with a variable for each parameter and kind of level.
 
-An archive of such files is a document with a rule, told by its first member, ``"refshard": "rule"``.
+A document with a rule describes an archive of such files; its first member is ``"refshard": "rule"``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TEXT = bytes((*range(14), *range(32, 127)))  # zeros, control characters that fr
 
 
 def _recognises(probe: Probe) -> bool:
-    """Whether a message begins within the first bytes, after nothing but zeros or text: the header of a bulletin."""
+    """Return whether a message begins within the first bytes, after zeros or text (the header of a bulletin)."""
     start = probe.head.find(b"GRIB")
     return (
         start >= 0

@@ -15,15 +15,15 @@ from refshard_fs.core.compression import add_up, decode_by_imagecodecs, unpack_b
 from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, integer, signed
 
 _Array = npt.NDArray[Any]
-_AT_ONCE: Final = 1 << 15  # values that are unpacked and scaled at a time: so many fit into a processor's cache
-_Piece = tuple[_Array, _Array | None]  # some numbers, and where in a row they belong: None if all follow each other
+_AT_ONCE: Final = 1 << 15  # values that are unpacked and scaled at a time: they fit into a processor's cache
+_Piece = tuple[_Array, _Array | None]  # some numbers, and their positions in a row; None if they are consecutive
 
 
 class _FieldValues(msgspec.Struct, frozen=True):
     """A recipe that decodes sections of ``sizes`` bytes to 32-bit floats for ``count`` points, NaN where missing.
 
-    If the grid is scanned by columns, or to and fro (``flags``), the values are rearranged to rows of ``across`` values
-    that all run one way.
+    If the grid is scanned by columns, or in alternating directions (``flags``), the values are rearranged to rows of
+    ``across`` values in one direction.
     """
 
     count: int
@@ -41,7 +41,7 @@ class _FieldValues(msgspec.Struct, frozen=True):
             return _in_rows(self._decode(memoryview(raw)), self.across, self.flags).tobytes()
 
     def _decode(self, raw: memoryview) -> _Array:
-        """Return the values in the order in which they are stored."""
+        """Return the values in stored order."""
         raise NotImplementedError
 
     def _place(self, values: _Array, bitmap: _Array | None) -> _Array:
@@ -55,14 +55,14 @@ class _FieldValues(msgspec.Struct, frozen=True):
         return out
 
     def _bitmap(self, section: Octets) -> _Array:
-        """Return which points have a value: the bits of a section from octet 7 on."""
+        """Return a mask of the points with a value: the bits of a section from octet 7 on."""
         if 8 * (len(section) - 6) < self.count:
             raise ValueError(f"its bitmap has {len(section) - 6} bytes, for {self.count} points")
         return np.unpackbits(np.frombuffer(section[6:], "u1"), count=self.count).view(bool)
 
 
 def _check_size(size: int, found: int) -> None:
-    if found != size:  # the file may have been written anew since it was opened
+    if found != size:  # the file may have been replaced since it was opened
         raise ValueError(f"expected a section of {size} bytes, found one of {found}: was the file replaced?")
 
 
@@ -111,11 +111,11 @@ class _Scale(NamedTuple):
 
     @classmethod
     def of(cls, packing: Octets) -> _Scale:
-        """Return what a section 5 of edition 2 says."""
+        """Parse section 5 of edition 2."""
         return cls(_float(packing, 12), _power(2, signed(packing, 16, 2)), _power(10, -signed(packing, 18, 2)))
 
     def apply(self, numbers: _Array | Iterator[_Piece], count: int, dtype: str = "f4") -> _Array:
-        """Return the values of packed numbers, NaN for those that are missing."""
+        """Return the values of packed numbers, NaN for missing ones."""
         values, done = np.empty(count, dtype), 0
         for piece, there in _cut(numbers.ravel(), count) if isinstance(numbers, np.ndarray) else numbers:
             scaled = piece.astype("f8")
@@ -146,7 +146,7 @@ def _float(packing: Octets, octet: int) -> float:
 
 
 def _power(base: int, exponent: int) -> float:
-    """Return a power that is rounded as eccodes rounds it, which multiplies or divides again and again."""
+    """Return a power, rounded like that of eccodes, which multiplies or divides repeatedly."""
     found = 1.0
     for _ in range(min(abs(exponent), 1100)):  # more powers of 2 are infinite, or 0
         found = found * base if exponent > 0 else found / base
@@ -154,7 +154,7 @@ def _power(base: int, exponent: int) -> float:
 
 
 def _in_rows(values: _Array, across: int, flags: int) -> _Array:
-    """Return scanned values in rows that all run one way."""
+    """Return scanned values in rows of one direction."""
     if not flags & (BY_COLUMNS | TO_AND_FRO):
         return values
     lines = values.reshape((across, -1) if flags & BY_COLUMNS else (-1, across))
@@ -174,7 +174,7 @@ def _ieee(data: Octets, packing: Octets, stored: int) -> _Array:
 
 
 def _run_length(data: Octets, packing: Octets, stored: int) -> _Array:
-    """Decode numbers of levels; digits after a number say how often its level is repeated."""
+    """Decode numbers of levels; digits after a number state how often its level is repeated."""
     bits, highest, levels = integer(packing, 12), integer(packing, 13, 2), integer(packing, 15, 2)
     base = (1 << bits) - 1 - highest  # of the digits, least significant first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
@@ -201,7 +201,8 @@ def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
     shape, components, depth = (bottom - top, right - left), integer(data, 41, 2), (integer(data, 43) & 127) + 1
     if math.prod(shape) != stored or components != 1:
         raise ValueError(f"expected {stored} values, found a JPEG 2000 image of {shape} with {components} components")
-    out = np.zeros(shape, f"u{1 if depth <= 8 else 2 if depth <= 16 else 4}")  # fewer bits than numbers may have
+    # The image may have fewer bits than the packed numbers.
+    out = np.zeros(shape, f"u{1 if depth <= 8 else 2 if depth <= 16 else 4}")
     decode_by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
     return out
 
@@ -223,24 +224,24 @@ def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
     flags = (integer(packing, 22) & ~2) | 4  # numbers of whole words, most significant byte first
     block, interval = integer(packing, 23), integer(packing, 24, 2)
-    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32:  # libaec writes anywhere with others
+    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32:  # with others, libaec writes anywhere
         raise ValueError(f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval")
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
-    room = size * (stored + block * interval)  # values may follow the last one that fill a block
+    room = size * (stored + block * interval)  # padding may follow the last value of a block
     return np.frombuffer(decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
 
 
 def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> Iterator[_Piece]:
-    """Yield the numbers of groups, each with a reference, a width and a length of its own.
+    """Yield the numbers of groups; each group has a reference, a width and a length.
 
-    With ``limits``, numbers that reach the limit of their group, before its reference is added, are missing.
+    With ``limits``, a number that reaches its group's limit, before the reference is added, is missing.
     """
     references, widths, lengths = groups
     is_whole = lengths.sum() == stored and lengths.min() >= 0 and lengths.max() <= stored  # the sum may wrap
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"found {lengths.sum()} in {len(lengths)} groups, or too few bytes"
         raise ValueError(f"expected {stored} values, {reason}")
-    bits = 32 if widths.max() <= 25 else 64  # of a word that has the whole of a number, wherever in a byte it begins
+    bits = 32 if widths.max() <= 25 else 64  # of a word that holds a whole number, at any bit of its first byte
     dtype = f"u{bits // 8}"
     padded = bytes(data) + bytes(8)
     words = np.ndarray((len(data) + 1,), f">{dtype}", padded, strides=(1,)).astype(dtype)  # from each byte on
@@ -250,10 +251,10 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
         last = max(int(np.searchsorted(ends, done + _AT_ONCE, "right")), first + 1)
         some, done = slice(first, last), int(ends[last - 1])
         length = lengths[some]
-        at = np.repeat(np.append(begin, widths[some]), np.append(1, length))  # where each number begins
+        at = np.repeat(np.append(begin, widths[some]), np.append(1, length))  # the first bit of each number
         shift = np.subtract(bits, at[1:], dtype=dtype, casting="unsafe")
         add_up(at)
-        found = words.take(at[:-1] >> 3, mode="clip")  # all are within the words, which "clip" checks in less time
+        found = words.take(at[:-1] >> 3, mode="clip")  # all are within the words; "clip" is faster than a check
         found <<= np.bitwise_and(at[:-1], 7, dtype=dtype, casting="unsafe")
         found >>= shift  # a shift by all bits leaves 0
         numbers = np.repeat(references[some], length)
@@ -267,14 +268,13 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
 
 
 def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterator[_Piece]:
-    """Yield numbers, given the ``firsts`` and then differences of an order, which is the count of the firsts.
+    """Yield numbers, given their ``firsts`` and then differences; the order of the differences is the count of the
+    firsts.
 
-    In the places of the firsts, the ``pieces`` hold nothing.
+    The ``pieces`` have no values in the places of the firsts.
     """
     order, done = len(firsts), 0
-    begins = np.diff(
-        np.array([0] * order + list(firsts), "i8"), order
-    )  # differences of the firsts, after nothing but 0
+    begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # differences of the firsts, preceded by zeros
     sums = np.zeros(order, "i8")
     for numbers, there in pieces:
         begin = begins[done : done + len(numbers)]
@@ -339,12 +339,12 @@ def _spectrum(
         raise ValueError(f"its spectral coefficients cannot be scaled by the power {power}: {e}") from None
     values = np.zeros((len(m), 2))
     values[is_plain] = (ibm_floats(data, plain) if is_edition_1 else np.frombuffer(data, ">f4", plain)).reshape(-1, 2)
-    if is_edition_1:  # GRIBEX scaled the last order of the subset, too
+    if is_edition_1:  # GRIBEX also scaled the last order of the subset
         values[n == subset] *= scales[subset]
     numbers = _simple(data[4 * plain :], b"", bits, count - plain).reshape(-1, 2)
     unscaled = scale._replace(decimal=1.0).apply(numbers, numbers.size, "f8").reshape(-1, 2)
     values[~is_plain] = scale.decimal * unscaled * scales[n[~is_plain], None]
-    values[(m == 0) & ~is_plain, 1] = 0  # they are, but for rounding
+    values[(m == 0) & ~is_plain, 1] = 0  # they are integers, except for rounding
     return values.ravel()
 
 
@@ -391,7 +391,7 @@ class Values1(_FieldValues, frozen=True):
         section, data = raw[:-size], raw[-size:]
         if bitmaps:
             _check_size(len(section), integer(section, 1, 3))
-        if integer(data, 1, 3) >= 120:  # others are those of messages of more than 8 MB, which state other lengths
+        if integer(data, 1, 3) >= 120:  # longer ones are in messages of more than 8 MB, whose stated lengths differ
             _check_size(size, integer(data, 1, 3))
         bitmap = self._bitmap(section) if bitmaps else None
         stored = self.count if bitmap is None else int(np.count_nonzero(bitmap))
@@ -405,7 +405,7 @@ class Values1(_FieldValues, frozen=True):
         bits, unused = integer(data, 11), flags & 0xF
         if flags & _OTHER_TYPES:
             raise ValueError(f"values packed with flags {flags:#x} are not decoded")
-        spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are filled up to an even length
+        spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
         if bits > 32 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
         if not bits or not stored:
@@ -413,7 +413,7 @@ class Values1(_FieldValues, frozen=True):
         return self._place(scale.apply(unpack_bits(data[11:], bits, stored), stored), bitmap)
 
     def _spectral(self, data: memoryview, scale: _Scale) -> _Array:
-        """Decode spectral coefficients: all packed but the first, or all but a subset."""
+        """Decode spectral coefficients: all are packed, except the first one or a subset."""
         bits = integer(data, 11)
         if not integer(data, 4) & _COMPLEX:
             numbers = _simple(data[15:], b"", bits, self.count - 1)

@@ -1,4 +1,4 @@
-"""Messages of GRIB edition 1: what their sections say, in the words of edition 2. No I/O here.
+"""Parse messages of GRIB edition 1, with the terms of edition 2. No I/O here.
 
 A message has sections 0 (8 bytes, with its length), 1 (product), 2 (grid), 3 (bitmap) and 4 (data). Sections 1 to 4
 begin with their length, of three octets.
@@ -28,19 +28,19 @@ from refshard_fs.formats.grib2.messages import (
 )
 
 LEAST: Final = 47  # bytes of a message: of sections 0, 1 and 4
-PRODUCT: Final = 60  # octets of section 1 that are looked at: local definitions may be longer
+PRODUCT: Final = 60  # octets of section 1 that are parsed: local definitions may be longer
 ECMWF: Final = 98
 # ECMWF's local definitions with the number of a member, a cluster or a component at octet 50, in one octet or two
 _MEMBERS: Final = {
     **dict.fromkeys([1, 2, 5, 7, 10, 13, 14, *range(17, 20), *range(25, 33), 36, 37, 39, 40, 49, 50, 218, 244, 245], 1),
     **dict.fromkeys([12, 15, 16, 23], 2),
 }
-_WAVES: Final = 13  # the one of wave spectra, whose direction and frequency follow
+_WAVES: Final = 13  # the definition of wave spectra; direction and frequency follow
 # Kinds of level (code table 3) that have two values of one octet; all others have one value of two octets.
 _LAYERS: Final = frozenset([101, 104, 106, 108, 110, 112, 114, 116, 120, 121, 128, 141])
 _FACTORS: Final = {100: -2, 101: -3, 117: 9}  # of the unit of a kind of level, as powers of ten: hPa, kPa, 1e-9
 _INSTANTS: Final = frozenset([0, 1, 10])  # time range indicators (code table 5) of values at one time,
-_BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages of fields that are P1 after their reference times,
+_BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages over fields at P1 after their reference times,
 _RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # and of values from P1 to P2
 _UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # of time, in seconds: some have other numbers than in edition 2
 _TEMPLATES: Final = {
@@ -58,7 +58,7 @@ _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rota
 
 
 def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
-    """Return the field of a message, or why it is not shown; ManifestError if its sections are damaged."""
+    """Return the field of a message, or the reason why it is not shown; ManifestError if its sections are damaged."""
     window = grib.window(at)
     end = length - 4
 
@@ -116,7 +116,7 @@ def _parse(
     product: bytes, grid: bytes, grid_at: tuple[int, int], predefined: int,
     parts: tuple[tuple[int, int], ...], packing: int,
 ) -> Field:  # fmt: skip
-    """Return what the sections say of a field; ValueError where that cannot be, or is not shown."""
+    """Parse the sections of a field; ValueError if they are invalid or the field is not supported."""
     if not grid:
         raise ValueError(
             f"its grid has number {integer(product, 7)} of its centre, and no description: it is not shown"
@@ -169,7 +169,7 @@ def _parse(
 
 
 def _without_levels(grid: bytes) -> bytes:
-    """Return section 2 without the coordinates of hybrid levels, which may differ where the grid is one."""
+    """Return section 2 without the coordinates of hybrid levels, which may differ between fields of one grid."""
     at, values = integer(grid, 5), integer(grid, 4)
     if values and at <= 28:
         raise ValueError(f"its levels begin at octet {at} of section 2, within the description of its grid")
@@ -194,7 +194,7 @@ def _count(grid: bytes) -> int:
     parallels = integer(grid, 26, 2) if integer(grid, 6) in (4, 14) else 0
     rows = [integer(grid, at + 2 * row, 2) for row in range(down)]
     if parallels and (corners[3] - corners[1]) % 360 < 360 - 2 * 360 / max(rows, default=1):
-        # Rows of an area list the points of the whole circle, of which the file has some.
+        # Rows of an area state the number of points on the whole circle, but the file has only some of them.
         raise ValueError(
             f"its reduced grid is an area, from {corners[1]} to {corners[3]} degrees east: it is not shown"
         )
@@ -202,7 +202,7 @@ def _count(grid: bytes) -> int:
 
 
 def describe_grid(grid: bytes) -> Grid:
-    """Return what section 2 says of a grid."""
+    """Parse section 2."""
     kind = integer(grid, 6)
     if kind == HARMONICS:
         return Grid(HARMONICS, 0, 0, 0, 0, 0, ())

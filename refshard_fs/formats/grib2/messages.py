@@ -1,6 +1,6 @@
-"""The messages of a GRIB file: where they lie, and what sections of edition 2 say of their fields. No I/O here.
+"""Locate the messages of a GRIB file, and parse the sections of edition 2. No I/O here.
 
-A message states its length, and so where the next one begins. A sidecar (wgrib2's ``.idx``, ECMWF's ``.index``) lists
+A message states its length, which locates the next one. A sidecar (wgrib2's ``.idx``, ECMWF's ``.index``) lists
 the offsets of all messages. Opening a file reads the first bytes of each message, its window, and no data.
 """
 
@@ -21,21 +21,21 @@ from refshard_fs.errors import ManifestError
 
 Octets = bytes | memoryview
 MAGIC: Final = b"GRIB"
-SIGN: Final = 8  # bytes by which a message is told: the magic number, and its edition at the end
-WINDOW: Final = 1 << 10  # bytes that are read of a message: all sections before the data mostly have less than 300
-HEADER: Final = 300  # and of these that are worth another read where they lie across the end of a window
-# Bytes from a message to the next one, up to which all that lies between is read rather than a window of each: where
-# lengths differ, nothing else finds several messages in a round, which takes as long as so many bytes at 12 MB/s.
+SIGN: Final = 8  # bytes that identify a message: the magic number, and its edition at the end
+WINDOW: Final = 1 << 10  # bytes that are read of a message: the sections before the data mostly have less than 300
+HEADER: Final = 300  # bytes that are read again if they cross the end of a window
+# Messages up to this length are read whole instead of by windows: if lengths differ, only this finds several messages
+# in a round. A round takes as long as these bytes at 12 MB/s.
 UNEVEN: Final = 256 << 10
-EVEN: Final = 32 << 10  # where messages of equal length can be looked for at once, requests are all that it saves
-FIRST_BLOCK: Final = 256 << 10  # bytes that are read so at first; then twice as many each time,
+EVEN: Final = 32 << 10  # the same if messages have equal length: this saves only requests, not rounds
+FIRST_BLOCK: Final = 256 << 10  # bytes of the first such read; each further read is twice as long,
 LAST_BLOCK: Final = 4 << 20  # up to these
-AT_ONCE: Final = 64  # messages of equal length that are looked for in one round
-PADDING: Final = 120  # bytes before a message that an index names, which are not looked at
+AT_ONCE: Final = 64  # messages of equal length that are located in one round
+PADDING: Final = 120  # bytes before an indexed message that are skipped without a read
 GAP: Final = 1 << 22  # bytes between messages that are searched for the next one,
 BLOCK: Final = 1 << 20  # and the most of them that are read at a time
-# The sign of a message that the end of the file cuts. It follows another message, or a control character as headers of
-# bulletins have at their end: the last letter of a text is no sign.
+# A truncated magic number at the end of the file. It follows another message, or the control character at the end of a
+# bulletin's header: otherwise it would match the last letter of a text.
 _CUT_SIGN: Final = re.compile(rb"(?:\A|(?<=[^ -~]))(?:G|GR|GRI|GRIB.{0,3})\Z", re.DOTALL)
 FILLING: Final = bytes(range(127))  # ASCII text and zeros lie between messages
 MOST: Final = 1 << 18  # messages in a file
@@ -46,14 +46,14 @@ SECTION: Final = 1 << 22  # bytes of a section that is read when the file is ope
 
 
 class Product(NamedTuple):
-    """At which octets of section 4 a template of products has what, counted from 1; 0: it has none."""
+    """The octets of the parts of section 4 in a template of products, counted from 1; 0: it lacks the part."""
 
     unit: int = 18  # of time; the forecast time follows
     surface: int = 23  # the first surface; the second one follows
     member: int = 0
-    end: int = 0  # of the range of time
+    end: int = 0  # of the time range
     kind: tuple[str, int] = ("", 0)  # a number that distinguishes variables, by its key in eccodes
-    axes: tuple[tuple[str, int, int], ...] = ()  # names, octets and sizes of what fields are of besides; see `_axis`
+    axes: tuple[tuple[str, int, int], ...] = ()  # names, octets and sizes of further coordinates; see `_axis`
 
 
 _DERIVED: Final = "derivedForecast"
@@ -66,7 +66,7 @@ RELATION: Final = "typeOfRelationToReferenceDataset"  # anomalies, for instance
 
 
 def _satellite(octet: int) -> tuple[tuple[str, int, int], ...]:
-    """Return the axes of a field whose first spectral band is described from an ``octet`` on."""
+    """Return the axes of a field whose first spectral band is described at ``octet``."""
     return (("satellite", octet + 2, 2), ("instrument", octet + 4, 2), ("wavenumber", octet + 6, 5))
 
 
@@ -109,7 +109,7 @@ TEMPLATES: Final = {  # of products (section 4) that are shown
 MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are all set
 PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 51, 61, 200)  # templates of data (section 5) that are decoded
 SPECTRAL: Final = 0x80  # a flag of section 4 in edition 1: its values are coefficients of spherical harmonics
-BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # flags of how a grid is scanned
+BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # scanning flags of a grid
 UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
 
 
@@ -121,7 +121,7 @@ def integer(data: Octets, octet: int, size: int = 1) -> int:
 
 
 def signed(data: Octets, octet: int, size: int) -> int:
-    """Return the number at an ``octet``, of which the first bit says that it is negative."""
+    """Return the number at an ``octet``; its first bit is the sign."""
     found, sign = integer(data, octet, size), 1 << 8 * size - 1
     return found if found < sign else sign - found
 
@@ -134,7 +134,7 @@ class Surface(NamedTuple):
     scaled: int
 
     def value(self, unit: int = 0) -> float:
-        """Return the value, in a ``unit`` that is a power of ten; 0 where it is missing."""
+        """Return the value, in a ``unit`` that is a power of ten; 0 if it is missing."""
         is_known = self.scaled != MISSING and -30 <= self.factor <= 30
         return self.scaled / 10.0 ** (self.factor + unit) if is_known else 0.0
 
@@ -143,7 +143,7 @@ NO_SURFACE: Final = Surface(255, 0, MISSING)
 
 
 class Parameter(NamedTuple):
-    """What decides which parameter a field is of, and on which level."""
+    """The numbers that identify the parameter and the level of a field."""
 
     discipline: int
     category: int
@@ -151,9 +151,9 @@ class Parameter(NamedTuple):
     centre: int
     tables: tuple[int, int]  # versions of the tables, WMO's and the centre's own
     template: int
-    status: int  # of production (code table 1.3): S2S and TIGGE have names of their own
-    statistic: int  # how values of a range of time are made one (code table 4.10); 255: they are of one time
-    length: int  # of that range, in hours
+    status: int  # production status (code table 1.3): S2S and TIGGE have their own names
+    statistic: int  # the statistic over a time range (code table 4.10); 255: no time range
+    length: int  # the length of the time range, in hours
     surfaces: tuple[Surface, Surface]
     kind: int = 0  # the number at the template's `Product.kind`
     axes: tuple[tuple[int, ...], ...] = ()  # along the template's `Product.axes`
@@ -161,13 +161,13 @@ class Parameter(NamedTuple):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One grid of values: where its sections lie in the file, and what they say."""
+    """One grid of values: the places of its sections in the file, and their content."""
 
     grid_at: tuple[int, int]  # offset and size of section 3, and of sections 5, 6 and 7
     parts: tuple[tuple[int, int], ...]  # in edition 1: of section 2, and of sections 3, if there is one, and 4
     parameter: Parameter
     time: int  # seconds since 1970, of the reference time
-    step: int  # seconds from there to the time, or the end of the range of time, that the values are of
+    step: int  # seconds from the reference time to the time, or the end of the time range, of the values
     member: int
     grid: bytes  # section 3; in edition 1 section 2
     count: int  # of grid points
@@ -175,9 +175,9 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Grid(NamedTuple):
-    """What a section says of a grid: the number of its template in edition 2, and points along its sides.
+    """A grid, parsed from its section: the number of its template in edition 2, and the points along its sides.
 
-    ``scanned`` is the octet of the ``flags`` that say how it is scanned; 0: it is a list of points.
+    ``scanned`` is the octet of the scanning ``flags``; 0: the grid is a list of points.
     """
 
     template: int
@@ -186,12 +186,10 @@ class Grid(NamedTuple):
     scanned: int
     flags: int
     parallels: int  # of a Gaussian grid, between a pole and the equator
-    corners: tuple[
-        float, ...
-    ]  # north, west, south and east, in degrees; empty where they are not numbers of its section
+    corners: tuple[float, ...]  # north, west, south and east, in degrees; empty if its section does not have them
 
 
-# Templates of grids (section 3) by number: the octet of how they are scanned. Others are shown as a list of points.
+# Templates of grids (section 3) by number: the octet of the scanning flags. Others are shown as a list of points.
 _SCANNED: Final = {
     0: 72, 1: 72, 10: 60, 12: 60, 13: 60, 20: 65, 23: 65, 30: 65, 31: 65, 33: 65, 40: 72, 41: 72, 90: 64, 140: 64,
 }  # fmt: skip
@@ -201,7 +199,7 @@ HARMONICS: Final = 50  # of spherical harmonics, with triangular truncation: rea
 
 
 def describe_grid(grid: bytes) -> Grid:
-    """Return what section 3 says of a grid."""
+    """Parse section 3."""
     template = integer(grid, 13, 2)
     scanned = _SCANNED.get(template, 0)
     corners: tuple[float, ...] = ()
@@ -232,7 +230,7 @@ class Unshown(NamedTuple):
 
 
 def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], discipline: int) -> Field:
-    """Return what the sections say of a field; ValueError where that cannot be, or is not shown."""
+    """Parse the sections of a field; ValueError if they are invalid or the field is not supported."""
     one, grid, product = sections[1], sections[3], sections[4]
     template, packing = integer(product, 8, 2), integer(sections[5], 10, 2)
     if packing not in PACKINGS:
@@ -241,7 +239,7 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
         raise ValueError(f"fields of product template {template} are not shown")
     layout = TEMPLATES[template]
     surface_at, long_time = layout.surface, 4
-    coordinates = 4 * integer(product, 6, 2)  # bytes of them, which follow the template
+    coordinates = 4 * integer(product, 6, 2)  # bytes of coordinates of levels, which follow the template
     if template == 44 and len(product) - coordinates == 45:  # an older form, with a forecast time of two octets
         surface_at, long_time = 34, 2
     time = _time(one, 13)
@@ -269,7 +267,7 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
 
 
 def _axis(product: bytes, octet: int, size: int) -> tuple[int, ...]:
-    """Return a number of one or two octets, or the scale factors and scaled values of one limit (5), or two (10)."""
+    """Return a number of 1 or 2 octets, or the scale factors and scaled values of one limit (5 octets) or two (10)."""
     if size < 5:
         return (integer(product, octet, size),)
     limits = [_surface(product, at - 1)[1:] for at in range(octet, octet + size, 5)]
@@ -286,22 +284,22 @@ def _time(data: bytes, octet: int) -> int:
 
 
 def parse_sidecar(data: bytes) -> tuple[int, ...]:
-    """Return the offsets of messages that a sidecar tells, in order."""
+    """Return the offsets of messages in a sidecar, in order."""
     found = set()
     for line in data.decode("utf-8", "replace").splitlines():
-        try:  # a JSON object a line, or fields between colons of which the second is the offset
+        try:  # a JSON object in each line, or fields between colons, where the second is the offset
             value = json.loads(line)["_offset"] if line.startswith("{") else line.split(":", 2)[1]
             found.add(int(value))
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, RecursionError):
             if line.strip():
-                raise ValueError(f"its line {line[:80]!r} tells of no message") from None
+                raise ValueError(f"its line {line[:80]!r} has no offset of a message") from None
     if len(found) > MOST:
-        raise ValueError(f"it tells of {len(found)} messages, and {MOST} are read of a file")
+        raise ValueError(f"it lists {len(found)} messages: expected at most {MOST}")
     return tuple(sorted(found))
 
 
 def find_message(data: bytes, start: int = 0) -> int:
-    """Return where ``data`` has the first sign of a message from ``start`` on, or -1.
+    """Return the position of the first message in ``data`` from ``start`` on, or -1.
 
     A message begins with ``GRIB`` and has its edition in octet 8. Messages may have anything between them: headers of
     bulletins, line ends, zeros up to a multiple of 120 bytes.
@@ -313,9 +311,9 @@ def find_message(data: bytes, start: int = 0) -> int:
 
 
 def length_of(head: bytes, section_4: int = MISSING) -> int:
-    """Return the length that the first bytes of a message tell, of which there are 16 or more.
+    """Return the length of a message, from its first 16 bytes or more.
 
-    Of a message of edition 1 with more than 8 MB, ``section_4`` is the length that its section 4 has, if it lies behind
+    For a message of edition 1 with more than 8 MB, ``section_4`` is the length of its section 4, if that lies after
     these bytes.
     """
     if head[7] == 2:
@@ -327,12 +325,12 @@ def length_of(head: bytes, section_4: int = MISSING) -> int:
         section_4 = integer(head, at + 1, 3)
     if not 0 <= section_4 < 120:
         return length
-    # ECMWF's way to say more than 24 bits: in units of 120 bytes, of which section 4 says how many are too many
+    # ECMWF's form of lengths above 24 bits: in units of 120 bytes; section 4 states the surplus bytes
     return (length & 0x7FFFFF) * 120 - section_4 + 4
 
 
 def find_section_4(head: bytes) -> int:
-    """Return where section 4 begins in a message of edition 1; -1 where its first bytes do not tell it."""
+    """Return the offset of section 4 in a message of edition 1; -1 if its first bytes do not determine it."""
     at, flags = 8, head[15]
     for is_there in (True, flags & 0x80, flags & 0x40):
         if is_there:
@@ -343,7 +341,7 @@ def find_section_4(head: bytes) -> int:
 
 
 class Windows(NamedTuple):
-    """The first bytes of messages, by where they begin."""
+    """The first bytes of messages, by the offsets of the messages."""
 
     data: dict[int, bytes]
 
@@ -353,9 +351,10 @@ class Windows(NamedTuple):
 
 
 def windows_in(data: bytes, is_last: bool) -> Windows:
-    """Return windows of the messages in a block that begins with one, but for what the end of the block cuts.
+    """Return the windows of the messages in a block that begins with a message, without windows that the block's end
+    cuts.
 
-    Nothing cuts those of the last block of a file.
+    In the last block of a file, no window counts as cut.
     """
     found: dict[int, bytes] = {}
     at = 0
@@ -372,25 +371,25 @@ def windows_in(data: bytes, is_last: bool) -> Windows:
 class Grib(FileBytes):
     """Finds the messages of a file, and reads the window of each.
 
-    ``unshown`` lists the messages, and other bytes, that are not read.
+    ``unshown`` lists unreadable messages, and bytes between messages.
     """
 
     def __init__(self, url: str, source: Span | Inline, size: int, head: bytes) -> None:
         super().__init__(url, source, size, head)
-        self._begins: dict[int, bytes] = {}  # the windows, by the bytes at which they begin
+        self._begins: dict[int, bytes] = {}  # the windows, by offset
         self.unshown: list[Unshown] = []
 
     def messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
         """Return begin and length of each message, found from one to the next.
 
-        The windows at the ``indexed`` offsets, which a sidecar tells, are read in one round. ManifestError if no
+        The windows at the ``indexed`` offsets, which come from a sidecar, are read in one round. ManifestError if no
         message begins at one of them.
         """
         yield from self.read(indexed)
         found: list[tuple[int, int]] = []
         begins: set[int] = set()
         block, is_even = FIRST_BLOCK, True
-        due, pitch, run = 0, 0, 1  # where a message should begin, and how far that is from where the last one should
+        due, pitch, run = 0, 0, 1  # the expected offset of a message, and its distance from the last one
         while due < self.size:
             place = bisect_left(indexed, due)
             begin = indexed[place] if place < len(indexed) and indexed[place] - due <= PADDING else None
@@ -415,27 +414,29 @@ class Grib(FileBytes):
         if not begins:
             raise ManifestError(f"{self.url}: expected a GRIB message in its first {GAP} bytes, found none")
         if lost := [at for at in indexed if at not in begins]:
-            reason = f"no message begins at byte {lost[0]}, which its index names: is the index its own?"
+            reason = (
+                f"expected a message at byte {lost[0]}, as in its sidecar, found none: is the sidecar of another file?"
+            )
             raise ManifestError(f"{self.url}: {reason}")
         return found
 
     def read(self, offsets: Sequence[int]) -> Steps[None]:
-        """Have windows known that begin at ``offsets``."""
+        """Read the windows at ``offsets``, unless they are known."""
         missing = [at for at in dict.fromkeys(offsets) if at not in self._begins]
         if missing and not 0 <= min(missing) <= max(missing) < self.size:
-            reason = f"its index names a message at byte {max(missing)} of {self.size}: is it its own?"
+            reason = f"its sidecar has a message at byte {max(missing)} of {self.size}: is the sidecar of another file?"
             raise ManifestError(f"{self.url}: {reason}")
         windows = yield from self.load([(at, min(WINDOW, self.size - at)) for at in missing])
         self._begins.update(zip(missing, windows, strict=True))
 
     def _read_block(self, start: int, size: int) -> Steps[None]:
-        """Have windows known of the messages in some bytes from ``start`` on."""
+        """Read the windows of the messages in a block at ``start``."""
         size = min(size, self.size - start)
         windows: Windows = yield Load(self.part(start, size), Parsed(windows_in, (start + size == self.size,)))
         self._begins.update((start + at, data) for at, data in windows.data.items())
 
     def _search(self, due: int) -> Steps[int | None]:
-        """Return where the next message begins, at ``due`` or after; None if none does within `GAP` bytes."""
+        """Return the offset of the next message at or after ``due``; None if there is none within `GAP` bytes."""
         start, data = due, self._begins[due]
         while (at := find_message(data)) < 0 and start + len(data) < self.size:
             if start + len(data) - due > GAP:
@@ -443,7 +444,7 @@ class Grib(FileBytes):
                     Unshown(due, f"no message begins in the {GAP} bytes from here: the rest is not read")
                 )
                 return None
-            start += len(data) - (SIGN - 1)  # the sign may lie across the end
+            start += len(data) - (SIGN - 1)  # the magic number may lie across the end
             size = min(4 * len(data), BLOCK, self.size - start)
             data = yield Load(self.part(start, size), Raw())
         if at < 0 and (cut := _CUT_SIGN.search(data)):
@@ -464,7 +465,7 @@ class Grib(FileBytes):
         return begin
 
     def window(self, at: int) -> bytes:
-        """Return the first bytes of the message that was found at ``at``."""
+        """Return the first bytes of the message at ``at``."""
         return self._begins[at]
 
     def _length(self, at: int) -> Steps[int]:
@@ -485,7 +486,9 @@ class Grib(FileBytes):
         return length
 
     def fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
-        """Return the fields of a message, or why one is not shown; ManifestError where its sections do not fit it."""
+        """Return the fields of a message, or the reasons why they are not shown; ManifestError if its sections do not
+        fit it.
+        """
         window, begin = self._begins[at], at
         position, end = at + 16, at + length - 4
         sections: dict[int, bytes] = {}
@@ -509,7 +512,7 @@ class Grib(FileBytes):
                 if position + size > begin + len(window):
                     begin, window = position, (yield Load(self.part(position, size), Raw()))
                 sections[number] = window[position - begin : position - begin + size]
-            is_same = number == 6 and 6 in parts and window[position - begin + 5] == 254  # bitmap as the one before
+            is_same = number == 6 and 6 in parts and window[position - begin + 5] == 254  # repeats the last bitmap
             if not is_same:
                 parts[number] = (position, size)
             position += size

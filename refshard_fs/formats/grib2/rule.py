@@ -1,8 +1,8 @@
 """Archives of GRIB files by rule: a document of a few kB shows all runs, and names no file. No I/O here.
 
-The document (``FORMATS.md`` specifies it) says how files are named, which runs, steps and members there are, and which
-line of a file's sidecar belongs to which variable. A chunk is a field: its look-up reads the sidecar of its file, and
-the message that is read then must be the field that was asked for. Nothing is written when a new run appears.
+The document (``FORMATS.md`` specifies it) gives the names of files, the runs, steps and members, and the line of a
+sidecar for each variable. A chunk is a field: its look-up reads the sidecar of its file, and the message must be the
+requested field. New runs change no document.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from refshard_fs.security.policy import directory_of
 HOUR: Final = timedelta(hours=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = 1 << 20  # runs, steps, members or levels of a document
-_LATE: Final = 128  # runs that may be missing at the end of an archive: each is asked for when the document is opened
-_RUNS: Final = 1 << 31  # that the keys of an archive without an end are counted to
+_LATE: Final = 128  # runs that may be missing at the end of an archive: each is requested when the document is opened
+_RUNS: Final = 1 << 31  # the last date of keys in an archive without an end
 _LISTED: Final = 1 << 14  # files whose sidecars are read to list fields
 _BLOCK: Final = 1 << 10  # most runs in a chunk of `valid_time`
 _LINE_BYTES: Final = 400  # that a line of a sidecar takes in memory
 
 
-# Sidecars: which lines they have, and where the messages lie.
+# Sidecars: their lines, and the places of messages.
 
 
 class Sidecar(NamedTuple):
-    """Begin and end of messages by the members that tell lines apart; an end of None is that of the file.
+    """Begin and end of messages by the members that distinguish lines; None is the end of the file.
 
-    Of lines that are alike, the first counts: NOAA writes sums twice where two ranges are the same.
+    The first of equal lines wins: NOAA writes sums twice if two ranges are equal.
     """
 
     lines: dict[tuple[str, ...], tuple[int, int | None]]
@@ -73,10 +73,10 @@ class Sidecar(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """A kind of sidecar: the members of a line, and what templates give some of them (the others are a variable's).
+    """A kind of sidecar: the members of a line, and the templates of some of them (a variable has the others).
 
-    A line that lacks a member has the one in ``default``, or "". ``parse`` returns the members of a line, the offset of
-    its message, and its length, or None where the next line tells it.
+    A line without a member has the one in ``default``, or "". ``parse`` returns the members of a line, and the offset
+    and the length of its message; the length is None if the next line determines it.
     """
 
     members: tuple[str, ...]
@@ -104,7 +104,7 @@ def _parse_wgrib2(line: str) -> tuple[dict[str, str], int, None]:
     return {**found, "process": process or "", "from": begin, "to": end}, int(offset), None
 
 
-_FORECASTS: Final = frozenset(["an", "fc", "cf", "pf"])  # of which steps and members tell all
+_FORECASTS: Final = frozenset(["an", "fc", "cf", "pf"])  # steps and members identify these fields
 
 
 def _parse_ecmwf(line: str) -> tuple[dict[str, str], int, int]:
@@ -133,7 +133,7 @@ DIALECTS: Final = {
 
 
 def parse_lines(data: bytes, name: str) -> Sidecar:
-    """Return the lines of a sidecar in the dialect of that ``name``; ValueError where a line is of another kind."""
+    """Return the lines of a sidecar in the dialect ``name``; ValueError if a line has another form."""
     dialect = DIALECTS[name]
     found: list[tuple[tuple[str, ...], int, int | None]] = []
     for line in data.decode("utf-8", "replace").splitlines():
@@ -163,9 +163,9 @@ _Numbers = list[_Natural | list[_Natural]]  # numbers, and [first, last, step] o
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The runs: one ``every`` so many hours from ``start`` on, up to ``stop``, or without an end.
+    """The runs: one each ``every`` hours from ``start`` to ``stop``, or without an end.
 
-    ``due`` hours after its time, all files of a run are there.
+    All files of a run exist ``due`` hours after its time.
     """
 
     start: str
@@ -175,23 +175,23 @@ class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Forecasts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The steps, in hours. ``last`` is that of runs at some hours of the day."""
+    """The steps, in hours. ``last`` is the last step of runs, by their hour of the day."""
 
     values: _Numbers
     last: dict[str, int] = {}
 
 
 class Members(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The members of an ensemble, by number, and how each is called in the names of files, if not so."""
+    """The members of an ensemble, by number, and their texts in the names of files, if these differ."""
 
     values: _Numbers
     names: list[str] = []
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a message says of its field: discipline, category and number, and [kind, value] of its surfaces.
+    """The field of a message: discipline, category and number, and [kind, value] of its surfaces.
 
-    A surface without a value has that of the variable's level.
+    A surface without a value has the value of the variable's level.
     """
 
     parameter: tuple[int, int, int]
@@ -213,12 +213,12 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return f"{numbers} at {surfaces or 'no level'} (statistic {self.statistic}, {self.number}, {list(self.axes)})"
 
     def at(self, level: float | None, unit: int) -> Kind:
-        """Return the kind at a ``level``, whose unit is a power of ten of SI's."""
+        """Return the kind at a ``level``, in a unit that is a power of ten of SI's."""
         surfaces = tuple(one if len(one) == 2 else (one[0], (level or 0) * 10.0**unit) for one in self.surfaces)
         return msgspec.structs.replace(self, surfaces=surfaces)
 
     def is_like(self, other: Kind) -> bool:
-        """Whether both are the same, but for the rounding of levels."""
+        """Return whether both are equal, except for the rounding of levels."""
         pairs = list(zip(self.surfaces, other.surfaces, strict=False))
         return (
             len(self.surfaces) == len(other.surfaces)
@@ -228,9 +228,9 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Variable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A variable: the members of its ``line``, what its messages say, and its levels, of a kind that is called so.
+    """A variable: the members of its ``line``, the content of its messages, and the name and values of its levels.
 
-    ``covers``: the hours before its step that a value is of: "run" (from the beginning), "last N", or "bucket N" (from
+    ``covers``: the hours that a value covers, up to its step: "run" (from the beginning), "last N", or "bucket N" (from
     the last multiple of N hours).
     """
 
@@ -270,7 +270,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @classmethod
     def read(cls, data: bytes, where: str) -> Rule:
-        """Return the document in ``data``; ManifestError, which begins with ``where``, where it breaks the format."""
+        """Parse the document in ``data``; ManifestError, which begins with ``where``, if it breaks the format."""
         try:
             rule = msgspec.convert(zarrmeta.loads(data), cls)
             rule.check()
@@ -285,7 +285,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return zarrmeta.dumps(head)[:-1] + b',"variables":{\n' + b",\n".join(lines) + b"\n}}\n"
 
     def check(self) -> None:
-        """Raise ValueError where a member contradicts another one."""
+        """Raise ValueError if members contradict each other."""
         names = {"time", "step"} | ({"number"} if self.number else set())
         for template in (self.url, self.sidecar):
             check_template(template, names)
@@ -305,7 +305,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
                 raise ValueError(f"{name!r} has grid {variable.grid}, of {len(self.grids)}")
             numbers = [*variable.levels, *(number for one in variable.message.surfaces for number in one)]
             if not all(map(math.isfinite, numbers)) or not {len(one) for one in variable.message.surfaces} <= {1, 2}:
-                raise ValueError(f"{name!r} has levels or surfaces that are no numbers")
+                raise ValueError(f"{name!r} has levels or surfaces that are not numbers")
             if bool(variable.levels) != bool(variable.level):
                 raise ValueError(f"{name!r} has levels without a name, or a name without levels")
         if self.number and self.number.names and len(self.number.names) != len(self.members):
@@ -380,12 +380,12 @@ def fill_template(template: str, values: Mapping[str, Any]) -> str:
 
 
 class MessageValues(msgspec.Struct, frozen=True):
-    """The values of the field of one message that is of this ``kind``, time, step (seconds), member and ``grid``."""
+    """The values of the field in a message of this ``kind``, time, step (seconds), member and ``grid``."""
 
     kind: Kind
     time: int
     step: int
-    length: int | None  # hours that a value is of
+    length: int | None  # hours that a value covers
     member: int | None
     grid: bytes
     across: int
@@ -393,21 +393,21 @@ class MessageValues(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of what is made."""
+        """The decoded size in bytes."""
         return 4 * integer(self.grid, 7, 4)
 
     def make(self, raw: bytes) -> bytes:
         if find_message(raw[:8]) != 0 or len(raw) < 16:
-            raise ValueError(f"expected a GRIB message where the sidecar says, found {raw[:8]!r}: {_STALE}")
+            raise ValueError(f"expected a GRIB message at the offset in the sidecar, found {raw[:8]!r}: {_STALE}")
         length = length_of(raw[:16])
         if length > len(raw) or raw[length:].strip(b"\0\r\n "):
-            raise ValueError(f"the sidecar says that the message has {len(raw)} bytes, and it has {length}: {_STALE}")
+            raise ValueError(f"expected a message of {len(raw)} bytes, as in the sidecar, found {length}: {_STALE}")
         field = self.find(parse_message(raw))
         data = b"".join([raw[at : at + size] for at, size in field.parts])
         return values_recipe(field, self.across, self.flags).make(data)
 
     def find(self, fields: Sequence[Field | Unshown]) -> Field:
-        """Return the field that is meant; ValueError, which says what there is, if there is none."""
+        """Return the requested field; ValueError, which describes the found fields, if it is missing."""
         reasons = []
         for field in fields:
             if isinstance(field, Unshown):
@@ -419,7 +419,7 @@ class MessageValues(msgspec.Struct, frozen=True):
         raise ValueError(f"the message is of another field than its line in the sidecar: {'; '.join(reasons)}")
 
     def compare(self, field: Field) -> list[str]:
-        """Return how a field differs from the one that is meant."""
+        """Return the differences of a field from the requested one."""
         parameter = field.parameter
         kind = Kind.of(parameter)
         pairs: list[tuple[str, Any, Any]] = [("time", self.time, field.time), ("step", self.step, field.step)]
@@ -441,7 +441,7 @@ _STALE: Final = "one of them was replaced"
 
 
 class FieldPlace(NamedTuple):
-    """Where a field is looked for: its file, its sidecar, and the members of its line there."""
+    """The place of a field: its file, its sidecar, and the members of its line."""
 
     time: datetime
     step: int
@@ -452,7 +452,7 @@ class FieldPlace(NamedTuple):
     line: tuple[str, ...]
 
     def load(self, rule: Rule) -> Load:
-        """Return what it takes to have the sidecar; its answer is None where that does not exist."""
+        """Return the need for the sidecar; the answer is None if the sidecar does not exist."""
         return Load(Span(self.sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
 
 
@@ -478,19 +478,19 @@ class FieldChunks(Chunks):
 
     @classmethod
     def of_rule(cls, rule: Rule, name: str, resolve: Callable[[str | None], str]) -> Self:
-        """Return the fields without a grid, which are not decoded."""
+        """Return the fields of a rule without grids; they are not decoded."""
         counts = [_RUNS, len(rule.steps), len(rule.members), len(rule.variables[name].levels)]
         grid = ChunkGrid(tuple(filter(None, counts)), ENCODINGS[2])
         return cls(rule, name, grid, resolve, [from_base64(text) for text in rule.grids], (0, 0))
 
     def places_of(self, run: int) -> Iterator[FieldPlace]:
-        """Yield where each field of a run is looked for."""
+        """Yield the place of each field of a run."""
         size = math.prod(self._grid.counts[1:])
         found = map(self.locate, range(run * size, (run + 1) * size))
         return (place for place in found if place is not None)
 
     def locate(self, number: int) -> FieldPlace | None:
-        """Return where chunk ``number`` is looked for; None where its run has no such step."""
+        """Return the place of chunk ``number``; None if its run has no such step."""
         run, place, *others = self._grid.coords(number)
         rule, variable, step = self._rule, self._variable, self._steps[place]
         at = rule.time_of(run)
@@ -510,7 +510,7 @@ class FieldChunks(Chunks):
         return FieldPlace(at, step, member, level, url, sidecar, line)
 
     def recipe(self, found: FieldPlace) -> MessageValues:
-        """Return what makes the values of the field, and knows what its message has to say."""
+        """Return the recipe that decodes the field and compares its message."""
         variable = self._variable
         kind = variable.message.at(found.level, LEVEL_UNITS.get(variable.level, 0))
         seconds = int((found.time - _EPOCH).total_seconds())
@@ -531,9 +531,9 @@ class FieldChunks(Chunks):
         return Packed(Span(found.url, *lines.lines[found.line]), recipe, recipe.size)
 
     def list_existing(self) -> Steps[list[Listed] | None]:
-        """Return the fields that exist. NotListable if they are too many, NotYetThere if one of them is not there yet.
+        """Return the fields that exist. NotListable if they are too many, NotYetThere if one of them is late.
 
-        So a copy of the archive never lacks a field that is only late.
+        So a copy of the archive never lacks a late field.
         """
         size = self._runs * math.prod(self._grid.counts[1:])
         files = self._runs * len(self._steps) * max(len(self._members), 1)
@@ -546,7 +546,7 @@ class FieldChunks(Chunks):
         return [Listed(self._grid.tail(number), None) for number in range(size) if found[number] is not None]
 
     def _check_absent(self, found: FieldPlace) -> Steps[None]:
-        """Raise an error unless a file, whose sidecar does not exist, does not exist, and will not."""
+        """Raise an error if a file without a sidecar exists, or is only late."""
         facts: Facts | None = yield Stat(found.url, fresh=True)
         if facts is not None:
             reason = f"it does not exist, and its file {found.url} does: fields of that file are found by it alone"
@@ -572,12 +572,14 @@ class ValidTimes(Chunks):
 
 
 def _block_of(rule: Rule) -> int:
-    """Return how many runs are in a chunk of `valid_time`: fewer if there are many steps."""
+    """Return the number of runs in a chunk of `valid_time`: fewer if there are many steps."""
     return min(_BLOCK, max(_MOST // len(rule.steps), 1))
 
 
 class RuleKeySpace(ArrayGroup):
-    """The keys of an archive. Runs after the last one that is shown have keys, too, which are looked up when read."""
+    """The keys of an archive. Later runs than the last shown one have keys, too, which are looked up when they are
+    read.
+    """
 
     fields: Mapping[str, ChunkGrid] = {}  # of the variables, without an end
 
@@ -589,7 +591,7 @@ class RuleKeySpace(ArrayGroup):
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a document: the runs that are due are there; of those after them, up to the last one whose file exists."""
+    """Open a document. It shows the runs that are due, and later runs up to the last one whose file exists."""
     rule: Rule = yield Load(probe.document(options.max_manifest_bytes), Parsed(Rule.read, (probe.url,)))
     resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:
@@ -600,7 +602,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
-    """Return how many runs are shown."""
+    """Return the number of shown runs."""
     every = rule.time.every * HOUR
     now = datetime.fromtimestamp(time.time(), UTC)
     count = max(((now if rule.time.stop is None else parse_time(rule.time.stop)) - rule.start) // every + 1, 0)
@@ -657,7 +659,7 @@ def _keyspace(
 
 
 def _fields_of_grids(grids: Sequence[bytes]) -> list[Field]:
-    """Return fields of nothing but these sections 3, which lie one after the other."""
+    """Return fields that have only these sections 3, which lie one after the other."""
     parameter = Parameter(0, 0, 0, 0, (0, 0), 0, 0, 255, 0, (NO_SURFACE, NO_SURFACE))
     found, at = [], 0
     for grid in grids:

@@ -1,4 +1,4 @@
-"""Rules made of files of an archive, and compared with them: which fields there are, and how sidecars call them."""
+"""Make rules from files of an archive, and compare rules with an archive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Sample(NamedTuple):
 
 
 def samples_of(rule: Rule, run: int) -> list[Sample]:
-    """Return the first file of a run, and three from the middle on, whose steps tell the ranges of values apart."""
+    """Return the first file of a run, and three from the middle on: their steps distinguish the time ranges of
+    values.
+    """
     time, steps = (
         rule.time_of(run),
         [step for step in rule.steps if step <= rule.step.last.get(f"{rule.time_of(run):%H}", step)],
@@ -51,7 +53,7 @@ def samples_of(rule: Rule, run: int) -> list[Sample]:
 
 
 class _Found(NamedTuple):
-    """A field of a sample, and the members of its line that tell variables apart."""
+    """A field of a sample, and the members of its line that distinguish variables."""
 
     step: int
     line: tuple[tuple[str, str], ...]
@@ -130,7 +132,7 @@ def _read(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) -> S
 
 
 def _ranges(alike: Sequence[_Found], grids: Mapping[bytes, int]) -> list[tuple[_Found, Variable]]:
-    """Return a variable for each way in which the ranges of fields that are alike follow from their steps."""
+    """Return a variable for each relation between steps and time ranges of equal fields."""
     first = alike[0]
     kind = Kind.of(first.field.parameter)
     text = {name: value for name, value in first.named.attributes.items() if name in _ATTRIBUTES}
@@ -154,7 +156,7 @@ def _ranges(alike: Sequence[_Found], grids: Mapping[bytes, int]) -> list[tuple[_
 
 
 def _with_levels(dialect: str, single: Sequence[tuple[_Found, Variable]]) -> list[tuple[str, Variable]]:
-    """Return the variables by name, those that differ in their level alone as one with levels."""
+    """Return the variables by name; variables that differ only in their level become one with levels."""
     member = _LEVEL_MEMBERS[dialect]
     groups: dict[Any, list[tuple[float, _Found, Variable]]] = {}
     for found, variable in single:
@@ -182,7 +184,7 @@ def _with_levels(dialect: str, single: Sequence[tuple[_Found, Variable]]) -> lis
 
 
 def _unused(name: str, variable: Variable, taken: Mapping[str, Variable]) -> str:
-    """Return a name that no other variable has: with its level, its range, and a number."""
+    """Return an unused name for a variable: with its level, its time range, and a number."""
     kind = (
         [f"{value:g}" for _, value in variable.message.surfaces if value] if not variable.levels else [variable.level]
     )
@@ -198,8 +200,8 @@ def _unused(name: str, variable: Variable, taken: Mapping[str, Variable]) -> str
 class Comparison(msgspec.Struct, frozen=True):
     """How a run and a rule differ.
 
-    ``absent`` are URLs of sidecars that do not exist. ``unnamed`` are lines that no variable names. ``unfound`` are
-    variables that no sidecar has. ``misplaced`` says, by variable, how its message differs from what is meant.
+    ``absent`` are URLs of missing sidecars, ``unnamed`` lines of no variable, and ``unfound`` variables without a line.
+    ``misplaced`` has, by variable, how its message differs from the expected field.
     """
 
     fields: int
@@ -210,12 +212,12 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
-        """Whether each variable is found, and its message is the one that is meant."""
+        """Whether each variable is found, with the expected message."""
         return not self.absent and not self.unfound and not self.misplaced
 
 
 def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> Steps[Comparison]:
-    """Return how a run differs: all of its sidecars are read, and the head of one message of each variable."""
+    """Compare a run: read all of its sidecars, and the head of one message of each variable."""
     fields = {name: FieldChunks.of_rule(rule, name, resolve) for name in rule.variables}
     places = {name: list(chunks.places_of(run)) for name, chunks in fields.items()}
     loads = {place.sidecar: place.load(rule) for some in places.values() for place in some}
@@ -241,7 +243,7 @@ def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> S
 
 
 def _differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Steps[str]:
-    """Return how the message at ``start`` differs from the field that is meant; empty if it is that field."""
+    """Return the differences of the message at ``start`` from the expected field; empty if there are none."""
     facts: Facts | None = yield Stat(place.url)
     if facts is None or facts.size is None:
         return f"{place.url} does not exist"

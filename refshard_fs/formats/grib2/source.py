@@ -41,24 +41,25 @@ from refshard_fs.formats.grib2.messages import (
 )
 
 SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's name, or in place of its last part
-# A file of up to so many bytes is read in one request if its first message is short. Two rounds of 20 ms take as long
-# as so many bytes at 60 MB/s, and windows and sidecars take a request each.
+# A file of up to this size is read in one request if its first message is short. Two rounds of 20 ms take as long as
+# these bytes at 60 MB/s, and windows and sidecars take a request each.
 WHOLE: Final = 2 << 20
-SHORT: Final = 64 << 10  # bytes of a short message: of few long ones, windows are far less than the file
-VERSION: Final = 4  # of scans in the index cache: counts up whenever a file would have other fields
-FIELD_BYTES: Final = 1 << 10  # that a field takes in memory, beside its grid
+SHORT: Final = 64 << 10  # bytes of a short message: the windows of few long messages are far smaller than the file
+VERSION: Final = 4  # version of scans in the index cache: increased whenever a file would have other fields
+FIELD_BYTES: Final = 1 << 10  # bytes of a field in memory, without its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which
 RATIO: Final = 1 << 10  # points may be for each byte: fields of one value take no more bytes than their header
 COORDINATES: Final = 1 << 24  # bytes of all coordinates of a file, or as many as the file has
 _SPARSE: Final = 16  # pairs of time and step for each field: with more, valid_time might take gigabytes
-LONGEST: Final = 1 << 17  # points along a side of it, whose coordinates are made: 1 MiB
+LONGEST: Final = 1 << 17  # points along a side of a grid with computed coordinates: 1 MiB
 _UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as ICON's
-# Templates of grids whose points eccodes locates. Those of others are in another file (`_UNSTRUCTURED`), there are none
-# (spectra), or eccodes does not know the projection, and cfgrib, too, shows dimensions without coordinates.
+# Templates of grids whose points eccodes computes. Other grids have their points in another file (`_UNSTRUCTURED`),
+# have none (spectra), or have a projection that eccodes does not know: cfgrib, too, then shows dimensions without
+# coordinates.
 _LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 90, 140, 150])
 _FLAT: Final = frozenset([0, *range(40, 44), 150])  # and of these where they are lists of points: eccodes may abort
-_REGULAR: Final = (0, 40)  # which have latitudes and longitudes as dimensions
+_REGULAR: Final = (0, 40)  # grids with the dimensions latitude and longitude
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 
 
@@ -101,7 +102,7 @@ ATTRIBUTES: Final = {
 
 
 LEVEL_UNITS: Final = {"isobaricInhPa": 2, "potentialVorticity": -9}  # powers of ten: hPa, and 1e-9 of SI's unit
-_Key = tuple[str, str, int, int, tuple[str, ...], bytes]  # what the fields of a variable have in common
+_Key = tuple[str, str, int, int, tuple[str, ...], bytes]  # the properties that all fields of a variable share
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -118,7 +119,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 class Scan(NamedTuple):
-    """The fields of a file, why others are not shown, and what the parameters are called."""
+    """The fields of a file, the reasons why others are not shown, and the names of the parameters."""
 
     found: tuple[Field | Unshown, ...]
     names: Mapping[Parameter, ParameterName]
@@ -140,7 +141,7 @@ class Scan(NamedTuple):
 
 
 class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A field as it is kept on disk, with the number of its grid; or the byte and the reason of `Unshown`."""
+    """A field in the index cache, with the number of its grid; or the byte and the reason of `Unshown`."""
 
     number: int
     reason: str = ""
@@ -160,7 +161,7 @@ class FileScan(msgspec.Struct, frozen=True):
     size: int
 
     def scan(self, source: Span) -> Steps[Scan]:
-        """Return the fields: of a small file of short messages by one read, of others by sidecar or windows."""
+        """Return the fields: a small file of short messages takes one read, others a sidecar or windows."""
         if self.size <= WHOLE and self._begins_with_short():
             rest = source.resolve_end(self.size).part(len(self.head), self.size - len(self.head))
             scan: Scan = yield Load(rest, Parsed(_scanned, (self.head, source.url)))
@@ -172,7 +173,7 @@ class FileScan(msgspec.Struct, frozen=True):
         return scan
 
     def _begins_with_short(self) -> bool:
-        """Whether the first message of the file is a short one."""
+        """Return whether the first message of the file is short."""
         at = find_message(self.head)
         return 0 <= at <= len(self.head) - 16 and length_of(self.head[at : at + 16]) <= SHORT
 
@@ -184,7 +185,7 @@ class FileScan(msgspec.Struct, frozen=True):
         return repr((VERSION, TEMPLATES, PACKINGS, _versions(), sha256(self.head).digest())).encode()
 
     def pack(self, value: Scan) -> list[bytes | memoryview]:
-        eccodes()  # without it, parameters have numbers for names until it is installed
+        eccodes()  # without eccodes, parameters are named by numbers until it is installed
         grids: dict[bytes, int] = {}
         found = [
             _Kept(one.at, one.reason) if isinstance(one, Unshown) else
@@ -219,7 +220,7 @@ def _versions() -> list[str]:
 
 
 def scan_messages(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
-    """Return the fields of the messages; a sidecar tells the ``offsets`` of some."""
+    """Return the fields of the messages; ``offsets`` are those in a sidecar."""
     messages = yield from grib.messages(offsets)
     found = yield from together([_fields(grib, *message) for message in messages])
     return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))
@@ -232,7 +233,7 @@ def _scanned(rest: bytes, head: bytes, url: str) -> Scan:
 
 
 def parse_message(data: bytes) -> list[Field | Unshown]:
-    """Return the fields of a message of edition 2; ManifestError where its sections do not fit it."""
+    """Return the fields of a message of edition 2; ManifestError if its sections do not fit it."""
     grib = Grib("the message", Inline(data), len(data), data)
 
     def steps() -> Steps[list[Field | Unshown]]:
@@ -243,7 +244,7 @@ def parse_message(data: bytes) -> list[Field | Unshown]:
 
 
 def _run_in_memory(steps: Steps[T]) -> T:
-    """Return what ``steps`` return, which read nothing but bytes that are in memory."""
+    """Run ``steps``, which need only bytes in memory, and return their result."""
     answer: Any = None
     while True:
         try:
@@ -255,7 +256,7 @@ def _run_in_memory(steps: Steps[T]) -> T:
 
 
 def _met(need: Need) -> Any:
-    """Return the answer to a need of bytes that are in memory."""
+    """Return the answer to a need for bytes in memory."""
     assert isinstance(need, Load)
     assert isinstance(need.entry, Inline), "all bytes of the file are in memory"
     return need.index.decode(need.entry.data)
@@ -272,7 +273,7 @@ def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
 
 
 def _sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
-    """Return the offsets of messages that a sidecar tells; None where there is none."""
+    """Return the offsets of messages in a sidecar; None without a sidecar."""
     url = source.url
     if "?" in url:  # signed, for instance: another name would not be allowed
         return None
@@ -284,7 +285,7 @@ def _sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
 
 Made = tuple[
     Sequence[tuple[int, int]], Values | Values1 | Points
-]  # (offset, size) of parts of the file, and what makes them up
+]  # (offset, size) of parts of the file, and the recipe that joins them
 
 
 class FieldGroup(ArrayGroupBuilder):
@@ -295,11 +296,11 @@ class FieldGroup(ArrayGroupBuilder):
         self._source = source
         self._zarr_format = zarr_format
         self._most = min(LARGEST, max(SMALL, RATIO * (source.size or 0)))  # points of a grid
-        self._left = max(COORDINATES, source.size or 0)  # bytes of coordinates that are still made
-        self._known: dict[str, dict[Hashable, int]] = {}  # of names: the number of whatever has that name
+        self._left = max(COORDINATES, source.size or 0)  # bytes that further coordinates may have
+        self._known: dict[str, dict[Hashable, int]] = {}  # the number of each object with a name
 
     def show(self, scan: Scan) -> None:
-        """Show all fields that can be."""
+        """Show all supported fields."""
         variables: dict[_Key, list[Field]] = {}
         for field in scan.found:
             if isinstance(field, Unshown):
@@ -321,7 +322,7 @@ class FieldGroup(ArrayGroupBuilder):
 
     @staticmethod
     def _unused(key: _Key, alike: Sequence[_Key]) -> str:
-        """Return a name of a variable that tells it from those ``alike``: with its kind of level, or with a number."""
+        """Return an unused name for a variable, with its kind of level or a number if others are ``alike``."""
         name, level, *_ = key
         if len(alike) == 1:
             return name
@@ -375,7 +376,7 @@ class FieldGroup(ArrayGroupBuilder):
         self.add(name, described, RecipeChunks(self._source, described.grid(self._zarr_format), chunks))
 
     def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
-        """Return the name of the coordinate of `time` and `step` added up; none where few of so many have fields."""
+        """Return the name of the coordinate `time` + `step`; none if few of many pairs have fields."""
         if len(ordered["time"]) * len(ordered["step"]) > _SPARSE * fields:
             return []
         valid = np.add.outer(np.array(ordered["time"], "<i8"), np.array(ordered["step"], "<i8"))
@@ -385,9 +386,9 @@ class FieldGroup(ArrayGroupBuilder):
         ]
 
     def add_coordinate(self, name: str, values: Any, dimensions: Sequence[str] | None = None) -> str:
-        """Return the name of a coordinate of these ``values``: with a number where another one has taken ``name``.
+        """Return the name of a coordinate with these ``values``: with a number if another one has ``name``.
 
-        It lies along the named ``dimensions``, or along one of its own.
+        It has the named ``dimensions``, or its own one.
         """
         data = values.tobytes()
         own = _numbered(name, self._number(name, (values.shape, data, tuple(dimensions or ()))))
@@ -396,7 +397,7 @@ class FieldGroup(ArrayGroupBuilder):
         return own
 
     def _number(self, name: str, one: Hashable) -> int:
-        """Return how many others were called ``name`` before this ``one``."""
+        """Return the number of ``one`` among the objects that share ``name``, in order of first use."""
         known = self._known.setdefault(name, {})
         return known.setdefault(one, len(known))
 
@@ -408,7 +409,7 @@ class FieldGroup(ArrayGroupBuilder):
             return
         self._left -= len(data) if isinstance(data, bytes) else 0
         if self._left < 0:
-            raise ValueError("its coordinates, and those of the fields before it, have more values than are made")
+            raise ValueError("its coordinates, and those of the fields before it, have too many values")
         unnamed = {"units": "1", "long_name": f"original GRIB coordinate for key: level({name})"}
         array = ArrayDescription(own, shape, shape, np.dtype(dtype), along, ATTRIBUTES.get(name, unnamed))
         grid = array.grid(self._zarr_format)
@@ -416,14 +417,14 @@ class FieldGroup(ArrayGroupBuilder):
         self.add(own, array, chunks)
 
     def add_grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
-        """Return the names of a grid's dimensions, and of the coordinates that are no dimensions, and its shape."""
+        """Return the names of a grid's dimensions, the names of its other coordinates, and its shape."""
         grid = _described(field)
         template, across, down = grid.template, grid.across, grid.down
         is_flat = across * down != field.count
         if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
-            raise ValueError(f"its grid has {field.count} points, {down} down and {across} across: they are too many")
+            raise ValueError(f"its grid has {field.count} points, {down} rows of {across}: too many")
         if grid.parallels > _FINEST:
-            raise ValueError(f"its Gaussian grid has N={grid.parallels}, and {_FINEST} is the limit")
+            raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {_FINEST}")
         number = self._number("grid", field.grid)
         if template not in (_FLAT if is_flat else _LOCATED):
             names = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
@@ -438,7 +439,7 @@ class FieldGroup(ArrayGroupBuilder):
             if is_regular and template == 0:
                 data = _axis(grid, axis, inner[axis])
             else:
-                every = across if is_regular and not axis else 1  # rows have a latitude each, and longitudes come again
+                every = across if is_regular and not axis else 1  # all rows have the same longitudes
                 scanned = 0 if is_flat else grid.scanned
                 edition = field.parameter.edition
                 data = [field.grid_at], Points(f"{name}s", math.prod(inner[own]), every, scanned, edition)
@@ -451,12 +452,12 @@ def _described(field: Field) -> Grid:
 
 
 def scan_flags(field: Field, shape: Sequence[int]) -> int:
-    """Return the flags of how a grid is scanned, of which a list of points has none."""
+    """Return the scanning flags of a grid; 0 for a list of points."""
     return _described(field).flags if len(shape) > 1 else 0
 
 
 def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
-    """Return what makes the values of a field from its parts."""
+    """Return the recipe that decodes a field from its parts."""
     sizes = tuple(size for _, size in field.parts)
     if field.parameter.edition == 1:
         return Values1(field.count, sizes, across, flags, field.decimal)
@@ -464,7 +465,7 @@ def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
 
 
 def _named_grid(field: Field) -> dict[str, Any]:
-    """Return what names an unstructured grid, as attributes; nothing of other grids, which are there in full."""
+    """Return the attributes that identify an unstructured grid; none for other grids, which are fully described."""
     grid = field.grid
     if _described(field).template == HARMONICS:
         truncation = truncation_of(field.count)
@@ -480,14 +481,16 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _levels(fields: Sequence[Field], kind: str) -> list[float]:
-    """Return the level of each field: the first surface's value, or where these are not enough, a number."""
+    """Return the level of each field: the value of the first surface, or a number if these values are not distinct."""
     unit = LEVEL_UNITS.get(kind, 0)
     found = [field.parameter.surfaces for field in fields]
     return _distinct(found, [[pair[0].value(unit) for pair in found]])
 
 
 def _along(found: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Return where fields lie along an axis: their numbers; or the first limit of two that is there and differs."""
+    """Return the coordinates of fields along an axis: their numbers, or the first of two limits that exists and
+    differs.
+    """
     if len(found[0]) == 1:
         return [number for (number,) in found]
     limits = [
@@ -499,7 +502,7 @@ def _along(found: Sequence[tuple[int, ...]]) -> list[Any]:
 
 
 def _distinct(found: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
-    """Return the first of the ``choices`` that tells all places of ``found`` apart; if there is none, their numbers."""
+    """Return the first of the ``choices`` with distinct values for all places in ``found``; else their numbers."""
     numbers = {place: float(number) for number, place in enumerate(sorted(set(found)))}
     choice = next((values for values in choices if len(set(values)) == len(numbers)), None)
     return [numbers[place] for place in found] if choice is None else choice

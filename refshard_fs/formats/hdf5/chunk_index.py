@@ -45,7 +45,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
     """The extents of a dataset in chunks, and the sizes in its file.
 
     ``counts`` are the numbers of chunks along each dimension, ``most`` those of the maximum extent (None: unlimited).
-    ``raw_size`` is the size of a chunk before filters, ``room`` that of the file after its base address, in bytes.
+    ``raw_size`` is the size of a chunk before filters, ``room`` the size of the file after its base address, in bytes.
     """
 
     sizes: Sizes
@@ -84,7 +84,7 @@ class ChunkSpace(msgspec.Struct, frozen=True):
     def number_coords(self, coords: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
         """Return the chunk number for each row of ``coords``, and a mask of the rows within the current extent.
 
-        For coordinates outside the extent, the number is that of the next chunk in C order.
+        Coordinates outside the extent get the number of the next chunk in C order.
         """
         numbers = np.zeros(len(coords), np.uint64)
         is_beyond = np.zeros(len(coords), np.bool_)

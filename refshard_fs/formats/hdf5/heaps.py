@@ -322,7 +322,7 @@ class Collection(NamedTuple):
 
 
 def parse_collection(data: bytes, sizes: Sizes) -> Collection:
-    """Parse a collection of the global heap, of which ``data`` may be only the first bytes."""
+    """Parse a collection of the global heap; ``data`` may be only its first bytes."""
     fields = Fields(data, sizes)
     fields.expect(b"GCOL", 1)
     (size,) = fields.unpack("3xN")

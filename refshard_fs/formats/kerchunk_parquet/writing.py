@@ -30,7 +30,7 @@ from refshard_fs.security.origins import MEMBER, Origins
 
 
 def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
-    """Make the ``.zmetadata`` of a parquet set with these documents, all of which must be metadata."""
+    """Make the ``.zmetadata`` of a parquet set with these documents; ManifestError if one is not metadata."""
     metadata: dict[str, Any] = {}
     for key, value in documents:
         if isinstance(value, list):

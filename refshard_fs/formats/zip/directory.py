@@ -151,7 +151,7 @@ class SortedNames:
 
     @classmethod
     def sort(cls, names: Sequence[bytes]) -> tuple[SortedNames, list[int], set[bytes]]:
-        """Sort ``names``. Return them, their old positions, and repeated names, of which the last one stays."""
+        """Sort ``names``. Return them, their old positions, and repeated names; the last of equal names stays."""
         order = sorted(range(len(names)), key=names.__getitem__)
         ordered = list(map(names.__getitem__, order))
         repeated = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))

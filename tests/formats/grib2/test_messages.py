@@ -170,9 +170,9 @@ def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest
     data = many()
     for text, reason in (
         (b"1:0:d\n2:5:d\n", "no message begins at byte 5"),
-        (b"1:0:d\nnonsense", "tells of no message"),
+        (b"1:0:d\nnonsense", "has no offset of a message"),
         (b"1:99999999:d\n", "message at byte 99999999 of"),
-        (b'{"_offset": [1]}', "tells of no message"),
+        (b'{"_offset": [1]}', "has no offset of a message"),
     ):
         files = Files({ROOT: data, ROOT + ".idx": text})
         with pytest.raises((RefShardError, ValueError), match=reason):

@@ -168,8 +168,8 @@ def test_key_exists_unless_rule_or_sidecar_excludes_it() -> None:
 
 
 STALE = {
-    "shifted": (lambda data, lines: (b"\0" + data, lines), "expected a GRIB message where the sidecar says"),
-    "of another length": (lambda data, lines: (data, lines[:1] + lines[2:]), "the sidecar says that the message has"),
+    "shifted": (lambda data, lines: (b"\0" + data, lines), "expected a GRIB message at the offset in the sidecar"),
+    "of another length": (lambda data, lines: (data, lines[:1] + lines[2:]), "as in the sidecar, found"),
     "in another order": (
         lambda data, lines: (data, [lines[1].replace(":TMP:1000 mb:", ":TMP:2 m above ground:"), *lines[2:]]),
         "expected parameter 0.0.0 at 2 of kind 103 .*, found 0.0.0 at 100000 of kind 100",
