@@ -68,7 +68,7 @@ class Store(abc.Store):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Store) and self.read_only == other.read_only and self.fs.is_alike(other.fs)
 
-    __hash__ = None  # type: ignore[assignment]  # as zarr's own stores, whose contents may change
+    __hash__ = None  # type: ignore[assignment]  # like zarr's own stores, because their contents may change
 
     def with_read_only(self, read_only: bool = False) -> Store:
         """Return a store of the same source that refuses writes (``read_only``), or takes them."""

@@ -326,7 +326,7 @@ def _option(match: re.Match[str]) -> str:
     name, value = match[1], match[2].strip("'")
     if name == "format" and value in ("parquet", "json", "chunk-manifest", "icechunk"):
         return f"--format {value}"
-    if name in ("account_name", "endpoint_url"):  # of the source's filesystem
+    if name in ("account_name", "endpoint_url"):  # options of the source's filesystem
         return f"--fo-option {name}=..."
     if name in _OPTIONS:
         option = f"--{name.replace('_', '-')}"

@@ -41,7 +41,7 @@ class _Formats(list[str]):
 
 _FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
-_OVERWRITE = argument("--overwrite", "replace a parquet set or a hierarchy that is there")
+_OVERWRITE = argument("--overwrite", "replace an existing parquet set or hierarchy")
 _NAMED: Final = 5  # arrays in a line
 _MANY: Any = {"action": "append", "default": []}
 _PART = (
@@ -206,7 +206,7 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
 
 @command(
     "all.refshard '2024/*.nc' --create",
-    argument("--dim", "the dimension; the document of a cube tells it", "NAME"),
+    argument("--dim", "the dimension; not needed for the document of a cube", "NAME"),
     argument("--create", "make the document of a cube if TARGET does not exist"),
     argument("--same", "a variable of TARGET", "PATH", **_MANY),
     argument(

@@ -26,7 +26,7 @@ def in_child(begin_anew: Callable[[], object]) -> None:
 
 def _free_locks() -> None:
     for lock in list(_locks):
-        lock._at_fork_reinit()  # as `logging` and `threading` do with their own
+        lock._at_fork_reinit()  # `logging` and `threading` do the same with their locks
 
 
 in_child(_free_locks)

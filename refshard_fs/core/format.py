@@ -188,13 +188,13 @@ class OpenOptions(msgspec.Struct, frozen=True):
     simple_templates: bool = True
     base_url: str | None = None
     target: str | None = None
-    protocol: str | None = None  # of URLs without a protocol
+    protocol: str | None = None  # protocol of URLs without one
     bare_as_is: bool = False  # URLs without a protocol are paths of the filesystem that the user gave
     shards: str = "inner"  # or "whole"
     shard_options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()  # arrays whose shards are left as they are
     cache_size: int = 128
-    zarr_format: int = 2  # of the metadata shown for sources without zarr's metadata
+    zarr_format: int = 2  # version of the metadata shown for sources without zarr's metadata
     verify: bool = False  # verify checksums of chunks, if the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
     root_documents: tuple[str, ...] = ()  # of a zarr hierarchy, which the source probably is: these are requested first
@@ -277,7 +277,7 @@ def _find_entry_points() -> list[EntryPoint]:
     `importlib.metadata` takes four times as long to read the same files: most of the time of opening a source.
     """
     names = dict.fromkeys(name for place in sys.path for name in packages_with_plugins(place or "."))
-    return [entry for name in names for entry in distribution(name).entry_points]  # of several versions, the first's
+    return [entry for name in names for entry in distribution(name).entry_points]  # uses the first of several versions
 
 
 def packages_with_plugins(place: str) -> list[str]:

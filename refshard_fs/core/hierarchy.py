@@ -49,7 +49,7 @@ class Hierarchy(KeySpace):
 
     @property
     def order(self) -> Iterable[str]:
-        return ()  # that of consolidated metadata, or by name
+        return ()  # the order of consolidated metadata, or by name
 
     def __init__(self, url: str, *, listable: bool | None, documents: Mapping[str, bytes | None] | None = None) -> None:
         self.url = self.root_url = url

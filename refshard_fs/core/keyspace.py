@@ -389,7 +389,7 @@ class _Walk:
         self._arrays: dict[str, ArrayChunks] = {}
         self._is_known: set[str] = set()  # arrays whose chunks `list_chunks` returned
         self._indexes: frozenset[str] = frozenset()
-        self._sizes: dict[str, dict[int, int]] = {}  # by array and number
+        self._sizes: dict[str, dict[int, int]] = {}  # sizes by array and number
 
     def _all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
         """Run all ``parts`` together. After an error, run them in ever smaller groups, so that each notes its own."""

@@ -29,7 +29,7 @@ class LRU(Generic[K, V]):
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.weight = 0  # of all values
+        self.weight = 0  # sum of the weights of all values
         self._lock = fork_safe(threading.Lock())
         self._items: OrderedDict[K, tuple[V, int, Quota | None]] = OrderedDict()
         self._members: dict[str, OrderedDict[K, None]] = {}  # keys by the name of their quota

@@ -16,7 +16,7 @@ class RasterGroupBuilder(ArrayGroupBuilder):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._extents: dict[str, int] = {}  # of dimensions, by group and name
+        self._extents: dict[str, int] = {}  # lengths of dimensions, by group and name
 
     def name_dimensions(self, path: str, axes: Sequence[str], shape: Sequence[int]) -> dict[str, str]:
         """Return the names of an array's dimensions by its ``axes``.

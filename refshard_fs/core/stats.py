@@ -48,7 +48,7 @@ def shape_text(shape: Sequence[int], dimensions: Sequence[str] = ()) -> str:
 NAMES = (
     "keys",
     "requests",  # for bytes of objects
-    "listings",  # of directories, and of all objects below a prefix
+    "listings",  # listings of directories, and of all objects below a prefix
     "bytes_wanted",
     "bytes_fetched",  # including bytes that were not requested, from servers that send whole objects
     "cache_hits",

@@ -22,7 +22,7 @@ import msgspec
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, is_key, join, parent
 from refshard_fs.errors import ManifestError
 
-version = cache(metadata.version)  # of a package; cached, since it reads files for a third of a millisecond
+version = cache(metadata.version)  # version of a package; cached, since reading it takes a third of a millisecond
 
 # Names of metadata documents, of zarr's versions 3 and 2.
 ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # documents of an array
@@ -506,7 +506,7 @@ def is_nested_deeply(document: bytes) -> bool:
     """Return whether a document has more brackets within brackets than zarr's parsers, which recurse, can follow."""
     if document.count(b"[") + document.count(b"{") <= _DEEPEST:
         return False
-    brackets = document.translate(None, _NO_BRACKETS)  # those in strings, too
+    brackets = document.translate(None, _NO_BRACKETS)  # counts brackets in strings, too
     for _ in range(_DEEPEST // 2):  # each removes one level or two
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if not brackets:

@@ -20,7 +20,7 @@ Attributes = dict[str, Any]
 DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray names them in version 2
 COORDINATES: Final = "coordinates"
 
-_KINDS: Final = "biufSU"  # of types that are assigned
+_KINDS: Final = "biufSU"  # kinds of types that can be assigned
 
 
 class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         values = np.asarray(given)
         if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.flat):
             values = values.astype("U")
-        if values.dtype.kind == "O":  # of the standard library's times
+        if values.dtype.kind == "O":  # objects, for example times of the standard library
             with suppress(ValueError):
                 values = values.astype("M8[us]")
         if values.dtype.kind == "M":

@@ -16,7 +16,7 @@ from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, decoding_problem, safety_problem
 
 _KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that make no more bytes than they get
-_NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # as zarr 3 calls what NetCDF-4 has
+_NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 3's names of the codecs of NetCDF-4
 
 
 # Codecs that make objects, as many as four bytes say, and no numbers.
@@ -113,7 +113,7 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
         match codec:
             case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}}:
                 order = endian
-            case "bytes" | {"name": "bytes"}:  # of elements of one byte
+            case "bytes" | {"name": "bytes"}:  # for elements of one byte
                 order = "little"
             case {"name": "gzip" | "zstd" as name}:  # whatever the level
                 codecs.append(_codec({"id": name}))

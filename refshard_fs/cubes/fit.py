@@ -40,8 +40,8 @@ class Fit(NamedTuple):
     recoding: Recoding | None = None
     # By axis, the places of its chunks where it has only some elements along a dimension; if recut, of elements.
     places: Mapping[int, Placement] = {}
-    source: PieceArray | None = None  # of an array that is recut
-    encoding: ChunkKeyEncoding | None = None  # of the piece's keys, where it spells them otherwise
+    source: PieceArray | None = None  # only if the array is recut
+    encoding: ChunkKeyEncoding | None = None  # encoding of the piece's keys, if it differs
     is_absent: bool = False  # the piece lacks the array
 
     def stored_chunk(self, leading: Sequence[int]) -> list[int] | None:

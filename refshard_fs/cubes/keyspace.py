@@ -109,7 +109,7 @@ class ConcatKeySpace(KeySpace):
         self.grids: Mapping[str, ChunkGrid] = self._documents.grids
         self._inline_grids: Mapping[str, ChunkGrid] = {}
         self._starts = full_length.starts
-        self._values = b"".join(piece.values or b"" for piece in document.pieces)  # of the coordinate
+        self._values = b"".join(piece.values or b"" for piece in document.pieces)  # values of the coordinate
         self._open_piece = open_piece
         self._keep = max(keep, 1)
         self._first = document.first

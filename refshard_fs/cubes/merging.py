@@ -20,7 +20,7 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
     All are read for their metadata. Keys that belong to no array or group are not shown.
     """
     spaces = [base, *others]
-    owners: dict[str, KeySpace] = {}  # by the path of an array or a group
+    owners: dict[str, KeySpace] = {}  # sources by the path of an array or a group
     shown: dict[str, dict[str, Any]] = {}
     for space, documents in zip(spaces, (yield from together(list(map(read_all_documents, spaces)))), strict=True):
         nodes = {parent(key)[0] for key in documents} - owners.keys()

@@ -52,7 +52,7 @@ class _Encoding(NamedTuple):
     dtype: np.dtype[Any]
     scale: float | None
     offset: float | None
-    fills: npt.NDArray[Any]  # that mean "missing"; the first one is written
+    fills: npt.NDArray[Any]  # values that mean "missing"; the first one is written
     meant: np.dtype[Any]  # the type by `_Unsigned`
     decoder: ChunkDecoder | None
     times: TimeUnits | None = None
@@ -167,7 +167,7 @@ class Recoding(msgspec.Struct, frozen=True):
         if mine.dtype.kind == "f" and is_mistaken.any():
             is_mistaken &= ~np.isnan(out)  # no number, whatever it stands for
         if is_mistaken.any():
-            raise ValueError(f"{self.where}: a value is stored as {mine.fills[0]}, the fill value")
+            raise ValueError(f"{self.where}: a valid value would become {mine.fills[0]}, the fill value")
         return out
 
     def _convert_times(

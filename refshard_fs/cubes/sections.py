@@ -29,7 +29,7 @@ class PieceArray(msgspec.Struct, frozen=True):
     """A piece's array: its metadata as JSON, and how its values become those of the array that is shown."""
 
     document: bytes
-    dtype: str  # of the array that is shown
+    dtype: str  # type of the shown array
     where: str
     recoding: Recoding | None = None
 

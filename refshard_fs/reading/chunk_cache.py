@@ -82,7 +82,7 @@ class ChunkCache:
         self._lock = fork_safe(threading.Lock())
         self._process = os.getpid()
         self._waiting: deque[_Entry] = deque()
-        self._bytes = 0  # that wait to be written
+        self._bytes = 0  # bytes that wait to be written
         self._writer: threading.Thread | None = None
         self._is_full = threading.Event()  # a batch has gathered
         self._is_broken = False  # writing has failed, and is not tried again

@@ -152,7 +152,7 @@ def blame(key: str, error: Exception) -> Exception:
         return named
     if isinstance(error, TargetNotAllowed):
         return TargetNotAllowed(error.url, error.rule, error.remedy, key)
-    if isinstance(error, (SourceNotReachable, ManifestError)) and key not in str(error):  # of a part of a cube
+    if isinstance(error, (SourceNotReachable, ManifestError)) and key not in str(error):  # a part of a cube
         part = type(error)(f"{key!r} cannot be read: {error}")
         part.__cause__ = sanitize_cause(error.__cause__ or error)
         return part

@@ -55,7 +55,7 @@ class ReadAhead:
         """Forget all expectations."""
         self._calls = 0
         self._recent: deque[int] = deque(maxlen=NEAR)  # the last chunks that came in calls of their own
-        self._direction = 0  # of the last run: 1 upwards, -1 downwards
+        self._direction = 0  # direction of the last run: 1 upwards, -1 downwards
         self._last: int | None = None  # the chunk up to which all chunks came in the expected order
         self._steps: list[int] = []  # the steps up to this chunk
         self._coming: dict[int, bool] = {}  # the next expected chunks, in order; True: read before its turn

@@ -94,7 +94,7 @@ class ReferenceBuilder:
 
     def expand(self, expand: Callable[[str], str]) -> None:
         """Expand the URLs with ``{{`` of all members so far, each distinct URL once; errors name a key with the URL."""
-        if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # of a million URLs, the usual case
+        if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # the usual case
             return
         urls = self._merge_urls()
         known: dict[str | None, int] = {}
@@ -353,8 +353,8 @@ def _may_be_odd(keys: Keys) -> bool:
     if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may be too long
         return True
     characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)
-    ends = np.flatnonzero(characters == 0)  # of steps
-    first = characters[ends[:-1][np.diff(ends) <= len("..") + 1] + 1]  # of the short ones
+    ends = np.flatnonzero(characters == 0)  # ends of segments
+    first = characters[ends[:-1][np.diff(ends) <= len("..") + 1] + 1]  # first characters of short segments
     return b"\\" in keys.text or bool(((first == 0) | (first == ord("."))).any())
 
 

@@ -21,7 +21,7 @@ from refshard_fs.references.pieces import (
     runs,
 )
 
-_ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by the last byte of a key
+_ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by a key's last byte
 
 
 class Keys(NamedTuple):

@@ -110,7 +110,7 @@ def scan(block: bytes | memoryview) -> Members | None:
 
 
 class _Escapes(NamedTuple):
-    text: bytes | bytearray  # with a byte \1 in place of each escape
+    text: bytes | bytearray  # the text with a byte \1 in place of each escape
     places: Positions
     meanings: npt.NDArray[np.uint8]
 

@@ -256,7 +256,7 @@ class KeyTable(Mapping[str, Value]):
     def sizes(self, rows: Positions) -> list[int]:
         """Return the sizes in bytes of the values in ``rows``; -1 if a size is known only after decoding the value."""
         targets, offsets, lengths = self.ranges.take(rows)
-        sizes = lengths.view(np.int64)  # of whole targets: -1
+        sizes = lengths.view(np.int64)  # -1 for whole targets
         texts = np.flatnonzero(targets == NO_TARGET)
         encoded = texts[self._in_base64(offsets[texts].view(np.int64), sizes[texts])]
         if len(encoded):

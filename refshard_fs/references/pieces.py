@@ -21,7 +21,7 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 PAD: Final = bytes(512)
-SEED: Final = int.from_bytes(os.urandom(8), "little")  # of this process
+SEED: Final = int.from_bytes(os.urandom(8), "little")  # the seed of this process
 HASHED: Final = 16384  # bytes of a piece that are hashed; keys are not longer (4 bytes for each of 4096 characters)
 
 # Masks of the first n bytes of a word, for n from 0 to 8.

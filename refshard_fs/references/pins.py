@@ -122,5 +122,5 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def match(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
         """Return the ``known`` pins in the order of ``urls``; None if no URL has one."""
-        found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # of either type of key
+        found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # keys of either type
         return cls.of(found) if any(pin is not None for pin in found) else None

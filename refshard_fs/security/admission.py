@@ -112,7 +112,7 @@ def canonicalize(url: str) -> str:
             raise ValueError("it carries credentials")
         return f"{protocol}://{authority}{slash}{path}"
     server = _spell_server(protocol, authority)
-    return f"{protocol}://{server}{slash}{path.replace(' ', '%20')}"  # as HTTP clients send it
+    return f"{protocol}://{server}{slash}{path.replace(' ', '%20')}"  # HTTP clients send this form
 
 
 @lru_cache(1024)

@@ -82,9 +82,9 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
     for other in dict.fromkeys(v.dims[0] for part in parts for v in part.variables.values() if v.is_coordinate):
         if other is not None and other != dim:
             parts = with_common_units(parts, other, lazy=lazy).parts
-    unions: dict[str, npt.NDArray[Any]] = {}  # by dimension, where sets differ
-    own: dict[str, list[npt.NDArray[Any] | None]] = {}  # by dimension, the values of each set
-    chosen: dict[str, str] = {}  # by dimension, the path of the coordinate that has these values
+    unions: dict[str, npt.NDArray[Any]] = {}  # the union of values by dimension, if sets differ
+    own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set, by dimension
+    chosen: dict[str, str] = {}  # the path of the coordinate, by dimension
     for path in dict.fromkeys(path for part in parts for path, v in part.variables.items() if v.is_coordinate):
         first = next(part for part in parts if path in part.variables)
         name = first.variables[path].dims[0]

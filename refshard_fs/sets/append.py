@@ -97,7 +97,7 @@ def _append(
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
     )
-    options = {name: value for name, value in options.items() if name != "branch"}  # which is the target's
+    options = {name: value for name, value in options.items() if name != "branch"}  # the branch belongs to the target
     base = fs.require_writer("append").base()
     joined = base.keyspace.cube
     if not rules.dim and joined is None:

@@ -54,7 +54,7 @@ def arrange(
     lengths = [len(values[number]) for number in order]
     owners, starts = np.repeat(np.arange(len(order)), lengths), np.cumsum([0, *lengths])
     distinct = np.unique(taken, return_inverse=True, equal_nan=False)[1].reshape(-1)
-    owner = np.full(len(taken), -1 if overlap == "last" else len(order))  # of each distinct value
+    owner = np.full(len(taken), -1 if overlap == "last" else len(order))  # the set that owns each distinct value
     (np.maximum if overlap == "last" else np.minimum).at(owner, distinct, owners)
     keep = owners == owner[distinct]
     if overlap == "error" and not keep.all():

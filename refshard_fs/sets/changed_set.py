@@ -114,7 +114,7 @@ def placed_chunks(
     dropped. ``piece`` is the byte range that is taken of each (None: all of it).
     """
     table, chunks = part.refs.tables[path], part.inline_chunks(path)
-    if not chunks and not len(table):  # as in each of 100,000 files whose chunks are not looked up
+    if not chunks and not len(table):  # the usual case of 100,000 files without look-ups of chunks
         return NO_CHUNKS, {}
     numbers, ranges = table.part()
     places, is_inside = move_numbers(numbers, table.grid, grid, along)

@@ -141,7 +141,7 @@ def comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]
     """Return the ``values`` of a coordinate so that those of one instant are equal, and missing times are NaN."""
     if not is_time(variable.attributes) or values.dtype.kind not in "iuf":
         return values
-    with suppress(ValueError):  # of other units: months
+    with suppress(ValueError):  # fails for months
         values = TimeUnits.of(variable.attributes).snap(values)
     missing = _is_missing(variable, values)
     return np.where(missing, np.nan, values) if missing.any() else values
@@ -192,7 +192,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
         return
     own = str(coordinate.attributes["units"])
     texts = [fixed] if fixed else [own, *finer(finest(units.values()), own)]
-    closest = fixed or finer(min(SECOND, parsed_units(own)[0]), own)[0]  # where no units hold all exactly
+    closest = fixed or finer(min(SECOND, parsed_units(own)[0]), own)[0]  # if no units hold all times exactly
     errors: list[ManifestError] = []
     for text, rounded in dict.fromkeys([*((each, False) for each in texts), (closest, True)]):
         to = TimeUnits.of({**coordinate.attributes, "units": text})
@@ -315,7 +315,7 @@ def _show_units(
             documents = _change_units(part.variables[path], text)
             part = with_metadata(part, documents)
             common.metadata.update(documents)
-        if number == first and path in times.bounds:  # whose values are not known: they may need more room
+        if number == first and path in times.bounds:  # their values are unknown, and may need a wider type
             documents = _widen(part.variables[path])
             part = with_metadata(part, documents)
             common.metadata.update(documents)

@@ -272,7 +272,7 @@ class _Concatenation:
             return None
         stored = exactly(joined, every[0].dtype)
         if stored is not None:
-            return stored  # of the first set's type, if that holds all
+            return stored  # the first set's type, if it holds all values
         for part, values in zip(self.sets, every, strict=True):
             if exactly(values, joined.dtype) is None:
                 raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")

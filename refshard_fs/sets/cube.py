@@ -19,7 +19,7 @@ from refshard_fs.source.normalizing import is_many_sources
 from refshard_fs.source.options import for_sources
 
 
-def open(  # as zarr.open and fsspec.open
+def open(  # shadows the built-in, like zarr.open and fsspec.open
     sources: Any,
     dim: str | None = None,
     *,
@@ -85,7 +85,7 @@ def open(  # as zarr.open and fsspec.open
     return _part(concat(sources, dim, lazy=True, **arguments), words)
 
 
-cube = open  # by what it returns
+cube = open  # a name after the result
 
 _OF_CONCAT = inspect.signature(concat).parameters.keys() - {"options"}
 _OF_PARTS = ("keep", "drop", "rename", "attrs")

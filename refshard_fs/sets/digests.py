@@ -26,7 +26,7 @@ from refshard_fs.sets.variables import NamedSet
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TEXT: Final = 1 << 10  # bytes that an element of unknown length, such as a text, is taken to have
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
-AT_ONCE: Final = 32  # and those that are by one filesystem: their small arrays take 32 MiB and more of memory
+AT_ONCE: Final = 32  # sets that one filesystem reads together: their small arrays take 32 MiB or more of memory
 
 
 def have_references(path: str, *parts: NamedSet) -> bool:

@@ -22,7 +22,7 @@ def replace_piece(
     number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
     start, stop = document.starts[number : number + 2]
     part = document.pieces[number]
-    is_first = number == document.first  # whose metadata stand for all
+    is_first = number == document.first  # the metadata of the first piece describe all pieces
     if len(first) != 1 or is_first or part.is_gap or not np.array_equal(values[start:stop], coming):
         return document, 0
     gap_there = Piece("", part.length, part.values)

@@ -96,7 +96,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
     """What sets that are alike have in common."""
 
     keys: list[str]
-    are_ranges: list[bool]  # which members are references
+    are_ranges: list[bool]  # whether each member is a reference
     arrays: Mapping[str, _Array]
     others: list[tuple[int, str, Value | None]]  # position, key, and the value if all sets must have the same
 
@@ -105,7 +105,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         """Return the template of a set with the parsed ``refs``; None if it is not regular enough."""
         if len(refs) != len(members.values):
             return None
-        chunks: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # by array: number and position
+        chunks: dict[str, list[tuple[int, int]]] = {path: [] for path in refs.tables}  # number and position
         are_ranges = [isinstance(value, _Range) for value in members.values.values()]
         others: list[tuple[int, str, Value | None]] = []
         grids, count = refs.grids, 0

@@ -16,9 +16,9 @@ from refshard_fs.security.policy import protocol_of
 from refshard_fs.sets.scanning import reading_options
 from refshard_fs.source.in_memory_source import source_of
 
-SIDECARS: Final = (".idx", ".index")  # of GRIB files: left out where the files themselves match
+SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
 DEEPEST: Final = 64  # directories within directories that a pattern looks through
-WEB: Final = ("http", "https")  # whose URLs have a query after a question mark
+WEB: Final = ("http", "https")  # URLs of these protocols have a query after "?"
 _DIGITS: Final = re.compile(r"(\d+)")
 _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
 

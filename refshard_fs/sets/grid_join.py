@@ -29,7 +29,7 @@ class GridJoin(msgspec.Struct, frozen=True):
 
     dims: Sequence[str | None]
     grid: FileGrid | None  # if names of files give their places
-    units: Mapping[str, Any]  # by path, of the first set's coordinates: all sets get them
+    units: Mapping[str, Any]  # units of the first set's coordinates, by path: all sets get them
     rules: Rules
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []
     examples: dict[tuple[str | None, int], NamedSet] = {}  # a set at each number along dimensions that sets have

@@ -43,7 +43,7 @@ def extend_document(
     leads = list(dict.fromkeys(each.pieces[each.first].url for each in before))
     unread = Unread(frozenset([rules.dim]), rules.same)
     read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
-    lines = [relative_urls(base.url)(url) for url in urls]  # as the document has them
+    lines = [relative_urls(base.url)(url) for url in urls]  # as spelled in the document
     by_url = dict(zip([*leads, *lines], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
     added = [0 for _ in before]

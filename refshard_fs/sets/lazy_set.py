@@ -79,7 +79,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         Objects(url, storage_options).put("", (data,))
         return self.remark
 
-    def __repr__(self) -> str:  # with the digest, by which fsspec tells instances apart
+    def __repr__(self) -> str:  # has the digest, which distinguishes instances for fsspec
         document = self.document
         gaps = sum(part.is_gap for part in document.pieces)
         lacks = f", {count_text(gaps, 'gap')}" if gaps else ""

@@ -21,7 +21,7 @@ _DIRECTIVE: Final = re.compile(r"%(.)")
 _DIGITS: Final = {"Y": r"\d{4}", "j": r"\d{3}", **dict.fromkeys("mdHMS", r"\d{2}")}
 
 
-Place = datetime | int | float | str  # where a file lies along a dimension
+Place = datetime | int | float | str  # the coordinate of a file along a dimension
 
 
 class Pattern(NamedTuple):
@@ -30,7 +30,7 @@ class Pattern(NamedTuple):
     text: str
     glob: str
     names: re.Pattern[str]
-    fields: Mapping[str, str]  # by dimension: "text", "number" or "time"
+    fields: Mapping[str, str]  # "text", "number" or "time", by dimension
 
     @classmethod
     def of(cls, text: str, dims: Sequence[str | None] | None) -> Pattern | None:

@@ -227,7 +227,7 @@ def _origins_of_moved(refs: ReferenceSet, respell: Respell, chosen: Mapping[str,
     strangers = () if rule.source is None or rule.trusts_source else (rule.source,)
     named: list[tuple[str, Origin]] = []
     for url, new in ((url, respell(url)) for url in refs.urls if url is not None):
-        is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # what climbs out of it is not
+        is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # not if it leaves the prefix
         named.append((new or url, () if is_chosen else known.of(url) or strangers))
     return Origins.combine(named, known.servers)
 

@@ -43,7 +43,7 @@ def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str,
     packed_by = [value for variable in (first, *others) for value in _packing(variable) if value is not None]
     are_numbers = all(isinstance(value, int | float) for value in packed_by)
     if len(known) < len(every) or first.meta.chunks is None or not are_numbers:
-        return {}  # which joining them says, where they differ
+        return {}  # the join reports the difference
     dtype = _UNPACKED
     if all(_packing(other) == _packing(first) for other in others):
         dtype = np.result_type(*known).newbyteorder("<")

@@ -66,7 +66,7 @@ class Unchanged:
 
 # Called with number and result of each source; None is a source that has to be opened by itself.
 Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
-Known = Mapping[str, Facts]  # by URL, the versions of sources that were scanned before
+Known = Mapping[str, Facts]  # versions of sources in an earlier scan, by URL
 
 
 def can_scan(options: Mapping[str, Any]) -> bool:

@@ -52,7 +52,7 @@ class ScansFile:
             raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)
         self._selection = f" select={zarrmeta.dumps(list(select)).decode()}" if select else ""
-        self._places: dict[str, tuple[Facts, int, int]] = {}  # by URL: version, offset and length of the record
+        self._places: dict[str, tuple[Facts, int, int]] = {}  # version, offset and length of the record, by URL
         self._whole: tuple[tuple[int, int], ReferenceSet] | None = (
             None  # the last record with references: place, references
         )

@@ -132,7 +132,7 @@ def _scan(
     heads: Heads | None,
 ) -> None:
     """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
-    kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # what such a scan lacks others need
+    kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # such a scan is incomplete
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
     kept = None if resume is None else ScansFile(os.fspath(resume), options.get("select"))

@@ -120,7 +120,7 @@ class Stacking(NamedTuple):
         placed = [stack_along(part, dim, paths) for part in parts]
         metadata = _attributes(placed[0].variables, paths)
         coordinate = placed[0].variables[dim]
-        if coordinate.meta.zarr_format == 3:  # by which readers know the document's version
+        if coordinate.meta.zarr_format == 3:  # readers know the version by this document
             metadata[coordinate.key] = dict(coordinate.meta.raw)
         return cls(placed, tuple(paths), metadata)
 

@@ -83,7 +83,7 @@ def _rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[s
     if isinstance(sets, Mapping) and sets.get("type") == "FeatureCollection":
         sets = sets["features"]
     elif isinstance(sets, str | bytes | os.PathLike | Mapping) or not isinstance(sets, Sequence):
-        sets = getattr(sets, "items", None)  # of an ItemCollection
+        sets = getattr(sets, "items", None)  # the items of an ItemCollection
     if not isinstance(sets, Sequence):
         return
     items = [_item(one) for one in sets]

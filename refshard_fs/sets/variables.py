@@ -28,7 +28,7 @@ MOST: Final = 1 << 24  # elements of an array that is decoded: a damaged shape m
 class Variable(NamedTuple):
     """An array of a set: its metadata, attributes and the names of its dimensions, as far as it gives them."""
 
-    key: str  # of the metadata
+    key: str  # key of the metadata
     meta: ArrayMeta
     attributes: Mapping[str, Any]
     dims: tuple[str | None, ...]

@@ -30,8 +30,8 @@ from refshard_fs.sharding.index import Level, Table, TableIndex
 from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unshard_metadata
 
 _FULL = 0.75  # a shard is read whole if this share of its chunks is needed
-_SMALL = 1 << 18  # the most elements of a shard that is read whole without its index,
-_WHOLE = 1 << 20  # and its most bytes
+_SMALL = 1 << 18  # most elements of a shard that is read whole without its index
+_WHOLE = 1 << 20  # most bytes of such a shard
 _BATCH = 64  # indexes in one round when chunks are listed
 
 
@@ -152,7 +152,7 @@ class ShardView(ArrayView[ArrayInfo]):
             shard, lengths, place = layout.split(coords)
             try:
                 slots = layout.slots(place, lengths)
-            except Exception:  # noqa: BLE001  # of another package's `Level`: only this key fails
+            except Exception:  # noqa: BLE001  # an error in another package's `Level` fails only this key
                 found.append(self.single_lookup(number, key))
                 continue
             inner_shard = slots[:-1]

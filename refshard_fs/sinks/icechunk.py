@@ -48,7 +48,7 @@ WEB: Final = ("http", "https")
 NAMED: Final = 5  # keys that are left out
 MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
-REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # of a repository whose maker was killed
+REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # left by a killed process that created the repository
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
 _MADE_TWICE: Final = "somebody else made the repository {} meanwhile: nothing was written"
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
@@ -286,7 +286,7 @@ def _location(url: str | None) -> str | None:
     if protocol in (None, "file", "local"):
         path = url.removeprefix("file://").removeprefix("local://")
         location = "file://" + quote(path)
-        return location if os.path.isabs(path) and _prefix(location) != "file:///" else None  # which is not a prefix
+        return location if os.path.isabs(path) and _prefix(location) != "file:///" else None  # the root is not a prefix
     if protocol in WEB:
         return url
     if protocol in (*S3, *GCS):
@@ -380,7 +380,7 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
     texts = [location or "" for location in locations]
     versions = _versions(rows, targets, chunks.checks, texts)
     if not any(versions) and grid.counts:
-        names = [""] * len(numbers)  # of chunks that do not exist
+        names = [""] * len(numbers)  # empty names for missing chunks
         for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
             names[row] = texts[target]
         inner = math.prod(grid.counts[1:])

@@ -79,7 +79,7 @@ class ParquetCommit:
         self._renamed: Renamed = {array: dict(names) for array, names in self._layout.renamed.items()}
         self._generation = self._layout.generation + 1
         self._now = int(time.time())
-        self._kept = dict(self._layout.kept)  # as in the document
+        self._kept = dict(self._layout.kept)  # replaced files in the document
         self._copied: dict[str, str] = {}  # usual names of partitions that are replaced, and names of their copies
 
     def run(self) -> Finish:

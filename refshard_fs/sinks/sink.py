@@ -57,7 +57,7 @@ class Destination(msgspec.Struct, frozen=True):
 class Sink(ABC):
     """Writes sets of references in one format. One instance serves all sets, on any thread."""
 
-    name: ClassVar[str]  # that ``format=`` has
+    name: ClassVar[str]  # the value of ``format=``
     # Whether it holds versions and checksums of single chunks. Without it, the chunks have none.
     holds_versions: ClassVar[bool] = False
     # Whether a URL may be relative to the set's own directory, as the source spelled it. Without it, all are absolute.

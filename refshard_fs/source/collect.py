@@ -194,7 +194,7 @@ class Collection:
         self._keyspace = keyspace
         self._arrays = contents.arrays
         self._pins: dict[str, Pin] = {}
-        self._origins: dict[str, Origin] = {}  # by URL: the sets that refer to it
+        self._origins: dict[str, Origin] = {}  # the sets that refer to a URL
         types = keyspace.attribute_dtypes
         self._side: dict[str, Value] = {
             key: with_packing_type(value, key, types) if isinstance(value, bytes) else value

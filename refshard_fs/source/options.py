@@ -37,7 +37,7 @@ def _meta(effect: str, unit: str = "") -> msgspec.Meta:
     return msgspec.Meta(description=effect, extra={"unit": unit})
 
 
-PrefixOptions: TypeAlias = Mapping[str, Mapping[str, Any] | ObjectStore]  # by URL prefix
+PrefixOptions: TypeAlias = Mapping[str, Mapping[str, Any] | ObjectStore]  # options by URL prefix
 Filesystems: TypeAlias = (
     AbstractFileSystem
     | ObjectStore
@@ -392,7 +392,7 @@ def _option(field: msgspec.structs.FieldInfo, hint: Any) -> Option:
 
 # Ignored arguments: kerchunk's guides pass ``lazy``, and zarr 2 passes ``auto_mkdir``.
 _WITHOUT_EFFECT: Final = frozenset(["lazy", "auto_mkdir"])
-_PLAIN: Final = {"int": int, "float": float, "bool": bool}  # by annotation: types that are converted from text
+_PLAIN: Final = {"int": int, "float": float, "bool": bool}  # types that are converted from text, by annotation
 
 
 @cache

@@ -90,7 +90,7 @@ class Engines:
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
         # Decoded chunks of which a part was read: a loop over steps reads the other parts later.
         self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
-        self._budget = SharedBudget(options.budget, [self.decoded])  # of all engines
+        self._budget = SharedBudget(options.budget, [self.decoded])  # the budget of all engines
         self._on_disk = _open_chunk_cache(caching)
         index_cache, longest = _open_index_cache(caching), options.open.max_manifest_bytes
         self._answers = Answers(indexes, options.token, longest, index_cache, heads)
@@ -704,7 +704,7 @@ class Source(Engines):
         if zarrmeta.is_nested_deeply(document):
             raise ManifestError(f"{request.key!r} is nested too deeply: zarr cannot parse such metadata")
         if request.key.endswith(".zattrs"):
-            document = b""  # which names no codecs
+            document = b""  # the document names no codecs
         if zarrmeta.may_use_pickle(document) and not self.is_own and zarrmeta.uses_pickle(document):
             raise ManifestError(
                 f"{request.key!r}, the metadata of a set from elsewhere, says that chunks are pickles, which may run "

@@ -127,7 +127,7 @@ class CostlyWrites:
 
     def __init__(self) -> None:
         self._rewritten: dict[str, int] = {}
-        self._texts: dict[tuple[str, str], str] = {}  # by array and kind; empty after the warning
+        self._texts: dict[tuple[str, str], str] = {}  # texts of warnings by array and kind; empty after the warning
 
     def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
         """Count a write of ``chunks`` chunks to a shard, and whether it was ``read`` first."""
@@ -162,7 +162,7 @@ class Transaction:
         self.is_shared = False  # whether another process may have a copy
         self.commits = 0
         self.merged: set[str] = set()  # names of staged objects that are among the edits
-        self.taken: dict[str, tuple[str, Edit]] = {}  # by key: the merged edits, and their writers
+        self.taken: dict[str, tuple[str, Edit]] = {}  # merged edits and their writers, by key
         self.sent: set[bytes] = set()  # checksums of objects that failed commits put without an answer
         self.names: set[str] = set()  # names of known objects, if names are digests of the content
         self.lock = fork_safe(threading.RLock())
@@ -176,8 +176,8 @@ class Transaction:
         self._copy: OverlayCopy | None = None  # the latest copy for other processes
         self._edited_base: Base | None = None  # the base of the edits, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
-        self.written: LRU[str, Version] = LRU(REMEMBERED)  # by URL: the versions that commits of these edits put last
-        self._versions: dict[str, Version] = {}  # by URL: the versions that the edits are based on
+        self.written: LRU[str, Version] = LRU(REMEMBERED)  # the last versions that commits of these edits put, by URL
+        self._versions: dict[str, Version] = {}  # the versions that the edits are based on, by URL
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sources: weakref.WeakSet[OpenSource] = weakref.WeakSet()
         self._guard = fork_safe(threading.Lock())

@@ -217,7 +217,7 @@ class Objects:
             if together:
                 self.store.call_once("rm", together)
         except OSError:
-            alone = paths  # one missing object must not keep the others
+            alone = paths  # a missing object must not prevent the removal of others
         for path in alone:
             with contextlib.suppress(OSError):
                 self.store.remove_file(path)

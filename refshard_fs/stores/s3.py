@@ -31,7 +31,7 @@ _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a failed condition
 class S3Store(Store):
     """The objects of s3fs. botocore repeats failed requests, each with its condition."""
 
-    logs_requests = True  # by `S3Session`
+    logs_requests = True  # `S3Session` logs requests
 
     def _pause(self, failure: OSError, tried: int) -> float | None:
         """Give up unless an answer ended early, after botocore returned it."""
@@ -63,7 +63,7 @@ class S3Store(Store):
         try:
             with _body(parts) as body:
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
-        except Exception as e:  # of botocore, which is slow to import; raised again unless it is a conflict
+        except Exception as e:  # errors of botocore, which is slow to import; raised again unless it is a conflict
             if not when or _status(e) not in _REFUSED:
                 raise as_os_error(e) from e
             is_certain = not _was_repeated(e)

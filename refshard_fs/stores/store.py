@@ -79,7 +79,7 @@ def conflict_error(place: Place, condition: Condition, *, is_certain: bool = Tru
     return error
 
 
-_locks: Final[dict[str, threading.RLock]] = {}  # by URL, for stores that are not local; memory:// has one for all
+_locks: Final[dict[str, threading.RLock]] = {}  # locks by URL, for stores that are not local; memory:// has one for all
 in_child(_locks.clear)
 
 

@@ -33,7 +33,7 @@ class Stores:
 
     def __init__(self, options: PoolOptions) -> None:
         self.options = options
-        self._pool: Pool | None = None  # of fsspec's event loop
+        self._pool: Pool | None = None  # the pool of fsspec's event loop
         _all.add(self)
 
     @classmethod
@@ -43,7 +43,7 @@ class Stores:
         which = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))
         with _knowing:
             known = _known.pop(which) if which in _known else cls(PoolOptions({protocol: given}))
-            _known[which] = known  # as the latest
+            _known[which] = known  # now the most recently used
             if len(_known) > _KNOWN:
                 del _known[next(iter(_known))]
         return known

@@ -30,22 +30,22 @@ class _File(NamedTuple):
     facts: Facts
 
 
-_kept: LRU[str, _File] = LRU(MOST_DECOMPRESSED)  # by URL, of all files that the process has read
-_turns = [fork_safe(threading.Lock()) for _ in range(4)]  # files are decompressed so many at a time
+_kept: LRU[str, _File] = LRU(MOST_DECOMPRESSED)  # decompressed files of the process, by URL
+_turns = [fork_safe(threading.Lock()) for _ in range(4)]  # files that are decompressed at a time
 
 
 class DecompressedTarget(Target):
     """The decompressed bytes of ``file``, which lies at ``url`` and at ``path`` in its target."""
 
     most_retries = 0  # the target of the file tries again
-    logs_requests = True  # by the target of the file
+    logs_requests = True  # the target of the file logs requests
 
     def __init__(self, file: VersionedObject, path: str, url: str) -> None:
         self.tells_versions = file.target.tells_versions
         self._file = file
         self._path = path
         self._url = url
-        self._version: object = None  # of the file, once it is known
+        self._version: object = None  # the version of the file, if known
         self._reading: dict[str, asyncio.Task[_File]] = {}
 
     async def close(self) -> None:

@@ -150,7 +150,7 @@ class FsspecTarget(Target):
                 start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
             if stop <= start:
                 return Answer(b"", facts or UNKNOWN)
-            given = {"start": start, "end": stop}  # by name: s3fs has another parameter in between
+            given = {"start": start, "end": stop}  # keywords, because s3fs has another parameter between them
             if isinstance(self.fs, ArrowFSWrapper):
                 given["seekable"] = True  # the default opens a stream, which cannot seek to a range
         elif most is not None:
@@ -160,7 +160,7 @@ class FsspecTarget(Target):
                 given = {"start": 0, "end": most + 1}  # one byte more shows that the object is too large
         try:
             data = bytes(await self._call("cat_file", path, **given))
-        except Exception as e:  # of any filesystem; raised again unless the range lies past the end
+        except Exception as e:  # any filesystem's error; raised again unless the range lies past the end
             beyond = await self._facts_beyond(path, start, e)
             if beyond is None:
                 raise

@@ -94,7 +94,7 @@ class HttpTarget(Target):
         self._away_options = {k: v for k, v in self._home_options.items() if k in _HARMLESS or k == "allow_redirects"}
         # aiohttp's trust_env= would also send the logins in ~/.netrc.
         self._asks_environment = fs.get_client is plain_client and not {"proxy", "trust_env"} & fs.client_kwargs.keys()
-        self._sessions: dict[tuple[bool, Access], aiohttp.ClientSession] = {}  # by `_Location.away` and access
+        self._sessions: dict[tuple[bool, Access], aiohttp.ClientSession] = {}  # sessions by `_Location.away` and access
         self._opening = asyncio.Lock()
         self._locations: dict[str, _Location] = {}
 

@@ -145,7 +145,7 @@ class ObspecTarget(Target):
             data = bytes(await self._call(result, "buffer"))
         except OSError:
             raise
-        except Exception:  # of any store; raised again unless the store cannot serve this range
+        except Exception:  # any store's error; raised again unless the store cannot serve this range
             facts = await self.facts(path) if options else UNKNOWN
             if facts.size is not None and start < 0:  # the store does not support ranges from the end
                 return await self.read(path, max(facts.size + start, 0), facts.size, etag, most)

@@ -279,7 +279,7 @@ class Pool:
         access: Access,
     ) -> tuple[Target, str] | None:
         cls = fsspec.get_filesystem_class(protocol)
-        named = cls._get_kwargs_from_urls(url)  # a host or a user
+        named = cls._get_kwargs_from_urls(url)  # host and user in the URL
         identity = (*token, repr(named)) if named else token
         options = {**named, **options}
 

@@ -87,7 +87,7 @@ def has_own_hooks(client: Any) -> bool:
 
 
 def _module_of(handler: Any) -> str:
-    handler = getattr(handler, "func", handler)  # of a partial
+    handler = getattr(handler, "func", handler)  # the function of a partial
     return getattr(handler, "__module__", None) or type(handler).__module__
 
 
@@ -305,7 +305,7 @@ def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
         fields = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
         match element.tag.rpartition("}")[2]:
             case "Contents" if not fields["Key"].endswith(("/", "%2F")):
-                modified = str(datetime.fromisoformat(fields["LastModified"]))  # as s3fs spells it
+                modified = str(datetime.fromisoformat(fields["LastModified"]))  # the spelling of s3fs
                 name = decode(fields["Key"])[skipped:]
                 found.append(Listed(name, int(fields["Size"]), False, fields["ETag"], modified))
             case "CommonPrefixes":

@@ -78,7 +78,7 @@ class ZipTarget(Target):
     """
 
     most_retries = 0  # the archive's own target tries again
-    logs_requests = True  # by the archive's own target
+    logs_requests = True  # the archive's target logs requests
 
     def __init__(
         self, archive: VersionedObject, path: str, url: str, inflated: InflatedMembers, fallback: Target | None

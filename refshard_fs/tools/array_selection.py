@@ -22,7 +22,7 @@ def parse_selection(text: str) -> tuple[str, tuple[Part, ...]]:
     if not bracket or not inside.endswith("]"):
         raise ValueError(f'{text!r} is not a selection: write one as "air[0:10, :, -1]"')
     parts = inside[:-1].split(",")
-    if len(parts) > 1 and not parts[-1].strip():  # as in [1,]
+    if len(parts) > 1 and not parts[-1].strip():  # such as [1,]
         parts.pop()
     return name.strip().strip("/"), tuple(_parse_part(part.strip(), text) for part in parts)
 

@@ -423,7 +423,7 @@ class _Check:
         ]
         largest = {server_of(urls[i]): i for i in sorted(large, key=sizes.__getitem__)}
         for server, i in largest.items():
-            with contextlib.suppress(OSError, RefShardError):  # what cannot be read has been found already
+            with contextlib.suppress(OSError, RefShardError):  # unreadable objects have been reported already
                 await self._source.engine().need(Head(urls[i], 1, self._survey.origins[i]))
             if self._source.stats.ignores_ranges(server):
                 text = f"{server} {IGNORES_RANGES}. This file has {bytes_text(int(sizes[i]))}"

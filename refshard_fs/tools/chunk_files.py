@@ -89,7 +89,7 @@ def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requ
     ends = np.ones(len(names))  # the last byte that is used, as far as known
     for ranges in (taken, requests):
         np.maximum.at(ends, ranges.files, np.where(np.isinf(ranges.stops), ranges.starts, ranges.stops))
-    scale = ends if is_known[places].all() else np.ones(len(names))  # of a file in the strip of all files
+    scale = ends if is_known[places].all() else np.ones(len(names))  # the length of a file in the strip of all files
     before = np.cumsum(scale) - scale
 
     def strip(file: int | None) -> Strip:

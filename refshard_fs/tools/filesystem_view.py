@@ -18,7 +18,7 @@ from refshard_fs.source.source import Source
 from refshard_fs.tools.counters import Counters
 from refshard_fs.tools.views import fold, paragraph, table, view
 
-ARRAYS: Final = 30  # that are listed
+ARRAYS: Final = 30  # arrays in the list
 TARGETS: Final = 10
 
 
@@ -45,7 +45,7 @@ def render_arrays(keyspace: KeySpace) -> str:
     try:
         if not grids:
             return paragraph("no array is known yet")
-    except ManifestError as e:  # of many small arrays, metadata are read when they are asked for
+    except ManifestError as e:  # metadata of many small arrays are read on demand
         return paragraph(f"its arrays cannot be listed: {e}")
     heading = ("array", "shape", "dtype", "chunk", "chunks", "chunks of a shard")
     rows = (_figures(keyspace, path, grids[path]) for path in keyspace.in_order(sorted(grids))[:ARRAYS])

@@ -25,7 +25,7 @@ GRID_HEIGHT: Final = 320.0  # lengths are in units of the picture
 LARGEST: Final = 56.0  # side of a cell
 BAR: Final = 14.0  # height of a strip
 POINTED: Final = 600  # cells up to which each has a text of its own to show
-LEVELS: Final = 4  # of how full a cell is
+LEVELS: Final = 4  # levels of a cell's fill
 ARRAYS: Final = 12  # arrays of a set that are named
 
 
@@ -153,7 +153,7 @@ def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     opacities = np.where((full >= 1) | (first == NO_CHUNK), 1, 0.3 + 0.6 * full)
     is_pointed = len(boxes) <= POINTED
     titles = [_title(content, plane, *cell) if is_pointed else "" for cell in np.transpose(cells).tolist()]
-    page.add("faint", [boxes[i] for i in np.flatnonzero(opacities < 1)])  # which shows through
+    page.add("faint", [boxes[i] for i in np.flatnonzero(opacities < 1)])  # the background shows through
     looks = zip(fills.tolist(), opacities.tolist(), titles, strict=True)
     page.paint(boxes, looks, radius=2 if smaller >= 10 and is_pointed else 0)
     corner = Box(MARGIN - gap / 2, top - gap / 2, wide, high)
@@ -219,7 +219,7 @@ def _meanings(content: Map) -> Iterator[tuple[str, list[Swatch]]]:
     elif files:
         what = "first to last chunk" + (", file by file" if files > 1 else "")
         yield what, [(pick_shade(i / 7), "") for i in range(8)]
-    has_gaps = any(strip.bytes < 0.99 * strip.end for strip in strips if not strip.is_whole)  # that can be seen
+    has_gaps = any(strip.bytes < 0.99 * strip.end for strip in strips if not strip.is_whole)  # visible gaps
     if len(extents) < (extents.possible or 0):
         yield "missing; in files: other bytes" if has_gaps else "missing", [("faint", "")]
     elif has_gaps:
@@ -270,7 +270,7 @@ def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
         page.y += 6
     if strip.is_whole:
         return
-    step = 1  # of the scale, a power of two
+    step = 1  # step of the scale, a power of two
     while strip.end > 4 * step:
         step *= 2
     page.y += 14

@@ -9,7 +9,7 @@ from refshard_fs.errors import sanitize
 from refshard_fs.reading.plan import Planned
 from refshard_fs.tools.views import table, view
 
-REQUESTS: Final = 20  # of a plan that are shown
+REQUESTS: Final = 20  # requests of a plan that are shown
 
 
 class Plan(list[Planned]):

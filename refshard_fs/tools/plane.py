@@ -16,8 +16,8 @@ import numpy.typing as npt
 from refshard_fs.core.columns import UInt64s
 from refshard_fs.tools.survey import Positions
 
-NO_CHUNK: Final = -1  # of a cell none of whose chunks exists
-MOST_DIMENSIONS: Final = 64  # of an array, as numpy has it
+NO_CHUNK: Final = -1  # a cell without existing chunks
+MOST_DIMENSIONS: Final = 64  # numpy's limit of dimensions
 MOST_ROWS: Final = 56
 MOST_COLUMNS: Final = 72
 
@@ -43,7 +43,7 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
 def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
     """Return rows, columns and split of a grid of ``counts`` chunks, as near to the form of a page as they can be."""
     size = math.prod(counts)
-    if sum(count > 1 for count in counts) <= 1:  # one line
+    if sum(count > 1 for count in counts) <= 1:  # the grid fits one line
         if size <= MOST_COLUMNS:
             return min(size, 1), size, 0 if size else None
         width = min(size, math.ceil(math.sqrt(size * MOST_COLUMNS / MOST_ROWS)))
@@ -74,7 +74,7 @@ def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | Non
     begins = np.arange(shape[1]) * step[1]
     ends = np.minimum(begins + step[1], width)
     room = np.outer(heights, ends - begins).ravel()
-    if count:  # of a folded line, there are none at the end of its last row
+    if count:  # the last row of a folded line may be shorter
         last = math.prod(counts) - (rows - 1) * width
         room[-shape[1] :] -= np.maximum(ends - np.maximum(begins, last), 0)
     present = np.bincount(at, minlength=count)

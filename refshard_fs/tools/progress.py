@@ -37,7 +37,7 @@ def _is_watched() -> bool:
 
 def _tqdm() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a notebook without ipywidgets has a bar of text
+        warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
         try:
             return importlib.import_module("tqdm.auto").tqdm
         except ImportError:

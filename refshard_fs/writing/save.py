@@ -80,7 +80,7 @@ def save(
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.on_progress = callback.relative_update
 
-        def origins() -> Origins:  # of all that was gone through
+        def origins() -> Origins:  # origins of all processed references
             if copies is not None and copies.remark is not None:
                 adoption.add_own(copies.url)
             nonlocal recorded

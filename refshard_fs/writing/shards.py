@@ -85,7 +85,7 @@ def _growth(
 
 
 _NODES: Final = (*zarrmeta.ARRAY_DOCUMENTS, zarrmeta.CONSOLIDATED)  # documents in which arrays are described
-_LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # of the root, in this order
+_LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # documents of the root, in this order
 
 
 class ShardPlan(NamedTuple):
@@ -200,7 +200,7 @@ class _Arrays:
         self._view = view
         self._edits = edits
         self._written = written
-        self._known: dict[str, tuple[str, ShardLayout | None]] = {}  # by directory
+        self._known: dict[str, tuple[str, ShardLayout | None]] = {}  # arrays by directory
         self.replaced: dict[str, None] = {}
 
     def of(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:

@@ -76,7 +76,7 @@ class _Process(NamedTuple):
     """The edits of one process; and, by key, the number of the last edit of the overlay that the process had."""
 
     edits: Edits
-    seen: dict[str, int]  # by key
+    seen: dict[str, int]  # the number of changes seen, by key
 
 
 IMPLICIT: Final = ""  # in place of a fork's name: copies of a filesystem in other processes
@@ -171,7 +171,7 @@ def _take(writer: _Process, staged: _StagedObject, store: Objects, data: bytes |
 
 def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], store: Objects) -> None:
     """Raise ConflictError if two writers have different values for a key, or this process wrote another one later."""
-    others = Edits()  # of the writers before
+    others = Edits()  # edits of earlier writers
     later = {seen: overlay.edits.since(seen) for writer in writers.values() for seen in writer.seen.values()}
     for name, writer in writers.items():
         changes, prefixes = writer.edits.changes(), writer.edits.prefixes()

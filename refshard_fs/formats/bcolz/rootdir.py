@@ -90,7 +90,7 @@ class CarrayChunks(Chunks):
         load = Load(Span(url, 0, FILE_HEADER + BODY, exact=False, optional=True), Parsed(parse_chunk_file))
         frame: FrameHeader | None = yield load
         if frame is None:
-            raise DamagedIndex("", url, "this chunk file of the carray is missing, and a carray has all chunks")
+            raise DamagedIndex("", url, "expected a file for each chunk of the carray: this file is missing")
         if self._dtype.itemsize % frame.typesize:
             raise DamagedIndex("", url, f"blosc typesize {frame.typesize} does not divide the size of {self._dtype}")
         return frame

@@ -24,7 +24,7 @@ BLOCK: Final = (
 )  # bytes of values in a compressed block that becomes a chunk (the library's have almost 64 KiB);
 JOINED: Final = 256 << 10  # smaller ones are joined to chunks of this size
 MOST_BLOCK: Final = 1 << 29  # bytes that are decompressed together
-MOST_LEVELS: Final = 16  # of an index
+MOST_LEVELS: Final = 16  # levels of an index
 _PREVIOUS: Final = 2  # missing records repeat the one before
 
 
@@ -98,7 +98,7 @@ class VariableChunks(FilledChunks):
         self._decoded = None if layout.is_compressed else self._size // itemsize * kind.shown.itemsize
         self._recipe = Shown(kind, layout.chunks, axes, layout.is_compressed)
         self._runs: list[Run] | None = None
-        self._inner: dict[Run, list[Run]] = {}  # of the runs that are indexes
+        self._inner: dict[Run, list[Run]] = {}  # runs below the runs that are indexes
         self._headers: dict[int, tuple[int, int]] = {}  # type, and bytes of values, of records by their offset
 
     def encode_fill(self) -> bytes:

@@ -19,15 +19,15 @@ CDR, GDR, R_VDR, ADR, AGR_EDR, VXR, VVR, Z_VDR, AZ_EDR, CPR, CVVR = 1, 2, 3, 4, 
 RLE, HUFFMAN, ADAPTIVE_HUFFMAN, GZIP = 1, 2, 3, 5  # kinds of compression
 
 PAGE: Final = 16 << 10  # bytes that are read at a time,
-AHEAD: Final = 8  # and pages, if the one before is in memory: lists often lie in one place
+AHEAD: Final = 8  # pages that are read together if the page before is in memory: lists are often consecutive
 WHOLE: Final = 1 << 20  # bytes: files up to this size are read whole when they are opened
-MOST_PAGES: Final = (64 << 20) // PAGE  # that are read when a file is opened
+MOST_PAGES: Final = (64 << 20) // PAGE  # pages that may be read when a file is opened
 KEPT: Final = 16  # pages in memory after that
 MOST_DIMENSIONS: Final = 32  # the format permits 10
 
 _RECORDS_VARY, _HAS_PAD, _IS_COMPRESSED = 1, 2, 4  # flags of a variable
 _IS_ROW_MAJOR, _IS_SINGLE = 1, 2  # flags of a file
-_MOST_VALUES: Final = 1 << 60  # of a variable, so that sizes in bytes are numbers of 64 bits
+_MOST_VALUES: Final = 1 << 60  # values of a variable: its size in bytes then has 64 bits
 
 
 class Head(NamedTuple):
@@ -35,7 +35,7 @@ class Head(NamedTuple):
 
     encoding: int
     is_row_major: bool
-    r_lengths: tuple[int, ...]  # of the dimensions that all rVariables share
+    r_lengths: tuple[int, ...]  # lengths of the dimensions that all rVariables share
     r_variables: int
     z_variables: int
     attributes: int
@@ -54,7 +54,7 @@ class Variable(NamedTuple):
     varies: bool  # whether it has a dimension of records
     lengths: tuple[int, ...]
     sparse: int  # 1: missing records are padded; 2: they repeat the one before
-    pad: bytes  # of one value; empty if there is none
+    pad: bytes  # bytes of one value; empty without a pad value
     index_at: int  # the offset of its first VXR
     compression: int  # its kind; 0 if there is none
 
@@ -202,7 +202,7 @@ class Records:
         variables: list[list[Variable]] = [[], []]
         attributes: list[Attribute] = []
         many: list[Steps[None]] = []
-        visited: set[int] = set()  # of all lists: none shares a record with another
+        visited: set[int] = set()  # offsets in all lists: no two lists share a record
 
         def variables_at(at: int, kind: int, found: list[Variable]) -> Steps[None]:
             while at > 0:

@@ -46,7 +46,7 @@ from refshard_fs.formats.cdf.values import (
 MOST_INFLATED: Final = 64 << 20  # bytes of a file that is compressed as a whole, compressed or not
 
 _AS_CF: Final = {"UNITS": "units", "LABLAXIS": "long_name"}  # attributes that xarray's plots look for
-_SEPARATOR: Final = "\\N "  # of several texts in an entry
+_SEPARATOR: Final = "\\N "  # separates texts in an entry
 _TARGETS: Final = re.compile(r"DEPEND_\d", re.IGNORECASE)
 _DELTAS: Final = ("DELTA_PLUS_VAR", "DELTA_MINUS_VAR")
 
@@ -123,7 +123,7 @@ class _Group(ArrayGroupBuilder):
         self._axes: dict[str, str] = {}  # the variables whose dimension labels have
         self._parents: dict[str, str] = {}  # the variables whose dimensions deltas have
         self._targets: set[str] = set()  # variables that DEPEND attributes name
-        self._lengths: dict[str, int] = {}  # of dimensions
+        self._lengths: dict[str, int] = {}  # lengths of dimensions
         self.unlimited: list[str] = []
 
     def count_lists(self) -> None:

@@ -23,7 +23,7 @@ _TYPES: Final = {
     31: "f8", 32: "c16", 33: "i8", 51: "S", 52: "S",
 }  # fmt: skip
 EPOCH, EPOCH16, TT2000 = 31, 32, 33
-UNITS: Final = {EPOCH: "microseconds", EPOCH16: "nanoseconds", TT2000: "nanoseconds"}  # of the times that are shown
+UNITS: Final = {EPOCH: "microseconds", EPOCH16: "nanoseconds", TT2000: "nanoseconds"}  # units of the shown times
 NOT_A_TIME: Final = np.iinfo(np.int64).min
 
 _YEAR_0: Final = -62_167_219_200  # seconds from 1970 to the origin of EPOCH and EPOCH16

@@ -303,7 +303,7 @@ class ManifestView(ArrayView[Declaration]):
         ndim, depth = len(grid.counts), len(prefix.leading)
         if prefix.leading[: len(leading)] != leading[:depth]:
             return []
-        if depth == ndim or not ndim:  # one object
+        if depth == ndim or not ndim:  # the prefix is one object
             return [(prefix.leading, None)] if (yield from self._exists(origin, prefix.path, where)) else []
         found: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.leading, prefix.path, None)]
         steps = [ndim - depth] if prefix.separator == "." else [1] * (ndim - depth)

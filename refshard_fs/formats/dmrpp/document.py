@@ -71,18 +71,18 @@ class Variable(msgspec.Struct):
     byte_order: str = ""
     fill: str | None = None
     string_length: int | None = None
-    padding: str = ""  # of fixed-length texts, as written
+    padding: str = ""  # padding of fixed-length texts, as written
     inline: tuple[str, str] | None = None
     texts: list[str] = []
     members: list[Variable] = []
-    struct_offsets: str = ""  # of the members of a structure but the first, and its size
+    struct_offsets: str = ""  # offsets of the members of a structure after the first, and its size
     problem: str | None = None
     # As written, one for each chunk: `parse_numbers` converts hundreds of thousands of them at once.
     offsets: list[str] = []
     sizes: list[str] = []
     positions: list[str] = []
     hrefs: list[str | None] = []
-    masks: list[str] = []  # of the filters that a chunk skips
+    masks: list[str] = []  # masks of the filters that a chunk skips
     blocks: list[str] = []  # number of a block within its chunk; empty for a chunk of one piece
 
 
@@ -192,9 +192,8 @@ class _Reader:
             members = [child for child in element if child.tag in _VARIABLES]
             odd = [c for c in members if c.tag not in (*NUMBERS, *TEXTS) or not is_node_name(c.get("name", ""))]
             if odd:
-                raise ValueError(
-                    f"the member {odd[0].get('name')!r} of a structure is no number or text, or has no name"
-                )
+                name = odd[0].get("name")
+                raise ValueError(f"expected a number or a text with a name as member of a structure, found {name!r}")
             found.members = [self._convert_variable(child, join(path, child.get("name", ""))) for child in members]
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")

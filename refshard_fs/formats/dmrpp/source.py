@@ -203,7 +203,7 @@ class _Array:
         self.is_vlen = self.is_filled or (variable.inline is not None and variable.inline[0] == "vlsa")
         self._values: np.ndarray[Any, Any] | None = None  # of a structure with texts, which are in the document
         self.stored = np.dtype(object) if self.is_vlen else self._choose_dtype(names)
-        self.dtype = self.stored  # as it is shown: members of structures lie without gaps there
+        self.dtype = self.stored  # the shown type: members of structures have no gaps
         if self.stored.names is not None:
             self.dtype = pack_members(self.stored)
         self.is_linked = any(variable.blocks)
@@ -337,7 +337,7 @@ class _Array:
         data = _decode_values(self.variable, due, due if due == self.dtype.itemsize else None)
         if len(data) != due:
             raise ValueError(f"its values in the document have {len(data)} bytes: expected {due}")
-        if self.recipe is not None:  # structures lie in the document as they are shown
+        if self.recipe is not None:  # structures in the document need no conversion
             return data if self.dtype.names is not None else self.recipe.convert(data)
         return encode_chunk(data, self.codecs)
 

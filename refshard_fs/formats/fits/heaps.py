@@ -77,7 +77,7 @@ class Rows(NamedTuple):
     source: Span | Inline
     start: int
     length: int
-    size: int  # of a row, in bytes
+    size: int  # bytes of a row
     heap: int
     heap_size: int
 

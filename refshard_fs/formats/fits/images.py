@@ -55,7 +55,7 @@ def parse_image(header: Header, prefix: str = "") -> Image:
     if scale == 1 and zero == other_zero:
         dtype = np.dtype(other)
         filters = [{"id": "fixedscaleoffset", "offset": zero, "scale": 1, "dtype": dtype.str, "astype": stored.str}]
-        if bitpix == 64:  # that filter computes with floats
+        if bitpix == 64:  # the decoder computes with floats
             if prefix:
                 raise ManifestError(f"{header.where}: unsigned integers of 64 bits in tiles are not supported")
             filters = []

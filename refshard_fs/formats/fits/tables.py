@@ -34,7 +34,7 @@ _DTYPES: Final = {
     "L": "?", "X": "?", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16"
 }  # fmt: skip
 _OTHER_SIGN: Final = {"B": (-(1 << 7), "i1"), "I": (1 << 15, ">u2"), "J": (1 << 31, ">u4"), "K": (1 << 63, ">u8")}
-_MOST_COLUMNS: Final = 999  # by the standard
+_MOST_COLUMNS: Final = 999  # the limit of the standard
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ def _parse_column(
     number, kind = form.number, form.kind
     where = f"{header.where}, column {number}"
     if not form.width:
-        raise ManifestError(f"{where}: its elements have no bytes")
+        raise ManifestError(f"{where}: expected elements of at least 1 byte, found 0")
     if kind in "PQ":
         return _parse_heap_column(header, source, form, rows, row_size)
     scale, zero = header.number(f"TSCAL{number}", 1), header.number(f"TZERO{number}", 0)
@@ -215,7 +215,7 @@ def _parse_column(
     else:
         shape, dtype = _shape_of(header, form)
     bits = math.prod(shape)
-    width = -(-bits // 8) if kind == "X" else bits * dtype.itemsize if not is_text else form.width  # that TDIM uses
+    width = -(-bits // 8) if kind == "X" else bits * dtype.itemsize if not is_text else form.width  # the used part
     is_plain = not is_text and kind not in "LXA"
     other = _OTHER_SIGN.get(kind)
     fill: int | None = null if type(null) is int and dtype.kind in "iu" else None

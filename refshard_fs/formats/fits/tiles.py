@@ -31,7 +31,7 @@ ROWS: Final = 1 << 16  # bytes of rows of the table that are read at a time
 
 _PLIO: Final = "PLIO_1"  # decoded here: the decoder of astropy trusts the sizes in the tiles
 _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS", _PLIO)
-_TRUSTING: Final = "HCOMPRESS_1"  # one flipped bit ends the process, in the decoders of astropy and imagecodecs
+_TRUSTING: Final = "HCOMPRESS_1"  # a flipped bit crashes the decoders of astropy and imagecodecs
 _GZIP: Final = b"\x1f\x8b"
 _MOST_BYTES: Final = 8  # in a pixel
 _WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16}  # X: 1

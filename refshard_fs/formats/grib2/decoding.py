@@ -176,7 +176,7 @@ def _ieee(data: Octets, packing: Octets, stored: int) -> _Array:
 def _run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     """Decode numbers of levels; digits after a number state how often its level is repeated."""
     bits, highest, levels = integer(packing, 12), integer(packing, 13, 2), integer(packing, 15, 2)
-    base = (1 << bits) - 1 - highest  # of the digits, least significant first
+    base = (1 << bits) - 1 - highest  # base of the digits, least significant first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(f"its runs have {bits} bits, and {highest} of {levels} levels: they contradict each other")
     numbers = unpack_bits(data, bits, len(data) * 8 // bits).astype("i8")
@@ -241,7 +241,7 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"found {lengths.sum()} in {len(lengths)} groups, or too few bytes"
         raise ValueError(f"expected {stored} values, {reason}")
-    bits = 32 if widths.max() <= 25 else 64  # of a word that holds a whole number, at any bit of its first byte
+    bits = 32 if widths.max() <= 25 else 64  # size of a word that holds a number from any bit of its first byte
     dtype = f"u{bits // 8}"
     padded = bytes(data) + bytes(8)
     words = np.ndarray((len(data) + 1,), f">{dtype}", padded, strides=(1,)).astype(dtype)  # from each byte on
@@ -357,10 +357,10 @@ def truncation_of(count: int) -> int:
 
 
 _LOGARITHM: Final = 61
-_SCALABLE: Final[dict[int, Callable[..., _Array | Iterator[_Piece]]]] = {  # by template, decoders to numbers to scale,
+_SCALABLE: Final[dict[int, Callable[..., _Array | Iterator[_Piece]]]] = {  # by template: decoders
     0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
 }  # fmt: skip
-_UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # and to values
+_UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # decoders by template; they give values
 
 
 # Edition 1.

@@ -38,11 +38,11 @@ _MEMBERS: Final = {
 _WAVES: Final = 13  # the definition of wave spectra; direction and frequency follow
 # Kinds of level (code table 3) that have two values of one octet; all others have one value of two octets.
 _LAYERS: Final = frozenset([101, 104, 106, 108, 110, 112, 114, 116, 120, 121, 128, 141])
-_FACTORS: Final = {100: -2, 101: -3, 117: 9}  # of the unit of a kind of level, as powers of ten: hPa, kPa, 1e-9
+_FACTORS: Final = {100: -2, 101: -3, 117: 9}  # units of levels by kind, as powers of ten: hPa, kPa, 1e-9
 _INSTANTS: Final = frozenset([0, 1, 10])  # time range indicators (code table 5) of values at one time,
 _BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages over fields at P1 after their reference times,
-_RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # and of values from P1 to P2
-_UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # of time, in seconds: some have other numbers than in edition 2
+_RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # time range indicators of values from P1 to P2
+_UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # units of time in seconds; some numbers differ from edition 2
 _TEMPLATES: Final = {
     0: 0,
     1: 10,
@@ -156,7 +156,7 @@ def _parse(
     local = integer(product, 41) if ECMWF in (centre, integer(product, 26)) and len(product) >= 50 else 0
     member = integer(product, 50, _MEMBERS[local]) if local in _MEMBERS else 0
     is_wave = local == _WAVES
-    template = 100 if is_wave else int(local in _MEMBERS)  # of edition 2 with the same dimensions
+    template = 100 if is_wave else int(local in _MEMBERS)  # the template of edition 2 with the same dimensions
     parameter = Parameter(
         0, integer(product, 4), integer(product, 9), centre, (0, 0), template, 0,
         255 if indicator in _INSTANTS else indicator, 0, surfaces,
@@ -187,7 +187,7 @@ def _count(grid: bytes) -> int:
         return (across + 1) * (across + 2)
     if across != 0xFFFF:
         return across * down
-    at = integer(grid, 5) + 4 * integer(grid, 4)  # of the points of each row
+    at = integer(grid, 5) + 4 * integer(grid, 4)  # position of the list of points in each row
     if integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError("its grid has no number of points in a row")
     corners = [signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)]

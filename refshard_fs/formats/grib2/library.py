@@ -60,7 +60,7 @@ class Points(msgspec.Struct, frozen=True):
             handle = library.codes_grib_new_from_samples(f"GRIB{self.edition}")
             whole = library.codes_get_message(handle)
             library.codes_release(handle)
-            begin, octets = (8, 3) if self.edition == 1 else (16, 4)  # of section 1, and of the length of a section
+            begin, octets = (8, 3) if self.edition == 1 else (16, 4)  # offset of section 1, and octets of its length
             first = begin + integer(whole, begin + 1, octets)
             rest = whole[first + integer(whole, first + 1, octets) :]
             size = len(whole) + len(raw) - integer(whole, first + 1, octets)

@@ -33,25 +33,25 @@ LAST_BLOCK: Final = 4 << 20  # up to these
 AT_ONCE: Final = 64  # messages of equal length that are located in one round
 PADDING: Final = 120  # bytes before an indexed message that are skipped without a read
 GAP: Final = 1 << 22  # bytes between messages that are searched for the next one,
-BLOCK: Final = 1 << 20  # and the most of them that are read at a time
+BLOCK: Final = 1 << 20  # most bytes that are read at a time in this search
 # A truncated magic number at the end of the file. It follows another message, or the control character at the end of a
 # bulletin's header: otherwise it would match the last letter of a text.
 _CUT_SIGN: Final = re.compile(rb"(?:\A|(?<=[^ -~]))(?:G|GR|GRI|GRIB.{0,3})\Z", re.DOTALL)
 FILLING: Final = bytes(range(127))  # ASCII text and zeros lie between messages
 MOST: Final = 1 << 18  # messages in a file
-FIELDS: Final = 1 << 10  # in a message
+FIELDS: Final = 1 << 10  # fields in a message
 NEXT: Final = {0: (1,), 1: (2, 3), 2: (3,), 3: (4,), 4: (5,), 5: (6,), 6: (7,), 7: (2, 3, 4)}  # the order of sections
-END: Final = b"7777"  # of a message
+END: Final = b"7777"  # the end of a message
 SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
 
 
 class Product(NamedTuple):
     """The octets of the parts of section 4 in a template of products, counted from 1; 0: it lacks the part."""
 
-    unit: int = 18  # of time; the forecast time follows
+    unit: int = 18  # unit of time; the forecast time follows
     surface: int = 23  # the first surface; the second one follows
     member: int = 0
-    end: int = 0  # of the time range
+    end: int = 0  # end of the time range
     kind: tuple[str, int] = ("", 0)  # a number that distinguishes variables, by its key in eccodes
     axes: tuple[tuple[str, int, int], ...] = ()  # names, octets and sizes of further coordinates; see `_axis`
 
@@ -70,7 +70,7 @@ def _satellite(octet: int) -> tuple[tuple[str, int, int], ...]:
     return (("satellite", octet + 2, 2), ("instrument", octet + 4, 2), ("wavenumber", octet + 6, 5))
 
 
-TEMPLATES: Final = {  # of products (section 4) that are shown
+TEMPLATES: Final = {  # templates of supported products (section 4)
     0: Product(),
     1: Product(member=36),
     2: Product(kind=(_DERIVED, 35)),
@@ -110,7 +110,7 @@ MISSING: Final = -0x7FFFFFFF  # a signed number of four octets whose bits are al
 PACKINGS: Final = (0, 2, 3, 4, 40, 41, 42, 51, 61, 200)  # templates of data (section 5) that are decoded
 SPECTRAL: Final = 0x80  # a flag of section 4 in edition 1: its values are coefficients of spherical harmonics
 BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # scanning flags of a grid
-UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # of time, in seconds
+UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # units of time in seconds
 
 
 def integer(data: Octets, octet: int, size: int = 1) -> int:
@@ -170,7 +170,7 @@ class Field(msgspec.Struct, frozen=True):
     step: int  # seconds from the reference time to the time, or the end of the time range, of the values
     member: int
     grid: bytes  # section 3; in edition 1 section 2
-    count: int  # of grid points
+    count: int  # number of grid points
     decimal: int = 0  # in edition 1, the decimal scale factor: section 1 has it
 
 
@@ -185,7 +185,7 @@ class Grid(NamedTuple):
     down: int
     scanned: int
     flags: int
-    parallels: int  # of a Gaussian grid, between a pole and the equator
+    parallels: int  # latitudes of a Gaussian grid between a pole and the equator
     corners: tuple[float, ...]  # north, west, south and east, in degrees; empty if its section does not have them
 
 

@@ -53,7 +53,7 @@ _LATE: Final = 128  # runs that may be missing at the end of an archive: each is
 _RUNS: Final = 1 << 31  # the last date of keys in an archive without an end
 _LISTED: Final = 1 << 14  # files whose sidecars are read to list fields
 _BLOCK: Final = 1 << 10  # most runs in a chunk of `valid_time`
-_LINE_BYTES: Final = 400  # that a line of a sidecar takes in memory
+_LINE_BYTES: Final = 400  # bytes of a line of a sidecar in memory
 
 
 # Sidecars: their lines, and the places of messages.
@@ -581,7 +581,7 @@ class RuleKeySpace(ArrayGroup):
     read.
     """
 
-    fields: Mapping[str, ChunkGrid] = {}  # of the variables, without an end
+    fields: Mapping[str, ChunkGrid] = {}  # grids of the variables, without an end in time
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         at = find_chunk(self.fields, key)

@@ -58,7 +58,7 @@ _UNSTRUCTURED: Final = 101  # a list of points that a number and a UUID name, as
 # have none (spectra), or have a projection that eccodes does not know: cfgrib, too, then shows dimensions without
 # coordinates.
 _LOCATED: Final = frozenset([*range(4), 10, 13, 20, 23, 30, 33, *range(40, 44), 90, 140, 150])
-_FLAT: Final = frozenset([0, *range(40, 44), 150])  # and of these where they are lists of points: eccodes may abort
+_FLAT: Final = frozenset([0, *range(40, 44), 150])  # for lists of points eccodes may abort
 _REGULAR: Final = (0, 40)  # grids with the dimensions latitude and longitude
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 

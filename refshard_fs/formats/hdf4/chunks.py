@@ -28,7 +28,7 @@ from refshard_fs.formats.hdf4.coding import Coding, parse_coding
 from refshard_fs.formats.hdf4.elements import CHUNK, COMPRESSED, VDATA, VDATA_VALUES, Elements, Key, Part
 from refshard_fs.formats.hdf4.objects import parse_vdata
 
-MOST_DIMENSIONS: Final = 32  # that numpy has everywhere
+MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
 
 
 class Layout(NamedTuple):

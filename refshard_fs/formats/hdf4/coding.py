@@ -16,9 +16,9 @@ MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: runs mak
 _NONE, _RUNS, _BITS, _HUFFMAN, _DEFLATE, _SZIP = range(6)
 _NAMES: Final = ("none", "RLE", "NBIT", "skipping Huffman", "deflate", "szip")
 _OTHER_NAMES: Final = {7: "JPEG", 12: "IMCOMP"}
-_LAYOUTS: Final = {_BITS: ">iHHii", _HUFFMAN: ">II", _DEFLATE: ">H", _SZIP: ">IIIBB"}  # of the coders' parameters
-_PREAMBLE: Final = 0x10000  # of szip's options: five bytes come first
-_ELEMENTS_AT_ONCE: Final = 1 << 16  # whose bits are unpacked together
+_LAYOUTS: Final = {_BITS: ">iHHii", _HUFFMAN: ">II", _DEFLATE: ">H", _SZIP: ">IIIBB"}  # their parameters
+_PREAMBLE: Final = 0x10000  # flag in szip's options: five bytes come first
+_ELEMENTS_AT_ONCE: Final = 1 << 16  # elements whose bits are unpacked together
 
 
 class Coding(msgspec.Struct, frozen=True):

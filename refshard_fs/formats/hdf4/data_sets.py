@@ -60,8 +60,8 @@ _OWN: Final = (
 )  # prefixes of the classes of Vdatas that are not tables
 _SCALES, _RANGE, _CALIBRATION = 703, 707, 731  # tags of version 3.2
 _TEXTS: Final = {704: "long_name", 705: "units", 706: "format", 708: "coordsys"}
-_OLD_GROUP: Final = 700  # of version 3.1
-_MOST_MEMBERS: Final = 1 << 10  # of a group of elements
+_OLD_GROUP: Final = 700  # the tag of groups in version 3.1
+_MOST_MEMBERS: Final = 1 << 10  # members of a group
 _CALIBRATED: Final = ("scale_factor", "scale_factor_err", "add_offset", "add_offset_err")
 
 
@@ -84,7 +84,7 @@ class DataSet(NamedTuple):
     """A scientific data set: ``data`` are its values, kept as ``layout`` says; None if they were never written."""
 
     name: str
-    key: Key  # of its group, by which others name it
+    key: Key  # key of its group, which identifies the data set
     dimensions: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -93,7 +93,7 @@ class DataSet(NamedTuple):
     layout: Layout | None
     is_coordinate: bool = False
     unlimited: str = ""  # its unlimited dimension
-    values: bytes | None = None  # of a scale of version 3.2
+    values: bytes | None = None  # values of a scale of version 3.2
 
 
 class Tree:

@@ -28,9 +28,9 @@ SMALL_FILE: Final = 4 << 20  # bytes of a file that is read whole when it is ope
 WINDOW: Final = 64 << 10
 MOST_WINDOW: Final = 2 << 20
 NEAR: Final = 256 << 10  # bytes from one block to the next
-MOST_BYTES: Final = 16 << 20  # of an element that is metadata, or a table of chunks
+MOST_BYTES: Final = 16 << 20  # bytes of metadata, or of a table of chunks
 TOGETHER: Final = 1 << 28  # bytes of all of these
-MOST_PARTS: Final = 1 << 18  # of one element
+MOST_PARTS: Final = 1 << 18  # parts of one element
 
 _SPECIAL: Final = 0x4000
 _EXTENDED: Final = 0x8000  # tags that are not HDF's own
@@ -117,7 +117,7 @@ class Elements:
         left, usual, _, table = struct.unpack_from(">iiiH", header, 2)
         parts: list[Part] = []
         tables = {0}
-        size = -1  # of a block; the first may have another one
+        size = -1  # size of a block; the first block may have another size
         while left > 0:
             if table in tables:
                 raise self.damaged(f"{left} bytes of the linked element {key} have no block")

@@ -15,7 +15,7 @@ _MOST_BLOCKS: Final = 1 << 16
 _LONGEST: Final = 4 << 20  # characters
 _WGS84: Final = 12  # among the spheres of GCTP
 _UPPER_LEFT: Final = ("HDFE_GD_UL", None)
-_ROLES: Final = {  # of the coordinates: name, unit, axis
+_ROLES: Final = {  # coordinates: name, unit, axis
     True: (("longitude", "degrees_east", "X"), ("latitude", "degrees_north", "Y")),
     False: (("projection_x_coordinate", "m", "X"), ("projection_y_coordinate", "m", "Y")),
 }
@@ -49,7 +49,7 @@ class Structure(NamedTuple):
     fields: Mapping[str, tuple[str, ...]]
     axes: Mapping[str, Axis]
     crs: dict[str, Any]
-    geolocation: tuple[str, ...]  # of the dimensions of latitudes
+    geolocation: tuple[str, ...]  # names of the dimensions of latitudes
 
 
 def parse_odl(text: str) -> Block:

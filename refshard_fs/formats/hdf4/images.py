@@ -35,7 +35,7 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
     found: dict[str, tuple[Key, list[Key]]] = {}
     for ref, group in groups.items():
         found.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
-    if not groups:  # of older versions
+    if not groups:  # groups of older versions
         for key in tree.keys(IMAGE_GROUP):
             stored = yield from tree.elements.stored(key)
             found[f"image {key[1]}"] = key, list(struct.iter_unpack(">HH", stored[: len(stored) // 4 * 4]))

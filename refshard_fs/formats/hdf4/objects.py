@@ -20,7 +20,7 @@ class Vgroup(NamedTuple):
     """A group: its members are elements by tag and reference number."""
 
     name: str
-    kind: str  # which the specification calls its class
+    kind: str  # the class of the specification
     members: tuple[Key, ...]
 
 
@@ -38,7 +38,7 @@ class Vdata(NamedTuple):
     name: str
     kind: str
     records: int
-    size: int  # of a record, in bytes
+    size: int  # bytes of a record
     fields: tuple[Field, ...]
     is_by_record: bool = True  # records lie one after the other; otherwise all values of a field lie together
 

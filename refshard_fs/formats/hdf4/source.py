@@ -88,7 +88,7 @@ class _Group(ArrayGroupBuilder):
         self.unlimited: dict[str, list[str]] = {}
         self._structures: dict[str, Structure] = {}
         self._owners: dict[Key, str] = {}  # the grids and swaths of data sets and Vdatas
-        self._extents: dict[str, int] = {}  # of a group's dimensions, by path
+        self._extents: dict[str, int] = {}  # lengths of dimensions, by path
         self._taken: dict[str, int] = {}  # how many data sets have a path
         self._lost: dict[str, dict[str, Any]] = {}  # attributes of dimensions without values
 

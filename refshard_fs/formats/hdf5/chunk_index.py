@@ -301,7 +301,7 @@ def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, above: int | None
     fields.expect(b"TREE")
     kind, level, count, _, _ = fields.unpack("BBHPP")
     if kind != 1 or (above is not None and level != above - 1):
-        raise ValueError(f"{what} is of type {kind} (expected 1), or its level is {level} below level {above}")
+        raise ValueError(f"{what} has type {kind} and level {level}: expected type 1, a level below {above}")
     rank, address = len(space.chunk), space.sizes.address
     entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (address,))])
     found = np.frombuffer(fields.take(count * entry.itemsize), entry)
@@ -342,7 +342,7 @@ def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: in
     """Parse a node of a version 2 B-tree; its parent gives ``depth`` and the number of records."""
     raw, below = tree.node(data, depth, count)
     rows = np.frombuffer(raw, np.uint8).reshape(count, tree.record_size)
-    first = tree.record_size - 8 * len(space.counts)  # of the coordinates
+    first = tree.record_size - 8 * len(space.counts)  # position of the coordinates
     keys, are_in = space.number_coords(np.ascontiguousarray(rows[:, first:]).view("<u8").astype(np.uint64))
     if (keys[1:] < keys[:-1]).any():
         raise ValueError("a node of a v2 B-tree of chunks is not in order")

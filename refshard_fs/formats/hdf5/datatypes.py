@@ -61,15 +61,15 @@ class Datatype(msgspec.Struct, frozen=True):
     of its elements; its ``shape`` comes after the dataset's shape.
     """
 
-    size: int  # of an element in the file, in bytes
+    size: int  # bytes of an element in the file
     kind: Kind
     dtype: np.dtype[Any] | None = None
     shown: np.dtype[Any] | None = None
     refusal: str | None = None  # the reason why values cannot be shown
     shape: tuple[int, ...] = ()
-    base: Datatype | None = None  # of an enum, an array, a variable-length sequence
-    names: tuple[tuple[str, int], ...] = ()  # of an enum
-    fields: tuple[Field, ...] = ()  # of a compound
+    base: Datatype | None = None  # the base type of an enum, an array, a variable-length sequence
+    names: tuple[tuple[str, int], ...] = ()  # names and numbers of an enum
+    fields: tuple[Field, ...] = ()  # members of a compound
     padding: Padding = "null-padded"
     bits: tuple[int, int] | None = None  # offset and precision of an integer that does not fill its bytes
 
@@ -274,7 +274,7 @@ class _Parser:
     def _name(self, *, padded: bool) -> str:
         start = self._fields.at
         name = self._fields.text()
-        if padded:  # with zeros to a multiple of eight bytes
+        if padded:  # names are padded with zeros to a multiple of eight bytes
             self._fields.at += -(self._fields.at - start) % 8
         return name
 

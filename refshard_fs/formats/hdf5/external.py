@@ -69,8 +69,8 @@ class DimensionNames:
 
     def __init__(self, arrays: Mapping[str, ArrayDescription]) -> None:
         self._sizes: dict[str, dict[str, int]] = {}
-        self._phony: dict[tuple[str, int], list[str]] = {}  # by group and size
-        self._count = 0  # of phony dimensions in all groups: a name may be used in groups below
+        self._phony: dict[tuple[str, int], list[str]] = {}  # names by group and size
+        self._count = 0  # number of phony dimensions in all groups: groups below may use a name
         for path, array in arrays.items():
             group = parent(path)[0]
             for name, size in zip(array.dimensions, array.shape, strict=True):
@@ -134,7 +134,7 @@ class ExternalPieces(Chunks):
         assert piece is not None
         start, size = self._pieces.place(number)
         spans: list[Span] = []
-        begin = 0  # of a part, in the bytes of all parts
+        begin = 0  # position of a part in the bytes of all parts
         for part in self._parts:
             first, last = max(start, begin), min(start + size, begin + part.size)
             if first < last:

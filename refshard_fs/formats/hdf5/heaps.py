@@ -16,7 +16,7 @@ from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block, verify_checksum
 
-MOST_ROWS: Final = 1 << 10  # of a doubling table: the size of blocks doubles with every row
+MOST_ROWS: Final = 1 << 10  # rows of a doubling table: the size of blocks doubles with every row
 NodePointer = tuple[int, int]  # address of a node, and its number of records
 
 

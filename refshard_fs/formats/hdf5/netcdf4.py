@@ -191,7 +191,7 @@ class _Dimensions:
                     extents[scale] = max(extents.get(scale, 0), extent)
         self._scales: dict[str, dict[str, _Scale]] = {}
         self._phony: dict[str, list[tuple[str, int]]] = {}
-        self._phony_counts: dict[str, int] = {}  # of a group and its parents together
+        self._phony_counts: dict[str, int] = {}  # counts of a group and its parents together
         count = 0
         for group in sorted(members, key=lambda path: path.split("/") if path else []):
             self._scales[group] = {}

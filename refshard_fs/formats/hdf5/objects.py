@@ -53,7 +53,7 @@ from refshard_fs.formats.hdf5.virtual import parse_mappings
 
 T = TypeVar("T")
 
-PATHS_PER_BYTE: Final = 1 / 8  # of the file: many links may lead to one group, and paths would multiply without limit
+PATHS_PER_BYTE: Final = 1 / 8  # paths per byte of the file: many links may lead to one group, so that paths multiply
 LEAST_PATHS: Final = 10_000
 DEEPEST: Final = 256  # levels of nested groups: each takes rounds of requests
 MOST_LOOKS: Final = 1 << 22  # names that are looked up for soft links: some seconds
@@ -64,7 +64,7 @@ _OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE
 # Links of groups: in messages, in fractal heaps, or in symbol tables with local heaps.
 
 _GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # cache types in a symbol table entry: a group, a soft link
-_MOST_LEVELS: Final = 64  # of the B-tree of a symbol table
+_MOST_LEVELS: Final = 64  # levels of the B-tree of a symbol table
 
 
 class Link(NamedTuple):
@@ -237,11 +237,11 @@ class _Reader:
         self._shared = shared  # heaps of shared messages, by type
         self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by (collection, index)
         self._collections: set[int] = set()  # addresses of the collections in `_heap`
-        self._reading: list[Steps[None]] = []  # one for each object
+        self._reading: list[Steps[None]] = []  # running steps, one for each object
         self._links_read = 0
         self._most = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
         self._looks = 0  # names looked up for soft links
-        self._links: dict[int, dict[str, Link]] = {}  # by object and name
+        self._links: dict[int, dict[str, Link]] = {}  # links by object and name
         self._unlisted: dict[int, str] = {}  # reasons why the links of a group cannot be read
         self._found: dict[int, HDF5Object] = {}
 

@@ -66,7 +66,7 @@ class HDF5KeySpace(ArrayGroup):
     """The keys of a file; all keys of one dataset are looked up together."""
 
     _chunks: Mapping[str, DatasetChunks]
-    arrays: Mapping[str, ArrayDescription] = {}  # by path; empty unless another file refers to this one
+    arrays: Mapping[str, ArrayDescription] = {}  # arrays by path; empty unless another file refers to this one
 
     @cached_property
     def linked_paths(self) -> LinkedPaths:

@@ -147,7 +147,7 @@ def read_header(
     what = "an object header"
     data = yield from file.peek(address, 16, HEADER, what)
     fields = file.fields(data)
-    prefix = _OLD_PREFIX  # of each message: type, size and flags
+    prefix = _OLD_PREFIX  # the start of each message: type, size and flags
     if data.startswith(b"OHDR"):
         fields.expect(b"OHDR", 2)
         flags = fields.uint(1)

@@ -40,7 +40,7 @@ AHEAD: Final = 16  # most manifests of coordinates that are read on opening
 _INFO: Final = 1 << 20  # bytes of ``repo`` in the first request
 _MEMO: Final = 4096  # URLs in the cache
 _PROTOCOLS: Final = {"gcs": "gs", "azure": "az"}  # Icechunk's names, and fsspec's
-_QUOTING: Final = ("gs", "gcs", "az", "abfs", *LOCAL)  # where Icechunk quotes the names of objects
+_QUOTING: Final = ("gs", "gcs", "az", "abfs", *LOCAL)  # protocols for which Icechunk quotes names of objects
 _LOCAL_ETAG: Final = re.compile(r"[0-9a-f]{1,16}-([0-9a-f]{1,14})-([0-9a-f]{1,14})")  # inode, microseconds, size
 
 

@@ -20,7 +20,7 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Span, Steps
 from refshard_fs.formats.jp2.codestream import EOC, SOT
 
-VERSION: Final = 1  # of what the index cache keeps
+VERSION: Final = 1  # version of the entries in the index cache
 SOT_SIZE: Final = 12  # bytes of the header of a tile part, up to its other segments
 LEAST: Final = SOT_SIZE + 2  # bytes of a tile part
 MOST_PARTS: Final = 1 << 19

@@ -63,7 +63,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
     def _encode_part(self, data: bytes, number: int, lowered: int) -> bytes:
         """Return a tile part for an image of one tile, ``lowered`` by this many levels; ValueError if it is another."""
         part, size = Part.parse(data), self.header.size
-        if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):  # fewer: a writer's error
+        if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):  # some state too few
             raise ValueError(
                 f"expected part {number} of {len(self.sizes)} of tile {self.tile}, found part {part.number} of tile "
                 f"{part.tile}, which has {part.total or 'an unknown number'}"

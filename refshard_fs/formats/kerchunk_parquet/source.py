@@ -370,7 +370,7 @@ class ParquetKeySpace(PartedKeySpace):
             part = yield from self.partition(array, number)
             if part is None:
                 continue
-            start = number * size  # of the partition's rows
+            start = number * size  # number of the partition's first row
             rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(part)))
             moved = start - numbers.start
             origins = [self._origin(url) for url in part.urls] if self._has_origins else ()

@@ -109,7 +109,7 @@ class _Cursor:
         self.size = size
         self.where = where
         self.version = data[3]
-        self.width = 8 if self.version == 5 else 4  # of counts
+        self.width = 8 if self.version == 5 else 4  # bytes of a count
         self.at = 4
 
     def error(self, reason: str) -> ManifestError:

@@ -38,7 +38,7 @@ _PARAMETERS: Final[Mapping[str, tuple[int, ...]]] = {
     "false_easting": (3082, 3086, 3090),
     "false_northing": (3083, 3087, 3091),
 }
-_DEFAULTS: Final = {"scale_factor": 1.0, "rectified_grid_angle": 90.0}  # of others: 0
+_DEFAULTS: Final = {"scale_factor": 1.0, "rectified_grid_angle": 90.0}  # other parameters default to 0
 _ORIGIN, _CENTER = ("latitude_of_origin", "central_meridian"), ("latitude_of_center", "longitude_of_center")
 _PARALLELS: Final = ("standard_parallel_1", "standard_parallel_2")
 _OBLIQUE: Final = (*_CENTER, "azimuth", "rectified_grid_angle", "scale_factor")

@@ -43,7 +43,7 @@ DESCRIBING: Final = (
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
 _COMPLEX_INTEGERS: Final = 5  # the SampleFormat of pairs of integers
-_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # of samples, unconverted
+_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # unconverted sizes
 
 
 # zarr's codecs by the value of Compression, as in metadata of version 2.
@@ -228,7 +228,7 @@ class Page(msgspec.Struct, frozen=True):
     is_tiled: bool
     recipe: TileRecipe
     tables: tuple[Tag, ...]
-    number: int = 0  # of its IFD in the file
+    number: int = 0  # number of its IFD in the file
 
     def of_file(self, ifds: Sequence[Ifd]) -> Page:
         """Return the image at the same place in another file, whose IFDs say the same."""

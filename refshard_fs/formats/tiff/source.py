@@ -134,7 +134,7 @@ def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
 
 REMEMBERED: Final = 16  # layouts in the cache, each of up to
 LONGEST: Final = 1 << 16  # bytes of values
-MANY: Final = 64  # and IFDs
+MANY: Final = 64  # IFDs
 
 # The values of the IFDs of a file, and everything else that decides its arrays.
 Said = tuple[Any, ...]
