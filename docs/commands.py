@@ -19,11 +19,11 @@ from refshard_fs.cli.program import main, parser
 HEAD = """\
 # Command line
 
-Made of the parser of `refshard` by `docs/commands.py`; `refshard COMMAND --help` says the same. Where that is not on
-the PATH, it is `python -m refshard_fs COMMAND`. SOURCE is whatever `fo=` takes. The exit status is 0; 1 where `check`
-finds errors or `diff` a difference; 2 where something cannot be read, and one line says why.
+`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same. If `refshard`
+is not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0; 1 if `check`
+finds errors or `diff` finds a difference; 2 after an error, which is one line.
 
-Commands that open a SOURCE take, besides their own:
+All commands that open a SOURCE take these options:
 """
 HELP = "--help"
 OF_SOURCES = ("--fo-option", "--remote-protocol", "--remote-options", "--option")

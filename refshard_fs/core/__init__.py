@@ -1,1 +1,1 @@
-"""What every layer speaks: spans and entries, keys, key spaces, metadata. No I/O here."""
+"""The values that all layers share: spans and entries, keys, key spaces, metadata. No I/O here."""

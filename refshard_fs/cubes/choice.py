@@ -152,7 +152,7 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return found
 
     def added(self, zarr_format: int) -> ArrayGroup:
-        """Return the arrays that it adds, as a source of its own."""
+        """Return the assigned arrays as a source."""
         arrays = {path.strip("/"): one.description(path) for path, one in self.assign.items()}
         chunks = {path.strip("/"): SingleChunk(one.values()) for path, one in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})

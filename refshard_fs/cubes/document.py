@@ -91,7 +91,7 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Line(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """A piece as it is written: its URL or document (None: a gap), and as much of the rest as it needs."""
+    """The line of a piece: its URL or document (None: a gap), and further members if the piece needs them."""
 
     of: str | dict[str, Any] | None
     length: int | None = None

@@ -35,7 +35,7 @@ class ArrayFacts(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How chunks of a piece's array become those that are shown: as they are, unless a member says otherwise."""
+    """How chunks of a piece's array become shown chunks: unchanged, unless a member defines a conversion."""
 
     recoding: Recoding | None = None
     # By axis, the places of its chunks where it has only some elements along a dimension; if recut, of elements.

@@ -85,7 +85,7 @@ def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed
 class ConcatKeySpace(KeySpace):
     """Show the pieces of ``document`` as one set; ``open_piece`` opens a piece by its number."""
 
-    resolves_manifests = True  # in each piece
+    resolves_manifests = True  # each piece resolves its own
 
     def __init__(
         self,

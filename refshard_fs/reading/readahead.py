@@ -106,7 +106,7 @@ class ReadAhead:
         if self._take(number):
             self._is_astray = False
             if not self._is_run and self._run_of_last() and set(self._steps[1 - NEAR :]) not in ({1}, {-1}):
-                self._turn(number, drop)  # steps that repeat by chance: the last chunks are a run in another order
+                self._turn(number, drop)  # the steps repeat by chance: the last chunks are an unordered run
         elif self._is_run and not self._is_astray:
             self._is_astray = True
         else:

@@ -1,1 +1,1 @@
-"""The value a reference set is, and how it is built, edited, stored and looked up. No I/O here."""
+"""Reference sets: build, edit, encode and look them up. No I/O here."""

@@ -29,7 +29,7 @@ BATCH: Final = 16384  # members that are taken at a time from a longer mapping
 FEW: Final = 64  # members: fewer are added one by one
 # Metadata are read if there are few metadata documents, or many members for each. If many arrays have few members each,
 # none of them is large, and reading all of their metadata would take longer than everything else.
-MANY: Final = 512  # documents
+MANY: Final = 512  # metadata documents
 EACH: Final = 16  # members
 URLS: Final = 1 << 16  # URLs, equal ones included, that are added before equal ones are merged
 

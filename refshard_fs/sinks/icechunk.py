@@ -344,7 +344,7 @@ async def _write(
 
 
 def document_of(document: Mapping[str, Any], key: str) -> bytes:
-    """Return the metadata of a node. Icechunk knows chunks by their indexes: it takes one encoding of keys alone."""
+    """Return the metadata of a node. Icechunk stores indexes of chunks, so it accepts only one encoding of keys."""
     if document.get("node_type") not in ("array", "group"):
         raise ManifestError(f"{key!r} describes neither an array nor a group")
     if document.get("node_type") == "array":

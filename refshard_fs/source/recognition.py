@@ -102,7 +102,7 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     keyspace.format = opener.name
     documents = keyspace.root_documents
     view = yield from apply_views(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
-    keyspace.root_documents = documents if options.recalls else {}  # opening the views has emptied them
+    keyspace.root_documents = documents if options.recalls else {}  # opening the views has used them up
     return view
 
 

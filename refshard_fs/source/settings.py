@@ -180,7 +180,7 @@ def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
     elif is_store(fs):
         options = {urls_of(fs): fs, **options}
         fs = {None: fs}
-    if fs is not None and isinstance(fs, Mapping):  # for None, the first time, the abstract class takes milliseconds
+    if fs is not None and isinstance(fs, Mapping):  # isinstance with None takes milliseconds at first
         fs = {protocol: StoreFileSystem.of(one) if is_store(one) else one for protocol, one in fs.items()}
     return fs, {prefix: StoreFileSystem.of(one) if is_store(one) else one for prefix, one in options.items()}
 

@@ -46,7 +46,7 @@ class Target:
     Only a missing object raises FileNotFoundError.
     """
 
-    most_retries = 1000  # further tries after passing failures; few, if a layer below also tries again
+    most_retries = 1000  # further tries after temporary failures; few, if a layer below also tries again
     patience = math.inf  # seconds to wait for the answer to a request
     tells_versions = True  # answers have the version of their bytes; otherwise only `current_facts` has it
     logs_requests = False  # whether it logs its requests itself; otherwise `VersionedObject` does

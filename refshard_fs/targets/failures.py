@@ -125,7 +125,7 @@ _LONGEST = 20.0
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """Up to ``retries`` further tries after passing failures, in at most ``timeout`` seconds for all tries together.
+    """Up to ``retries`` further tries after temporary failures, in at most ``timeout`` seconds for all tries together.
 
     A server whose Retry-After asks for more than ``longest`` seconds gets no further try.
     """

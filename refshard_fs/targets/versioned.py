@@ -1,4 +1,4 @@
-"""Read one object for a session: retry passing failures, and check that all answers have one version.
+"""Read one object for a session: retry temporary failures, and check that all answers have one version.
 
 The first answer sets the version, and later answers are compared with it: by size, by strong ETags, and without these
 by modification times. Weak ETags are not compared: they may differ among the servers behind one name.

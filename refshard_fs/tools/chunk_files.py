@@ -118,7 +118,7 @@ def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requ
     read = np.unique(requests.files)
     chosen = _choose_spaced(read, SHOWN)
     chosen += _choose_spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(chosen))
-    all_files = [None] if len(names) > SHOWN else []  # each chunk has its place there, whatever its file
+    all_files = [None] if len(names) > SHOWN else []  # one strip for the chunks of all files
     return [strip(file) for file in (*all_files, *sorted(chosen))]
 
 
@@ -139,7 +139,7 @@ def _pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tup
     last = np.clip(np.searchsorted(edges, stops, side="left") - 1, first, FINE - 1)
     begun, ended = np.bincount(first, minlength=FINE + 1), np.bincount(last + 1, minlength=FINE + 1)
     covered = np.flatnonzero(np.cumsum(begun - ended)[:FINE] > 0)
-    drawn = chunks[np.searchsorted(first, covered, side="right") - 1]  # the last one that begins there or before
+    drawn = chunks[np.searchsorted(first, covered, side="right") - 1]  # the last chunk that begins at or before a place
     return edges[covered], edges[covered + 1], drawn
 
 

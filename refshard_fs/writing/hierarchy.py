@@ -153,7 +153,7 @@ class HierarchyCommit:
         return {**leftovers, **versions}
 
     def _rivals(self, documents: Iterable[str]) -> list[str]:
-        """Return the documents, not there before, that would turn a node of ``documents`` into another kind of node."""
+        """Return new documents that would change the kind of a node in ``documents``."""
         nodes = {parent(name)[0] for name in documents if parent(name)[1] in NODE_DOCUMENTS}
         rivals = (join(path, name) for path in nodes for name in NODE_DOCUMENTS)
         return [name for name in rivals if self._overlay.expected_version(self._objects.url_of(name)) is ABSENT]

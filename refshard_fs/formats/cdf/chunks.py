@@ -42,7 +42,7 @@ class Layout(msgspec.Struct, frozen=True):
     is_moved: bool
     is_compressed: bool
 
-    def seen(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    def to_shown_order(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
         """Return lengths of the file's axes in the order that readers see."""
         return tuple(lengths[axis] for axis in self.axes)
 
@@ -128,25 +128,27 @@ class VariableChunks(FilledChunks):
         """Return the runs of records that the first level of the index has, ascending."""
         if self._runs is None:
             found = yield from self._records.read_runs(self._variable.index_at)
-            self._runs = self._checked(found, 0, self._variable.records - 1)
+            self._runs = self._check_runs(found, 0, self._variable.records - 1)
         return self._runs
 
     def load_index(self) -> Steps[None]:
         """Read the whole index."""
         yield from self._load([(0, self._record * self._variable.records)])
 
-    def _checked(self, runs: list[Run], first: int, last: int) -> list[Run]:
+    def _check_runs(self, runs: list[Run], first: int, last: int) -> list[Run]:
         runs = sorted(run for run in runs if run.first <= last)
         for before, run in zip([Run(0, first - 1, 0), *runs], runs, strict=False):
             if run.last < run.first or run.first <= before.last:
-                raise self._records.damaged(f"{self.where}: its index has the records {run.first} to {run.last} twice")
+                raise self._records.damage_error(
+                    f"{self.where}: its index has the records {run.first} to {run.last} twice"
+                )
         return runs
 
     def _load(self, ranges: Sequence[tuple[int, int]]) -> Steps[None]:
         """Read the headers of all runs that the ``ranges`` take, and the parts of the index that lead to them."""
         runs = yield from self.load_runs()
         while True:
-            wanted = dict.fromkeys(run for start, stop in ranges for run in self._within(start, stop, runs))
+            wanted = dict.fromkeys(run for start, stop in ranges for run in self._runs_in(start, stop, runs))
             new = [run.at for run in wanted if run.at not in self._headers]
             self._headers.update(zip(new, (yield from self._records.read_headers(new)), strict=True))
             indexes = [run for run in wanted if self._headers[run.at][0] == VXR]
@@ -154,29 +156,29 @@ class VariableChunks(FilledChunks):
                 return
             for index in indexes:
                 found = yield from self._records.read_runs(index.at)
-                self._inner[index] = self._checked(found, index.first, index.last)
+                self._inner[index] = self._check_runs(found, index.first, index.last)
 
-    def _within(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
+    def _runs_in(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
         """Yield the runs in a range of the stream, and some before it if missing records repeat them."""
         if level > MOST_LEVELS:
-            raise self._records.damaged(f"{self.where}: its index has more than {MOST_LEVELS} levels")
+            raise self._records.damage_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
         if stop <= start:
             return
         first = bisect_left(runs, start // self._record, key=lambda run: run.last)
         end = bisect_right(runs, (stop - 1) // self._record, key=lambda run: run.first)
         for run in runs[max(first - 1, 0) if self._variable.sparse == _PREVIOUS else first : end]:
             if run in self._inner:
-                yield from self._within(start, stop, self._inner[run], level + 1)
+                yield from self._runs_in(start, stop, self._inner[run], level + 1)
             else:
                 yield run
 
     def _entry(self, start: int, stop: int) -> Entry | None:
         parts: list[Entry] = []
         at, before = start, None
-        for run in self._within(start, stop, self._runs or ()):
+        for run in self._runs_in(start, stop, self._runs or ()):
             begin, end = run.first * self._record, min((run.last + 1) * self._record, stop)
             if at < begin:
-                parts.append(self._missing(at, begin, before))
+                parts.append(self._fill_missing(at, begin, before))
                 at = begin
             if at < end:
                 parts.append(self._values(run, at - begin, end - at))
@@ -185,7 +187,7 @@ class VariableChunks(FilledChunks):
         if not parts and before is None:
             return self.unwritten_entry()
         if at < stop:
-            parts.append(self._missing(at, stop, before))
+            parts.append(self._fill_missing(at, stop, before))
         [first, *others] = parts
         if not others and self._is_plain and first.size == self._size:
             if not self._layout.is_compressed:
@@ -202,12 +204,14 @@ class VariableChunks(FilledChunks):
         if kind == VVR and offset + size <= length:
             return self._records.source.part(at + offset, size)
         if kind != CVVR or count > MOST_BLOCK:
-            raise self._records.damaged(f"{self.where}: the {count} bytes of values at byte {at} are in {length} bytes")
+            raise self._records.damage_error(
+                f"{self.where}: the {count} bytes of values at byte {at} are in {length} bytes"
+            )
         recipe = Decompressed(self._variable.compression, count)
         whole = make_entry(self._records.source.part(at, length), recipe, count, self._records.url)
         return whole if size == count else whole.part(offset, size)
 
-    def _missing(self, start: int, stop: int, before: Run | None) -> Entry:
+    def _fill_missing(self, start: int, stop: int, before: Run | None) -> Entry:
         """Return the values of records that are not in the file; ``before`` is the run before them."""
         if before is None or self._variable.sparse != _PREVIOUS:
             return Inline(self._pad * ((stop - start) // len(self._pad)))

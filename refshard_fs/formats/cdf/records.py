@@ -31,7 +31,7 @@ _MOST_VALUES: Final = 1 << 60  # values of a variable: its size in bytes then ha
 
 
 class Head(NamedTuple):
-    """What the descriptors of a file (CDR and GDR) say: the offsets of three lists, their lengths in ``counts``, ..."""
+    """The descriptors of a file (CDR and GDR): offsets of three lists, their lengths in ``counts``, and more."""
 
     encoding: int
     is_row_major: bool
@@ -110,7 +110,7 @@ class Records:
         """Return a layout of ``fields``, in which O is an offset, or the size of a record."""
         return struct.Struct(">" + fields.replace("O", self._word))
 
-    def damaged(self, reason: str) -> DamagedIndex:
+    def damage_error(self, reason: str) -> DamagedIndex:
         return DamagedIndex("", self.url, reason)
 
     def finish(self) -> None:
@@ -125,12 +125,14 @@ class Records:
         for number in range(-(-len(data) // PAGE)):
             self._pages[first + number] = data[number * PAGE : (number + 1) * PAGE]
         if len(self._pages) > MOST_PAGES:
-            raise self.damaged(f"its descriptors are spread over more than {MOST_PAGES * PAGE} bytes")
+            raise self.damage_error(f"its descriptors are spread over more than {MOST_PAGES * PAGE} bytes")
 
     def read(self, at: int, size: int) -> Steps[bytes]:
         """Return ``size`` bytes at ``at``, and read the pages that are not in memory."""
         if at < 0 or size < 0 or at + size > self.size:
-            raise self.damaged(f"it is cut short or damaged: it refers to byte {at + size}, but has {self.size} bytes")
+            raise self.damage_error(
+                f"it is cut short or damaged: it refers to byte {at + size}, but has {self.size} bytes"
+            )
         first, stop = at // PAGE, -(-(at + size) // PAGE)
         pages = [self._pages.get(number) for number in range(first, stop)]
         if None in pages:
@@ -148,7 +150,9 @@ class Records:
         lengths = [min(layout.size, self.size - at) for at in offsets]  # a VVR at the end may be shorter
         for at, length in zip(offsets, lengths, strict=True):
             if at < 0 or length < self.header:
-                raise self.damaged(f"it is cut short or damaged: it refers to byte {at}, but has {self.size} bytes")
+                raise self.damage_error(
+                    f"it is cut short or damaged: it refers to byte {at}, but has {self.size} bytes"
+                )
         found = [self._pages.get(at // PAGE, b"")[at % PAGE :][: layout.size] for at in offsets]
         missing = [number for number, length in enumerate(lengths) if len(found[number]) < length]
         if missing:
@@ -160,7 +164,7 @@ class Records:
             size, kind, _, compressed = layout.unpack(data.ljust(layout.size, b"\0"))
             length = compressed if kind == CVVR else size - self.header
             if kind in (VVR, CVVR) and (length < 0 or at + self.data_at(kind) + length > self.size):
-                raise self.damaged(f"the values at byte {at} end after the file, which has {self.size} bytes")
+                raise self.damage_error(f"the values at byte {at} end after the file, which has {self.size} bytes")
             headers.append((kind, length))
         return headers
 
@@ -172,12 +176,12 @@ class Records:
         """Return the bytes of the record at ``at`` after its type, which is ``kind``."""
         size, found = self.layout("Oi").unpack((yield from self.read(at, self.header)))
         if found != kind or size < self.header:
-            raise self.damaged(
+            raise self.damage_error(
                 f"the record at byte {at} has the type {found} and {size} bytes: expected the type {kind}"
             )
         self._left -= 0 if self.is_opened else size
         if self._left < 0:
-            raise self.damaged("its records overlap")
+            raise self.damage_error("its records overlap")
         return (yield from self.read(at + self.header, size - self.header))
 
     def read_head(self) -> Steps[Head]:
@@ -259,7 +263,7 @@ class Records:
         lengths = tuple(length for length, is_there in zip(lengths, varies, strict=True) if is_there)
         records = last + 1 if flags & _RECORDS_VARY else 1
         if min(lengths, default=1) < 0 or records < 0 or math.prod(lengths) * records * elements > _MOST_VALUES:
-            raise self.damaged(f"variable {name!r} has {records} records of the lengths {lengths}")
+            raise self.damage_error(f"variable {name!r} has {records} records of the lengths {lengths}")
         pad = data[at + 4 * len(varies) :] if flags & _HAS_PAD else b""
         coding = compression if flags & _IS_COMPRESSED else 0
         of_records = elements, records, bool(flags & _RECORDS_VARY)
@@ -275,32 +279,32 @@ class Records:
             at, count, used = self._unpack("Oii", data)
             start = self.layout("Oii").size
             if not 0 <= used <= count <= len(data):
-                raise self.damaged(f"an index has {used} entries of {count}")
+                raise self.damage_error(f"an index has {used} entries of {count}")
             numbers = self._unpack(f"{count}i{count}i" + "O" * count, data, start)
             found += map(Run, numbers[:used], numbers[count : count + used], numbers[2 * count : 2 * count + used])
             if is_first:
                 break
             if len(found) * self.header > self.size:
-                raise self.damaged("its indexes have more entries than the file has room for")
+                raise self.damage_error("its indexes have more entries than the file has room for")
         return found
 
     def _unpack(self, fields: str, data: bytes, at: int = 0) -> tuple[Any, ...]:
         try:
             return self.layout(fields).unpack_from(data, at)
         except struct.error as e:
-            raise self.damaged(f"one of its records has {len(data)} bytes, which is too short: {e}") from e
+            raise self.damage_error(f"one of its records has {len(data)} bytes, which is too short: {e}") from e
 
     def _text(self, data: bytes, at: int) -> str:
         return decode_text(data[at : at + self._name])
 
     def _rank(self, rank: int) -> int:
         if not 0 <= rank <= MOST_DIMENSIONS:
-            raise self.damaged(f"a variable has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
+            raise self.damage_error(f"a variable has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
         return rank
 
     def _enter(self, at: int, visited: set[int]) -> None:
         if at in visited:
-            raise self.damaged(f"the record at byte {at} follows itself")
+            raise self.damage_error(f"the record at byte {at} follows itself")
         visited.add(at)
 
 

@@ -61,7 +61,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     try:
         records = Records(probe.url, source, size, probe.head, version)
         if way == COMPRESSED:
-            data = magic + PLAIN + (yield from _decompressed(records))
+            data = magic + PLAIN + (yield from _decompress_file(records))
             records = Records(probe.url, Inline(data), len(data), data, version)
         is_whole = records.size <= WHOLE
         if is_whole:
@@ -83,7 +83,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return keyspace
 
 
-def _decompressed(records: Records) -> Steps[bytes]:
+def _decompress_file(records: Records) -> Steps[bytes]:
     """Return the bytes of a file that is compressed as a whole, without its magic numbers."""
     layout = records.layout("OiOOi")
     size, _, at, length, _ = layout.unpack((yield from records.read(8, layout.size)))
@@ -99,7 +99,7 @@ def _decompressed(records: Records) -> Steps[bytes]:
     except ManifestError as e:
         raise ManifestError(f"{records.url}: {e}") from None
     if size < layout.size or 8 + size > records.size:
-        raise records.damaged(f"it is cut short or damaged: its {size} compressed bytes end after the file")
+        raise records.damage_error(f"it is cut short or damaged: its {size} compressed bytes end after the file")
     data: bytes = yield Load(records.source.part(8 + layout.size, size - layout.size), Raw())
     return Decompressed(kind, length).make(data)
 
@@ -191,8 +191,8 @@ class _Group(ArrayGroupBuilder):
         attributes, fill = _as_cf(self._attributes_of[name], kind)
         array = ArrayDescription(
             f"{self.url}, variable {variable.name!r}",
-            layout.seen(layout.shape),
-            layout.seen(layout.chunks),
+            layout.to_shown_order(layout.shape),
+            layout.to_shown_order(layout.chunks),
             kind.shown,
             self._dimensions(name, variable),
             attributes,

@@ -201,7 +201,7 @@ def _describe_geographic(keys: Mapping[int, Any]) -> _Geographic | None:
     meridian = _number(keys, _MERIDIAN_LONGITUDE, default=0.0 if _code(keys, _MERIDIAN, 8901) == 8901 else math.nan)
     if major <= 0 or flattening < 0 or unit is None or math.isnan(meridian):
         return None
-    if meridian and unit[0] != "degree":  # writers differ in its unit
+    if meridian and unit[0] != "degree":  # writers use different units for it
         return None
     cited = dict(part.split(" = ", 1) for part in str(keys.get(_GEOGRAPHIC_CITATION)).split("|") if " = " in part)
     title = cited.get("GCS Name") or (keys.get(_GEOGRAPHIC_CITATION) if not cited else None) or "unknown"

@@ -24,7 +24,7 @@ WINDOW: Final = 1 << 14  # bytes that are read at each further IFD: the IFD, sma
 # about as long. An OME-TIFF of 24 pages then takes 2 rounds, not 21.
 AROUND: Final = 1 << 20
 AT_ONCE: Final = 64  # windows that are read in one round: 1 MiB
-MOST_IFDS: Final = 1 << 16  # in a file; more would take minutes to open
+MOST_IFDS: Final = 1 << 16  # IFDs in a file; more would take minutes to open
 MOST_TAGS: Final = 1 << 12  # in an IFD; usual are about 30
 SHARED: Final = 1 << 20  # bytes that the values of all tags in a file may take, or
 TIMES_SHARED: Final = 16  # this many times the size of the file: pages may share one place of values

@@ -267,7 +267,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array that shows it."""
+        """The shape of the shown array."""
         return self.order_axes(self.height, self.width, self.samples)
 
     @property

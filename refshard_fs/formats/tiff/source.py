@@ -370,7 +370,7 @@ def _parse_number(text: str) -> Any:
     """Convert a text to a number if it is one; otherwise return the text."""
     text = text.replace("1.#INF", "inf").replace("1.#QNAN", "nan").replace("1.#IND", "nan")  # as Windows writes them
     try:
-        return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # in 64 bits
+        return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # fits 64 bits
     except ValueError:
         return text
 

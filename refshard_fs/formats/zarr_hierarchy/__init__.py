@@ -10,7 +10,7 @@ def _recognises(probe: Probe) -> bool:
     if not probe.names.isdisjoint(NODE_DOCUMENTS):
         return True
     consolidated = probe.documents.get(CONSOLIDATED)
-    return consolidated is not None and b'"record_size"' not in consolidated.data  # has it in a parquet set
+    return consolidated is not None and b'"record_size"' not in consolidated.data  # a parquet set has this member
 
 
 FORMAT = Format("zarr-hierarchy", _recognises, "refshard_fs.formats.zarr_hierarchy.source", markers=NODE_DOCUMENTS)

@@ -293,7 +293,7 @@ def _parse_members(data: bytes, end: End) -> Members:
     found, order, repeated = SortedNames.sort([names[i] for i in at] if withheld else names)
     for i in at if repeated else ():
         if names[i] in repeated:
-            members["head"][i] = 0  # only the local header says whether that is its name
+            members["head"][i] = 0  # the local header has to confirm the name
     return Members(found, members[at[order]], {normalise(name): name for name in withheld.values()})
 
 

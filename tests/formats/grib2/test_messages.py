@@ -169,7 +169,7 @@ def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(source, "WHOLE", 0)
     data = many()
     for text, reason in (
-        (b"1:0:d\n2:5:d\n", "no message begins at byte 5"),
+        (b"1:0:d\n2:5:d\n", "expected a message at byte 5"),
         (b"1:0:d\nnonsense", "has no offset of a message"),
         (b"1:99999999:d\n", "message at byte 99999999 of"),
         (b'{"_offset": [1]}', "has no offset of a message"),
