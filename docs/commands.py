@@ -19,8 +19,8 @@ from refshard_fs.cli.program import main, parser
 HEAD = """\
 # Command line
 
-`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same. If `refshard`
-is not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0; 1 if `check`
+`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same. If it is
+not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0; 1 if `check`
 finds errors or `diff` finds a difference; 2 after an error, which is one line.
 
 All commands that open a SOURCE take these options:
