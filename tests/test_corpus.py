@@ -21,7 +21,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("cls", PARTS)
-def test_corpus_reads_as_expected(cls: str, shared_data: Path) -> None:
+def test_corpus_files_read_as_recorded(cls: str, shared_data: Path) -> None:
     pytest.importorskip("pyarrow")
     if pytest.importorskip("zarr").__version__.startswith("2."):
         pytest.skip("the checker needs zarr 3")

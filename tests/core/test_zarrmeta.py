@@ -200,7 +200,7 @@ def test_arrays_written_by_zarr_2() -> None:
     assert list(scalar.grid.tails()) == ["0"]
 
 
-def test_empty_dimension_has_no_chunks_whatever_their_size() -> None:
+def test_empty_dimension_has_no_chunks_of_any_size() -> None:
     assert grid_of(V2 | {"shape": [0, 5]}).counts == (0, 1)
     assert grid_of(V2 | {"shape": [0, 5], "chunks": [0, 5]}).counts == (0, 1)
 

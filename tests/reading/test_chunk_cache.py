@@ -230,7 +230,7 @@ def test_forked_child_reads_and_writes(chunked: Chunked, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["asked", "asked-before"])
 @pytest.mark.case(id="P25")
-def test_changed_target_is_read_anew(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
+def test_changed_target_is_read_again(is_known: bool, chunked: Chunked, tmp_path: Path) -> None:
     keys = chunked.keys(range(20))
     first = opened(chunked.refs(), tmp_path).cat(keys)
     fs = opened(chunked.refs(), tmp_path)

@@ -101,7 +101,7 @@ def test_other_process_finds_the_index(tmp_path: Path) -> None:
     assert run.stdout.strip() == repr(b"\t")
 
 
-def test_changed_source_is_decoded_anew(tmp_path: Path, parses: list[str]) -> None:
+def test_changed_source_is_decoded_again(tmp_path: Path, parses: list[str]) -> None:
     path, cache = source(tmp_path), tmp_path / "cache"
     opened(path, cache)
     text = path.read_text()

@@ -99,7 +99,7 @@ def test_reads_do_not_wait_for_later_announcements(chunked: Chunked) -> None:
     assert chunked.fetched == 11
 
 
-def test_more_than_the_budget_comes_in_waves(chunked: Chunked) -> None:
+def test_announcement_beyond_the_budget_comes_in_waves(chunked: Chunked) -> None:
     fs = open_fs(chunked, max_memory=40 * CHUNK, max_block=10 * CHUNK)
     fs.prefetch("a", ...)
     assert 0 < chunked.fetched <= 40

@@ -191,7 +191,7 @@ def test_abandoned_run_predicts_nothing() -> None:
         max_size=30,
     ),
 )
-def test_advice_is_consistent_whatever_is_read(window: int, most: int, late: bool, reads: list[list[int]]) -> None:
+def test_advice_is_consistent_for_random_reads(window: int, most: int, late: bool, reads: list[list[int]]) -> None:
     policy = ReadAhead(200)
     issued: set[int] = set()
     for tick in reads:

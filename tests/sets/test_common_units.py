@@ -211,7 +211,7 @@ def test_hours_since_different_days_stay_integers(tmp_path: Path, lazy: bool) ->
 
 @pytest.mark.parametrize("day", [0, 7])
 @pytest.mark.parametrize("overlap", ["first", "last"])
-def test_hours_of_two_files_are_joined_once(tmp_path: Path, overlap: str, day: int) -> None:
+def test_equal_hours_of_two_files_are_joined(tmp_path: Path, overlap: str, day: int) -> None:
     a = hourly(tmp_path / "a.nc", range(6), 0, 1)
     b = hourly(tmp_path / "b.nc", np.array([3 * (1 + 2**-52), *range(4, 12)]), day, 2)  # 3 hours, but for rounding
     found = xr.open_dataset(refshard_fs.concat([a, b], "time", overlap=overlap), engine=RefShardBackend)  # type: ignore[call-overload]

@@ -99,7 +99,7 @@ def test_readers_keep_the_state_they_opened(opened: Open) -> None:
     assert [check_state(fs) for fs in readers] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_reader_that_listed_finds_an_evicted_partition(opened: Open) -> None:
+def test_evicted_partition_is_read_again_after_a_commit(opened: Open) -> None:
     """The listing reads all partitions, of which one is kept."""
     reader = opened(cache_size=1)
     listed = reader.ls("a", detail=False)

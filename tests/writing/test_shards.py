@@ -103,7 +103,7 @@ def test_shard_written_in_full_is_not_read(tmp_path: Path, source: Path, data: A
     assert (seen(source)[0:8, 0:12] == 9).all()
 
 
-def test_shard_without_chunks_is_no_longer_referred_to(source: Path, data: Any) -> None:
+def test_reference_to_an_empty_shard_is_removed(source: Path, data: Any) -> None:
     fs = opened(source)
     for key in fs.find("a"):
         if not key.endswith(("zarr.json", ".zarray", ".zattrs")):

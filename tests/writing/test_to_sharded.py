@@ -59,7 +59,7 @@ def test_region_is_written_into_its_shards(root: Path) -> None:
 
 
 @pytest.mark.parametrize("consolidated", [True, False])
-def test_appended_days_are_sharded_as_the_others_are(root: Path, consolidated: bool) -> None:
+def test_appended_days_keep_the_sharding(root: Path, consolidated: bool) -> None:
     fs = opened(root)
     for first, count in ((12, 4), (16, 1), (17, 2)):
         with fs.transaction:

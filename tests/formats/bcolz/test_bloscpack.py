@@ -30,7 +30,7 @@ named = {"ids": lambda s: s.name}
 
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_gives_the_writers_values(s: Sample, verify: bool) -> None:
+def test_zarr_reads_the_written_values(s: Sample, verify: bool) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     expected = s.expected
     for zarr_format in reading.FORMATS:
@@ -48,7 +48,7 @@ def test_zarr_gives_the_writers_values(s: Sample, verify: bool) -> None:
 
 
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
+def test_full_chunk_is_the_range_of_its_frame(s: Sample) -> None:
     files = Files.of(s.path)
     data = files.files[ROOT]
     keyspace = files.open()
@@ -73,7 +73,7 @@ def test_a_full_chunk_is_the_frame_as_it_lies(s: Sample) -> None:
 
 @pytest.mark.parametrize("s", SOUND, **named)
 @pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
-def test_zarr_reads_table_headers_and_frames_and_no_other_bytes(s: Sample, options: dict[str, Any]) -> None:
+def test_zarr_requests_only_offsets_headers_and_frames(s: Sample, options: dict[str, Any]) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     with RangeServer(directory=s.path.parent) as server:
         group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", **options))
@@ -93,7 +93,7 @@ def itemsize_of(s: Sample) -> int:
 
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("s", SOUND, **named)
-def test_plan_for_a_chunk_has_its_frames_and_no_other_bytes(s: Sample, verify: bool) -> None:
+def test_plan_for_a_chunk_has_only_its_frames(s: Sample, verify: bool) -> None:
     header = s.expected["header"]
     tail = CHECKSUMS[header["checksum"]].size if verify else 0
     with RangeServer(directory=s.path.parent) as server:
@@ -111,7 +111,7 @@ def test_plan_for_a_chunk_has_its_frames_and_no_other_bytes(s: Sample, verify: b
 
 
 @pytest.mark.parametrize("s", [s for s in SOUND if s.name.endswith("unaligned.blp")], **named)
-def test_chunk_of_parts_of_frames_reads_those_frames_only(s: Sample) -> None:
+def test_chunk_reads_only_the_frames_it_needs(s: Sample) -> None:
     files = Files.of(s.path)
     keyspace = files.open()
     header, (rows, width) = s.expected["header"], s.expected["shape"]
@@ -160,7 +160,7 @@ def test_metadata_of_another_array_is_refused_as_stale() -> None:
     assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
 
 
-def test_only_version_3_is_read() -> None:
+def test_other_versions_are_refused() -> None:
     data = bytearray(sample("raw_meta.blp").path.read_bytes())
     for version, reason in ((2, "never released"), (1, "bcolz carray"), (0, "version is 0"), (4, "version is 4")):
         data[4] = version
@@ -168,7 +168,7 @@ def test_only_version_3_is_read() -> None:
             Files({ROOT: bytes(data)}).open()
 
 
-def test_bytes_at_hand_are_a_source() -> None:
+def test_bytes_in_memory_are_a_source() -> None:
     values = np.arange(1000)
     data = superchunk(values, 1600, checksum=2, metadata=numpy_metadata(values))
     for verify in (False, True):
@@ -193,7 +193,7 @@ def test_http_reads_only_offsets_headers_and_frames(http_server: Any) -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("frame_size", [8, 40, 80, 200, 333, 400, 1000, 2**12])
-def test_whole_rows_are_shown_whatever_the_frames_are(order: str, frame_size: int) -> None:
+def test_chunks_have_whole_rows_for_any_frame_size(order: str, frame_size: int) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     values = np.arange(13 * 10).reshape(13, 10)
     flat = values.T if order == "F" else values
@@ -206,7 +206,7 @@ def test_whole_rows_are_shown_whatever_the_frames_are(order: str, frame_size: in
                 np.testing.assert_array_equal(reading.values(reading.open_group(fs)["data"]), values)
 
 
-def test_a_table_of_offsets_is_read_in_pieces() -> None:
+def test_table_of_offsets_is_read_in_pieces() -> None:
     values = np.arange(PIECE + 100, dtype="<i2")
     data = superchunk(values, 2, spare=7)
     files = Files({ROOT: data})
@@ -219,13 +219,13 @@ def test_a_table_of_offsets_is_read_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 0, TABLE + 48, len(PLAIN) - 15, len(PLAIN), 2**62, -(2**63)])
-def test_a_forged_offset_is_refused(offset: int) -> None:
+def test_forged_offset_is_refused(offset: int) -> None:
     files = Files({ROOT: put(TABLE + 8, struct.pack("<q", offset))})
     with pytest.raises(DamagedIndex, match=f"offset {offset} of chunk 1"):
         files.read(files.open(), "data/1")
 
 
-def test_scattered_frames_are_read_and_nothing_between_them(http_server: Any) -> None:
+def test_scattered_frames_are_read_without_gaps(http_server: Any) -> None:
     values = np.arange(700.0).reshape(100, 7)
     data = superchunk(values.ravel(), 1000, metadata=numpy_metadata(values), gap=5000)
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
@@ -245,33 +245,33 @@ def test_scattered_frames_are_read_and_nothing_between_them(http_server: Any) ->
         {"dtype": "'O'"}, {"dtype": "[('a', 'O')]"}, {"dtype": "f()"}, {"dtype": 7}, {"shape": [1] * 33 + [2500]},
     ],
 )  # fmt: skip
-def test_metadata_that_cannot_be_true_is_refused_by_its_field(metadata: dict[str, Any]) -> None:
+def test_impossible_metadata_error_names_the_field(metadata: dict[str, Any]) -> None:
     data = superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), **metadata})
     with pytest.raises(ManifestError, match=next(iter(metadata))):
         Files({ROOT: data}).open()
 
 
-def test_metadata_inflates_to_what_it_says_and_no_more() -> None:
+def test_metadata_inflates_at_most_to_its_declared_size() -> None:
     bomb = zlib.compress(bytes(2**24), 9)
     header = struct.pack("<8sBBBBIII8s", b"JSON", 0, 0, 1, 9, 100, len(bomb), len(bomb), b"")
     with pytest.raises(ManifestError, match="meta_size"):
         Files({ROOT: put(5, b"\3")[:32] + header + bomb + bytes(1000)}).open()
 
 
-def test_a_file_cut_anywhere_gives_an_error_or_the_whole_values() -> None:
+def test_truncated_file_gives_an_error_or_all_values() -> None:
     for length in (*range(4, 300), *range(300, len(PLAIN) - 40, 41), *range(len(PLAIN) - 40, len(PLAIN))):
         files = Files({ROOT: PLAIN[:length]})
         with pytest.raises((ManifestError, DamagedIndex)):
             all_chunks(files, files.open())
 
 
-def test_other_attributes_of_an_array_are_carried() -> None:
+def test_further_attributes_are_kept() -> None:
     files = Files({ROOT: superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), "units": "m"})})
     attributes = json.loads(files.read(files.open(), "data/.zattrs") or b"")
     assert attributes == {"units": "m", "_ARRAY_DIMENSIONS": ["dim_0"]}
 
 
-def test_a_header_alone_allocates_nothing() -> None:
+def test_large_header_numbers_allocate_nothing() -> None:
     header = struct.pack("<4sBBBBiiqq", b"blpk", 3, 0, 0, 8, 2**31 - 17, 8, 2, 0)
     with pytest.raises(ManifestError, match="chunk_size"):
         Files({ROOT: header + bytes(100)}).open()

@@ -38,7 +38,7 @@ def test_other_hdus_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_header_whose_end_is_damaged_is_reported(tmp_path: Path, number: int) -> None:
+def test_header_whose_end_is_damaged_is_reported(tmp_path: Path, number: int) -> None:
     """Before it was mended: A header without END went on in the next one, and one of their images was left out."""
     images = [fits.ImageHDU(SKY + extra, name=name) for extra, name in enumerate("AB")]
     data = write(tmp_path / "a.fits", *images, primary=SKY).read_bytes()
@@ -53,7 +53,7 @@ def test_a_header_whose_end_is_damaged_is_reported(tmp_path: Path, number: int) 
     assert "Later HDUs cannot be found" in keyspace.reports[str(number)]
 
 
-def test_headers_without_data_are_attributes_of_groups(tmp_path: Path) -> None:
+def test_headers_without_data_become_group_attributes(tmp_path: Path) -> None:
     empty = fits.ImageHDU(name="INFO", header=fits.Header([("OBSERVER", "O'Neil")]))
     path = write(tmp_path / "a.fits", empty, fits.ImageHDU(SKY, name="SCI"))
     group = zarr.open_group(f"refshard::{path}", mode="r")
@@ -69,7 +69,7 @@ def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("kinds", [("i4",) * 5, ("f4", "f4", "i2") * 2])
-def test_opening_takes_few_rounds_and_a_piece_one_request(
+def test_opening_takes_few_rounds_and_a_chunk_one_request(
     http_server: RangeServer, tmp_path: Path, kinds: tuple[str, ...]
 ) -> None:
     large = np.arange(360_000, dtype="i4").reshape(450, 800)
@@ -86,7 +86,7 @@ def test_opening_takes_few_rounds_and_a_piece_one_request(
     assert len(http_server.requests()) == 1
 
 
-def test_damage_ends_in_errors_that_name_the_file(tmp_path: Path) -> None:
+def test_damage_errors_name_the_file(tmp_path: Path) -> None:
     check_damage(write(tmp_path / "a.fits", *images()).read_bytes(), seed=1, times=50)
     check_damage(write(tmp_path / "b.fits", compressed("RICE_1", "i2", None)).read_bytes(), seed=2, times=8)
     check_damage(write(tmp_path / "c.fits", compressed("GZIP_2", "i4", (32, 32))).read_bytes(), seed=3, times=8)
@@ -102,7 +102,7 @@ def test_damage_ends_in_errors_that_name_the_file(tmp_path: Path) -> None:
         (b"BSCALE  =                  2.0", b"BSCALE  =               'two'", ["A", "C"], {"B": "BSCALE is 'two'"}),
     ],
 )
-def test_a_damaged_hdu_leaves_the_others(
+def test_damaged_hdu_leaves_the_others(
     tmp_path: Path, old: bytes, new: bytes, shown: list[str], lost: dict[str, str]
 ) -> None:
     odd = fits.ImageHDU(np.zeros((30, 40), "i2"), name="B")
