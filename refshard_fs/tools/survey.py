@@ -86,7 +86,7 @@ class PlacedChunks(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[PlacedChunks]) -> PlacedChunks:
-        """Return the chunks of all ``parts``, ascending by number; of one number, that of the last part counts."""
+        """Return the chunks of all ``parts``, ascending by number; for equal numbers, the last part wins."""
         parts = [part for part in parts if len(part.numbers)] or parts[:1]
         found = cls(*map(np.concatenate, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
         numbers = found.numbers
@@ -247,7 +247,7 @@ class _Surveying:
         self._urls: dict[str, int] = {}
         self._pins: dict[int, set[Pin]] = {}
         self._origins: dict[int, Origin] = {}
-        self._optional: set[int] = set()  # targets of which keys are made that exist without them, too
+        self._optional: set[int] = set()  # targets of keys that exist even without the target
         self._chunks: dict[str, list[PlacedChunks]] = {}  # by array, as columns
         self._places: dict[str, Place] = {}  # of keys that are in no columns
 
