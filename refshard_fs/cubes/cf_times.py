@@ -70,10 +70,10 @@ class TimeUnits(NamedTuple):
         return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
 
     def convert(self, values: npt.NDArray[Any], to: TimeUnits, *, rounded: bool = False) -> npt.NDArray[Any]:
-        """Return numbers of these units as numbers of others, 64 bits wide; ValueError where an instant would change.
+        """Convert numbers of these units to other units, with 64 bits; ValueError if an instant would change.
 
-        A floating-point number as close to a whole second as its type tells apart means that second. If ``rounded``,
-        what floating-point numbers of the other units do not hold exactly becomes the closest one. NaN stays NaN.
+        A floating-point number as close to a whole second as its type tells apart means that second. If ``rounded``, an
+        instant without an exact floating-point number becomes the closest number. NaN stays NaN.
         """
         if self.calendar != to.calendar:
             raise ValueError(f"its calendar is {self.calendar!r}, not {to.calendar!r}")
@@ -148,7 +148,7 @@ def finer(length: int, like: object) -> list[str]:
 
 
 def is_time(attributes: Mapping[str, Any]) -> bool:
-    """Whether an array's units are of times."""
+    """Whether an array has units of time."""
     units = attributes.get("units")
     return isinstance(units, str) and _UNITS.fullmatch(units) is not None
 

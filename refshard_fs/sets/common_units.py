@@ -72,7 +72,7 @@ def with_common_units(
 
 
 class _Times(NamedTuple):
-    """An array of times, the arrays that have its units, and the numbers of the sets that have it."""
+    """An array of times, the other arrays with its units, and the numbers of the sets that contain it."""
 
     path: str
     bounds: Sequence[str]

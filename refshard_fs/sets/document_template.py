@@ -147,7 +147,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
             texts = Texts.of(url.encode() for url in codes)
             offsets = np.array([row.offset for row in rows], np.int64)
             lengths = np.array([row.length for row in rows], np.int64)
-        except (AttributeError, OverflowError, UnicodeEncodeError):  # data, or what the parser has to judge
+        except (AttributeError, OverflowError, UnicodeEncodeError):  # data, or a value that only the parser can judge
             return None
         if any("{{" in url for url in codes):
             return None  # version 1 expands it, even without templates

@@ -135,7 +135,7 @@ class NamedSet(msgspec.Struct, frozen=True):
     def decode(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
         """Return the values of an array with these ``chunks``.
 
-        None where the codec or type is not known, or chunks have more than `MOST` elements.
+        None if the codec or type is unknown, or chunks have more than `MOST` elements.
         """
         meta = self.variables[path].meta
         if meta.chunks is None:

@@ -199,7 +199,7 @@ class Collection:
         self._side: dict[str, Value] = {
             key: with_packing_type(value, key, types) if isinstance(value, bytes) else value
             for key, value in contents.members.items()
-            if not isinstance(value, list)  # a range of a target is looked up, for its pin
+            if not isinstance(value, list)  # ranges of targets are looked up, because they may have pins
         }
         self._parts: dict[str, list[Part]] = {path: [] for path in contents.arrays}
         self._checks: dict[str, dict[int, Mapping[str, str]]] = {}

@@ -20,7 +20,7 @@ from refshard_fs.tools.survey import INLINE, PlacedChunks, Positions
 SHOWN: Final = 6  # files that have a strip of their own
 FINE: Final = 240  # pieces that a strip is drawn in, at most
 Floats = npt.NDArray[np.float64]
-SHADES: Final = 24  # in the ramp of colours, and of the colour of one file
+SHADES: Final = 24  # steps in a ramp of colours, and shades of the colour of one file
 FEW: Final = len(HUES)  # files, or arrays of a set, that have a colour of their own
 
 

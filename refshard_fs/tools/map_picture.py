@@ -57,7 +57,7 @@ class Map(msgspec.Struct, frozen=True, eq=False):
 
 
 def draw_map(content: Map) -> Picture:
-    """Return the picture that says all of ``content``."""
+    """Draw ``content`` with all of its facts."""
     page, files = Page(), count_text(len(content.files.names), "file")
     if content.plane is None:
         name, summary = content.source, f"{count_text(len(content.arrays), 'array')} in {files}"

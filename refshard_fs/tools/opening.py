@@ -1,6 +1,6 @@
 """Open the metadata of a source on trial, without its chunks, with zarr and xarray, to find what they refuse.
 
-This needs the two installed. That arrays agree about the lengths of dimensions is checked without them.
+This needs both packages. The comparison of the lengths of dimensions works without them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
     by: Literal["zarr", "xarray", "consolidated", "codec"]
     key: str
     text: str
-    is_certain: bool = True  # False: the metadata may be right, and for other readers
+    is_certain: bool = True  # False: the metadata may be valid, but for other readers
 
 
 def refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
@@ -112,7 +112,8 @@ def _key(path: str, meta: ArrayMeta) -> str:
 class _Trial:
     """The metadata of a source as a store of zarr that has no chunks.
 
-    Arrays that may do harm when they are opened are left out, and those of a newer version than zarr's.
+    It leaves out arrays that may do harm when they are opened, and arrays of a zarr version that the installed zarr
+    lacks.
     """
 
     def __init__(self, documents: Mapping[str, bytes], arrays: Mapping[str, Extents]) -> None:

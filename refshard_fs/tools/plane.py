@@ -69,7 +69,7 @@ def fold_grid(counts: Sequence[int], numbers: UInt64s, selected: Positions | Non
     at = cells(numbers)
     chosen = np.zeros(count, np.int64) if selected is None else np.bincount(cells(selected), minlength=count)
     first = np.full(count, NO_CHUNK, np.int64)
-    first[at[::-1]] = np.arange(len(at))[::-1]  # the last write wins: the first position
+    first[at[::-1]] = np.arange(len(at))[::-1]  # in reverse order, so that the first position wins
     heights = np.minimum(step[0], rows - np.arange(shape[0]) * step[0])
     begins = np.arange(shape[1]) * step[1]
     ends = np.minimum(begins + step[1], width)

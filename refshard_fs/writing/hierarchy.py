@@ -304,7 +304,7 @@ class HierarchyCommit:
             if not self._is_one_of(name, self._overlay.sent & {sum_of(parts)}):
                 raise
             found = None  # an earlier try put it, and heard no answer
-        except BaseException:  # it may have been put: Ctrl-C, too, comes at any moment
+        except BaseException:  # the object may have been put, also if Ctrl-C interrupts
             self._overlay.sent.add(sum_of(parts))
             raise
         self._put[name] = None

@@ -27,7 +27,7 @@ def test_every_kind_is_defined() -> None:
     assert set(_TRANSFORMS) == set(KINDS)
 
 
-def test_ignored_range_answers_200_with_the_whole(server: RangeServer) -> None:
+def test_ignored_range_gets_the_whole_with_status_200(server: RangeServer) -> None:
     server.fault("ignored_range")
     reply = read(server)
     assert (reply.status, reply.body, reply.headers["content-length"]) == (200, DATA, "1024")

@@ -172,7 +172,7 @@ def read_header(
         messages += found
         for at, _ in places:
             if at is None or at in seen or len(seen) > MOST_BLOCKS:
-                raise ValueError(f"an object header continues at {at}: no address, or one that it has already")
+                raise ValueError(f"an object header continues at {at}: expected the address of a new block")
             seen.add(at)
         bodies = yield from together([file.read(at, length, what) for at, length in places])
         if prefix is not _OLD_PREFIX:

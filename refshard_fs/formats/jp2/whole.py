@@ -66,7 +66,7 @@ def check_whole(header: Header, level: int, most: int) -> None:
     if needed > min(most, LARGEST):
         raise ValueError(f"it is decoded whole, which takes {needed} bytes: the limit is {min(most, LARGEST)}")
     if size.sampling not in (None, (1, 1)):
-        raise ValueError(f"it has samples at every {size.sampling} columns and rows")
+        raise ValueError(f"subsampled images are not supported: it has a sample for each {size.sampling} pixels")
     if size.sampling is None and not size.has_shared_colours:
         raise ValueError(f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ)")
     if len(set(size.depths)) > 1:

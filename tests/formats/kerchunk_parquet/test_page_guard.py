@@ -148,7 +148,7 @@ def test_column_that_nests_is_refused(column: Any) -> None:
         INDEX.decode(written(8, path=column))
 
 
-def test_pages_are_followed_over_groups_of_rows_and_many_pages() -> None:
+def test_pages_of_several_row_groups_are_found() -> None:
     out = io.BytesIO()
     columns = {"path": [f"s3://b/{i}" for i in range(5000)], "offset": range(5000), "size": [1] * 5000}
     pq.write_table(pa.table(columns), out, row_group_size=700, data_page_size=256, use_dictionary=False)
