@@ -37,7 +37,7 @@ def test_names_depend_on_the_relation_to_a_reference_dataset() -> None:
     assert {"mx2t", "t2a"} <= opened.grids.keys()
 
 
-def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
+def test_invalid_centre_numbers_never_reach_eccodes() -> None:
     data = on_level(500, shortName="t")
     strange = data[:6] + b"\xb3" + data[7:]  # a discipline that there is not: eccodes takes minutes over some
     assert set(Files({ROOT: strange}).open().grids) - {"time", "step", "valid_time", "latitude", "longitude"} == {
@@ -49,7 +49,7 @@ def test_numbers_that_no_centre_gives_never_reach_eccodes() -> None:
     assert all("t" in Files({ROOT: one}).open().grids for one in files)
 
 
-def test_names_made_without_eccodes_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it was mended: Parameters that were read before eccodes was there had numbers for names ever after."""
     data = on_level(437, shortName="sst")
     with monkeypatch.context() as without_eccodes:
