@@ -117,6 +117,8 @@ class KeySpace(ABC):
     # Whether this is a set of references: `contents` needs no listing, `chunks` no look-ups of single keys, and URLs
     # are as they are written in the set.
     is_reference_set: bool = False
+    # Whether each chunk is a range of a target or inline, and the URLs of `chunks` are absolute.
+    has_only_ranges: bool = False
     # The set of references in columns, if this key space shows one that is in memory.
     references: Any = None
     # The documents of the root that were read to recognise the source; None for an absent document.

@@ -105,22 +105,24 @@ class ReferenceStream:
 
         If the array has at most ``few`` partitions, all of them are yielded.
         """
+        for numbers in self._partition_numbers(array, size, few):
+            chunks = self.chunks(array, numbers)
+            if self.on_progress is not None:
+                self.on_progress(len(numbers))
+            yield numbers, chunks
+
+    def _partition_numbers(self, array: str, size: int, few: int = 0) -> Iterator[range]:
         stop = self.grids[array].size
         count = -(-stop // size)
         blocks: Iterable[int] = range(count)
         if count > few:
             others = (*self._checks.get(array, ()), *self._packed.get(array, ()))
             blocks = sorted({*self._arrays[array].blocks(size), *(number // size for number in others)})
-        for i in blocks:
-            numbers = range(i * size, min((i + 1) * size, stop))
-            chunks = self.chunks(array, numbers)
-            if self.on_progress is not None:
-                self.on_progress(len(numbers))
-            yield numbers, chunks
+        return (range(i * size, min((i + 1) * size, stop)) for i in blocks)
 
     def chunks(self, array: str, numbers: range) -> Chunks:
         """Return the chunks ``numbers`` of an array."""
-        found: Chunks = self._run(array, partial(self._keyspace.chunks, array, numbers, self.grids[array]))
+        found = self._locate(array, numbers)
         if self._needs_lengths:
             self._add_lengths(array, found)
         checks = dict(found.checks)
@@ -136,6 +138,10 @@ class ReferenceStream:
         packed |= {number - numbers.start: theirs[number] for number in theirs.keys() & numbers}
         urls = list(map(self._respell, found.urls))
         return msgspec.structs.replace(found, urls=urls, checks=checks, packed=packed)
+
+    def _locate(self, array: str, numbers: range) -> Chunks:
+        found: Chunks = self._run(array, partial(self._keyspace.chunks, array, numbers, self.grids[array]))
+        return found
 
     def _add_lengths(self, array: str, chunks: Chunks) -> None:
         """Request the sizes of targets for chunks that reach to the end of their targets."""
@@ -162,9 +168,12 @@ class ReferenceStream:
             return
         known: dict[str | None, None] = {}
         for array in self.grids:
-            for _, chunks in self.partitions(array, size):
-                yield from (url for url in chunks.urls if url not in known)
-                known.update(dict.fromkeys(chunks.urls))
+            for numbers in self._partition_numbers(array, size):
+                if self.on_progress is not None:
+                    self.on_progress(len(numbers))
+                urls = dict.fromkeys(map(self._respell, self._locate(array, numbers).urls))
+                yield from (url for url in urls if url not in known)
+                known |= urls
 
     def read(self, entries: Mapping[str, Entry | bytes]) -> list[bytes]:
         """Read the ``entries``, by key; entries that are bytes are returned unchanged."""

@@ -15,13 +15,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import numpy as np
-import numpy.typing as npt
 from fsspec.asyn import get_loop, sync
 
 from refshard_fs.core import zarrmeta
@@ -378,8 +376,7 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
     if not len(rows):
         return left
     texts = [location or "" for location in locations]
-    versions = _versions(rows, targets, chunks.checks, texts)
-    if not any(versions) and grid.counts:
+    if not chunks.checks and grid.counts:
         names = [""] * len(numbers)  # empty names for missing chunks
         for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
             names[row] = texts[target]
@@ -390,13 +387,12 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
     else:
         from icechunk import VirtualChunkSpec
 
-        indexes = np.unravel_index(rows + numbers.start, grid.counts) if grid.counts else ()
-        columns = zip(*(column.tolist() for column in indexes), strict=True) if grid.counts else [()] * len(rows)
-        values = zip(*(column[rows].tolist() for column in chunks.ranges), versions, strict=True)
-        specs = []
-        for index, (target, start, length, version) in zip(columns, values, strict=True):
-            etag, time = (version, None) if isinstance(version, str) else (None, version)
-            specs.append(VirtualChunkSpec(list(index), texts[target], start, length, etag, time))
+        indexes = (
+            np.array(np.unravel_index(rows + numbers.start, grid.counts)).T if grid.counts else rows[:, None][:, :0]
+        )
+        own = targets[rows].tolist()
+        columns = indexes.tolist(), map(texts.__getitem__, own), offsets[rows].tolist(), lengths[rows].tolist()
+        specs = list(map(VirtualChunkSpec, *columns, *_versions(rows.tolist(), own, chunks.checks, texts)))
         failed = await store.set_virtual_refs_async(array, specs)
     if failed:
         raise ManifestError(f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}")
@@ -423,21 +419,24 @@ def rows_of(grid: ChunkGrid) -> int:
 
 
 def _versions(
-    rows: npt.NDArray[Any], targets: npt.NDArray[Any], checks: Mapping[int, Mapping[str, str]], texts: Sequence[str]
-) -> list[str | datetime | None]:
-    """Return what Icechunk compares the version of the target of each of ``rows`` with."""
-    if not checks:
-        return [None] * len(rows)
-    compute = lru_cache(len(texts))(lambda target, etag, time: _version(etag, time, texts[target]))
-    found = []
-    for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True):
-        some = checks.get(row, {})
-        found.append(compute(target, some.get("etag"), some.get("last_modified")))
-    return found
+    rows: Sequence[int], targets: Sequence[int], checks: Mapping[int, Mapping[str, str]], texts: Sequence[str]
+) -> tuple[list[str | None], list[datetime | None]]:
+    """Return what Icechunk compares the targets of ``rows`` with: ETags and times.
+
+    Rows often share a few dicts of checks, so each is converted once for each target.
+    """
+    some = [checks.get(row) for row in rows]
+    ids, codes = np.unique(np.fromiter(map(id, some), np.uint64, len(some)), return_inverse=True)
+    _, firsts, kinds = np.unique(np.array(targets, np.int64) * len(ids) + codes, return_index=True, return_inverse=True)
+    known = [_version(some[row] or {}, texts[targets[row]]) for row in firsts.tolist()]
+    etags = [version if isinstance(version, str) else None for version in known]
+    times = [version if isinstance(version, datetime) else None for version in known]
+    return [*map(etags.__getitem__, kinds.tolist())], [*map(times.__getitem__, kinds.tolist())]
 
 
-def _version(etag: str | None, time: str | None, location: str) -> str | datetime | None:
+def _version(check: Mapping[str, str], location: str) -> str | datetime | None:
     """Return what Icechunk compares the version of a target with: its ETag, or when it was last modified."""
+    etag, time = check.get("etag"), check.get("last_modified")
     if etag is not None and protocol_of(location) not in WEB:  # Icechunk sends it without quotes: web servers refuse it
         return etag
     if time is None:

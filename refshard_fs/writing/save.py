@@ -107,7 +107,7 @@ def stream_of(
         return source.wait(source.read_entries, entries)
 
     given: dict[str, Any] = {"pins_as_checks": sink.holds_versions, "read": read, "needs_lengths": sink.needs_lengths}
-    if keyspace.is_reference_set:
+    if keyspace.is_reference_set or (keyspace.has_only_ranges and sink.holds_versions and sink.holds_packed):
         return ReferenceStream(keyspace, run, respell, **given)
     checks: Checks = {}
     packed: dict[str, dict[int, Entry]] = {}

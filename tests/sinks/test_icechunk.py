@@ -7,6 +7,8 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 import refshard_fs
 from refshard_fs import RefShardFileSystem
+from refshard_fs.core.model import Inline, Pin
 from refshard_fs.sinks import icechunk as sinks_icechunk
 from tests.servers.http import RangeServer
 from tests.support.icechunk_repositories import opened, read
@@ -172,6 +175,33 @@ def test_target_versions_become_icechunk_checks(tmp_path: Path, http_server: Ran
     http_server.put("/a.nc", bytes(changed), modified=time.time() + 60)
     with pytest.raises(Exception, match="(?i)modified|etag|checksum|changed"):
         read(there)
+
+
+def test_versions_in_a_repository_are_handed_over_for_each_chunk(tmp_path: Path) -> None:
+    """Two chunks of one object may have different versions, which a set of references cannot hold."""
+    url = "https://host/a.bin"
+    config = icechunk.RepositoryConfig.default()
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer("https://host/", icechunk.http_store()))
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "old")), config)
+    session = repository.writable_session("main")
+    group = zarr.open_group(session.store, mode="w")
+    group.create_array("a", shape=(5,), chunks=(1,), dtype="u1", compressors=None)[3] = 7
+    for step, when in enumerate([datetime(2024, 1, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC), None]):
+        session.store.set_virtual_ref(f"a/c/{step}", url, offset=step, length=1, checksum=when)
+    session.commit("made")
+    RefShardFileSystem(str(tmp_path / "old")).save(str(tmp_path / "made.icechunk"))
+    found = []
+    for there in ("old", "made.icechunk"):
+        source = RefShardFileSystem(str(tmp_path / there)).source
+        found.append(source.run("", partial(source.open().entries, [f"a/c/{step}" for step in range(5)])))
+    assert found[1] == found[0]
+    assert [entry and entry.pin for entry in found[0][:3]] == [
+        Pin(last_modified="1704067200"),
+        Pin(last_modified="1735689600"),
+        None,
+    ]
+    assert isinstance(found[0][3], Inline)
+    assert found[0][4] is None
 
 
 def test_failed_save_commits_nothing(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class IcechunkKeySpace(PartedKeySpace):
     """
 
     holds_all_metadata = True
+    has_only_ranges = True
 
     def __init__(self, root: str, snapshot: Snapshot, containers: Mapping[str, str], options: OpenOptions) -> None:
         self.root_url = root
