@@ -90,6 +90,20 @@ def source_of(server: Server, folder: Path) -> RefShardFileSystem:
     return RefShardFileSystem(f"{folder}/*.nc") if is_cube else RefShardFileSystem(str(folder / "0.nc"), zarr_format=3)
 
 
+@pytest.mark.parametrize("others", [{}, {"Origin": "http://page"}, {"Range": "bytes=1-2"}, {"If-None-Match": "*"}])
+def test_chunk_in_the_cache_is_answered_alike(folder: Path, others: dict[str, str]) -> None:
+    fs = RefShardFileSystem(str(folder / "0.nc"))
+    for source, key in ((fs, "t/0.1"), ({"a": fs}, "a/t/0.1")):
+        with Server(refshard_fs.asgi(source)) as server:
+            answers = [HTTP.get(f"{server.url}/{key}", headers=others) for _ in range(3)]
+            assert HTTP.head(f"{server.url}/{key}").content == b""
+        kept = [
+            (a.status_code, a.content, {n: v for n, v in a.headers.items() if n not in ("date", "vary")})
+            for a in answers
+        ]
+        assert kept[0] == kept[1] == kept[2]
+
+
 def test_every_key_is_served_unchanged(server: Server, folder: Path) -> None:
     fs = source_of(server, folder)
     consolidated = {".zmetadata", "zarr.json"}
