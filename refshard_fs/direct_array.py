@@ -1,7 +1,8 @@
-"""An array of xarray that reads and decodes small selections in the calling thread.
+"""An array of xarray that looks up, reads and decodes whole selections without zarr.
 
 For each selection zarr takes several turns of an event loop and hands work to a thread, which costs more than decoding
-the chunks of a task. Source: xarray's "How to add a new backend", on ``BackendArray``.
+the chunks of a task. zarr reads what this module does not: selections of points, and codecs and data types that numpy
+and numcodecs do not decode. Source: xarray's "How to add a new backend", on ``BackendArray``.
 """
 
 from __future__ import annotations
@@ -16,26 +17,31 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from xarray.backends import BackendArray
 from xarray.backends.zarr import ZarrArrayWrapper
+from xarray.core.indexing import VectorizedIndexer
 
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.keys import join
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta, array_meta, loads
+from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, codec_documents
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.group_metadata import ArrayNode
 from refshard_fs.reading.plan import MIB, Unmade
-from refshard_fs.reading.selection import GUARD, WORKERS
+from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
 
-LARGE: Final = 16 * MIB  # zarr's pipeline reads a selection whose chunks have more bytes than this after decoding
+LARGE: Final = 16 * MIB  # more bytes of chunks after decoding are read on an event loop, while others are decoded
 ALONE: Final = 2 * MIB  # above this, the main thread decodes with a pool; other threads may be dask's workers
+
+Within = int | slice | npt.NDArray[np.intp]
 
 
 class _ChunkSlice(NamedTuple):
     """The elements of a selection that lie in one chunk, along one dimension: ``within`` it, and in the result."""
 
     chunk: int
-    within: int | slice
-    target: slice | None  # None if an integer removes the dimension
+    within: Within
+    target: slice | npt.NDArray[np.intp] | None  # None if an integer removes the dimension
 
 
 class _ChunkValues(NamedTuple):
@@ -45,131 +51,216 @@ class _ChunkValues(NamedTuple):
     convert: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
 
 
-class DirectArray(ZarrArrayWrapper):
-    """Read small selections of numbers, by integers and ascending slices, in the calling thread.
+class _NotDecoded(ValueError):
+    """A chunk cannot be decoded here: zarr has to decode it, or fails in the same way, and names the chunk."""
 
-    zarr reads everything else: other selections, codecs and data types, and all selections while a dataset is opened.
-    """
 
-    __slots__ = ("_decoder", "_fs", "_is_open", "_meta", "_token")
+class DirectArray(BackendArray):
+    """Read selections by integers, slices and arrays of positions along each dimension."""
 
-    def __init__(self, array: Any, fs: RefShardFileSystem) -> None:
-        super().__init__(array)
-        self._fs = fs
-        self._is_open = self.dtype.kind in "iuf" and array.ndim > 0
-        self._meta: ArrayMeta | None = None
-        self._decoder: ChunkDecoder | None = None
+    __slots__ = ("_by_zarr", "_decoder", "_fill_value", "_fs", "_node", "_token", "dtype", "meta", "shape")
+
+    def __init__(self, fs: RefShardFileSystem, node: ArrayNode, meta: ArrayMeta, decoder: ChunkDecoder) -> None:
+        self.dtype = decoder.dtype
+        self.shape = meta.shape
+        self.meta = meta
+        self._fs, self._node, self._decoder = fs, node, decoder
+        self._fill_value = np.asarray(fill_of(meta, self.dtype), self.dtype)
         self._token = object()  # part of the keys of cached chunks: an array that is opened later may have grown
+        self._by_zarr: ZarrArrayWrapper | None = None  # made when zarr has to read a selection
+
+    @classmethod
+    def of(cls, fs: RefShardFileSystem, node: ArrayNode) -> DirectArray | None:
+        """Return the array of ``node``; None if only zarr can read it."""
+        meta = array_meta(node.document, node.path)
+        decoder = None if meta is None or meta.grid is None else ChunkDecoder.of(meta)
+        with contextlib.suppress(ValueError):  # the fill value is not one of the data type
+            return None if meta is None or decoder is None else cls(fs, node, meta, decoder)
+        return None
 
     def __reduce__(self) -> Any:
-        return DirectArray, (self._array, self._fs)
+        return DirectArray.of, (self._fs, self._node)
 
-    def _getitem(self, key: Any) -> Any:
-        meta = self._find_meta()
-        slices = None if meta is None else _split_selection(meta, key)
-        if meta is None or slices is None or not all(slices):
-            return super()._getitem(key)
-        values = self._read_values(meta, slices)
-        return super()._getitem(key) if values is None else values
+    def __getitem__(self, key: Any) -> Any:
+        selection = self._select(key)
+        if selection is not None:
+            with contextlib.suppress(_NotDecoded):
+                if self._is_small(selection):
+                    return self._read_small(selection)
+                return self._fs.source.wait(self._read, selection)
+        return self._open_by_zarr()[key]
 
-    def _find_meta(self) -> ArrayMeta | None:
-        """Return the array's metadata; None if zarr has to read the array."""
-        if not self._is_open or GUARD.get() is not None:
+    async def async_getitem(self, key: Any) -> Any:
+        """Return the same values; for callers on an event loop."""
+        selection = self._select(key)
+        if selection is not None:
+            with contextlib.suppress(_NotDecoded):
+                return await self._read(selection)
+        return await self._open_by_zarr().async_getitem(key)
+
+    def _open_by_zarr(self) -> ZarrArrayWrapper:
+        if self._by_zarr is None:
+            self._by_zarr = ZarrArrayWrapper(open_by_zarr(self._fs, self._node))
+        return self._by_zarr
+
+    def _select(self, key: Any) -> _Selection | None:
+        """Return the chunks of a selection; None if zarr has to read it."""
+        if isinstance(key, VectorizedIndexer):
             return None
-        if self._meta is None:
-            with contextlib.suppress(Exception):  # zarr fails in the same way, and reports it
-                meta = array_meta(loads(document_of(self._array)), self._array.path)
-                self._decoder = None if meta is None else ChunkDecoder.of(meta)
-                self._meta = meta
-            self._is_open = self._decoder is not None
-        return self._meta if self._is_open else None
+        return _Selection(self.meta, key.tuple, self._node.path)
 
-    def _read_values(self, meta: ArrayMeta, slices: Sequence[Sequence[_ChunkSlice]]) -> npt.NDArray[Any] | None:
-        """Return the values of a selection; None if zarr has to read or decode its chunks."""
-        assert meta.grid is not None
+    def _is_small(self, selection: _Selection) -> bool:
+        """Return whether a selection is read in the calling thread; while a source is opened, none is: see `GUARD`."""
+        size = len(selection.keys) * self._chunk_size
+        return size <= min(LARGE, self._fs.source.memory // 8) and GUARD.get() is None
+
+    @property
+    def fill_value(self) -> Any:
+        """The fill value as a scalar of numpy; None if the metadata do not state one."""
+        return None if self.meta.raw.get("fill_value") is None else self._fill_value[()]
+
+    @property
+    def _chunk_size(self) -> int:
+        return math.prod(self.meta.chunks or ()) * self.dtype.itemsize
+
+    async def _read(self, selection: _Selection) -> npt.NDArray[Any]:
+        """Read a selection on the running event loop; decode chunks as they arrive."""
+        out: npt.NDArray[Any] = np.empty(selection.shape, self.dtype)
         source = self._fs.source
-        size = math.prod(map(len, slices)) * math.prod(meta.chunks or ()) * self.dtype.itemsize
-        if size > min(LARGE, source.memory // 8):
-            return None
-        chunks = list(product(*slices))
-        encode, path = meta.grid.encoding.encode, self._array.path
-        keys = [join(path, encode([along.chunk for along in chunk])) for chunk in chunks]
+
+        def take(number: int, data: bytes | None) -> None:
+            selection.put(number, self._decode(data).values, out)
+
+        async def read() -> None:
+            is_compressed = bool(codec_documents(self.meta))
+            await source.read_selection(selection.keys, take, chunk_size=self._chunk_size, threads=is_compressed)
+
+        together = TOGETHER.get()
+        async with contextlib.AsyncExitStack() as stack:
+            if together is not None:
+                size = len(selection.keys) * self._chunk_size
+                await stack.enter_async_context(together.room(source.selections, size))
+            await read()
+        return out
+
+    def _read_small(self, selection: _Selection) -> npt.NDArray[Any]:
+        """Read and decode a selection in this thread, as far as no event loop is needed."""
+        source, keys = self._fs.source, selection.keys
         keyspace = source.open_now()
         is_fixed = keyspace is not None and keyspace.url_of is None  # other processes may write objects of a hierarchy
         cache, token = source.decoded, self._token
         cached = {key: values for key in keys if is_fixed and (values := cache.get((token, key))) is not None}
         missing = [key for key in keys if key not in cached] if cached else keys
-        encoded = dict(zip(missing, source.read_chunks(missing, run_by_zarr()) if missing else (), strict=True))
-        shape = tuple(last.target.stop for along in slices if (last := along[-1]).target is not None)
-        out: npt.NDArray[Any] = np.empty(shape, self.dtype)
+        encoded = dict(zip(missing, source.read_chunks(missing) if missing else (), strict=True))
+        out: npt.NDArray[Any] = np.empty(selection.shape, self.dtype)
 
-        def fill(key: str, chunk: Sequence[_ChunkSlice]) -> npt.NDArray[Any] | None:
-            decoded = cached.get(key) or self._decode(meta, encoded[key])
-            if decoded is None:
-                return None
+        def fill(number: int) -> npt.NDArray[Any]:
+            key = keys[number]
+            decoded = cached.get(key) or self._decode(encoded[key])
             values, convert = decoded
-            part = np.asarray(values[tuple(along.within for along in chunk)] if values.ndim else values, values.dtype)
+            part = selection.part(number, values)
             is_shared = key in cached or (part.size < values.size and is_fixed)
             if is_shared and key in encoded:
                 cache.put((token, key), decoded, values.nbytes)
             if convert is not None:
                 try:
                     part = convert(part.reshape(-1)).reshape(part.shape)
-                except ValueError:  # zarr fails in the same way, and names the chunk
-                    return None
-            if part.dtype != self.dtype:
-                return None
-            if len(chunks) == 1 and part.shape == shape and part.flags.writeable and not is_shared:
+                except ValueError as e:
+                    raise _NotDecoded(keys[number]) from e
+            if len(keys) == 1 and selection.fills(part, self.dtype) and not is_shared:
                 return part
-            out[tuple(along.target for along in chunk if along.target is not None)] = part
+            selection.put_part(number, part, out)
             return out
 
+        size = len(keys) * self._chunk_size
         if size > ALONE and len(missing) > 1 and threading.current_thread() is threading.main_thread():
             with ThreadPoolExecutor(WORKERS) as pool:
-                filled = list(pool.map(fill, keys, chunks))
+                filled = list(pool.map(fill, range(len(keys))))
         else:
-            filled = list(map(fill, keys, chunks))
-        return None if any(values is None for values in filled) else filled[0]
+            filled = [fill(number) for number in range(len(keys))]
+        return filled[0] if filled else out
 
-    def _decode(self, meta: ArrayMeta, data: bytes | Unmade | None) -> _ChunkValues | None:
-        """Decode a chunk, or return the fill value for a chunk that does not exist; None if zarr has to decode it."""
+    def _decode(self, data: bytes | Unmade | None) -> _ChunkValues:
+        """Decode a chunk, or return the fill value for a chunk that does not exist."""
         try:
             if isinstance(data, Unmade):
                 stored = data.array()
                 if stored is not None:
                     return _ChunkValues(*stored)
+                unmade, data = data, None
                 with contextlib.suppress(FileNotFoundError):
-                    data = data.make()
-            if data is None or isinstance(data, Unmade):
-                is_known = meta.raw.get("fill_value") is not None
-                return _ChunkValues(np.asarray(fill_of(meta, self.dtype), self.dtype)) if is_known else None
-            assert self._decoder is not None, "`_find_meta` returns None if there is no decoder"
+                    data = unmade.make()
+            if data is None:
+                return _ChunkValues(self._fill_value)
             return _ChunkValues(self._decoder.decode(data))
-        except ValueError:  # zarr fails in the same way, and names the chunk
-            return None
+        except ValueError as e:
+            raise _NotDecoded(str(e)) from e
 
 
-def _split_selection(meta: ArrayMeta, key: Any) -> list[list[_ChunkSlice]] | None:
-    """Split each dimension of a selection by chunks; return None unless it has only integers and ascending slices."""
-    if meta.chunks is None or meta.grid is None or len(key) != len(meta.shape):
-        return None
-    out: list[list[_ChunkSlice]] = []
-    for at, size, extent in zip(key, meta.chunks, meta.shape, strict=True):
-        if isinstance(at, slice):
-            start, stop, step = at.indices(extent)
-            if step < 1:
-                return None
-            out.append(list(_split_range(range(start, stop, step), size)))
-        elif isinstance(at, int | np.integer) and -extent <= at < extent:
-            index = int(at) % extent
-            out.append([_ChunkSlice(index // size, index % size, None)])
+class _Selection:
+    """The chunks that a selection touches, and where their elements lie in the result, whose shape is ``shape``."""
+
+    def __init__(self, meta: ArrayMeta, key: Sequence[Any], path: str) -> None:
+        assert meta.grid is not None, "`DirectArray.of` leaves such arrays to zarr"
+        assert meta.chunks is not None, "`ChunkDecoder.of` leaves such arrays to zarr"
+        slices = [_split(at, *along) for at, *along in zip(key, meta.chunks, meta.shape, strict=True)]
+        self.shape = tuple(count for count, _ in slices if count is not None)
+        self._chunks = list(product(*(parts for _, parts in slices)))
+        encode = meta.grid.encoding.encode
+        self.keys = [join(path, encode([along.chunk for along in chunk])) for chunk in self._chunks]
+
+    def part(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the selected elements of the ``values`` of a chunk; one value stands for all elements."""
+        if not values.ndim:
+            return values
+        chunk = self._chunks[number]
+        part = values[tuple(slice(None) if isinstance(at.within, np.ndarray) else at.within for at in chunk)]
+        kept = [at.within for at in chunk if at.target is not None]
+        for axis, within in enumerate(kept):
+            if isinstance(within, np.ndarray):
+                part = part.take(within, axis)
+        return np.asarray(part, values.dtype)
+
+    def put(self, number: int, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Copy the selected elements of the ``values`` of a chunk to the result."""
+        self.put_part(number, self.part(number, values), out)
+
+    def put_part(self, number: int, part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Copy the elements that `part` returned to the result."""
+        targets: list[Any] = [at.target for at in self._chunks[number] if at.target is not None]
+        if any(isinstance(target, np.ndarray) for target in targets):
+            axes = [np.arange(at.start, at.stop) if isinstance(at, slice) else at for at in targets]
+            out[np.ix_(*axes)] = part
         else:
-            return None
-    return out
+            out[tuple(targets)] = part
+
+    def fills(self, part: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+        """Return whether the elements ``part`` of the only chunk can be returned as the result."""
+        targets = [at.target for at in self._chunks[0]]
+        is_ordered = not any(isinstance(target, np.ndarray) for target in targets)
+        return is_ordered and part.shape == self.shape and part.dtype == dtype and part.flags.writeable
+
+
+def _split(at: Any, size: int, extent: int) -> tuple[int | None, list[_ChunkSlice]]:
+    """Split an index along a dimension of ``extent`` elements by its chunks of ``size`` elements.
+
+    Return the length of the result along the dimension (None if an integer removes it), and the parts.
+    """
+    if isinstance(at, slice):
+        indices = range(*at.indices(extent))
+        if indices.step > 0:
+            return len(indices), list(_split_range(indices, size))
+        at = np.arange(indices.start, indices.stop, indices.step)
+    if isinstance(at, int | np.integer):
+        if not -extent <= at < extent:
+            raise IndexError(f"index {at} is out of bounds for a dimension of {extent} elements")
+        chunk, within = divmod(int(at) % extent, size)
+        return None, [_ChunkSlice(chunk, within, None)]
+    return len(at), list(_split_positions(np.asarray(at), size, extent))
 
 
 def _split_range(indices: range, size: int) -> Iterator[_ChunkSlice]:
-    """Split ``indices`` along a dimension by its chunks of ``size`` elements."""
+    """Split ascending ``indices`` along a dimension by its chunks of ``size`` elements."""
     at = 0
     while at < len(indices):
         chunk = indices[at] // size
@@ -179,20 +270,23 @@ def _split_range(indices: range, size: int) -> Iterator[_ChunkSlice]:
         at = last
 
 
-def document_of(array: Any) -> bytes:
-    """Return the metadata document of a zarr array: ``.zarray`` or ``zarr.json``."""
-    if not hasattr(array, "metadata"):  # zarr 2
-        return bytes(array.store[array._key_prefix + ".zarray"])
-    from zarr.core.buffer import default_buffer_prototype
+def _split_positions(positions: npt.NDArray[Any], size: int, extent: int) -> Iterator[_ChunkSlice]:
+    """Split ``positions`` along a dimension, in any order, by its chunks of ``size`` elements."""
+    if positions.size and not -extent <= positions.min() <= positions.max() < extent:
+        raise IndexError(f"expected positions of a dimension of {extent} elements, got {positions.max()}")
+    chunks, within = np.divmod(positions % max(extent, 1), size)
+    for chunk in np.unique(chunks).tolist():
+        target = np.flatnonzero(chunks == chunk)
+        yield _ChunkSlice(chunk, within[target], target)
 
-    documents = array.metadata.to_buffer_dict(default_buffer_prototype())
-    return bytes(next(documents[name].to_bytes() for name in ARRAY_DOCUMENTS if name in documents))
 
+def open_by_zarr(fs: RefShardFileSystem, node: ArrayNode) -> Any:
+    """Open an array with the installed version of zarr, without reading its metadata again where zarr allows it."""
+    import zarr
 
-def run_by_zarr() -> Any:
-    """Return zarr's function that runs a coroutine on zarr's event loop, where connections are open; None in zarr 2."""
-    try:
-        from zarr.core.sync import sync
-    except ImportError:
-        return None
-    return sync
+    if zarr.__version__.startswith("2."):
+        return zarr.open_array(fs.get_mapper(""), path=node.path, mode="r")
+    from zarr.storage import FsspecStore, StorePath
+
+    store = FsspecStore(fs, read_only=True, path="")
+    return zarr.Array.from_dict(StorePath(store, node.path), {**node.document, "attributes": node.attributes})

@@ -1,7 +1,7 @@
 """xarray's ``engine="refshard"``: open a source in one call, as ``engine="kerchunk"`` does.
 
-Importing this module is cheap, because xarray imports every engine to list them; zarr is
-imported when something is opened.
+Importing this module is cheap, because xarray imports every engine to list them. zarr is imported only for arrays that
+`direct_array` does not read.
 """
 
 from __future__ import annotations
@@ -10,39 +10,35 @@ import asyncio
 import contextlib
 import difflib
 import inspect
-import math
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
 
-import numpy as np
 import xarray as xr
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import url_to_fs
-from xarray.backends import BackendEntrypoint, ZarrBackendEntrypoint
-from xarray.backends.zarr import ZarrStore
-from xarray.coding.variables import EndianCoder
-from xarray.core.indexing import LazilyIndexedArray
+from xarray.backends import BackendEntrypoint, StoreBackendEntrypoint, ZarrBackendEntrypoint
 
-from refshard_fs.core.array_group import PACKING, PACKING_TYPE
-from refshard_fs.core.keys import join
-from refshard_fs.direct_array import DirectArray, document_of, run_by_zarr
-from refshard_fs.errors import RefShardError
+from refshard_fs.core.keys import join, relative
+from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.group_metadata import GroupNode, read_groups
 from refshard_fs.reading.selection import GUARD, TOGETHER, SelectionLimit
+from refshard_fs.source.source import wait
 from refshard_fs.tools.progress import progress
 from refshard_fs.tools.trial import OpeningGuard
 from refshard_fs.unpacking import unpack_in_blocks
+from refshard_fs.xarray_store import TASK, GroupStore
 
-M = TypeVar("M")
 T = TypeVar("T", xr.Dataset, xr.DataArray)
 
-# The least bytes of a chunk of dask after decoding: dask needs about as much time for a task as for decoding 1 MiB.
-TASK = 1 << 20
-MOST = 16  # The largest chunk of dask is this many times TASK: variables with the same chunks grow by the same factor.
+# The options that say how xarray decodes.
+_DECODING: Final = frozenset(inspect.signature(StoreBackendEntrypoint.open_dataset).parameters) - {
+    "self",
+    "filename_or_obj",
+}
 
 _PLAIN = ("refshard", "reference")  # protocols of URLs that name a key; the source is in the options
 _URLS = ("refshard://", "refshard::", "reference://")
@@ -89,32 +85,25 @@ class RefShardBackend(BackendEntrypoint):
         drop_variables: str | Iterable[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         open_dataset_options: Mapping[str, Any] | None = None,
-        consolidated: bool | None = None,
-        task_size: int = TASK,
         **options: Any,
     ) -> xr.Dataset:
         """Open one group as a Dataset that reads values when they are used."""
         self._check_names(options)
-        store = _store(filename_or_obj, storage_options)
         options["drop_variables"] = drop_variables
-        options["consolidated"] = _consolidates(store, options.get("group")) if consolidated is None else consolidated
-        if open_dataset_options:  # the engine does not know chunks and decode_cf, which may be among these
-            options |= open_dataset_options
-        with _guarding(store.fs):
-            with _explain_missing_group(store, options.get("group")):
-                options["store"] = _TypedStore.open_group(store, mode="r", **_opening(options))
-                options["store"].task_size = task_size
-                dropped = options["drop_variables"] or ()
-                options["store"].not_loaded = {dropped} if isinstance(dropped, str) else set(dropped)
-            if open_dataset_options:
-                ds = xr.open_dataset(store, engine="zarr", **options)
+        options |= open_dataset_options or {}
+        with _opening(_filesystem(filename_or_obj, storage_options), options) as opening:
+            path = (options.get("group") or "").strip("/")
+            group = opening.read_groups(path, is_deep=False)[path]
+            if open_dataset_options:  # the engine does not know chunks and decode_cf, which may be among these
+                own = self.open_dataset_parameters
+                others = {name: value for name, value in options.items() if name not in own or name in _DECODING}
+                ds = xr.open_dataset(opening.store(group), engine="store", **others)
                 unpack_in_blocks(ds.variables.values())
                 return ds
-            ds = ZarrBackendEntrypoint().open_dataset(store, **options)
-            unpack_in_blocks(ds.variables.values())
+            ds = opening.dataset(group)
             _load_coordinates([ds])
         if not ds.variables:
-            _warn_of_groups(options["store"].zarr_group, options.get("group"))
+            _warn_of_groups(group)
         return ds
 
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
@@ -125,30 +114,20 @@ class RefShardBackend(BackendEntrypoint):
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
     def open_groups_as_dict(
-        self,
-        filename_or_obj: Any,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        consolidated: bool | None = None,
-        task_size: int = TASK,
-        **options: Any,
+        self, filename_or_obj: Any, *, storage_options: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, xr.Dataset]:
-        """Open each group as a Dataset; return them by path."""
+        """Open each group as a Dataset; return them by path.
+
+        Paths are relative to ``group``, or begin with "/" if there is none.
+        """
         self._check_names(options)
-        store = _store(filename_or_obj, storage_options)
-        group = options.pop("group", None) or ""
-        options["consolidated"] = _consolidates(store, group) if consolidated is None else consolidated
-        with _guarding(store.fs):
-            with _explain_missing_group(store, group):
-                stores = _TypedStore.open_all(store, str(PurePosixPath("/") / group), _opening(options))
-            for typed in stores.values():
-                typed.task_size = task_size
+        root = (options.get("group") or "").strip("/")
+        top = PurePosixPath("." if root else "/")
+        with _opening(_filesystem(filename_or_obj, storage_options), options) as opening:
             groups = {
-                path: ZarrBackendEntrypoint().open_dataset(store, store=typed, **options)
-                for path, typed in stores.items()
+                str(top / relative(path, root)): opening.dataset(group)
+                for path, group in opening.read_groups(root, is_deep=True).items()
             }
-            for ds in groups.values():
-                unpack_in_blocks(ds.variables.values())
             _load_coordinates(groups.values())
         return groups
 
@@ -169,213 +148,49 @@ class RefShardBackend(BackendEntrypoint):
                 )
 
 
-_FILTERS: Final = {"shuffle": "shuffle", "fletcher32": "fletcher32", "zlib": "zlib", "gzip": "zlib"}
+class _Opening:
+    """Opens groups of one source, with the options of one call."""
 
+    def __init__(self, fs: RefShardFileSystem, options: Mapping[str, Any], guard: OpeningGuard | None) -> None:
+        self._fs, self._options, self._guard = fs, options, guard
 
-def _netcdf_encoding(variable: xr.Variable) -> dict[str, Any]:
-    """Return the encoding with which `xarray.Dataset.to_netcdf` compresses a variable as its source does.
+    def read_groups(self, path: str, *, is_deep: bool) -> dict[str, GroupNode]:
+        """Read the metadata of a group, and with ``is_deep`` of all groups below it; return them by path."""
+        source, consolidated = self._fs.source, self._options.get("consolidated")
+        if consolidated is None:
+            consolidated = self._consolidates(path)
+        zarr_format = self._options.get("zarr_format")
+        return source.wait(
+            partial(read_groups, source, path, consolidated=consolidated, zarr_format=zarr_format, is_deep=is_deep)
+        )
 
-    The encoding is empty if NetCDF does not have one of the codecs.
-    """
-    encoding = variable.encoding
-    codecs = [*(encoding.get("filters") or ()), *(encoding.get("compressors") or ()), encoding.get("compressor")]
-    netcdf: dict[str, Any] = {}
-    for codec in filter(None, codecs):
-        name = str(getattr(codec, "codec_id", None) or getattr(codec, "codec_name", type(codec).__name__))
-        option = _FILTERS.get(name.removeprefix("numcodecs.").removesuffix("Codec").lower())
-        if option is None:
-            return {}
-        netcdf[option] = True
-        if option == "zlib":
-            netcdf["complevel"] = getattr(codec, "level", None) or getattr(codec, "codec_config", {}).get("level", 4)
-    chunks = encoding.get("chunks")
-    return {**netcdf, "chunksizes": tuple(chunks), "original_shape": variable.shape} if netcdf and chunks else {}
+    def _consolidates(self, path: str) -> bool:
+        """Return whether the root has consolidated metadata: one request instead of one or more for each array."""
+        source = self._fs.source
+        if source.transaction is not None:  # uncommitted writes may change an array's metadata alone
+            return False
+        keyspace = source.open()
+        return keyspace.consolidates and (not path or keyspace.format != "zarr-hierarchy")
 
+    def store(self, group: GroupNode) -> GroupStore:
+        """Return xarray's store of a group."""
+        dropped = self._options.get("drop_variables") or ()
+        return GroupStore(
+            self._fs,
+            group,
+            fill_value_is_mask=self._options.get("use_zarr_fill_value_as_mask"),
+            task_size=self._options.get("task_size", TASK),
+            not_loaded={dropped} if isinstance(dropped, str) else set(dropped),
+            load_together=_load_together,
+            guard=self._guard,
+        )
 
-class _TypedStore(ZarrStore):
-    """xarray's store, with the unlimited dimensions and the dtypes of attributes, which zarr's metadata cannot hold.
-
-    JSON has one type of numbers, but xarray decodes to single or double precision by the dtype of ``scale_factor``.
-    Codecs of zarr format 2 are left out of ``encoding``: `xarray.Dataset.to_zarr` would pass them to zarr format 3,
-    which refuses them.
-    """
-
-    task_size = 0
-    # Names of index coordinates that are not loaded together with the others; None for all of them.
-    not_loaded: Container[Any] | None = None
-
-    @classmethod
-    def open_all(cls, store: Any, root: str, opening: Mapping[str, Any]) -> dict[str, _TypedStore]:
-        """Open the group ``root`` and all groups below it; return them by path.
-
-        Paths begin with "/" if ``root`` is "/", and are relative to ``root`` otherwise.
-        """
-        top = PurePosixPath("/" if root == "/" else ".")
-        if not hasattr(cls, "get_child_store"):  # older versions of xarray, which are used with zarr 2
-            stores = cls.open_store(store, mode="r", group=root, **opening)
-            return {str(top / PurePosixPath(path).relative_to(root)): typed for path, typed in stores.items()}
-        return dict(cls.open_group(store, mode="r", group=root, **opening)._walk(top))
-
-    def _walk(self, path: PurePosixPath) -> Iterator[tuple[str, _TypedStore]]:
-        """Yield this group and all below it. Each array is opened once; xarray's ``open_store`` opens each twice."""
-        yield str(path), self
-        for name, member in self._in_order(self.members).items():
-            if isinstance(member, type(self.zarr_group)):
-                yield from self.get_child_store(name)._walk(path / name)
-
-    def get_variables(self) -> Any:
-        variables = self._in_order(super().get_variables())
-        if self.not_loaded is not None:  # xarray would read one after the other: first value, last value, all values
-            indexes = {name: v for name, v in variables.items() if v.dims == (name,) and name not in self.not_loaded}
-            _load_together(indexes.values())
-        if self.task_size:
-            _enlarge(variables, self.task_size)
-        return variables
-
-    def _in_order(self, members: Mapping[Any, M]) -> Mapping[Any, M]:
-        """Sort ``members`` in the order of the source; without consolidated metadata, zarr sorts them by name."""
-        fs = self._filesystem
-        if fs is None:
-            return members
-        by_path = {join(self.zarr_group.path, name): name for name in members}
-        return {by_path[path]: members[by_path[path]] for path in fs.source.open().in_order(by_path)}
-
-    def open_store_variable(self, name: Any, *arguments: Any) -> xr.Variable:
-        variable: xr.Variable = super().open_store_variable(name, *arguments)
-        fs = self._filesystem
-        if fs is not None and run_by_zarr() is not None:
-            array = DirectArray(self._array(name), fs)
-            variable = xr.Variable(variable.dims, LazilyIndexedArray(array), variable.attrs, variable.encoding)
-        guard = _guard.get()
-        if guard is not None:
-            is_index = variable.dims == (name,)
-            document = partial(document_of, self._array(name))
-            guard.add(join(self.zarr_group.path, name), document, is_loaded=is_index)
-        if "_Unsigned" in variable.attrs:  # xarray's decoder of _Unsigned assumes the machine's byte order
-            variable = EndianCoder().decode(variable, name)
-        self._restore_dtypes(variable.attrs, name)
-        if self._filesystem is not None:
-            variable.encoding |= _netcdf_encoding(variable)
-            metadata = getattr(self.zarr_group, "metadata", None)  # None in zarr 2, which can write these codecs
-            if getattr(metadata, "zarr_format", None) == 2:
-                for name in ("compressors", "filters"):
-                    variable.encoding.pop(name, None)
-        return variable
-
-    def _array(self, name: Any) -> Any:
-        """Return an array of the group: from xarray's cache, if it is there, or newly opened."""
-        return self.members[name] if getattr(self, "_cache_members", False) else self.zarr_group[name]
-
-    def get_attrs(self) -> dict[str, Any]:
-        attributes: dict[str, Any] = super().get_attrs()
-        self._restore_dtypes(attributes, "")
-        return attributes
-
-    def get_encoding(self) -> dict[str, Any]:
-        if self._filesystem is None:
-            return {}
-        unlimited = self._filesystem.unlimited_dimensions.get(self.zarr_group.path)
-        return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
-
-    @property
-    def _filesystem(self) -> RefShardFileSystem | None:
-        fs = getattr(self.zarr_group.store, "fs", None)
-        return fs if isinstance(fs, RefShardFileSystem) else None
-
-    def _restore_dtypes(self, attributes: dict[Any, Any], name: str) -> None:
-        """Convert ``attributes``, of the group or of its member ``name``, to the dtypes that they have in the file."""
-        if self._filesystem is not None:
-            if self._filesystem.source.open().format == "hdf5":  # h5netcdf, too, shows a list of one value as a scalar
-                for attribute, value in attributes.items():
-                    if isinstance(value, list) and len(value) == 1:
-                        attributes[attribute] = value[0]
-            single = attributes.pop(PACKING_TYPE, None) == "float32"
-            for attribute in PACKING if single else ():
-                if isinstance(attributes.get(attribute), float | int):
-                    attributes[attribute] = np.float32(attributes[attribute])
-            path = join(self.zarr_group.path, name)
-            for attribute, dtype in self._filesystem.attribute_dtypes.get(path, {}).items():
-                if attribute in attributes:
-                    attributes[attribute] = _convert(attributes[attribute], np.dtype(dtype))
-
-
-class _Preferred(dict[Any, Any]):
-    """The stored chunks of a variable by dimension; `get` with a default returns the enlarged chunks instead.
-
-    xarray passes a default when it makes chunks, but not when it warns that the user's chunks divide stored chunks.
-    """
-
-    def __init__(self, stored: Mapping[Any, Any], enlarged: Mapping[Any, Any]) -> None:
-        super().__init__(stored)
-        self.enlarged = enlarged
-
-    def get(self, dim: Any, default: Any = None) -> Any:
-        return super().get(dim) if default is None else self.enlarged.get(dim, default)
-
-    def __reduce__(self) -> Any:
-        return _Preferred, (dict(self), self.enlarged)
-
-
-def _enlarge(variables: Mapping[Any, xr.Variable], least: int) -> None:
-    """Enlarge the chunks of dask along the first dimensions until they have ``least`` bytes or span the whole array.
-
-    Variables with the same stored chunks along a dimension get the same chunks there. For that, chunks may grow up to
-    ``MOST * least`` bytes.
-    """
-    regular: dict[Any, dict[Any, int]] = {}
-    for name, variable in variables.items():
-        stored = variable.encoding.get("preferred_chunks", {})
-        is_regular = len(stored) == variable.ndim and all(isinstance(size, int) for size in stored.values())
-        if is_regular and variable.size and variable.dims != (name,) and variable.dtype.kind not in "OT":
-            regular[name] = dict(stored)
-    sizes = {name: variables[name].dtype.itemsize * math.prod(stored.values()) for name, stored in regular.items()}
-    enlarged = {name: dict(stored) for name, stored in regular.items()}
-    for dim, size in dict.fromkeys(along for stored in regular.values() for along in stored.items()):
-        alike = [name for name, stored in regular.items() if stored.get(dim) == size < variables[name].sizes[dim]]
-        counts = {name: -(-variables[name].sizes[dim] // size) for name in alike}
-        needed = [min(-(-least // sizes[name]), counts[name]) for name in alike if sizes[name] < least]
-        largest = max((sizes[name] for name in alike), default=1)
-        times = min([*needed, max(MOST * least // largest, 1)]) if needed else 1
-        for name in alike:
-            enlarged[name][dim] = times * size
-            sizes[name] *= times
-    for name, chunks in enlarged.items():
-        if chunks != regular[name]:
-            variables[name].encoding["preferred_chunks"] = _Preferred(regular[name], chunks)
-
-
-def _convert(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Convert an attribute's value to the file's dtype; complex numbers are pairs in JSON."""
-    if dtype.kind == "c":
-        pairs = np.asarray(value, f"f{dtype.itemsize // 2}")
-        return pairs.view(dtype)[..., 0][()] if pairs.size else np.empty(0, dtype)
-    return dtype.type(value)
-
-
-def _opening(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``options`` that xarray's zarr store takes; its engine takes more."""
-    names = ("group", "consolidated", "zarr_format", "cache_members")
-    return {name: options[name] for name in names if name in options}
-
-
-def _store(source: Any, storage_options: Mapping[str, Any] | None) -> Any:
-    """Make a store of ``source`` for the installed version of zarr."""
-    try:
-        from zarr.storage import FsspecStore
-    except ImportError:  # zarr 2 takes a synchronous mapping
-        return _filesystem(source, storage_options or {}).get_mapper("")
-    fs = _filesystem(source, {**(storage_options or {}), "asynchronous": True})
-    return FsspecStore(fs, read_only=True, path="")
-
-
-def _consolidates(store: Any, group: str | None) -> bool:
-    """Return whether ``group`` has consolidated metadata: one request instead of one or more for each array."""
-    sync, source = run_by_zarr(), store.fs.source
-    if sync is None or source.transaction is not None:  # uncommitted writes may change an array's metadata alone
-        return False
-    keyspace = sync(source.keyspace())
-    is_root = not (group or "").strip("/")
-    return bool(keyspace.consolidates and (is_root or keyspace.format != "zarr-hierarchy"))
+    def dataset(self, group: GroupNode) -> xr.Dataset:
+        """Return the dataset of a group, decoded."""
+        decoding = {name: value for name, value in self._options.items() if name in _DECODING}
+        ds = StoreBackendEntrypoint().open_dataset(self.store(group), **decoding)
+        unpack_in_blocks(ds.variables.values())
+        return ds
 
 
 def load(ds: T, *, callback: Callback = DEFAULT_CALLBACK) -> T:
@@ -407,31 +222,26 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     """Load all index coordinates together; xarray would load one after the other, to make its indexes."""
     coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
     _load_together(coordinates)
-    if _guard.get() is not None:
+    if GUARD.get() is not None:
         for variable in coordinates:  # `_load_together` skips some, which xarray would load later, without the guard
             variable.load()
 
 
-_guard: ContextVar[OpeningGuard | None] = ContextVar("_guard", default=None)
-
-
 @contextlib.contextmanager
-def _guarding(fs: RefShardFileSystem) -> Iterator[None]:
+def _opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterator[_Opening]:
     """Limit the memory and the time of decoding in this block, unless the source is the user's own."""
     fs.source.open()  # `is_own` is known only then
     guard = None if fs.source.is_own else OpeningGuard()
-    tokens = _guard.set(guard), GUARD.set(None if guard is None else guard.check)
+    token = GUARD.set(None if guard is None else guard.check)
     try:
-        yield
+        yield _Opening(fs, options, guard)
     finally:
-        _guard.reset(tokens[0])
-        GUARD.reset(tokens[1])
+        GUARD.reset(token)
 
 
 def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int], object] | None = None) -> None:
     variables = list(variables)
-    sync = run_by_zarr()
-    if sync is None or not hasattr(xr.Variable, "load_async"):  # old versions: xarray loads one after the other
+    if not hasattr(xr.Variable, "load_async"):  # old versions: xarray loads one after the other
         return
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
         return
@@ -453,42 +263,26 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    sync(load_all())
+    wait(load_all)
 
 
-@contextlib.contextmanager
-def _explain_missing_group(store: Any, group: str | None) -> Iterator[None]:
-    """Raise FileNotFoundError with the names of the groups that exist, if ``group`` does not."""
-    try:
-        yield
-    except (KeyError, FileNotFoundError, ValueError) as e:  # KeyError: consolidated metadata; ValueError: zarr 2
-        path = (group or "").strip("/")
-        if isinstance(e, RefShardError) or not path:
-            raise
-        sync = run_by_zarr()  # None with zarr 2, which has a synchronous filesystem
-        if store.fs.exists(path) if sync is None else sync(store.fs._exists(path)):
-            raise
-        import zarr
-
-        names = sorted(zarr.open_group(store, mode="r").group_keys())
-        known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
-        raise FileNotFoundError(f"there is no group {group!r}: the groups at the root are {known or '(none)'}") from e
-
-
-def _warn_of_groups(root: Any, group: str | None) -> None:
+def _warn_of_groups(group: GroupNode) -> None:
     """Warn that a group has no arrays of its own, and name those below it."""
-    names = sorted(root.group_keys())
-    if names:
-        path = f"{(group or '').strip('/')}/{names[0]}".strip("/")
+    if group.groups:
+        names = sorted(group.groups)
         warnings.warn(
-            f"{group or 'the root group'} has no variables, but it has groups: {', '.join(names[:8])}"
-            f"{' ...' if len(names) > 8 else ''}. Open one with group={path!r}, or all with xarray.open_datatree",
+            f"{group.path or 'the root group'} has no variables, but it has groups: {', '.join(names[:8])}"
+            f"{' ...' if len(names) > 8 else ''}. Open one with group={join(group.path, names[0])!r}, or all with "
+            "xarray.open_datatree",
             UserWarning,
             stacklevel=4,
         )
 
 
-def _filesystem(source: Any, options: Mapping[str, Any]) -> RefShardFileSystem:
+def _filesystem(source: Any, storage_options: Mapping[str, Any] | None) -> RefShardFileSystem:
+    options = dict(storage_options or {})
+    if zarr_major() != 2:  # zarr 3 takes only asynchronous filesystems, if it has to read an array
+        options["asynchronous"] = True
     if isinstance(source, RefShardFileSystem):  # a copy shares the open source
         return type(source)(*source.storage_args, **{**source.storage_options, **options})
     if isinstance(source, str) and source.startswith(_URLS):

@@ -39,7 +39,9 @@ writing
 tools
 fs
 sets
+group_metadata
 direct_array
+xarray_store
 unpacking
 serving
 cli obspec_store universal_path virtualizarr xarray_backend zarr_pipeline zarr_store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import warnings
@@ -64,8 +63,8 @@ def test_selections_equal_zarrs(
         if path.is_file():
             http_server.put(f"/store.zarr/{path.relative_to(tmp_path)}", path.read_bytes())
     by_zarr: list[Any] = []
-    read = ZarrArrayWrapper._getitem
-    monkeypatch.setattr(ZarrArrayWrapper, "_getitem", lambda self, key: by_zarr.append(key) or read(self, key))
+    read = ZarrArrayWrapper.__getitem__
+    monkeypatch.setattr(ZarrArrayWrapper, "__getitem__", lambda self, key: by_zarr.append(key) or read(self, key))
     source = f"{http_server.url}/store.zarr" if is_remote else tmp_path
     with xr.open_dataset(source, engine=RefShardBackend, consolidated=False, mask_and_scale=False) as ds:
         seen = ds["a"].variable
@@ -80,11 +79,11 @@ def test_selections_equal_zarrs(
             one, other = seen[key].values, expected[key].values
             assert (one.dtype, one.shape, one.flags.writeable) == (other.dtype, other.shape, True)
             np.testing.assert_array_equal(one, other)
-        assert len(by_zarr) == (0 if layout["dtype"] != "?" else 6)
         others = [slice(None), slice(None, None, -1), slice(1, 6, 2), [4, 0], np.array([True] * 3 + [False] * 4), 6]
         for first in others:
             for second in [*others, slice(2, 2)]:
                 np.testing.assert_array_equal(seen[first, second].values, expected[first, second].values)
+        assert not by_zarr
         by_points = {"x": xr.Variable("p", [6, 0, 3]), "y": xr.Variable("p", [1, 1, 6])}
         np.testing.assert_array_equal(seen.isel(by_points).values, expected.isel(by_points).values)
 
@@ -169,9 +168,9 @@ def test_announced_chunks_are_read_without_a_request(http_server: RangeServer) -
     chunked = Chunked(http_server)
     fs = RefShardFileSystem(chunked.refs(), skip_instance_cache=True)
     keys = chunked.keys(range(8))
-    fs.prefetch(keys)
+    fs.source.wait(fs._prefetch, keys)  # on the loop that reads
     before = len(chunked.ranges)
-    read = fs.source.read_chunks(keys, lambda steps: asyncio.run_coroutine_threadsafe(steps, fs.loop).result())
+    read = fs.source.read_chunks(keys)
     assert list(read) == [chunked.chunk(number) for number in range(8)]
     assert len(chunked.ranges) == before
     fs.cat_file("a/0.0")  # each announcement is used up

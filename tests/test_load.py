@@ -13,7 +13,7 @@ pytest.importorskip("zarr", minversion="3.1")
 
 import refshard_fs  # noqa: E402  # zarr may be absent
 from refshard_fs import ReferenceNotReachable  # noqa: E402
-from refshard_fs.zarr_pipeline import SelectionPipeline  # noqa: E402
+from refshard_fs.source.source import Source  # noqa: E402
 from tests.servers.http import RangeServer  # noqa: E402
 from tests.support.shard_writers import indexed  # noqa: E402
 
@@ -108,17 +108,17 @@ def test_loading_together_stays_within_the_memory(
     )
     reading: list[int] = []
     most: list[int] = []
-    read = SelectionPipeline._read_batch
+    read = Source.read_selection
 
-    async def counted(self: Any, fs: Any, root: str, size: int, batch: list[Any], *rest: Any) -> Any:
-        reading.append(size * len(batch))
+    async def counted(self: Any, keys: list[str], *arguments: Any, chunk_size: int, **options: Any) -> Any:
+        reading.append(chunk_size * len(keys))
         most.append(sum(reading))
         try:
-            return await read(self, fs, root, size, batch, *rest)
+            return await read(self, keys, *arguments, chunk_size=chunk_size, **options)
         finally:
-            reading.remove(size * len(batch))
+            reading.remove(chunk_size * len(keys))
 
-    monkeypatch.setattr(SelectionPipeline, "_read_batch", counted)
+    monkeypatch.setattr(Source, "read_selection", counted)
     refshard_fs.load(ds)
     assert [int(ds[f"v{i}"].values.sum()) for i in range(30)] == [chunks * size * i for i in range(30)]
     assert max(most) == memory  # and no less: several at a time

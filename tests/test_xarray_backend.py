@@ -100,47 +100,6 @@ def test_dask_chunks_align_with_stored_chunks(folder: Path) -> None:
         assert ds["t"].chunks == ((2, 2), (3,))
 
 
-def cut(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return references to arrays of a hundred steps of bytes, a chunk each, which has the given shape."""
-    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
-    for name, shape in shapes.items():
-        meta = {"zarr_format": 2, "shape": [100, *shape], "chunks": [1, *shape], "dtype": "|u1", "order": "C"}
-        refs[f"{name}/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
-        dims = ["time", *(f"{name}{axis}" for axis in range(len(shape)))]
-        refs[f"{name}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": dims})
-        for step in range(100 if name != "large" else 0):
-            refs[f"{name}/{'.'.join([str(step), *'0' * len(shape)])}"] = bytes([step]) * int(np.prod(shape))
-    return refs
-
-
-@pytest.mark.parametrize(
-    ("shapes", "steps"),
-    [
-        ({"a": (256, 256)}, {"a": 16}),
-        ({"a": (256, 256), "bounds": (2,)}, {"a": 16, "bounds": 16}),  # cut alike before and after
-        ({"a": (256, 256), "large": (2048, 2048)}, {"a": 4, "large": 4}),
-        ({"large": (2048, 1024)}, {"large": 1}),
-        ({"bounds": (2,)}, {"bounds": 100}),
-    ],
-)
-def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str, int], tmp_path: Path) -> None:
-    pytest.importorskip("dask.array")
-    refs = cut(shapes)
-    with xr.open_dataset(refs, engine=RefShardBackend, chunks={}) as ds, warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert {name: ds[name].data.chunksize[0] for name in ds} == steps
-        assert ds.chunks["time"][0] == next(iter(steps.values()))
-        first = next(iter(shapes))
-        assert ds[first].encoding["chunks"] == (1, *shapes[first])
-        if first != "large":
-            np.testing.assert_array_equal(ds[first].values.reshape(100, -1)[:, 0], np.arange(100))
-        for chunks in ({"time": 7}, {"time": 1}):  # no warning: they do not divide stored ones
-            own = xr.open_dataset(refs, engine=RefShardBackend, chunks=chunks)
-            assert own[first].data.chunksize[0] == chunks["time"]
-    with xr.open_dataset(refs, engine=RefShardBackend, chunks={}, task_size=0) as ds:
-        assert ds[first].data.chunksize[0] == 1
-
-
 def test_options_of_kerchunks_engine_are_accepted(folder: Path) -> None:
     pytest.importorskip("dask.array")
     options = {"chunks": {}, "drop_variables": ["time"], "decode_cf": False}

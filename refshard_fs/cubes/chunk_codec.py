@@ -28,7 +28,7 @@ class ChunkDecoder:
 
     def __init__(self, meta: ArrayMeta, dtype: np.dtype[Any], codecs: Sequence[Any]) -> None:
         self._meta = meta
-        self._dtype = dtype
+        self.dtype = dtype  # of the values
         self._codecs = codecs
 
     @classmethod
@@ -49,7 +49,7 @@ class ChunkDecoder:
         chunks = meta.chunks or ()
         decoded: Any = data
         try:
-            first = _inflate(meta, codecs, data, self._dtype.itemsize)
+            first = _inflate(meta, codecs, data, self.dtype.itemsize)
             if first is None:
                 check_chunk(meta, data)
             else:
@@ -58,7 +58,7 @@ class ChunkDecoder:
                 if codec.codec_id == "blosc":
                     check_blosc(bytes(decoded))
                 decoded = codec.decode(decoded)
-            flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self._dtype)
+            flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self.dtype)
         except Exception as e:  # numcodecs' codecs raise what they like
             raise ValueError(f"a chunk cannot be decoded: {e}") from e
         if flat.size != math.prod(chunks):

@@ -142,8 +142,7 @@ class Engines:
 
     def wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a coroutine function, and return its result, for callers outside of event loops."""
-        result: T = sync(_loop_of_zarr() or get_loop(), function, *args)
-        return result
+        return wait(function, *args)
 
     def _immediate_reader(self) -> Immediate:
         immediate = self._immediate
@@ -194,6 +193,12 @@ class Engines:
         self._engines = weakref.WeakKeyDictionary()
         self._home = None  # its loop runs in the parent
         self._budget = SharedBudget(self.options.budget, [self.decoded])
+
+
+def wait(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    """Run a coroutine function where connections are open: on zarr's event loop, or on fsspec's; return its result."""
+    result: T = sync(_loop_of_zarr() or get_loop(), function, *args)
+    return result
 
 
 def _loop_of_zarr() -> Loop | None:
@@ -715,18 +720,18 @@ class Source(Engines):
         if guard is not None and isinstance(data, bytes) and request.is_whole:
             guard(request.key, data)
 
-    def read_chunks(self, keys: Sequence[str], run: Callable[[Coroutine[Any, Any, Chunks]], Chunks]) -> Chunks:
+    def read_chunks(self, keys: Sequence[str]) -> Chunks:
         """Read whole chunks together; None stands for a missing chunk. For callers that may block.
 
-        The caller assembles each `Unmade` chunk. ``run`` runs a coroutine on an event loop, if one is needed.
+        The caller assembles each `Unmade` chunk.
         """
         keyspace = self._keyspace or self.open_now()
         if keyspace is None:
-            return run(self._read_chunks(keys, None))
+            return self.wait(self._read_chunks, keys, None)
         reader = self._immediate or self._immediate_reader()
         found = reader.find_all(keyspace, keys)
         if any(each is None or (each.value is not None and not reader.has(each.value)) for each in found):
-            return run(self._read_chunks(keys, found))
+            return self.wait(self._read_chunks, keys, found)
         out: list[Unmade | None] = []
         for key, each in zip(keys, found, strict=True):
             data = None
@@ -734,7 +739,7 @@ class Source(Engines):
                 with contextlib.suppress(FileNotFoundError):  # in a hierarchy the key does not exist
                     data = reader.take_unmade(Request(key), each.value)
                     if data is None:  # the chunk cannot be read here without an event loop
-                        return run(self._read_chunks(keys, found))
+                        return self.wait(self._read_chunks, keys, found)
             out.append(data)
         return out
 

@@ -72,6 +72,8 @@ def test_total_memory_is_within_max_memory(codec: dict[str, Any] | None, tmp_pat
     sync = pytest.importorskip("zarr.core.sync").sync
     zarr, numcodecs = pytest.importorskip("zarr"), pytest.importorskip("numcodecs")
     direct_array = pytest.importorskip("refshard_fs.direct_array")
+    group_metadata = pytest.importorskip("refshard_fs.group_metadata")
+    xr, indexing = pytest.importorskip("xarray"), pytest.importorskip("xarray.core.indexing")
     values = np.random.default_rng(1).integers(0, 16, (1, SIZE), np.uint8)
     chunk = values.tobytes() if codec is None else bytes(numcodecs.registry.get_codec(dict(codec)).encode(values))
     meta = {"zarr_format": 2, "shape": [COUNT, SIZE], "chunks": [1, SIZE], "dtype": "|u1", "order": "C"}
@@ -81,11 +83,12 @@ def test_total_memory_is_within_max_memory(codec: dict[str, Any] | None, tmp_pat
         refs |= {f"a/{i}.0": [url, i * len(chunk), len(chunk)] for i in range(COUNT)}
         fs = RefShardFileSystem(refs, asynchronous=True, max_memory=MEMORY, skip_instance_cache=True)
         array = zarr.open_array(zarr.storage.FsspecStore(fs, read_only=True, path=""), path="a", mode="r")
-        steps = direct_array.DirectArray(array, fs)
+        node = group_metadata.ArrayNode("a", json.loads(refs["a/.zarray"]), {})
+        steps = xr.Variable(("x", "y"), indexing.LazilyIndexedArray(direct_array.DirectArray.of(fs, node)))
         array[:4]  # imports, connections
         tracemalloc.start()
         for step in range(COUNT // 2):
-            steps._getitem((step, slice(0, SIZE // 2)))
+            steps[step, : SIZE // 2].load()
         held = tracemalloc.get_traced_memory()[0]
         sync(fs._prefetch([f"a/{i}.0" for i in range(COUNT)]))
         announced = tracemalloc.get_traced_memory()[0]

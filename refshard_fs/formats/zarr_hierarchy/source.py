@@ -8,6 +8,7 @@ from typing import Any
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Row, Texts
+from refshard_fs.core.consolidated import DOCUMENTS
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
 from refshard_fs.core.keys import ChunkGrid, join
@@ -20,7 +21,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, grid_of
 from refshard_fs.references.versions import TOGETHER, ask_versions, pin_of
 from refshard_fs.security.admission import WEB
-from refshard_fs.security.policy import protocol_of
+from refshard_fs.security.policy import locator, protocol_of
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
@@ -30,7 +31,10 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         listable = None if protocol_of(probe.url) in WEB else True
         return ZarrHierarchy(probe.url, listable=listable, documents=documents)
     names: Sequence[Listed] | None = yield Names(probe.url)
-    return ZarrHierarchy(probe.url, listable=names is not None)
+    found = [listed.name for listed in names or () if listed.name in DOCUMENTS]
+    locate = locator(probe.url)
+    answers: Sequence[Any] = yield tuple(Load(Span(locate(name), optional=True), Raw()) for name in found)
+    return ZarrHierarchy(probe.url, listable=names is not None, documents=dict(zip(found, answers, strict=True)))
 
 
 class ZarrHierarchy(Hierarchy):

@@ -1,0 +1,179 @@
+"""Read the metadata of groups and of their arrays, as zarr does: from consolidated metadata, or node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from refshard_fs.core.keys import join, parent
+from refshard_fs.core.zarrmeta import CONSOLIDATED, consolidated_nodes, object_in, shorten
+from refshard_fs.errors import ManifestError
+from refshard_fs.reading.plan import Request
+from refshard_fs.source.source import Source
+
+Documents = dict[str, Mapping[str, Any]]  # the metadata documents of a node, by name
+
+# The documents of a node by the version of its metadata; None if the version is not known.
+_DOCUMENTS: Final = {
+    2: (".zarray", ".zattrs", ".zgroup"),
+    3: ("zarr.json",),
+    None: ("zarr.json", ".zarray", ".zattrs", ".zgroup"),
+}
+_VERSIONS: Final = {".zarray": 2, ".zgroup": 2, "zarr.json": 3}  # the value of zarr_format
+
+
+class ArrayNode(NamedTuple):
+    """An array: its path, its ``.zarray`` or ``zarr.json``, and its attributes."""
+
+    path: str
+    document: Mapping[str, Any]
+    attributes: dict[str, Any]
+
+
+class GroupNode(NamedTuple):
+    """A group: its path, the version of its metadata, its attributes, and its members by name."""
+
+    path: str
+    zarr_format: int
+    attributes: dict[str, Any]
+    arrays: dict[str, ArrayNode]
+    groups: list[str]
+
+
+async def read_groups(
+    source: Source, path: str, *, consolidated: bool, zarr_format: int | None = None, is_deep: bool = False
+) -> dict[str, GroupNode]:
+    """Return the group ``path``, and with ``is_deep`` all groups below it, by path.
+
+    ``consolidated``: read the consolidated metadata of the root; ValueError if it does not have any. ``zarr_format``:
+    the version of the metadata to read; by default, that of the group. FileNotFoundError if there is no such group.
+    """
+    if consolidated:
+        nodes = await _read_consolidated(source, zarr_format)
+    else:
+        nodes = await _read_nodes(source, [path], zarr_format)
+    if not _is_group(nodes.get(path, {})):
+        raise await _missing_group(source, path, nodes.get(path, {}), consolidated=consolidated)
+    zarr_format = 3 if "zarr.json" in nodes[path] else 2
+    keyspace = await source.keyspace()
+    found: dict[str, GroupNode] = {}
+    pending = [path]
+    while pending:
+        if not consolidated:
+            nodes |= await _read_nodes(source, await _list_members(source, pending), zarr_format)
+        members = _members_of(pending, nodes)
+        found |= {group: _make_group(group, keyspace.in_order(members[group]), nodes) for group in pending}
+        pending = [join(group, name) for group in pending for name in found[group].groups] if is_deep else []
+    return {group: found[group] for group in _in_order(path, found)}
+
+
+def _in_order(path: str, groups: Mapping[str, GroupNode]) -> Iterator[str]:
+    """Yield the path of a group, and of all ``groups`` below it, each before the groups in it."""
+    yield path
+    for name in groups[path].groups:
+        if join(path, name) in groups:
+            yield from _in_order(join(path, name), groups)
+
+
+async def _read_consolidated(source: Source, zarr_format: int | None) -> dict[str, Documents]:
+    """Return the documents of all nodes by path, from the consolidated metadata of the root."""
+    names = [name for name in ("zarr.json", CONSOLIDATED) if zarr_format != (2 if name == "zarr.json" else 3)]
+    for name, document in (await _read_documents(source, names)).items():
+        if isinstance(document.get("consolidated_metadata" if name == "zarr.json" else "metadata"), Mapping):
+            nodes: dict[str, Documents] = {"": {name: document}} if name == "zarr.json" else {}
+            for path, each, content, _ in consolidated_nodes(document, repr(name)):
+                key = join(path, each)
+                own = object_in(content, repr(key)) if isinstance(content, str) else content
+                _check_version(key, own)
+                nodes.setdefault(path, {})[each] = own if isinstance(own, Mapping) else {}
+            return nodes
+    raise ValueError(
+        "expected consolidated metadata at the root of the source, because consolidated=True: without them, pass "
+        "consolidated=False"
+    )
+
+
+async def _read_nodes(source: Source, paths: Sequence[str], zarr_format: int | None) -> dict[str, Documents]:
+    """Return the documents of the nodes ``paths``, which are read together."""
+    keys = [join(path, name) for path in paths for name in _DOCUMENTS[zarr_format]]
+    nodes: dict[str, Documents] = {}
+    for key, document in (await _read_documents(source, keys)).items():
+        path, name = parent(key)
+        nodes.setdefault(path, {})[name] = document
+    return nodes
+
+
+async def _read_documents(source: Source, keys: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the documents ``keys`` that exist, by key."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for key, data in zip(keys, await source.read_all([Request(key) for key in keys]), strict=True):
+        if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
+            raise data
+        if not isinstance(data, Exception):
+            found[key] = object_in(bytes(data), repr(key))
+            _check_version(key, found[key])
+    return found
+
+
+def _check_version(key: str, document: object) -> None:
+    """Raise ManifestError if a document does not have the version that its name says."""
+    expected = _VERSIONS.get(parent(key)[1])
+    found = document.get("zarr_format") if isinstance(document, Mapping) else None
+    if expected is not None and found != expected:
+        raise ManifestError(f"{key!r}: expected zarr_format {expected}, got {shorten(found)}")
+
+
+async def _list_members(source: Source, groups: Iterable[str]) -> list[str]:
+    """Return the paths of all directories in ``groups``."""
+    keyspace = await source.keyspace()
+    found = []
+    for group in groups:
+        names = await source.look_up(group, keyspace.children(group))
+        found += [join(group, listed.name) for listed in names or () if listed.is_directory]
+    return found
+
+
+def _members_of(groups: Iterable[str], nodes: Iterable[str]) -> dict[str, list[str]]:
+    """Return the paths of the nodes in each group."""
+    members: dict[str, list[str]] = {group: [] for group in groups}
+    for node in nodes:
+        above = parent(node)[0]
+        if node and above in members:
+            members[above].append(node)
+    return members
+
+
+def _make_group(path: str, members: Iterable[str], nodes: Mapping[str, Documents]) -> GroupNode:
+    arrays: dict[str, ArrayNode] = {}
+    groups: list[str] = []
+    for member in members:
+        name, documents = parent(member)[1], nodes[member]
+        document = documents.get("zarr.json", documents.get(".zarray"))
+        if _is_group(documents):
+            groups.append(name)
+        elif document is not None:
+            arrays[name] = ArrayNode(member, document, _attributes(documents))
+    return GroupNode(path, 3 if "zarr.json" in nodes[path] else 2, _attributes(nodes[path]), arrays, groups)
+
+
+def _is_group(documents: Documents) -> bool:
+    if "zarr.json" in documents:
+        return bool(documents["zarr.json"].get("node_type") == "group")
+    return ".zgroup" in documents
+
+
+def _attributes(documents: Documents) -> dict[str, Any]:
+    found = documents["zarr.json"].get("attributes") if "zarr.json" in documents else documents.get(".zattrs")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+async def _missing_group(source: Source, path: str, documents: Documents, *, consolidated: bool) -> Exception:
+    """Return the error of a group that does not exist, with the names of the groups at the root."""
+    if documents:
+        return ValueError(f"expected a group at {path or 'the root'!r}, found an array: open its group")
+    if not path:
+        return FileNotFoundError("the source has no group at its root: expected a document 'zarr.json' or '.zgroup'")
+    root = await read_groups(source, "", consolidated=consolidated)
+    names = sorted(root[""].groups)
+    known = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+    return FileNotFoundError(f"there is no group {path!r}: the groups at the root are {known or '(none)'}")

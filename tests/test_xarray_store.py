@@ -1,0 +1,141 @@
+"""Variables of a group: those that xarray makes with zarr, and chunks of dask."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+xr = pytest.importorskip("xarray")
+zarr = pytest.importorskip("zarr")
+
+from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
+
+IS_ZARR_2 = zarr.__version__.startswith("2.")
+SHAPES: list[tuple[int, ...]] = [(), (5,), (4, 3), (2, 3, 4), (0, 3)]
+DTYPES = ["?", "i1", ">i4", "<u8", "<f2", ">f8", "<c8", "S4", "<U3", "<M8[ns]", "<m8[s]", "str"]
+
+
+def values_of(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
+    numbers = rng.integers(0, 2 if dtype == "?" else 100, shape)
+    if dtype == "str":
+        return numbers.astype(str).astype(object)
+    return numbers.astype(str).astype(dtype) if dtype in ("S4", "<U3") else numbers.astype(dtype)
+
+
+@pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 writes other metadata")
+@pytest.mark.filterwarnings("ignore:.*(specification|performance).*")
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_variables_are_those_of_xarray_and_zarr(
+    tmp_path: Path, version: int, is_masked: bool, shape: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(len(shape))
+    dims = [f"d{axis}" for axis in range(len(shape))]
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=version, attributes={"title": "x", "_NCProperties": "y"})
+    for dtype in DTYPES:
+        attributes = {"units": "m"} if version == 3 else {"units": "m", "_ARRAY_DIMENSIONS": dims}
+        named = {"dimension_names": dims} if version == 3 else {}
+        chunks = {"chunks": tuple(min(2, length) or 1 for length in shape)} if shape else {}
+        name = f"v{len([*group])}"
+        array = group.create_array(name, shape=shape, dtype=dtype, attributes=attributes, **chunks, **named)
+        if 0 not in shape:
+            array[...] = values_of(rng, dtype, shape)
+    options: dict[str, Any] = {"consolidated": False, "mask_and_scale": is_masked, "decode_times": False}
+    with (
+        xr.open_dataset(tmp_path, engine="zarr", **options) as theirs,
+        xr.open_dataset(tmp_path, engine=RefShardBackend, **options) as ours,
+    ):
+        assert ours.attrs == theirs.attrs
+        assert set(ours.variables) == set(theirs.variables)
+        for name in theirs.variables:
+            one, other = ours[name].variable, theirs[name].variable
+            assert (one.dims, one.dtype, one.shape) == (other.dims, other.dtype, other.shape)
+            assert repr(one.attrs) == repr(other.attrs)
+            codecs = {"compressors", "filters", "shards"} if version == 2 else {}
+            assert one.encoding.keys() >= other.encoding.keys() - codecs
+            for key in other.encoding.keys() - codecs:
+                assert str(one.encoding[key]) == str(other.encoding[key]) or one.encoding[key] == other.encoding[key]
+            assert one.equals(other)  # also where objects are NaN
+
+
+def small(dtype: str, **more: Any) -> dict[str, str]:
+    """Return references to an array of two elements without chunks."""
+    meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": dtype, "order": "C", "fill_value": None}
+    return {
+        ".zgroup": '{"zarr_format": 2}',
+        "a/.zarray": json.dumps({**meta, "filters": None, "compressor": None, **more}),
+        "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
+    }
+
+
+def test_numbers_are_read_without_zarr() -> None:
+    """Its import takes longer than opening a file. Engines of other packages may import it, so there are none."""
+    program = f"""
+import sys
+from refshard_fs.xarray_backend import RefShardBackend
+ds = RefShardBackend().open_dataset({ {**small("<i2"), "a/0": "abcd"}!r})
+assert ds["a"].values.tolist() == [0x6261, 0x6463]
+assert "zarr" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_array_without_names_of_dimensions_is_an_error() -> None:
+    with pytest.raises(KeyError, match="xarray needs names of dimensions, but the array 'a' has none"):
+        xr.open_dataset({**small("|u1"), "a/.zattrs": "{}"}, engine=RefShardBackend)
+
+
+def test_names_of_dimensions_may_be_those_of_nczarr() -> None:
+    refs = small("|u1", _NCZARR_ARRAY={"dimrefs": ["/x"]})
+    refs["a/.zattrs"] = '{"_NCZARR_ATTR": {}}'
+    with xr.open_dataset(refs, engine=RefShardBackend) as ds:
+        assert (ds["a"].dims, ds["a"].attrs) == (("x",), {})
+
+
+def cut(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return references to arrays of a hundred steps of bytes, a chunk each, which has the given shape."""
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format": 2}'}
+    for name, shape in shapes.items():
+        meta = {"zarr_format": 2, "shape": [100, *shape], "chunks": [1, *shape], "dtype": "|u1", "order": "C"}
+        refs[f"{name}/.zarray"] = json.dumps({**meta, "fill_value": None, "filters": None, "compressor": None})
+        dims = ["time", *(f"{name}{axis}" for axis in range(len(shape)))]
+        refs[f"{name}/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": dims})
+        for step in range(100 if name != "large" else 0):
+            refs[f"{name}/{'.'.join([str(step), *'0' * len(shape)])}"] = bytes([step]) * int(np.prod(shape))
+    return refs
+
+
+@pytest.mark.parametrize(
+    ("shapes", "steps"),
+    [
+        ({"a": (256, 256)}, {"a": 16}),
+        ({"a": (256, 256), "bounds": (2,)}, {"a": 16, "bounds": 16}),  # cut alike before and after
+        ({"a": (256, 256), "large": (2048, 2048)}, {"a": 4, "large": 4}),
+        ({"large": (2048, 1024)}, {"large": 1}),
+        ({"bounds": (2,)}, {"bounds": 100}),
+    ],
+)
+def test_dask_gets_chunks_of_a_mebibyte(shapes: dict[str, Any], steps: dict[str, int], tmp_path: Path) -> None:
+    pytest.importorskip("dask.array")
+    refs = cut(shapes)
+    with xr.open_dataset(refs, engine=RefShardBackend, chunks={}) as ds, warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert {name: ds[name].data.chunksize[0] for name in ds} == steps
+        assert ds.chunks["time"][0] == next(iter(steps.values()))
+        first = next(iter(shapes))
+        assert ds[first].encoding["chunks"] == (1, *shapes[first])
+        if first != "large":
+            np.testing.assert_array_equal(ds[first].values.reshape(100, -1)[:, 0], np.arange(100))
+        for chunks in ({"time": 7}, {"time": 1}):  # no warning: they do not divide stored ones
+            own = xr.open_dataset(refs, engine=RefShardBackend, chunks=chunks)
+            assert own[first].data.chunksize[0] == chunks["time"]
+    with xr.open_dataset(refs, engine=RefShardBackend, chunks={}, task_size=0) as ds:
+        assert ds[first].data.chunksize[0] == 1
