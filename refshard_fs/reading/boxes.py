@@ -20,7 +20,7 @@ class Boxes:
         self.extents = extents
         self.is_of_chunks = math.prod(extents) == 1
         self._boxes = ChunkGrid.regular(grid.counts, extents, grid.encoding)
-        self.size = self._boxes.size
+        self.counts = self._boxes.counts
 
     @classmethod
     def around(cls, grid: ChunkGrid, numbers: Sequence[int]) -> Boxes | None:

@@ -49,7 +49,7 @@ class _Array:
 
     def __init__(self, keyspace: KeySpace, path: str, boxes: Boxes) -> None:
         self.keyspace, self.path, self.boxes = keyspace, path, boxes
-        self.policy = ReadAhead(boxes.size)
+        self.policy = ReadAhead(*boxes.counts)
         self.chunk = 0  # the approximate size of a box in bytes
         self.url = ""  # the target of the last box
         self.objects: Sequence[Span] = ()  # the whole objects of the last box: their answers tell their sizes
@@ -122,14 +122,16 @@ class Prefetcher:
         """Open further parts of ``keyspace`` after looking up ``keys`` opened one.
 
         The second look-up opens two further parts, the third one four, and so on: random reads need most parts soon,
-        and then wait for few of them.
+        and then wait for few of them. If the cache on disk has a chunk of ``keys``, the first look-up opens the
+        most parts: the cache probably has chunks of these, too, and readers wait for the versions of the parts only.
         """
-        spans = (span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans)
-        if all(self._immediate.reaches(span) and not self._fetcher.is_on_disk(span) for span in spans):
+        spans = [span for entry in found if isinstance(entry, Span | Packed) for span in entry.spans]
+        is_on_disk = any(map(self._fetcher.is_on_disk, spans))
+        if not is_on_disk and all(map(self._immediate.reaches, spans)):
             return
         token = id(keyspace)
         self._lookups_done[token] += 1
-        count = 1 << min(self._lookups_done[token] - 1, MOST_PARTS)
+        count = 1 << (MOST_PARTS if is_on_disk else min(self._lookups_done[token] - 1, MOST_PARTS))
         others = list(islice(keyspace.keys_of_other_parts(keys[0]), count)) if count > 1 and self._most else []
         if others:
             self._lookups.start(self._find(keyspace, others))

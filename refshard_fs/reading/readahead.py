@@ -8,11 +8,13 @@ as text, read neighbours in other orders: when the last `NEAR` chunks are neighb
 read, the chunks beyond them are expected, and a single chunk elsewhere does not change this. After such a run, two
 neighbours in its direction begin another. The location of bytes does not matter. A window in bytes limits how far
 ahead chunks are fetched: it begins with the capacity of a round trip of the link, doubles when a reader has to wait for
-a predicted chunk, and halves when chunks were fetched in vain.
+a predicted chunk, and halves when chunks were fetched in vain. Chunks of another row or plane are fetched ahead after a
+reader has gone from one to another: many readers want a single plane of an image.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, cycle, islice, takewhile
@@ -41,10 +43,12 @@ class Advice(NamedTuple):
 
 
 class ReadAhead:
-    """The policy for one array of ``size`` chunks; not thread-safe."""
+    """The policy for one array with ``counts`` chunks along its dimensions; not thread-safe."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, *counts: int) -> None:
+        sizes = list(accumulate(reversed(counts), operator.mul, initial=1))  # chunks in a row, a plane, ...
+        self._size = sizes[-1]
+        self._planes = [size for size in sizes if size > 1] or [1]
         self._window = 0  # bytes
         self._bytes = 0  # bytes read
         self._dropped: set[int] = set()  # chunks that were fetched ahead, are no longer expected, and were not read
@@ -54,6 +58,8 @@ class ReadAhead:
     def forget(self) -> None:
         """Forget all expectations."""
         self._calls = 0
+        self._plane = self._planes[0]  # chunks in the smallest row or plane that the reader has not left
+        self._at: int | None = None  # the last chunk that was read
         self._recent: deque[int] = deque(maxlen=NEAR)  # the last chunks that came in calls of their own
         self._direction = 0  # direction of the last run: 1 upwards, -1 downwards
         self._last: int | None = None  # the chunk up to which all chunks came in the expected order
@@ -83,6 +89,7 @@ class ReadAhead:
                     continue  # the same chunk again
                 self._read.clear()  # a new pass over the array begins
             self._read.add(number)
+            self._go_to(number)
             if len(numbers) == 1:
                 self._recent.append(number)
             self._follow(number, drop)
@@ -96,6 +103,12 @@ class ReadAhead:
             self._window = max(self._window, min(2 * self._window, self._bytes))
         is_sure = self._foreseen >= (SURE if self._calls > 1 else SURE_AT_ONCE)
         return Advice(self._fetch(max(chunk, 1), most) if is_sure else [], drop)
+
+    def _go_to(self, number: int) -> None:
+        """Note where the reader is, and which rows and planes it has left."""
+        last, self._at = self._at, number
+        if last is not None and last // self._plane != number // self._plane:
+            self._plane = next(size for size in self._planes if last // size == number // size)
 
     def _follow(self, number: int, drop: list[int]) -> None:
         """Note the read of one chunk."""
@@ -206,7 +219,7 @@ class ReadAhead:
             return []
         fetch: list[int] = []
         for _ in range(4 * room):
-            number = self._go_on() if len(fetch) < room else None
+            number = self._go_on() if len(fetch) < room and self._is_in_plane(self._next) else None
             if number is None:
                 break
             if number in self._read:
@@ -215,6 +228,10 @@ class ReadAhead:
                 self._unread.add(number)
                 fetch.append(number)
         return fetch
+
+    def _is_in_plane(self, number: int | None) -> bool:
+        """Whether ``number`` is in the row or plane of the last chunk, which the reader has not left."""
+        return number is not None and self._at is not None and number // self._plane == self._at // self._plane
 
 
 def _period(steps: Sequence[int]) -> int:

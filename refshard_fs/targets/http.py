@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -252,10 +254,20 @@ def _bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dic
 
 def _proxy_of(url: URL) -> str | None:
     """Return the HTTP proxy for ``url`` in the environment or the settings of the system; None without one."""
-    proxy = getproxies().get(url.scheme)
+    names = f"{url.scheme}_proxy", f"{url.scheme}_PROXY".upper(), "REQUEST_METHOD"
+    proxy = _proxy_for(url.scheme, tuple(map(os.environ.get, names)))
     if proxy is None or not proxy.startswith(("http://", "https://")) or proxy_bypass(url.host or ""):
         return None
     return proxy
+
+
+@lru_cache(maxsize=64)
+def _proxy_for(scheme: str, variables: tuple[str | None, ...]) -> str | None:
+    """Return the proxy for a scheme, found once for each value of its ``variables`` in the environment.
+
+    `getproxies` goes through the whole environment, which takes a sixth of a request's CPU time.
+    """
+    return getproxies().get(scheme)
 
 
 def _redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ def grid(*counts: int) -> ChunkGrid:
 @pytest.mark.parametrize(("counts", "extents"), [((7,), (3,)), ((4, 6), (2, 4)), ((3, 5, 2), (1, 5, 1)), ((5,), (1,))])
 def test_boxes_hold_each_chunk_once(counts: tuple[int, ...], extents: tuple[int, ...]) -> None:
     boxes = Boxes(grid(*counts), extents)
-    chunks = [list(boxes.chunks(number)) for number in range(boxes.size)]
+    chunks = [list(boxes.chunks(number)) for number in range(math.prod(boxes.counts))]
     assert sorted(itertools.chain(*chunks)) == list(range(grid(*counts).size))
-    assert [boxes.number_of(some) for some in chunks] == list(range(boxes.size))
+    assert [boxes.number_of(some) for some in chunks] == list(range(math.prod(boxes.counts)))
     numbers = np.arange(grid(*counts).size).reshape(counts)
     first = numbers[tuple(slice(extent) for extent in extents)].ravel().tolist()
     assert chunks[0] == first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -25,9 +24,9 @@ class Outcome(NamedTuple):
     """Chunks fetched per chunk read."""
 
 
-def simulate(size: int, numbers: Iterable[int], *, together: int = 10, most: int = MOST, chunk: int = CHUNK) -> Outcome:
+def simulate(*counts: int, numbers: Iterable[int], together: int = 10, most: int = MOST, chunk: int = CHUNK) -> Outcome:
     """Read ``numbers`` in order, ``together`` in a tick, with what was advised at hand in the next one."""
-    policy = ReadAhead(size)
+    policy = ReadAhead(*counts)
     wanted = list(numbers)
     have: set[int] = set()
     fetched = waits = 0
@@ -74,7 +73,7 @@ PATTERNS = [
 
 @pytest.mark.parametrize(("counts", "numbers", "waits", "overread"), PATTERNS)
 def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits: int, overread: float) -> None:
-    got = simulate(math.prod(counts), numbers)
+    got = simulate(*counts, numbers=numbers)
     assert got.waits <= waits
     assert got.overread <= overread
 
@@ -83,7 +82,7 @@ def test_runs_are_read_ahead(counts: tuple[int, ...], numbers: list[int], waits:
 def test_loop_over_single_chunks_is_read_ahead(
     counts: tuple[int, ...], numbers: list[int], waits: int, overread: float
 ) -> None:
-    got = simulate(math.prod(counts), numbers, together=1)
+    got = simulate(*counts, numbers=numbers, together=1)
     assert got.waits <= 5 + waits
     assert got.overread <= overread
 
@@ -92,12 +91,12 @@ def test_loop_over_single_chunks_is_read_ahead(
 @pytest.mark.parametrize("together", [1, 10, 128])
 def test_random_reads_start_no_readahead(seed: int, together: int) -> None:
     chosen = random.Random(seed).sample(range(512), 26)
-    assert simulate(512, chosen, together=together).overread <= 1.1
-    assert simulate(512, sorted(chosen), together=together).overread <= 1.1
+    assert simulate(512, numbers=chosen, together=together).overread <= 1.1
+    assert simulate(512, numbers=sorted(chosen), together=together).overread <= 1.1
 
 
 def test_dense_random_reads_start_little_readahead() -> None:
-    got = [simulate(512, sorted(random.Random(seed).sample(range(512), 128))).overread for seed in range(40)]
+    got = [simulate(512, numbers=sorted(random.Random(seed).sample(range(512), 128))).overread for seed in range(40)]
     assert sum(got) / len(got) <= 1.1
 
 
@@ -127,7 +126,7 @@ MEANS = [
 
 @pytest.mark.parametrize(("numbers", "waits"), [(POINT, 11), (MEANS, 19)], ids=["point", "means"])
 def test_boxes_read_by_two_threads_are_read_ahead(numbers: list[int], waits: int) -> None:
-    got = simulate(47, numbers, together=1, chunk=10 * CHUNK)
+    got = simulate(47, numbers=numbers, together=1, chunk=10 * CHUNK)
     assert got.waits <= waits
     assert got.overread <= 1.15
 
@@ -136,9 +135,23 @@ def test_chunks_that_come_nearly_in_order_are_followed() -> None:
     """As from a few threads; from a start in order, a run goes on whatever their order."""
     rng = random.Random(1)
     numbers = [*range(20), *sorted(range(20, 256), key=lambda n: n + rng.uniform(0, 2))]
-    got = simulate(256, numbers, together=1)
+    got = simulate(256, numbers=numbers, together=1)
     assert got.waits <= 30
     assert got.overread <= 1.1
+
+
+@pytest.mark.parametrize("together", [1, 8])
+def test_plane_read_alone_is_not_exceeded(together: int) -> None:
+    got = simulate(2, 32, 8, 8, numbers=range(5 * 64, 6 * 64), together=together, chunk=CHUNK // 4)
+    assert got.overread == 1.0
+    assert got.waits <= 8
+
+
+def test_planes_read_in_order_are_read_ahead() -> None:
+    """After the first step from a row or a plane to the next one, those beyond are fetched ahead."""
+    got = simulate(2, 32, 8, 8, numbers=range(2 * 32 * 64), together=1)
+    assert got.waits <= 9
+    assert got.overread == 1.0
 
 
 @pytest.mark.parametrize("size", [8, 16])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from refshard_fs.core.model import Pin
 from refshard_fs.core.stats import UNASKED
 from refshard_fs.errors import TargetChanged, TargetNotAllowed
 from refshard_fs.security.admission import Admission
-from refshard_fs.targets import Answer, Pool, PoolOptions, Retry
+from refshard_fs.targets import Answer, Pool, PoolOptions, Retry, http
 from refshard_fs.targets import answer as ranged
 from refshard_fs.targets.failures import ConnectionLost, Denied, HttpStatus, Incomplete, Unfit, Unreadable
 from refshard_fs.targets.http import HttpTarget
@@ -571,3 +572,25 @@ def test_early_end_is_an_incomplete_answer(http_server: RangeServer) -> None:
     http_server.fault(403)
     with pytest.raises(Denied, match=r"HTTP 403 Forbidden \(AccessDenied\)"):
         Reader().read(url, 0, 2000)
+
+
+def test_proxy_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is searched for proxies once for each of its states, which took a sixth of each request."""
+    scripts = [Script([RIGHT] * 5), Script([RIGHT])]
+    searches = []
+    monkeypatch.setattr(http, "getproxies", lambda: searches.append(1) or getproxies())
+
+    async def go() -> None:
+        pool = Pool(PoolOptions(retry=AT_ONCE), asyncio.get_running_loop())
+        opened, path = pool.place("http://data.example/x")  # type: ignore[misc]  # there is one
+        for script, reads in zip(scripts, (5, 1), strict=True):
+            server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+            monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            for _ in range(reads):
+                assert (await opened.read(path, 0, 5)).data == b"01234"
+            server.close()
+        await pool.close()
+
+    asyncio.run(go())
+    assert [len(script.heads) for script in scripts] == [5, 1]
+    assert len(searches) <= 2

@@ -1,17 +1,20 @@
 """FITS files as a group with an array for each image, and a group of columns for each table. No I/O here.
 
-Each header gives the position of the next HDU. Several headers are read at a time, because HDUs often repeat in size.
+Each header gives the position of the next HDU. Many headers are read at a time where the sizes of HDUs repeat (science,
+error, quality, ...), and all bytes where HDUs are short.
 Images are cut into pieces of about four MiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import accumulate, cycle, islice
 from typing import Any, Final
 
 import msgspec
 
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup, Chunks, Contiguous, choose_chunks
+from refshard_fs.core.chain import EVEN, FIRST_BLOCK, LAST_BLOCK, UNEVEN, foresee
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Load, Raw, Span, Steps
@@ -23,7 +26,8 @@ from refshard_fs.formats.fits.tiles import TileChunks
 
 GUESS: Final = 20 * BLOCK  # bytes that are read first for a header
 MOST_HDUS: Final = 1 << 16  # in a file; more would take minutes to open
-AHEAD: Final = 4  # headers that are read together, at positions predicted from the sizes of earlier HDUs
+AHEAD: Final = 4  # headers that are read together where the sizes of the first HDUs may repeat, and
+AT_ONCE: Final = 64  # the most where they do
 
 _TABLES: Final = ("BINTABLE", "A3DTABLE", "TABLE")
 
@@ -95,6 +99,7 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
     read = {0: probe.head}  # pieces of the file by position
     found: list[Header] = []
     at, length = 0, GUESS
+    block, run, foreseen = FIRST_BLOCK, 1, 0  # the header behind all that were predicted last begins at ``foreseen``
     while at < size:
         where = f"{probe.url}, HDU {len(found)}"
         start, data = next(((b, d) for b, d in read.items() if b <= at < b + len(d)), (at, b""))
@@ -113,28 +118,28 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
         except Short:
             if len(data) >= MOST_HEADER:
                 raise ManifestError(f"{where}: its header does not end within {MOST_HEADER} bytes") from None
-            places = [at, *_predict_headers(found, size)]
-            spans = [Span(probe.url, place, min(place + length, size), pin=pin) for place in places]
+            sizes = [header.end - header.start for header in found[1:]]  # the first HDU has no data mostly
+            period = foresee(sizes)
+            likely = period or sizes[-AHEAD:]
+            places = [at]
+            if 0 < sum(likely) <= len(likely) * (EVEN if period else UNEVEN):
+                length, block = max(length, block), min(2 * block, LAST_BLOCK)
+            elif len(sizes) < AHEAD or period:
+                run = 1 if 0 < foreseen != at else run
+                ahead = accumulate(cycle(period if len(sizes) >= AHEAD else sizes), initial=at)
+                places = list(islice(ahead, (run if len(sizes) >= AHEAD else AHEAD) + 1))
+                foreseen = places.pop() if len(places) > 1 else 0
+                run = min(2 * run, AT_ONCE)
+            spans = [Span(probe.url, place, min(place + length, size), pin=pin) for place in places if place < size]
             answers = yield tuple(Load(span, Raw()) for span in spans)
-            read = dict(zip(places, answers, strict=True))
+            read = {span.start: answer for span, answer in zip(spans, answers, strict=True)}
             length *= 4
             continue
         found.append(header)
         if len(found) > MOST_HDUS:
             raise ManifestError(f"{probe.url}: it has more than {MOST_HDUS} HDUs")
-        at, length = header.end, GUESS
+        at, length = header.end, max(GUESS, header.stop - header.start + BLOCK)
     return found, {}
-
-
-def _predict_headers(found: list[Header], size: int) -> Iterator[int]:
-    """Predict positions of headers from the sizes of the HDUs so far, in turn: science, error, quality, ..."""
-    sizes = [header.end - header.start for header in found[1:AHEAD]]
-    if sizes:
-        place = found[-1].end
-        for number in range(1, AHEAD):
-            place += sizes[(number - 1) % len(sizes)]
-            if place < size:
-                yield place
 
 
 def _name(header: Header, number: int, taken: set[str]) -> str:

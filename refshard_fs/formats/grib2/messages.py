@@ -11,10 +11,12 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate, cycle, islice
 from typing import Final, NamedTuple
 
 import msgspec
 
+from refshard_fs.core.chain import EVEN, FIRST_BLOCK, LAST_BLOCK, UNEVEN, foresee
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Load, Parsed, Raw, Span, Steps
 from refshard_fs.errors import ManifestError
@@ -24,13 +26,7 @@ MAGIC: Final = b"GRIB"
 SIGN: Final = 8  # bytes that identify a message: the magic number, and its edition at the end
 WINDOW: Final = 1 << 10  # bytes that are read of a message: the sections before the data mostly have less than 300
 HEADER: Final = 300  # bytes that are read again if they cross the end of a window
-# Messages up to this length are read whole instead of by windows: if lengths differ, only this finds several messages
-# in a round. A round takes as long as these bytes at 12 MB/s.
-UNEVEN: Final = 256 << 10
-EVEN: Final = 32 << 10  # the same if messages have equal length: this saves only requests, not rounds
-FIRST_BLOCK: Final = 256 << 10  # bytes of the first such read; each further read is twice as long,
-LAST_BLOCK: Final = 4 << 20  # up to these
-AT_ONCE: Final = 64  # messages of equal length that are located in one round
+AT_ONCE: Final = 1024  # the most messages that are located in one round, if their lengths can be foreseen
 PADDING: Final = 120  # bytes before an indexed message that are skipped without a read
 GAP: Final = 1 << 22  # bytes between messages that are searched for the next one,
 BLOCK: Final = 1 << 20  # most bytes that are read at a time in this search
@@ -388,18 +384,23 @@ class Grib(FileBytes):
         yield from self.read(indexed)
         found: list[tuple[int, int]] = []
         begins: set[int] = set()
-        block, is_even = FIRST_BLOCK, True
-        due, pitch, run = 0, 0, 1  # the expected offset of a message, and its distance from the last one
+        block, run = FIRST_BLOCK, 1
+        due, foreseen = 0, 0  # the expected offset of a message, and of the one after all that were located together
+        pitches: list[int] = []  # the distances between expected offsets
         while due < self.size:
             place = bisect_left(indexed, due)
             begin = indexed[place] if place < len(indexed) and indexed[place] - due <= PADDING else None
             if begin is None:
-                if due not in self._begins and 0 < pitch <= (EVEN if is_even else UNEVEN):
+                period = foresee(pitches) if due not in self._begins else []
+                likely = period or pitches[-1:]
+                if due not in self._begins and 0 < sum(likely) <= len(likely) * (EVEN if period else UNEVEN):
                     yield from self._read_block(due, block)
                     block = min(block * 2, LAST_BLOCK)
                 if due not in self._begins:
-                    yield from self.read([due, *(range(due + pitch, self.size, pitch)[: run - 1] if pitch else ())])
-                    run = min(run * 2, AT_ONCE)
+                    run = 1 if 0 < foreseen != due else run
+                    places = list(islice(accumulate(cycle(period), initial=due), run + 1))
+                    yield from self.read([at for at in places[:run] if at < self.size])
+                    foreseen, run = places[-1] if period else 0, min(run * 2, AT_ONCE)
                 begin = yield from self._search(due)
             if begin is None:
                 break
@@ -408,9 +409,8 @@ class Grib(FileBytes):
             found.append((begin, length))
             if len(begins) > MOST:
                 raise ManifestError(f"{self.url}: it has more than {MOST} messages")
-            is_even = pitch in (0, begin + length - due)
-            run = run if is_even else 1
-            due, pitch = begin + length, begin + length - due
+            pitches.append(begin + length - due)
+            due = begin + length
         if not begins:
             raise ManifestError(f"{self.url}: expected a GRIB message in its first {GAP} bytes, found none")
         if lost := [at for at in indexed if at not in begins]:

@@ -14,14 +14,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from refshard_fs.core.chain import LAST_BLOCK, UNEVEN
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Inline, Span, Steps, batches
 from refshard_fs.errors import ManifestError
 
 HEAD: Final = 1 << 16  # bytes of the file that are read first: a COG has its IFDs and their values there
 WINDOW: Final = 1 << 14  # bytes that are read at each further IFD: the IFD, small values, often neighbouring IFDs
-# Bytes that are read where IFDs lie close together, as those of small compressed pages do: a round of requests takes
-# about as long. An OME-TIFF of 24 pages then takes 2 rounds, not 21.
+# Bytes that are read where IFDs lie close together, as those of compressed pages do: a round of requests takes about as
+# long. An OME-TIFF of 24 pages then takes 2 rounds, not 21. Each time, twice as many are read.
 AROUND: Final = 1 << 20
 AT_ONCE: Final = 64  # windows that are read in one round: 1 MiB
 MOST_IFDS: Final = 1 << 16  # IFDs in a file; more would take minutes to open
@@ -128,6 +129,7 @@ class Tiff(FileBytes):
         """
         found: dict[int, Ifd] = {}
         offset, gap, run = self.first, 0, 1  # the last ``run`` IFDs are ``gap`` bytes apart
+        around = AROUND
         while offset:
             if len(found) == MOST_IFDS:
                 raise ManifestError(f"{self.url}: its chain of IFDs is damaged: it has more than {MOST_IFDS}")
@@ -135,7 +137,9 @@ class Tiff(FileBytes):
                 reason = f"the chain of IFDs loops at byte {offset}: further pages cannot be found"
                 return [*found.values(), Ifd(0, {}, problem=reason)]
             ahead = range(offset + gap, self.size, gap)[: min(run, AT_ONCE) - 1] if gap > WINDOW else ()
-            window = AROUND if 0 < gap <= AROUND >> 3 and not ahead else WINDOW
+            window = around if 0 < gap <= UNEVEN and not ahead else WINDOW
+            if window == around and self.peek(offset, self._count.size) is None:
+                around = min(2 * around, LAST_BLOCK)
             (found[offset],) = yield from self.at([offset], ahead, window if found else HEAD)
             problem, following = found[offset].problem, found[offset].following
             if problem is not None and len(found) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,29 @@ def test_damaged_hdu_leaves_the_others(
     for name in lost:
         with pytest.raises(ManifestError, match="is not shown"):
             files.read(keys, f"{name}/0.0")
+
+
+@pytest.mark.parametrize(
+    ("edges", "rounds", "requests", "share"),
+    [([300] * 60, 7, 59, 0.5), ([300, 250, 210] * 20, 11, 60, 0.8), ([90] * 100, 6, 6, 1.0)],
+    ids=["equal", "science, error, quality", "short"],
+)
+def test_chain_of_many_hdus_takes_few_rounds(edges: list[int], rounds: int, requests: int, share: float) -> None:
+    """Headers are read many at a time, or all bytes in blocks where HDUs are short."""
+    file = io.BytesIO()
+    fits.HDUList([fits.PrimaryHDU(), *(fits.ImageHDU(np.zeros((edge, edge), "i2")) for edge in edges)]).writeto(file)
+    files = Files({ROOT: file.getvalue()})
+    assert len(files.open().grids) == len(edges)
+    assert files.rounds <= rounds
+    assert len(files.wanted) <= requests
+    assert sum(stop - start for _, start, stop in files.wanted) <= share * len(file.getvalue())
+
+
+def test_chain_of_hdus_of_various_sizes() -> None:
+    """No header is looked for where it probably is not, after the first ones."""
+    edges = np.random.default_rng(0).permutation(np.arange(400, 460))
+    file = io.BytesIO()
+    fits.HDUList([fits.PrimaryHDU(), *(fits.ImageHDU(np.zeros((edge, edge), "i2")) for edge in edges)]).writeto(file)
+    files = Files({ROOT: file.getvalue()})
+    assert len(files.open().grids) == len(edges)
+    assert len(files.wanted) <= len(edges) + 9

@@ -11,10 +11,10 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.format import IN_MEMORY, OpenOptions, Probe
-from refshard_fs.core.model import Facts
+from refshard_fs.core.model import Facts, Span
 from refshard_fs.formats.grib2 import messages, source
 from tests.servers.http import RangeServer
-from tests.support.grib_messages import POINTS, many, message, on_level, sidecar
+from tests.support.grib_messages import POINTS, many, message, offsets_of, on_level, sidecar
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -106,9 +106,8 @@ def test_padded_messages_take_few_rounds() -> None:
 @pytest.mark.parametrize("pitch", [4_000, 100_000])
 def test_messages_of_various_lengths_are_read_through(pitch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
-    points = np.resize(POINTS, 90_000)
-    keys = {"shortName": "t", "Ni": 300, "Nj": 300, "values": points}
-    wide = [on_level(500, bitsPerValue=8 + step % 2, step=step, **keys) for step in range(24)]
+    keys = {"shortName": "t", "Nj": 300, "bitsPerValue": 8}
+    wide = [on_level(500, Ni=points, values=np.resize(POINTS, 300 * points), **keys) for points in range(300, 324)]
     data = many() if pitch == 4_000 else b"".join(wide)
     files = Files({ROOT: data})
     keys = files.open().grids.keys()
@@ -163,6 +162,53 @@ def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
     files.open()
     assert files.rounds <= 12
     assert sum(stop - start for _, start, stop in files.wanted) < len(files.files[ROOT]) / 25
+
+
+def scan(data: bytes) -> Files:
+    """Find the messages of ``data``, of which the first 64 KiB are in memory."""
+    files = Files({ROOT: data})
+    begins = files.run(messages.Grib(ROOT, Span(ROOT, 0, len(data)), len(data), data[: 64 << 10]).messages())
+    assert [at for at, _ in begins] == offsets_of(data)
+    return files
+
+
+def on_grid(points: int, step: int) -> bytes:
+    """Return a message with a byte for each point."""
+    keys = {"Ni": points, "Nj": 100, "bitsPerValue": 8, "values": np.resize(POINTS, 100 * points)}
+    return on_level(500, step=step, **keys)
+
+
+def test_scan_of_messages_of_equal_length() -> None:
+    """Twice as many windows are read in each round."""
+    data = b"".join(on_grid(900, step) for step in range(10)) * 40
+    files = scan(data)
+    assert files.rounds <= 9
+    assert len(files.wanted) <= 400
+    assert sum(stop - start for _, start, stop in files.wanted) <= 400 * messages.WINDOW
+
+
+def test_scan_of_short_messages_of_equal_length() -> None:
+    """Blocks with many messages are read, twice as long each time."""
+    data = b"".join(on_grid(400, step) for step in range(10)) * 100
+    files = scan(data)
+    assert len(files.wanted) <= 10
+    assert sum(stop - start for _, start, stop in files.wanted) < 1.1 * len(data)
+
+
+def test_scan_of_messages_whose_lengths_repeat() -> None:
+    """Fields of a time step have various lengths, and those of the next step have the same again."""
+    data = b"".join(on_grid(points, 0) for points in (900, 2000, 1500, 900, 900, 1700, 3000)) * 40
+    files = scan(data)
+    assert files.rounds <= 24
+    assert len(files.wanted) <= 310
+
+
+def test_scan_after_a_message_of_another_length() -> None:
+    """At most as many windows are read in vain as were right before."""
+    one, other = on_grid(900, 0), on_grid(901, 0)
+    files = scan(one * 60 + other + one * 60)
+    assert len(files.wanted) <= 121 + 64
+    assert files.rounds <= 16
 
 
 def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -97,3 +98,15 @@ def test_images_of_imagej_without_ifds_are_named(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 8, 8), "u1"), imagej=True)
     data = (tmp_path / "a.tif").read_bytes().replace(b"images=3", b"images=9")
     assert "it has 9 images" in Files({ROOT: data}).open().reports["ImageJ"]
+
+
+def test_chain_of_ifds_at_various_distances_is_read_in_blocks() -> None:
+    """Compressed pages of up to 256 KiB are read through, twice as many bytes each time."""
+    rng, file = np.random.default_rng(0), io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for page in range(60):
+            writer.write(rng.integers(0, 255, (400, 340 + page), "u1"), contiguous=False, compression="zlib")
+    files = Files({ROOT: file.getvalue()})
+    assert len(files.open().grids) == 60
+    assert files.rounds <= 7
+    assert len(files.wanted) <= 7

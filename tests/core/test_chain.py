@@ -1,0 +1,25 @@
+"""Lengths of records in a chain are foreseen where they repeat."""
+
+from __future__ import annotations
+
+import pytest
+
+from refshard_fs.core.chain import PERIOD, foresee
+
+
+@pytest.mark.parametrize(
+    ("lengths", "want"),
+    [
+        ([], []),
+        ([5], [5]),
+        ([5, 6], []),
+        ([5, 6, 6], [6]),
+        ([5, 6, 5, 6], [5, 6]),
+        ([9, 5, 6, 7, 5, 6, 7], [5, 6, 7]),
+        ([5, 6, 7, 5, 6], []),
+        ([*range(PERIOD)] * 2, [*range(PERIOD)]),
+        ([*range(PERIOD + 1)] * 2, []),
+    ],
+)
+def test_lengths_that_repeat_are_foreseen(lengths: list[int], want: list[int]) -> None:
+    assert foresee(lengths) == want
