@@ -240,7 +240,7 @@ def _unpack_by_numpy(data: bytes | memoryview, bits: int, count: int, dtype: str
     return numbers
 
 
-def add_up(numbers: npt.NDArray[np.int64]) -> None:
+def add_up(numbers: npt.NDArray[np.signedinteger[Any]]) -> None:
     """Replace each number by the sum of those up to it, in place; sums wrap.
 
     imagecodecs takes a sixth of the time of numpy, which waits for each sum to be stored before it adds to it.

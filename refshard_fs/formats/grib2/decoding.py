@@ -15,8 +15,8 @@ from refshard_fs.core.compression import add_up, decode_by_imagecodecs, unpack_b
 from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, integer, signed
 
 _Array = npt.NDArray[Any]
-_AT_ONCE: Final = 1 << 15  # values that are unpacked and scaled at a time: they fit into a processor's cache
-_Piece = tuple[_Array, _Array | None]  # some numbers, and their positions in a row; None if they are consecutive
+_AT_ONCE: Final = 1 << 14  # values that are unpacked and scaled at a time: they fit into a processor's cache
+_Piece = tuple[_Array, _Array | None]  # some numbers, and which of them are missing: None if no number is
 
 
 class _FieldValues(msgspec.Struct, frozen=True):
@@ -114,31 +114,23 @@ class _Scale(NamedTuple):
         """Parse section 5 of edition 2."""
         return cls(_float(packing, 12), _power(2, signed(packing, 16, 2)), _power(10, -signed(packing, 18, 2)))
 
-    def apply(self, numbers: _Array | Iterator[_Piece], count: int, dtype: str = "f4") -> _Array:
+    def apply(self, pieces: Iterator[_Piece], count: int, dtype: str = "f4") -> _Array:
         """Return the values of packed numbers, NaN for missing ones."""
-        values, done = np.empty(count, dtype), 0
-        for piece, there in _cut(numbers.ravel(), count) if isinstance(numbers, np.ndarray) else numbers:
-            scaled = piece.astype("f8")
+        values, done, room = np.empty(count, dtype), 0, np.empty(0)
+        for numbers, missing in pieces:
+            room = room if numbers.size <= room.size else np.empty(numbers.size)  # is used again
+            scaled, some = room[: numbers.size], values[done : done + numbers.size]
+            scaled[:] = numbers
             if self.factor != 1:
                 scaled *= self.factor
             scaled += self.reference
             if self.decimal != 1:
                 scaled *= self.decimal
-            some = values[done : done + (piece if there is None else there).size]
-            if there is None:
-                some[:] = scaled
-            else:
-                some[:] = np.nan
-                np.place(some, there, scaled.astype(dtype))
-            done += some.size
+            some[:] = scaled
+            if missing is not None:
+                np.copyto(some, np.nan, where=missing)
+            done += numbers.size
         return values
-
-
-def _cut(numbers: _Array, count: int) -> Iterator[_Piece]:
-    if numbers.size != count:
-        raise ValueError(f"expected {count} packed values, found {numbers.size}")
-    for first in range(0, numbers.size, _AT_ONCE):
-        yield numbers[first : first + _AT_ONCE], None
 
 
 def _float(packing: Octets, octet: int) -> float:
@@ -192,11 +184,22 @@ def _run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     return np.repeat(np.concatenate([[np.nan], table])[numbers[begins]], lengths.astype("i8"))
 
 
-def _simple(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
-    return unpack_bits(data, bits, stored) if bits else np.broadcast_to(np.uint32(0), stored)
+def _simple(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+    for first in range(0, stored, _AT_ONCE):
+        yield _unpack(data[first * bits // 8 :], bits, min(_AT_ONCE, stored - first)), None
 
 
-def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
+def _unpack(data: Octets, bits: int, count: int) -> _Array:
+    return unpack_bits(data, bits, count) if bits else np.zeros(count, "u1")
+
+
+def _cut(numbers: _Array, stored: int) -> Iterator[_Piece]:
+    if numbers.size != stored:
+        raise ValueError(f"expected {stored} packed values, found {numbers.size}")
+    return ((numbers[first : first + _AT_ONCE], None) for first in range(0, stored, _AT_ONCE))
+
+
+def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
     shape, components, depth = (bottom - top, right - left), integer(data, 41, 2), (integer(data, 43) & 127) + 1
     if math.prod(shape) != stored or components != 1:
@@ -204,10 +207,10 @@ def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
     # The image may have fewer bits than the packed numbers.
     out = np.zeros(shape, f"u{1 if depth <= 8 else 2 if depth <= 16 else 4}")
     decode_by_imagecodecs("jpeg2k_decode", data, "grib", out=out)
-    return out
+    return _cut(out.ravel(), stored)
 
 
-def _png(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
+def _png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     """Decode an image whose channels are the bytes of the numbers."""
     points, depth = integer(data, 17, 4) * integer(data, 21, 4), integer(data, 25)
     channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(integer(data, 26), 0)
@@ -217,18 +220,19 @@ def _png(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
     numbers = np.zeros(stored, "u4")
     for channel in range(channels):
         numbers = numbers << depth | parts[:, channel]
-    return numbers
+    return _cut(numbers, stored)
 
 
-def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> _Array:
+def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
-    flags = (integer(packing, 22) & ~2) | 4  # numbers of whole words, most significant byte first
+    flags = integer(packing, 22) & ~6  # numbers of whole words, least significant byte first
     block, interval = integer(packing, 23), integer(packing, 24, 2)
     if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32:  # with others, libaec writes anywhere
         raise ValueError(f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval")
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
-    room = size * (stored + block * interval)  # padding may follow the last value of a block
-    return np.frombuffer(decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options), f">u{size}")[:stored]
+    room = size * (stored + block * interval)  # values may follow the last one that fill a block
+    decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options)
+    return _cut(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
 
 
 def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> Iterator[_Piece]:
@@ -241,30 +245,35 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"found {lengths.sum()} in {len(lengths)} groups, or too few bytes"
         raise ValueError(f"expected {stored} values, {reason}")
-    bits = 32 if widths.max() <= 25 else 64  # size of a word that holds a number from any bit of its first byte
-    dtype = f"u{bits // 8}"
-    padded = bytes(data) + bytes(8)
-    words = np.ndarray((len(data) + 1,), f">{dtype}", padded, strides=(1,)).astype(dtype)  # from each byte on
+    # Words have the whole of a number, wherever in a byte it begins. All that follows fits into as many bits.
+    is_small = widths.max() <= 25 and np.abs(references).max() < 1 << 30 and lengths.max() <= 1 << 26
+    bits, signed_type, word = (32, "i4", "u4") if is_small else (64, "i8", "u8")
+    words = np.ndarray((len(data) + 1,), f">{word}", bytes(data) + bytes(8), strides=(1,))  # from each byte on
+    references, widths = references.astype(signed_type), widths.astype(signed_type)
+    limits = None if limits is None else limits.astype(word)
     ends = np.cumsum(lengths)
     first = done = begin = 0
     while first < len(lengths):
         last = max(int(np.searchsorted(ends, done + _AT_ONCE, "right")), first + 1)
         some, done = slice(first, last), int(ends[last - 1])
         length = lengths[some]
-        at = np.repeat(np.append(begin, widths[some]), np.append(1, length))  # the first bit of each number
-        shift = np.subtract(bits, at[1:], dtype=dtype, casting="unsafe")
+        width = np.repeat(widths[some], length)
+        at = width.copy()
         add_up(at)
-        found = words.take(at[:-1] >> 3, mode="clip")  # all are within the words; "clip" is faster than a check
-        found <<= np.bitwise_and(at[:-1], 7, dtype=dtype, casting="unsafe")
-        found >>= shift  # a shift by all bits leaves 0
+        at += begin & 7
+        stop = int(at[-1]) if at.size else begin & 7
+        near = words[begin >> 3 :][: (stop >> 3) + 1].astype(word)
+        at -= width  # where each number begins
+        found = near.take(at >> 3, mode="clip")  # all are within the words, which "clip" checks in less time
+        at &= 7
+        found <<= at.view(word)
+        np.subtract(bits, width, out=width)
+        found >>= width.view(word)  # a shift by all bits leaves 0
+        missing = None if limits is None else found >= np.repeat(limits[some], length)
         numbers = np.repeat(references[some], length)
-        if limits is None:
-            numbers += found.astype("i8")
-            yield numbers, None
-        else:
-            there = found < np.repeat(limits[some], length)
-            yield numbers.compress(there) + found.compress(there).astype("i8"), there
-        first, begin = last, int(at[-1])
+        numbers += found.view(signed_type)
+        yield numbers, missing
+        first, begin = last, (begin & ~7) + stop
 
 
 def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterator[_Piece]:
@@ -273,18 +282,21 @@ def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterato
 
     The ``pieces`` have no values in the places of the firsts.
     """
-    order, done = len(firsts), 0
-    begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # differences of the firsts, preceded by zeros
-    sums = np.zeros(order, "i8")
-    for numbers, there in pieces:
-        begin = begins[done : done + len(numbers)]
-        numbers[: len(begin)] = begin
-        for each in range(order if len(numbers) else 0):
+    order = len(firsts)
+    begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # of the firsts, after nothing but 0
+    sums = [0] * order
+    for found, missing in pieces:
+        numbers = found.astype("i8") if order else found
+        if begins.size:
+            some = (np.arange(numbers.size) if missing is None else np.flatnonzero(~missing))[: begins.size]
+            numbers[some], begins = begins[: some.size], begins[some.size :]
+        for each in range(order if numbers.size else 0):
+            if missing is not None:
+                np.copyto(numbers, 0, where=missing)  # missing numbers have no differences
             numbers[0] += sums[each]
             add_up(numbers)
             sums[each] = numbers[-1]
-        done += len(numbers)
-        yield numbers, there
+        yield numbers, missing
 
 
 def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
@@ -298,7 +310,7 @@ def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[
     least = signed(data, 1 + size * order, size) if order else 0
     parts = []
     for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
-        parts.append(_simple(data[at:], packing, each, groups).astype("i8"))
+        parts.append(_unpack(data[at:], each, groups).astype("i8"))
         at += -(-each * groups // 8)
     references, widths, lengths = parts
     widths += integer(packing, 36)
@@ -341,8 +353,8 @@ def _spectrum(
     values[is_plain] = (ibm_floats(data, plain) if is_edition_1 else np.frombuffer(data, ">f4", plain)).reshape(-1, 2)
     if is_edition_1:  # GRIBEX also scaled the last order of the subset
         values[n == subset] *= scales[subset]
-    numbers = _simple(data[4 * plain :], b"", bits, count - plain).reshape(-1, 2)
-    unscaled = scale._replace(decimal=1.0).apply(numbers, numbers.size, "f8").reshape(-1, 2)
+    pieces = _simple(data[4 * plain :], b"", bits, count - plain)
+    unscaled = scale._replace(decimal=1.0).apply(pieces, count - plain, "f8").reshape(-1, 2)
     values[~is_plain] = scale.decimal * unscaled * scales[n[~is_plain], None]
     values[(m == 0) & ~is_plain, 1] = 0  # they are integers, except for rounding
     return values.ravel()
@@ -357,7 +369,7 @@ def truncation_of(count: int) -> int:
 
 
 _LOGARITHM: Final = 61
-_SCALABLE: Final[dict[int, Callable[..., _Array | Iterator[_Piece]]]] = {  # by template: decoders
+_SCALABLE: Final[dict[int, Callable[..., Iterator[_Piece]]]] = {  # by template, decoders to numbers to scale,
     0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
 }  # fmt: skip
 _UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # decoders by template; they give values
@@ -410,14 +422,14 @@ class Values1(_FieldValues, frozen=True):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
         if not bits or not stored:
             return self._place(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
-        return self._place(scale.apply(unpack_bits(data[11:], bits, stored), stored), bitmap)
+        return self._place(scale.apply(_simple(data[11:], b"", bits, stored), stored), bitmap)
 
     def _spectral(self, data: memoryview, scale: _Scale) -> _Array:
         """Decode spectral coefficients: all are packed, except the first one or a subset."""
         bits = integer(data, 11)
         if not integer(data, 4) & _COMPLEX:
-            numbers = _simple(data[15:], b"", bits, self.count - 1)
-            return np.concatenate([ibm_floats(data[11:], 1), scale.apply(numbers, numbers.size, "f8")])
+            pieces = _simple(data[15:], b"", bits, self.count - 1)
+            return np.concatenate([ibm_floats(data[11:], 1), scale.apply(pieces, self.count - 1, "f8")])
         if len({integer(data, octet) for octet in (16, 17, 18)}) > 1:
             raise ValueError("its unpacked spectral coefficients are not a triangle")
         return _spectrum(data[18:], integer(data, 16), signed(data, 14, 2) / 1000, bits, self.count, scale, True)
@@ -440,7 +452,7 @@ class Values1(_FieldValues, frozen=True):
             bias, at = (sign - bias if bias & sign else bias), 26 + -(-width * (order + 1) // 8)
         parts = []
         for bits in (integer(data, 22), integer(data, 23), integer(data, 11)):
-            parts.append(_simple(data[at:], b"", bits, groups).astype("i8"))
+            parts.append(_unpack(data[at:], bits, groups).astype("i8"))
             at += -(-bits * groups // 8)
         widths, lengths, references = parts
         references += bias
