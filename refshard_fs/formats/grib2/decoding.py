@@ -227,7 +227,8 @@ def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_P
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
     flags = integer(packing, 22) & ~6  # numbers of whole words, least significant byte first
     block, interval = integer(packing, 23), integer(packing, 24, 2)
-    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32:  # with others, libaec writes anywhere
+    is_restricted = flags & 16 and 4 < bits <= 8  # libaec frees its state twice with these, and ends the process
+    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32 or is_restricted:  # it writes anywhere
         raise ValueError(f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval")
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
     room = size * (stored + block * interval)  # values may follow the last one that fill a block

@@ -82,6 +82,12 @@ class Points(msgspec.Struct, frozen=True):
         eccodes damages the memory of the process where its sizes differ, and aborts over rows that cannot be.
         """
         kind = integer(grid, 6) if self.edition == 1 else integer(grid, 13, 2)
+        if self.edition == 2 and kind in (*range(4), *_ROWS):
+            basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
+            if basic not in (0, 0xFFFFFFFF) and not 0 < basic * _LEAST_PARTS <= parts:
+                raise ValueError(
+                    f"its corners are multiples of {basic}/{parts} degrees: expected {1 / _LEAST_PARTS} or less"
+                )
         if self.edition == 1:
             is_gaussian, begin, size = kind in (4, 14), integer(grid, 5) + 4 * integer(grid, 4), 2
             across, rows, missing = integer(grid, 7, 2), integer(grid, 9, 2), 0xFFFF
@@ -111,6 +117,7 @@ class Points(msgspec.Struct, frozen=True):
             raise ValueError(f"expected a reduced grid of {self.count} points, found {reason}")
 
 
+_LEAST_PARTS: Final = 1000  # of a degree, as a unit of corners: eccodes takes a turn off each angle again and again
 # Templates of edition 2 whose rows may have a number of points each, and the octet from which these are listed.
 _ROWS: Final = {0: 73, 40: 73, 41: 85, 42: 85, 43: 97}
 

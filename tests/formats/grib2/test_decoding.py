@@ -191,3 +191,12 @@ def test_jpeg_2000_image_of_fewer_bits_than_its_numbers_is_read() -> None:
     raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 5 + len(data), 7) + data
     values = np.frombuffer(Values(496, (23, 6, 5 + len(data))).make(raw), "<f4")
     np.testing.assert_array_equal(values, image.ravel() + 1.5)
+
+
+@pytest.mark.parametrize("bits", [5, 8])
+def test_restricted_ccsds_codes_of_many_bits_are_refused(bits: int) -> None:
+    """Before it was mended: libaec freed its state twice, and the process ended."""
+    packing = struct.pack(">IBIHfHHBBBBH", 25, 5, 496, 42, 1.5, 0, 0, bits, 0, 0x3F, 32, 128)
+    raw = packing + struct.pack(">IBB", 6, 6, 255) + struct.pack(">IB", 105, 7) + bytes(100)
+    with pytest.raises(ValueError, match=f"invalid CCSDS blocks of 32 values of {bits} bits"):
+        Values(496, (25, 6, 105)).make(raw)

@@ -82,3 +82,12 @@ def test_rows_of_one_point_never_reach_eccodes(edition: int, points: int) -> Non
     if edition == 2:  # a basic angle, octets 39 to 42
         with pytest.raises(ValueError, match="basic angle 4294967295"):
             recipe.make(grid[:38] + b"\xff" * 4 + grid[42:])
+
+
+def test_corners_in_units_of_many_degrees_never_reach_eccodes() -> None:
+    """Before it was mended: it subtracted 360 degrees for seconds, or for hours."""
+    data = bytearray(message(sample="rotated_ll_sfc_grib2"))
+    at = data.index(b"\0\0\0\x54\3")
+    data[at + 38 : at + 46] = b"GRIB\0\0\x6c\1"
+    with pytest.raises(Exception, match="its corners are multiples of 1196575042/27649 degrees"):
+        array(bytes(data), "latitude")[...]
