@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 
 import refshard_fs
-from benchmarks.jobs.data import Days, Grib, Months, Scenes, Steps, VirtualSteps
+from benchmarks.jobs.data import Days, Grib, Months, Published, Scenes, Steps, VirtualSteps
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.security.policy import server_of
 from refshard_fs.xarray_backend import RefShardBackend
@@ -406,6 +406,17 @@ class GribFiles(Job):
                 backend_kwargs={"filter_by_keys": {"shortName": "t", "level": 500}, "indexpath": ""},
             ) as ds:  # fmt: skip
                 return ds["t"].values
+
+
+class GribRule(GribFiles):
+    """Take one field of each of 30 files of a forecast, whose names and sidecars a rule tells."""
+
+    title = "{count} GRIB2 files, by rule: one field of each"
+    sizes = Sizes(Published(4), Published(30))
+
+    def ours(self, site: Site) -> Any:
+        with xr.open_dataset(site.folder / "rule.json", engine=RefShardBackend) as ds:
+            return ds["t"].sel(isobaricInhPa=500)[0].values
 
 
 class GribSet(Job):

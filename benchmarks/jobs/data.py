@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
 import warnings
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ import zarr
 
 from benchmarks.jobs.job import Site
 
-__all__ = ["Days", "Era5", "Grib", "Image", "Months", "Scenes", "Steps", "Store", "VirtualSteps"]
+__all__ = ["Days", "Era5", "Grib", "Image", "Months", "Published", "Scenes", "Steps", "Store", "VirtualSteps"]
 
 
 class _Files:
@@ -263,6 +267,35 @@ class Grib:
         same = ["latitude", "longitude", "isobaricInhPa", "time"]
         joined = MultiZarrToZarr(sets, concat_dims=["step"], identical_dims=same)
         (site.folder / "refs.json").write_text(json.dumps(joined.translate()))
+
+
+@dataclass(frozen=True)
+class Published(Grib):
+    """The same forecast with a sidecar for each file, and the document of the rule by which files are named."""
+
+    def write(self, folder: Path) -> None:
+        super().write(folder)
+        for path in sorted(folder.glob("*.grib2")):
+            data, step, at, lines = path.read_bytes(), int(path.stem[1:]), 0, []
+            for number, (name, level) in enumerate(itertools.product(self.fields, self.levels), 1):
+                forecast = f"{step} hour fcst" if step else "anl"
+                lines.append(f"{number}:{at}:d={_time_of(data):%Y%m%d%H}:{name}:{level} mb:{forecast}:\n")
+                at += int.from_bytes(data[at + 8 : at + 16])
+            Path(f"{path}.idx").write_text("".join(lines))
+
+    def prepare(self, site: Site) -> None:
+        from refshard_fs.cli import main
+
+        start = f"{_time_of((site.folder / 'f000.grib2').read_bytes()):%Y-%m-%dT%H}"
+        rule = ["--url", site.url + "/f{step:03}.grib2", "--dialect", "wgrib2", "--every", "24"]
+        rule += ["--start", start, "--stop", start, "--steps", f"0-{self.count - 1}"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            main(["rule", "new", str(site.folder / "rule.json"), *rule])
+
+
+def _time_of(message: bytes) -> datetime:
+    """Return the reference time of a GRIB2 message."""
+    return datetime(int.from_bytes(message[28:30]), *message[30:33])
 
 
 @dataclass(frozen=True)
