@@ -227,11 +227,12 @@ def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_P
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
     flags = integer(packing, 22) & ~6  # numbers of whole words, least significant byte first
     block, interval = integer(packing, 23), integer(packing, 24, 2)
-    is_restricted = flags & 16 and 4 < bits <= 8  # libaec frees its state twice with these, and ends the process
-    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32 or is_restricted:  # it writes anywhere
+    # With other blocks, libaec writes anywhere. With restricted codes of many bits, it frees its state twice.
+    is_restricted = flags & 16 and 4 < bits <= 8
+    if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32 or is_restricted:
         raise ValueError(f"invalid CCSDS blocks of {block} values of {bits} bits, {interval} in an interval")
     options = {"bitspersample": bits, "flags": flags, "blocksize": block, "rsi": interval}
-    room = size * (stored + block * interval)  # values may follow the last one that fill a block
+    room = size * (stored + block * interval)  # padding may follow the last value of a block
     decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options)
     return _cut(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
 
@@ -246,7 +247,7 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
     if not is_whole or widths.max() > 32 or (widths * lengths).sum() > 8 * len(data):
         reason = f"found {lengths.sum()} in {len(lengths)} groups, or too few bytes"
         raise ValueError(f"expected {stored} values, {reason}")
-    # Words have the whole of a number, wherever in a byte it begins. All that follows fits into as many bits.
+    # A word holds a number from any bit of its first byte. The values below fit into as many bits.
     is_small = widths.max() <= 25 and np.abs(references).max() < 1 << 30 and lengths.max() <= 1 << 26
     bits, signed_type, word = (32, "i4", "u4") if is_small else (64, "i8", "u8")
     words = np.ndarray((len(data) + 1,), f">{word}", bytes(data) + bytes(8), strides=(1,))  # from each byte on
@@ -265,7 +266,7 @@ def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None
         stop = int(at[-1]) if at.size else begin & 7
         near = words[begin >> 3 :][: (stop >> 3) + 1].astype(word)
         at -= width  # where each number begins
-        found = near.take(at >> 3, mode="clip")  # all are within the words, which "clip" checks in less time
+        found = near.take(at >> 3, mode="clip")  # all are within the words; "clip" is faster than a check
         at &= 7
         found <<= at.view(word)
         np.subtract(bits, width, out=width)
@@ -284,7 +285,7 @@ def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterato
     The ``pieces`` have no values in the places of the firsts.
     """
     order = len(firsts)
-    begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # of the firsts, after nothing but 0
+    begins = np.diff(np.array([0] * order + list(firsts), "i8"), order)  # differences of the firsts, preceded by zeros
     sums = [0] * order
     for found, missing in pieces:
         numbers = found.astype("i8") if order else found
@@ -370,7 +371,7 @@ def truncation_of(count: int) -> int:
 
 
 _LOGARITHM: Final = 61
-_SCALABLE: Final[dict[int, Callable[..., Iterator[_Piece]]]] = {  # by template, decoders to numbers to scale,
+_SCALABLE: Final[dict[int, Callable[..., Iterator[_Piece]]]] = {  # by template: decoders
     0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
 }  # fmt: skip
 _UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # decoders by template; they give values
