@@ -26,6 +26,7 @@ from refshard_fs.core.model import Entry, Listed, Steps
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf4.coding import Coding, parse_coding
 from refshard_fs.formats.hdf4.elements import CHUNK, COMPRESSED, VDATA, VDATA_VALUES, Elements, Key, Part
+from refshard_fs.formats.hdf4.image_coding import ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_vdata
 
 MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
@@ -42,7 +43,7 @@ class Layout(NamedTuple):
     length: int
     chunk: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
-    coding: Coding | None = None
+    coding: Coding | ImageCoding | None = None
     table: int = 0
     written: dict[int, Key] | None = None
     fill: bytes = b""

@@ -11,7 +11,7 @@ import numpy as np
 
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
-from refshard_fs.formats.hdf4.chunks import layout_of
+from refshard_fs.formats.hdf4.chunks import Layout, layout_of
 from refshard_fs.formats.hdf4.data_sets import DataSet, Tree
 from refshard_fs.formats.hdf4.elements import (
     COMPRESSED_IMAGE,
@@ -22,6 +22,7 @@ from refshard_fs.formats.hdf4.elements import (
     VGROUP,
     Key,
 )
+from refshard_fs.formats.hdf4.image_coding import RUNS, ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_number_type
 
 _KIND: Final = "RI0.0"  # the class of a Vgroup of an image
@@ -52,9 +53,10 @@ def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[Data
     refs: Mapping[int, int] = dict(members)
     elements = tree.elements
     data = IMAGE, refs.get(IMAGE, 0)
-    if COMPRESSED_IMAGE in refs:
-        raise ManifestError("it is a raster image that is compressed as in version 3, which is not read")
-    if IMAGE_DIMENSIONS not in refs or IMAGE not in refs:
+    is_old = COMPRESSED_IMAGE in refs
+    if is_old:  # as before version 4
+        data = COMPRESSED_IMAGE, refs[COMPRESSED_IMAGE]
+    if IMAGE_DIMENSIONS not in refs or not (is_old or IMAGE in refs):
         raise ManifestError("it is a raster image without a shape, or without values")
     described = yield from elements.stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
     width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", described)
@@ -63,15 +65,21 @@ def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[Data
     layout = yield from layout_of(elements, data)
     if layout is None:
         raise ManifestError("it is a raster image whose values were never written")
-    if not elements.descriptors[data].is_special and compression not in _UNCOMPRESSED:
+    if is_old:
+        coding = ImageCoding(compression, height, width, bands)
+        layout = Layout(layout.length, (), None, coding, written={0: data})
+    elif not elements.descriptors[data].is_special and compression not in _UNCOMPRESSED:
         raise ManifestError(f"it is a raster image that is compressed by {compression}, which is not read")
-    if layout.chunk is not None or interlace not in _AXES:
+    if (layout.chunk is not None and compression != RUNS) or interlace not in _AXES:
         interlace = 0  # the library writes the bands of such pixels side by side
     lengths = {"y": height, "x": width, "band": bands}
     axes = tuple(axis for axis in _AXES[interlace] if axis != "band" or bands > 1)
     shape = tuple(lengths[axis] for axis in axes)
     if min(height, width, bands) < 1 or math.prod(shape) * dtype.itemsize >= 1 << 40:
         raise ValueError(f"its image has {height} rows, {width} columns and {bands} bands")
+    if is_old:
+        layout = layout._replace(length=math.prod(shape) * dtype.itemsize)
+        coding.recipe(layout.length, dtype.itemsize)  # raises if the image cannot be decoded
     if layout.shape is not None:
         raise ManifestError("it is a raster image in chunks, which is not read")
     attributes = yield from tree.attributes(members)

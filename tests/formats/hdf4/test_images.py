@@ -1,4 +1,4 @@
-"""Raster images become arrays; images in old compressions are reported."""
+"""Raster images become arrays; images that cannot be read are reported."""
 
 from __future__ import annotations
 
@@ -69,6 +69,9 @@ def test_unsupported_images_are_reported() -> None:
     elements = {
         (106, 1): bytes([1, 21, 8, 0]),
         (1965, 1): named("jpeg", [(300, 2), (303, 2)]),
+        (1965, 6): named("blocks", [(300, 5), (303, 2)]),
+        (300, 5): dimensions(1, compression=12),
+        (303, 2): bytes(20),
         (1965, 2): named("rle", [(300, 3), (302, 3)]),
         (1965, 3): named("lost", [(300, 4), (302, 4)]),
         (1965, 4): named("short", [(300, 4), (302, 5)]),
@@ -81,7 +84,8 @@ def test_unsupported_images_are_reported() -> None:
     }
     keyspace: Any = Files({ROOT: hdf4_of(elements)}).open()
     assert list(keyspace.grids) == ["plain"]
-    assert "compressed as in version 3" in keyspace.reports["jpeg"]
+    assert "compressed by 13" in keyspace.reports["jpeg"]
+    assert "has 4 rows and 5 columns" in keyspace.reports["blocks"]
     assert "compressed by 11" in keyspace.reports["rle"]
     assert "never written" in keyspace.reports["lost"]
     assert "19 bytes, its shape takes 20" in keyspace.reports["short"]
