@@ -46,15 +46,25 @@ def vdata_of(name: str, dtype: npt.DTypeLike, records: int, kind: str = "", inte
     return head + numbers + b"".join(struct.pack(">H", len(text)) + text for text in texts) + bytes(9)
 
 
-def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
-    """Return a file with ``gap`` bytes between its elements; between the headers of chunks and these if told so."""
+def elements_of(data: bytes) -> dict[tuple[int, int], bytes]:
+    """Return the elements of a file by tag and reference number."""
+    return {(tag, ref): data[offset : offset + length] for tag, ref, offset, length in _list_descriptors(data)}
+
+
+def _list_descriptors(data: bytes) -> list[tuple[int, int, int, int]]:
+    """Return tag, reference number, offset and length of all elements, in the order of the file."""
     rows: list[tuple[int, int, int, int]] = []
     at = 4
     while at:
         count, after = struct.unpack_from(">HI", data, at)
         rows += [struct.unpack_from(">HHii", data, at + 6 + 12 * number) for number in range(count)]
         at = after
-    rows = sorted((row for row in rows if row[0] != 1 and row[2] >= 0), key=lambda row: (row[2], row[3]))
+    return sorted((row for row in rows if row[0] != 1 and row[2] >= 0), key=lambda row: (row[2], row[3]))
+
+
+def spread(data: bytes, gap: int, *, also_headers: bool = False) -> bytes:
+    """Return a file with ``gap`` bytes between its elements; between the headers of chunks and these if told so."""
+    rows = _list_descriptors(data)
     table, body = b"", b""
     start = 10 + 12 * len(rows)
     for tag, ref, offset, length in rows:

@@ -1,4 +1,4 @@
-"""Where the values of an HDF4 data set lie: in one element, in linked blocks, in chunks, or nowhere. No I/O here."""
+"""The places of the values of an HDF4 data set: one element, linked blocks, chunks, or none. No I/O here."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
 
 
 class Layout(NamedTuple):
-    """How the values of a data set are kept.
+    """The way in which the values of a data set are kept.
 
-    ``length`` is their number of bytes. A ``chunk`` is None where one element has the values as they are. Otherwise
-    ``written`` has the chunks that were written, by number, or the Vdata ``table`` has, and ``fill`` is an element of
-    the others.
+    ``length`` is their number of bytes. ``chunk`` is None if one element has the values as they are. Otherwise
+    ``written``, or the Vdata ``table``, has the written chunks by number, and ``fill`` is an element of the others.
     """
 
     length: int
@@ -49,8 +48,8 @@ class Layout(NamedTuple):
     fill: bytes = b""
 
 
-def layout_of(elements: Elements, key: Key | None) -> Steps[Layout | None]:
-    """Return how the values in an element are kept; None if there are none. ManifestError if they are not read."""
+def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
+    """Return the layout of the values in an element; None if there are none. ManifestError if it is not supported."""
     if key is None or key not in elements.descriptors:
         return None
     kind = yield from elements.kind(key)
@@ -82,7 +81,7 @@ def parse_compressed(header: bytes) -> tuple[int, int, bytes]:
 
 
 def parse_chunked(header: bytes) -> Layout:
-    """Return what the header of a chunked element says; ValueError where it is damaged."""
+    """Parse the header of a chunked element; ValueError if it is damaged."""
     try:
         _, version, _, total, count, width, _, table, _, _, ndim = struct.unpack_from(">iBiiiiHHHHi", header, 2)
         if version != 0 or not 0 < ndim <= MOST_DIMENSIONS:
@@ -104,16 +103,16 @@ def parse_chunked(header: bytes) -> Layout:
 
 
 def chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the chunks that a data set is shown in."""
+    """Return the shape of the chunks of a data set."""
     if layout is None or layout.chunk is None:
         return choose_chunks(shape, itemsize)
     return layout.chunk or tuple(max(extent, 1) for extent in shape)
 
 
-def chunks_of(
+def make_chunks(
     elements: Elements, key: Key | None, layout: Layout | None, array: ArrayDescription, grid: ChunkGrid, fill: bytes
 ) -> Chunks:
-    """Return the chunks of a data set; ``fill`` is an element of what was never written.
+    """Return the chunks of a data set; ``fill`` is an element that was never written.
 
     Raises ManifestError if its element is too short.
     """
@@ -150,7 +149,7 @@ class LinkedPieces(Contiguous):
 
 
 def cut(parts: Sequence[Part], start: int, size: int) -> list[Part]:
-    """Return where ``size`` bytes from ``start`` on lie, of an element that is in ``parts``."""
+    """Cut ``size`` bytes from ``start`` on out of the parts of an element."""
     begins = list(accumulate((length for _, length in parts), initial=0))
     number = bisect_right(begins, start) - 1
     found = []
@@ -194,7 +193,7 @@ class CodedChunks(FilledChunks):
         header = parse_vdata((yield from self._elements.stored((VDATA, ref))))
         row = np.dtype([("origin", ">i4", (len(counts),)), ("tag", ">u2"), ("ref", ">u2")])
         if header.size != row.itemsize:
-            raise ValueError(f"the records of its table of chunks have {header.size} bytes, not {row.itemsize}")
+            raise ValueError(f"the records of its table of chunks have {header.size} bytes: expected {row.itemsize}")
         if not header.records:
             return {}
         data = yield from self._elements.contents((VDATA_VALUES, ref))
@@ -215,7 +214,7 @@ class CodedChunks(FilledChunks):
             if not size or any(at + length > self._elements.file.size for at, length in parts):
                 raise ValueError(f"the bytes of chunk {number} are cut short, or damaged")
             if self._layout.coding is None and size != self._chunk_size:
-                raise ValueError(f"chunk {number} has {size} bytes, {self._chunk_size} were expected")
+                raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
         except RefShardError:
             raise
         except ValueError as e:
@@ -228,7 +227,7 @@ class CodedChunks(FilledChunks):
         )
 
     def _parts(self, key: Key) -> Steps[list[Part]]:
-        """Return where the bytes of a chunk lie."""
+        """Return the places of the bytes of a chunk."""
         elements = self._elements
         found = elements.descriptors.get(key)
         if found is None or not found.is_special:

@@ -1,4 +1,4 @@
-"""How the elements of an HDF4 file are compressed: as a codec of zarr's where there is one, else undone here."""
+"""Compressions of elements of an HDF4 file: codecs of zarr if it has them; others are decoded here. No I/O here."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ class Coding(msgspec.Struct, frozen=True):
         return [{"id": "zlib", "level": min(self.values[0], 9)}] if self.coder == _DEFLATE else []
 
     def recipe(self, size: int, itemsize: int) -> Decoded | None:
-        """Return what makes the ``size`` bytes of a chunk; None if readers are shown it as it is stored."""
+        """Return the recipe for the ``size`` bytes of a chunk; None if it is shown as it is stored."""
         if self.coder in (_NONE, _DEFLATE):
             return None
         if size > MOST_DECODED:
-            raise ManifestError(f"its chunks have {size} bytes: those of {self.name} may have {MOST_DECODED}")
+            raise ManifestError(
+                f"its chunks have {size} bytes, compressed by {self.name}: at most {MOST_DECODED} are decoded"
+            )
         return Decoded(self, size, itemsize)
 
 
 def parse_coding(data: bytes) -> Coding:
-    """Return what the header of a compressed element says from its model on.
+    """Parse the header of a compressed element from its model on.
 
     Raises ManifestError, which names the compression, if it is not read.
     """
@@ -72,17 +74,17 @@ class Decoded(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         match self.coding.coder:
             case 1:  # _RUNS
-                found = _of_runs(raw, self.size)
+                found = _decode_runs(raw, self.size)
             case 2:  # _BITS
-                found = _of_bits(raw, self.size, self.itemsize, self.coding.values)
+                found = _unpack_bits(raw, self.size, self.itemsize, self.coding.values)
             case _:
-                found = _of_szip(raw, self.size, self.coding.values)
+                found = _decode_szip(raw, self.size, self.coding.values)
         if len(found) != self.size:
-            raise ValueError(f"{self.coding.name} makes {len(found)} bytes, {self.size} were expected")
+            raise ValueError(f"{self.coding.name} makes {len(found)} bytes: expected {self.size}")
         return found
 
 
-def _of_runs(raw: bytes, size: int) -> bytes:
+def _decode_runs(raw: bytes, size: int) -> bytes:
     made = bytearray()
     at = 0
     while len(made) < size:
@@ -98,7 +100,7 @@ def _of_runs(raw: bytes, size: int) -> bytes:
     return bytes(made[:size])  # the library, too, leaves the rest of the last run
 
 
-def _of_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) -> bytes:
+def _unpack_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) -> bytes:
     """Return elements whose bits from ``first`` down were stored; all other bits are equal."""
     _, is_signed, fill, first, width = values
     bits = 8 * itemsize
@@ -120,18 +122,18 @@ def _of_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) -> b
     return b"".join(made)
 
 
-def _of_szip(raw: bytes, size: int, values: tuple[int, ...]) -> bytes:
+def _decode_szip(raw: bytes, size: int, values: tuple[int, ...]) -> bytes:
     pixels, scanline, options, depth, block = values
     width = (depth + 7) // 8
     width += width == 3
     if pixels * width != size:
-        raise ValueError(f"szip of {pixels} pixels of {width} bytes, {size} bytes were expected")
+        raise ValueError(f"szip of {pixels} pixels of {width} bytes: expected {size} bytes")
     if options & _PREAMBLE:
         if len(raw) < 5:
             raise ValueError("its szip bytes are cut short")
         length = int.from_bytes(raw[1:5], "big")
         if length > len(raw) - 5:
-            raise ValueError(f"its {len(raw) - 5} bytes of szip are cut short: {length} were expected")
+            raise ValueError(f"its {len(raw) - 5} bytes of szip are cut short: expected {length}")
         if raw[0] == 1:  # it did not shrink
             return raw[5 : 5 + length]
         raw = raw[5 : 5 + length]

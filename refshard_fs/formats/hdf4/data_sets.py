@@ -16,7 +16,7 @@ import numpy as np
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.formats.hdf4.chunks import MOST_DIMENSIONS, Layout, layout_of
+from refshard_fs.formats.hdf4.chunks import MOST_DIMENSIONS, Layout, find_layout
 from refshard_fs.formats.hdf4.elements import (
     DATA,
     DATA_GROUP,
@@ -35,15 +35,15 @@ from refshard_fs.formats.hdf4.elements import (
 from refshard_fs.formats.hdf4.objects import (
     Vdata,
     Vgroup,
-    decoded,
+    decode_text,
+    decode_value,
     parse_number_type,
     parse_vdata,
     parse_vgroup,
-    value_of,
 )
 
-SMALL: Final = 64 << 10  # bytes of the values of a Vdata that are read before it is known what they are
-FEW: Final = 64  # data sets: the tables of chunks of so many are read when the file is opened
+SMALL: Final = 64 << 10  # bytes of the values of a Vdata that are read with the other metadata, whatever they are
+FEW: Final = 64  # data sets whose tables of chunks are read when the file is opened
 
 _FILE, _VARIABLE, _ATTRIBUTE = "CDF0.0", "Var0.0", "Attr0.0"  # classes of Vgroups and Vdatas
 _DIMENSION, _UNLIMITED = "Dim0.0", "UDim0.0"
@@ -108,16 +108,16 @@ class Tree:
         self._left = 2 * elements.file.size + (1 << 20)  # bytes of names and attributes that are shown
 
     def read(self) -> Steps[None]:
-        """Read what may be metadata, in one round."""
+        """Read all elements that may be metadata, in one round."""
         elements = self.elements
         special = [key for key, found in elements.descriptors.items() if found.is_special and key[0] == DATA]
         wanted = [*special, *self.keys(VGROUP, VDATA, NUMBER_TYPE, DATA_GROUP, DIMENSIONS, _OLD_GROUP)]
         wanted += self.keys(*_TEXTS, _SCALES, _RANGE, _CALIBRATION, IMAGE_DIMENSIONS, IMAGE_GROUP, PALETTE)
         wanted += [key for key in self.keys(VDATA_VALUES) if elements.descriptors[key].length <= SMALL]
         blocks = [key for key in self.keys(LINKED) if elements.descriptors[key].length <= SMALL]
-        if len(special) <= FEW and len(blocks) <= 16 * FEW:  # they are those of tables of chunks, for the most part
+        if len(special) <= FEW and len(blocks) <= 16 * FEW:  # most of them belong to tables of chunks
             wanted += blocks
-        # Of those that end behind the file, each data set that needs one is reported.
+        # If an element ends behind the file, each data set that needs it is reported.
         ends = [(key, elements.descriptors[key]) for key in wanted]
         yield from elements.load(key for key, found in ends if found.offset + found.length <= elements.file.size)
         for key in self.keys(VGROUP, VDATA):
@@ -158,7 +158,7 @@ class Tree:
             if name in (_FILL, _IMAGE_FILL) and len(data) >= field.dtype.itemsize:
                 found = found._replace(fill=np.frombuffer(data, field.dtype, 1)[0])
                 continue
-            found.shown[name] = value_of(field, data)
+            found.shown[name] = decode_value(field, data)
             if name in PACKING and field.dtype.kind == "f":
                 found.dtypes[name] = field.dtype.str
         return found
@@ -215,7 +215,7 @@ class Tree:
                 is_coordinate |= self.tables[member].kind == _COORDINATE
         if dtype is None:
             raise ValueError("it has no number type")
-        layout = yield from layout_of(self.elements, data)
+        layout = yield from find_layout(self.elements, data)
         attributes = yield from self.attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)
         self.spend(len(group.name) + sum(map(len, names)))
@@ -224,7 +224,7 @@ class Tree:
         return [DataSet(group.name, key, names, shape, dtype, attributes, data, layout, is_coordinate, unlimited)]
 
     def _shape(self, dimensions: list[Dimension], layout: Layout | None, itemsize: int) -> tuple[int, ...]:
-        """Return the lengths of dimensions; that of an unlimited one is what the values are enough for."""
+        """Return the lengths of dimensions; an unlimited one is as long as the values reach."""
         lengths = [dimension.length for dimension in dimensions]
         if len(lengths) > MOST_DIMENSIONS:
             raise ValueError(f"it has {len(lengths)} dimensions: {MOST_DIMENSIONS} can be shown")
@@ -278,7 +278,7 @@ class Tree:
         if len(dtypes) < rank + 1:
             raise ValueError("its dimensions have no number types")
         data = (DATA, refs[DATA]) if DATA in refs else None
-        layout = yield from layout_of(self.elements, data)
+        layout = yield from find_layout(self.elements, data)
         names = tuple(f"fakeDim{first + number}" for number in range(rank))
         shape = self._shape([*map(Dimension, names, lengths)], layout, dtypes[0].itemsize)
         of_axes: list[dict[str, Any]] = [{} for _ in range(rank + 1)]  # the first are those of the data set
@@ -287,7 +287,7 @@ class Tree:
                 texts = (yield from self.elements.stored((tag, refs[tag]))).split(b"\0")
                 for of_axis, text in zip(of_axes, texts, strict=False):
                     if text:
-                        of_axis[name] = decoded(text)
+                        of_axis[name] = decode_text(text)
         attributes = Attributes(of_axes[0], {})
         if _RANGE in refs and dtypes[0].kind != "S":
             limits = np.frombuffer((yield from self.elements.stored((_RANGE, refs[_RANGE]))), dtypes[0]).tolist()

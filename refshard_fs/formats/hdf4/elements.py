@@ -1,4 +1,4 @@
-"""The data elements of an HDF4 file: what descriptors name, and where the bytes of special elements lie. No I/O here.
+"""The data elements of an HDF4 file: their descriptors, and the places of the bytes of special ones. No I/O here.
 
 Names are those of the specification (HDF 4.1 and later): a data descriptor (DD) has a tag, which says what an element
 is, a reference number, an offset and a length. A special element has a header there, which says how its bytes are kept.
@@ -53,7 +53,7 @@ NOWHERE: Final = Descriptor(0, 0, False)
 
 
 class Elements:
-    """The elements of a file by their keys. Those that were loaded stay known."""
+    """The elements of a file by their keys. Loaded ones are kept."""
 
     def __init__(self, file: FileBytes, descriptors: Mapping[Key, Descriptor]) -> None:
         self.file = file
@@ -102,7 +102,7 @@ class Elements:
         return _KINDS[code]
 
     def parts(self, key: Key) -> Steps[list[Part]]:
-        """Return where the bytes of a plain or linked element lie."""
+        """Return the places of the bytes of a plain or linked element."""
         if key not in self.descriptors:
             raise self.damaged(f"it has no element {key}, which another one names")
         kind = yield from self.kind(key)
@@ -110,7 +110,7 @@ class Elements:
             plain = self.descriptors[key]
             return [(plain.offset, plain.length)] if plain.length else []
         if kind != "linked":
-            raise ManifestError(f"element {key} is {kind}, where a plain or linked one was expected")
+            raise ManifestError(f"element {key} is {kind}, but expected to be plain or linked")
         header = yield from self.stored(key)
         if len(header) < 16:
             raise self.damaged(f"the header of the linked element {key} is cut short")
@@ -134,10 +134,10 @@ class Elements:
                     break
                 taken = min(size, left)
                 if found.length < taken:
-                    raise self.damaged(f"block {block} of the linked element {key} has not its {taken} bytes")
+                    raise self.damaged(f"block {block} of the linked element {key} is shorter than its {taken} bytes")
                 parts += [(found.offset, taken)] if taken else []
                 left, size = left - taken, usual
-        return _joined(parts)
+        return _join_parts(parts)
 
     def contents(self, key: Key) -> Steps[bytes]:
         """Return the bytes of a plain or linked element that is metadata."""
@@ -157,8 +157,8 @@ class Elements:
         return self._compressed.get(found.offset + found.length)
 
 
-def _joined(parts: list[Part]) -> list[Part]:
-    """Return ``parts`` with those that touch as one."""
+def _join_parts(parts: list[Part]) -> list[Part]:
+    """Join parts that touch."""
     joined = parts[:1]
     for (at, size), (after, more) in pairwise(parts):
         if at + size == after:

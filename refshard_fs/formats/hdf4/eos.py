@@ -72,7 +72,7 @@ def parse_odl(text: str) -> Block:
     return root
 
 
-def structures_of(text: str) -> dict[str, Structure]:
+def parse_structures(text: str) -> dict[str, Structure]:
     """Return the grids and swaths that a text describes, by name."""
     if len(text) > _LONGEST:
         raise ValueError(f"its StructMetadata have {len(text)} characters: at most {_LONGEST} are read")
@@ -120,7 +120,7 @@ def _grid(block: Block) -> Structure:
 
 
 def _crs(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is said of a grid's projection: as CF does where that is known here, else as GCTP does."""
+    """Return the attributes of a grid's projection: those of CF if it is known here, otherwise those of GCTP."""
     projection, sphere = values.get("Projection", ""), values.get("SphereCode", "")
     parameters = [*_numbers(values.get("ProjParams", "")), *[0.0] * 13][:13]
     zone = values.get("ZoneCode", "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from refshard_fs.core.model import Steps
 from refshard_fs.errors import DamagedIndex, ManifestError
-from refshard_fs.formats.hdf4.chunks import Layout, layout_of
+from refshard_fs.formats.hdf4.chunks import Layout, find_layout
 from refshard_fs.formats.hdf4.data_sets import DataSet, Tree
 from refshard_fs.formats.hdf4.elements import (
     COMPRESSED_IMAGE,
@@ -62,7 +62,7 @@ def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[Data
     width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", described)
     dtype = parse_number_type((yield from elements.stored((number_type[0], number_type[1]))))
     dtype = np.dtype("u1") if dtype.kind == "S" else dtype
-    layout = yield from layout_of(elements, data)
+    layout = yield from find_layout(elements, data)
     if layout is None:
         raise ManifestError("it is a raster image whose values were never written")
     if is_old:

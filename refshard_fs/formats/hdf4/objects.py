@@ -1,4 +1,4 @@
-"""What Vgroups, Vdatas and number types of an HDF4 file say. No I/O here."""
+"""Parse Vgroups, Vdatas and number types of an HDF4 file. No I/O here."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class _Cursor:
 
     def text(self) -> str:
         (size,) = self.numbers("H")
-        return decoded(self.take(size).split(b"\0")[0])
+        return decode_text(self.take(size).split(b"\0")[0])
 
 
 def parse_vgroup(data: bytes) -> Vgroup:
-    """Return a Vgroup; ValueError where it is damaged."""
+    """Parse a Vgroup; ValueError if it is damaged."""
     cursor = _Cursor(data, "Vgroup")
     (count,) = cursor.numbers("H")
     tags, refs = cursor.numbers(f"{count}H"), cursor.numbers(f"{count}H")
@@ -73,7 +73,7 @@ def parse_vgroup(data: bytes) -> Vgroup:
 
 
 def parse_vdata(data: bytes) -> Vdata:
-    """Return the header of a Vdata; ValueError where it is damaged."""
+    """Parse the header of a Vdata; ValueError if it is damaged."""
     cursor = _Cursor(data, "Vdata")
     interlace, count, size, fields = cursor.numbers("HiHH")
     codes, _, _, orders = (cursor.numbers(f"{fields}H") for _ in range(4))
@@ -81,38 +81,38 @@ def parse_vdata(data: bytes) -> Vdata:
     name, kind = cursor.text(), cursor.text()
     if count < 0:
         raise ValueError(f"its Vdata {name!r} has {count} records")
-    found = zip(names, map(type_of, codes), orders, strict=True)
+    found = zip(names, map(parse_type, codes), orders, strict=True)
     known = [Field(field, dtype, order) for field, dtype, order in found if dtype is not None]
     return Vdata(name, kind, count, size, tuple(known) if len(known) == fields else (), interlace == 0)
 
 
-def type_of(code: int) -> np.dtype[Any] | None:
-    """Return the data type of a number type's code; None if it is not known."""
+def parse_type(code: int) -> np.dtype[Any] | None:
+    """Return the data type of a number type's code; None if it is unknown."""
     kind = _TYPES.get(code & 0xFFF)
     return None if kind is None else np.dtype(("<" if code & (_NATIVE | _LITTLE) else ">") + kind)
 
 
 def parse_number_type(data: bytes) -> np.dtype[Any]:
-    """Return the data type of the numbers of a data set; ValueError if it is not known."""
+    """Return the data type of the numbers of a data set; ValueError if it is unknown."""
     if len(data) < 4:
-        raise ValueError(f"its number type has {len(data)} bytes, 4 were expected")
-    found = type_of(data[1] | (_LITTLE if data[3] == _PC else 0))
+        raise ValueError(f"its number type has {len(data)} bytes: expected 4")
+    found = parse_type(data[1] | (_LITTLE if data[3] == _PC else 0))
     if found is None or data[3] not in (0, 1, _PC):
-        raise ValueError(f"its number type {data[1]}, kept as {data[3]}, is not known")
+        raise ValueError(f"its number type {data[1]}, kept as {data[3]}, is unknown")
     return found
 
 
-def decoded(text: bytes) -> str:
-    """Return a text: UTF-8, or what older writers took, Latin-1."""
+def decode_text(text: bytes) -> str:
+    """Decode a text as UTF-8, or as Latin-1 if older writers used that."""
     try:
         return text.decode()
     except UnicodeDecodeError:
         return text.decode("latin-1")
 
 
-def value_of(field: Field, data: bytes) -> Any:
-    """Return an attribute as JSON has it: a text, a number, or a list of numbers."""
+def decode_value(field: Field, data: bytes) -> Any:
+    """Decode an attribute to a text, a number, or a list of numbers."""
     if field.dtype.kind == "S":
-        return decoded(data).replace("\0", "")
+        return decode_text(data).replace("\0", "")
     values = np.frombuffer(data, field.dtype, len(data) // field.dtype.itemsize).tolist()
     return values[0] if len(values) == 1 else values

@@ -27,10 +27,10 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf4 import MAGIC
-from refshard_fs.formats.hdf4.chunks import CodedChunks, Layout, chunk_shape, chunks_of
+from refshard_fs.formats.hdf4.chunks import CodedChunks, chunk_shape, find_layout, make_chunks
 from refshard_fs.formats.hdf4.data_sets import FEW, Attributes, DataSet, Tree
 from refshard_fs.formats.hdf4.elements import VDATA, VDATA_VALUES, VGROUP, Key, read_descriptors
-from refshard_fs.formats.hdf4.eos import KINDS, Structure, structures_of
+from refshard_fs.formats.hdf4.eos import KINDS, Structure, parse_structures
 from refshard_fs.formats.hdf4.images import find_images
 from refshard_fs.formats.hdf4.objects import Vdata, Vgroup
 from refshard_fs.formats.hdf4.tables import describe_fields
@@ -49,7 +49,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an HDF4 file."""
     source, size = probe.file("HDF4")
     if not probe.head.startswith(MAGIC):
-        raise ManifestError(f"{probe.url} begins with other bytes: it is no HDF4 file")
+        raise ManifestError(f"{probe.url} begins with other bytes than an HDF4 file")
     try:
         elements = yield from read_descriptors(FileBytes(probe.url, source, size, probe.head))
         tree = Tree(elements)
@@ -97,7 +97,7 @@ class _Group(ArrayGroupBuilder):
         numbered = {int(found[1]): name for name in attributes.shown if (found := _METADATA.fullmatch(name))}
         text = "".join(str(attributes.shown[numbered[number]]) for number in sorted(numbered))
         try:
-            self._structures = structures_of(text)
+            self._structures = parse_structures(text)
         except ValueError as e:
             self.reports["StructMetadata"] = str(e)
         for group in self._tree.groups.values():
@@ -118,7 +118,7 @@ class _Group(ArrayGroupBuilder):
         return [groups[ref] for tag, ref in group.members if tag == VGROUP and ref in groups]
 
     def _path(self, owner: str) -> str:
-        """Return the group of a grid or a swath: the root if there is no other."""
+        """Return the group of a grid or a swath: the root if the file has only one."""
         return _plain(owner) if len(self._structures) > 1 else ""
 
     def show(self, data_set: DataSet) -> None:
@@ -165,7 +165,7 @@ class _Group(ArrayGroupBuilder):
             self.add(path, array, SingleChunk(data_set.values))
         else:
             grid = array.grid(self._zarr_format)
-            self.add(path, array, chunks_of(elements, data_set.data, layout, array, grid, raw))
+            self.add(path, array, make_chunks(elements, data_set.data, layout, array, grid, raw))
         if data_set.attributes.dtypes:
             self.attribute_dtypes[path] = data_set.attributes.dtypes
         if data_set.unlimited and names:
@@ -205,13 +205,15 @@ class _Group(ArrayGroupBuilder):
             shown.add(ref)
             field, key = table.fields[0], (VDATA_VALUES, ref)
             shape = (table.records, field.order)[: len(names)] if field.order > 1 else (table.records,)
-            found = tree.elements.descriptors.get(key)
-            if len(shape) == len(names) and found is not None and not found.is_special:
-                none = Attributes({}, {})
-                layout = Layout(found.length)
-                self.show(DataSet(table.name, (tag, ref), names, shape, field.dtype, none, key, layout))
-            else:
-                self.reports[table.name] = f"it is a Vdata of the shape {shape}, with the dimensions {names}"
+            try:
+                layout = yield from find_layout(tree.elements, key)
+                if len(shape) != len(names) or layout is None:
+                    raise ManifestError(f"it is a Vdata of the shape {shape}, with the dimensions {names}")
+            except (ManifestError, DamagedIndex) as e:
+                self.reports[table.name] = str(e)
+                continue
+            none = Attributes({}, {})
+            self.show(DataSet(table.name, (tag, ref), names, shape, field.dtype, none, key, layout))
         for structure in self._structures.values():
             self._place(structure)
         for name, attributes in self._lost.items():

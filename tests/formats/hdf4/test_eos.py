@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refshard_fs.formats.hdf4.eos import parse_odl, structures_of
+from refshard_fs.formats.hdf4.eos import parse_odl, parse_structures
 
 GRID = """GROUP=SwathStructure
 END_GROUP=SwathStructure
@@ -51,7 +51,7 @@ GEO, LATLON = "Projection=GCTP_GEO", "latitude_longitude"
 def test_axes_are_cell_centres(
     projection: str, corners: tuple[str, str], first: tuple[float, float], crs: str | None
 ) -> None:
-    found = structures_of(GRID.format(corners=corners, more=projection))["G"]
+    found = parse_structures(GRID.format(corners=corners, more=projection))["G"]
     assert found.fields == {"a": ("YDim", "XDim")}
     assert (found.axes["XDim"].first, found.axes["YDim"].first) == pytest.approx(first)
     assert found.crs.get("grid_mapping_name") == crs
@@ -61,17 +61,17 @@ def test_axes_are_cell_centres(
 def test_wkt_of_the_sinusoidal_projection_is_read_by_proj() -> None:
     crs = pytest.importorskip("rasterio.crs")
     more = "Projection=GCTP_SNSOID\n ProjParams=(6371007.181000,0,0,0,0,0,0,0,0,0,0,0,0)"
-    found = structures_of(GRID.format(corners=("0,20", "40,0"), more=more))["G"].crs
+    found = parse_structures(GRID.format(corners=("0,20", "40,0"), more=more))["G"].crs
     assert crs.CRS.from_wkt(found["crs_wkt"]).to_dict()["proj"] == "sinu"
 
 
 @pytest.mark.parametrize("corners", [("DEFAULT", "DEFAULT"), ("nan,1", "2,3"), ("1", "2")])
 def test_grid_without_corners_has_no_axes(corners: tuple[str, str]) -> None:
-    found = structures_of(GRID.format(corners=corners, more=""))["G"]
+    found = parse_structures(GRID.format(corners=corners, more=""))["G"]
     assert not found.axes
     assert not found.crs
 
 
 def test_rows_from_below_have_no_axes() -> None:
-    found = structures_of(GRID.format(corners=("0,20", "40,0"), more="GridOrigin=HDFE_GD_LL"))["G"]
+    found = parse_structures(GRID.format(corners=("0,20", "40,0"), more="GridOrigin=HDFE_GD_LL"))["G"]
     assert not found.axes

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from refshard_fs.formats.hdf4.objects import Field, parse_number_type, parse_vdata, parse_vgroup, value_of
+from refshard_fs.formats.hdf4.objects import Field, decode_value, parse_number_type, parse_vdata, parse_vgroup
 
 
 def text(value: bytes) -> bytes:
@@ -39,7 +39,7 @@ def test_number_types_have_a_byte_order() -> None:
 
 
 def test_values_of_attributes_are_texts_or_numbers() -> None:
-    assert value_of(Field("", np.dtype("S1"), 4), b"ab\0\0") == "ab"
-    assert value_of(Field("", np.dtype("S1"), 4), b"caf\xe9") == "café"
-    assert value_of(Field("", np.dtype(">i2"), 1), b"\0\1") == 1
-    assert value_of(Field("", np.dtype(">i2"), 2), b"\0\1\0\2") == [1, 2]
+    assert decode_value(Field("", np.dtype("S1"), 4), b"ab\0\0") == "ab"
+    assert decode_value(Field("", np.dtype("S1"), 4), b"caf\xe9") == "café"
+    assert decode_value(Field("", np.dtype(">i2"), 1), b"\0\1") == 1
+    assert decode_value(Field("", np.dtype(">i2"), 2), b"\0\1\0\2") == [1, 2]

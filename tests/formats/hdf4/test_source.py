@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.formats.hdf4.elements import SMALL_FILE
 from tests.servers.http import RangeServer
 from tests.support.files_of_arrays import check_commands, check_damage, rounds_to_open
-from tests.support.hdf4_files import hdf4_file, spread, values_of
+from tests.support.hdf4_files import elements_of, hdf4_file, hdf4_of, spread, values_of
 from tests.support.shard_writers import IS_ZARR_2
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -116,6 +117,20 @@ def test_swath_names_its_geolocation(tmp_path: Path) -> None:
     keyspace = Files({ROOT: hdf4_file("swath")}).open()
     assert keyspace.reports == {}
     assert any(path.startswith("Notes/") for path in keyspace.grids)
+
+
+def test_a_field_of_a_swath_may_lie_in_linked_blocks(tmp_path: Path) -> None:
+    elements = elements_of(hdf4_file("swath"))
+    ref = next(ref for (tag, ref), data in elements.items() if tag == 1962 and b"Pressure" in data)
+    values = elements.pop((1963, ref))
+    elements |= {(20, 900): struct.pack(">HHHH", 0, 901, 902, 0), (20, 901): values[:4], (20, 902): values[4:]}
+    elements[1963 | 0x4000, ref] = struct.pack(">HiiiH", 1, len(values), 4, 2, 900)
+    (tmp_path / "linked.hdf").write_bytes(hdf4_of(elements))
+    with (
+        xr.open_dataset(tmp_path / "linked.hdf", engine="refshard") as found,
+        xr.open_dataset(written(tmp_path, "swath"), engine="refshard") as expected,
+    ):
+        xr.testing.assert_identical(found.Pressure, expected.Pressure)
 
 
 def test_files_of_older_libraries_are_read(tmp_path: Path) -> None:
