@@ -113,6 +113,6 @@ def decode_text(text: bytes) -> str:
 def decode_value(field: Field, data: bytes) -> Any:
     """Decode an attribute to a text, a number, or a list of numbers."""
     if field.dtype.kind == "S":
-        return decode_text(data).replace("\0", "")
+        return decode_text(data).rstrip("\0")  # some writers leave bytes behind a NUL
     values = np.frombuffer(data, field.dtype, len(data) // field.dtype.itemsize).tolist()
     return values[0] if len(values) == 1 else values

@@ -64,6 +64,6 @@ def test_szip_is_decoded_by_imagecodecs() -> None:
 
 
 def test_chunk_that_is_too_large_is_refused() -> None:
-    with pytest.raises(ManifestError, match="chunks of RLE have"):
+    with pytest.raises(ManifestError, match="compressed by RLE: at most"):
         Coding(RUNS, ()).recipe(MOST_DECODED + 1, 1)
     assert Coding(DEFLATE, (6,)).recipe(MOST_DECODED + 1, 1) is None

@@ -40,6 +40,7 @@ def test_number_types_have_a_byte_order() -> None:
 
 def test_values_of_attributes_are_texts_or_numbers() -> None:
     assert decode_value(Field("", np.dtype("S1"), 4), b"ab\0\0") == "ab"
+    assert decode_value(Field("", np.dtype("S1"), 4), b"a\0b\0") == "a\0b"  # as pyhdf shows it
     assert decode_value(Field("", np.dtype("S1"), 4), b"caf\xe9") == "café"
     assert decode_value(Field("", np.dtype(">i2"), 1), b"\0\1") == 1
     assert decode_value(Field("", np.dtype(">i2"), 2), b"\0\1\0\2") == [1, 2]
