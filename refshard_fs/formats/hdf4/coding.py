@@ -36,6 +36,11 @@ class Coding(msgspec.Struct, frozen=True):
         """The codecs of zarr that decode a chunk as it is; none if it is raw, or decoded here."""
         return [{"id": "zlib", "level": min(self.values[0], 9)}] if self.coder == _DEFLATE else []
 
+    @property
+    def file_codecs(self) -> tuple[str, ...]:
+        """The name of the coder if zarr does not decode it."""
+        return () if self.coder in (_NONE, _DEFLATE) else (self.name.lower(),)
+
     def recipe(self, size: int, itemsize: int) -> Decoded | None:
         """Return the recipe for the ``size`` bytes of a chunk; None if it is shown as it is stored."""
         if self.coder in (_NONE, _DEFLATE):

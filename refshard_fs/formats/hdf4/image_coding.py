@@ -29,6 +29,11 @@ class ImageCoding(msgspec.Struct, frozen=True):
         """The codecs of zarr that decode an image: none."""
         return []
 
+    @property
+    def file_codecs(self) -> tuple[str, ...]:
+        """The name of the compression."""
+        return ("jpeg" if self.compression in JPEGS else "rle" if self.compression == RUNS else "imcomp",)
+
     def recipe(self, size: int, itemsize: int) -> DecodedImage:
         """Return the recipe for the image of ``size`` bytes; ManifestError, which names the compression, if unknown."""
         if self.compression not in (RUNS, BLOCKS, *JPEGS):

@@ -159,6 +159,7 @@ class _Group(ArrayGroupBuilder):
             codecs,
             fill,
             is_masked=True,
+            file_codecs=() if layout is None or layout.coding is None else layout.coding.file_codecs,
         )
         if data_set.values is not None:
             array = msgspec.structs.replace(array, chunks=tuple(max(n, 1) for n in data_set.shape))

@@ -97,6 +97,13 @@ def test_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
         assert transform == pytest.approx([-1111950.519667, step, 0, 5559752.598333, 0, -step * 4 / 3])
 
 
+def test_coders_that_zarr_lacks_are_named_for_info() -> None:
+    keyspace = Files({ROOT: hdf4_file("layouts")}).open()
+    named = {path: codecs for path, codecs in keyspace.file_codecs.items() if not path.startswith("image")}
+    assert set(named.values()) == {("rle",), ("nbit",)}
+    assert "deflated_chunks" not in named
+
+
 def test_several_grids_are_groups_of_their_own(tmp_path: Path) -> None:
     with xr.open_datatree(written(tmp_path, "grids"), engine="refshard") as found:
         coarse, fine = found["Coarse"], found["Fine"]
