@@ -130,7 +130,12 @@ class Dataset:
         names, attributes = variable.dimensions, variable.attributes
         if self.object_codec is BYTES:
             attributes = {ELEMENT: self._sequence_dtype.str, **attributes}
-        return ArrayDescription(variable.path, shape, chunks, dtype, names, attributes, codecs, variable.fill_value)
+        is_decoded = self.codecs.spelled is None and self.object_codec is None
+        undone = tuple(used.name for used in self.codecs.filters) if is_decoded else ()
+        fill = variable.fill_value
+        return ArrayDescription(
+            variable.path, shape, chunks, dtype, names, attributes, codecs, fill, file_codecs=undone
+        )
 
 
 class StoredChunk(NamedTuple):

@@ -13,6 +13,7 @@ import xarray as xr
 import zarr
 
 from refshard_fs import RefShardError, RefShardFileSystem
+from refshard_fs.tools.info import summarise
 from tests.support import hdf5_corpus as corpus
 from tests.support import netcdf_files
 from tests.support.hdf5_comparison import check_file
@@ -27,6 +28,18 @@ def test_values_equal_h5py(kind: str, which: Callable[[list[str]], list[str]], t
     refused = frozenset(corpus.REFUSED if kind == "refused" else ())
     for name in which(corpus.of_kind(kind)):
         assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
+
+
+def test_filters_that_zarr_lacks_are_named_for_info(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        values = np.arange(10, dtype="i4")
+        file.create_dataset("scaled", data=values, chunks=(5,), scaleoffset=0, shuffle=True)
+        file.create_dataset("plain", data=values, chunks=(5,), compression="gzip")
+    fs = RefShardFileSystem(str(tmp_path / "a.h5"), skip_instance_cache=True)
+    assert {array.name: array.codecs for array in summarise(fs).arrays} == {
+        "plain": ("zlib",),
+        "scaled": ("scale-offset", "shuffle"),
+    }
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
