@@ -239,9 +239,10 @@ class Header(msgspec.Struct, frozen=True):
         for level in range(1, levels + 1):
             if min(self.size.shape(level)) < 1:
                 return level - 1, "it has no rows or columns there"
-            if min(self.size.tile) < 1 << level:
-                return level - 1, f"its tiles of {self.size.tile} are too small"
-            reason = reason or self.find_obstacle(level)
+            obstacle = self.find_obstacle(level)
+            if obstacle and min(self.size.tile) < 1 << level:  # some tiles have no samples there
+                return level - 1, obstacle
+            reason = reason or obstacle
             if reason and not has_skipping_decoder:
                 return level - 1, reason + ", which needs a newer imagecodecs"
             if reason and any(start % (1 << level) for start in self.size.start):

@@ -74,6 +74,14 @@ def test_other_progression_orders_need_a_skipping_decoder() -> None:
 
 
 def test_marker_without_a_segment_is_skipped() -> None:
+    header = parse_header(encode(smooth(64, 64), levels=3), 0)
+    one, several = header.size._replace(stop=(5, 5), tile=(5, 5)), header.size._replace(stop=(20, 20), tile=(3, 3))
+    assert msgspec.structs.replace(header, size=one).count_levels(has_skipping_decoder=True) == (3, "")
+    levels, reason = msgspec.structs.replace(header, size=several).count_levels(has_skipping_decoder=True)
+    assert (levels, "cannot be divided by 4" in reason) == (1, True)
+
+
+def test_a_marker_without_a_segment_is_skipped() -> None:
     data = encode(smooth(64, 64))
     at = data.index(b"\xff\x52")
     assert parse_header(data[:at] + b"\xff\x30" + data[at:], 0).segments == parse_header(data, 0).segments
