@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import join
+from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.formats.chunk_manifest.manifest import MANIFEST, declare_manifest, encode_members
 from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
+from refshard_fs.stores.replaced_document import ReplacedDocument
 
 ROWS: Final = 10_000  # references that become JSON at a time
 _ROOT: Final = "zarr.json"
+_OURS: Final = re.compile(r"zarr\.json|manifest(\.[0-9a-f]+)?\.json", re.ASCII)
 
 
 class ChunkManifestSink(Sink):
@@ -29,28 +33,62 @@ class ChunkManifestSink(Sink):
         names = objects.names()
         if names and not (destination.overwrite and (_ROOT in names or _is_unfinished(objects))):
             raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
-        written = {join(array, MANIFEST): manifest_of(references, array) for array in references.grids}
+        is_in_place = bool(names) and not objects.is_local
+        manifest = f"manifest.{uuid.uuid4().hex}.json" if is_in_place else MANIFEST
+        written = {join(array, manifest): manifest_of(references, array) for array in references.grids}
         origins = destination.origins()
-        nodes |= {array: declare_manifest(nodes[array], origins) for array in references.grids}
+        nodes |= {array: declare_manifest(nodes[array], origins, manifest) for array in references.grids}
+        if is_in_place:
+            _replace_in_place(objects, written, nodes)
+            return
         with objects.directory(replaces=bool(names)) as made:
             made.put_all(written)
-            made.put_all({join(path, _ROOT): zarrmeta.dumps(doc) for path, doc in nodes.items() if path})
-            made.put_all({_ROOT: zarrmeta.dumps(_root_of(nodes))})  # last: without it, nothing is there
+            made.put_all(_below_root(nodes))
+            made.put_all({_ROOT: _root_of(nodes)})  # last: without it, nothing is there
+
+
+def _replace_in_place(objects: Objects, manifests: Mapping[str, bytes], nodes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace a hierarchy in an object store, which can be read until one PUT of the root's document shows the new one.
+
+    The ``manifests`` have new names. Until the documents below the root are put, the root's document has them.
+    """
+    root, documents = ReplacedDocument(objects, _ROOT), _below_root(nodes)
+    replaced = set(objects.find("")) - {_ROOT}
+    paths = {path for path, name in map(parent, replaced) if name == _ROOT and is_key(path)}
+    try:
+        objects.put_all(manifests)
+        root.put(_root_of(nodes, pending=[path for path in nodes if path], gone=sorted(paths - nodes.keys())))
+    except BaseException:
+        if root.is_unseen:
+            objects.remove_all(manifests)
+        raise
+    objects.put_all(documents)
+    objects.remove_all(replaced - documents.keys())
+    root.put(_root_of(nodes))
 
 
 def _is_unfinished(objects: Objects) -> bool:
     """Whether there are only the remains of a save that was killed."""
-    return all(name.rpartition("/")[2] in (MANIFEST, _ROOT) for name in objects.find(""))
+    return all(_OURS.fullmatch(name.rpartition("/")[2]) for name in objects.find(""))
 
 
-def _root_of(nodes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the root's document with the documents of all other nodes in it."""
+def _below_root(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+    """Return the documents of all nodes but the root, by name."""
+    return {join(path, _ROOT): zarrmeta.dumps(document) for path, document in nodes.items() if path}
+
+
+def _root_of(nodes: Mapping[str, Mapping[str, Any]], *, pending: Sequence[str] = (), gone: Sequence[str] = ()) -> bytes:
+    """Return the root's document with the documents of all other nodes in it.
+
+    Those of ``pending`` nodes count, whatever lies in their places. Nodes that are ``gone`` do not exist.
+    """
     root = nodes[""]
-    if root.get("node_type") != "group":
-        return root
-    members = {path: document for path, document in nodes.items() if path}
-    inline = {"kind": "inline", "must_understand": False, "metadata": members, "refshard": {}}
-    return {**root, "consolidated_metadata": inline}
+    if root.get("node_type") == "group":
+        members = {path: document for path, document in nodes.items() if path}
+        ours = {"pending": pending, "gone": gone} if pending or gone else {}
+        inline = {"kind": "inline", "must_understand": False, "metadata": members, "refshard": ours}
+        root = {**root, "consolidated_metadata": inline}
+    return zarrmeta.dumps(root)
 
 
 def manifest_of(references: ReferenceStream, array: str) -> bytes:

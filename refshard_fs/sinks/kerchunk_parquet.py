@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import Written, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout, is_partition, partition_name
-from refshard_fs.formats.kerchunk_parquet.writing import add_origins, encode_partition, make_layout_document
+from refshard_fs.formats.kerchunk_parquet.writing import (
+    add_origins,
+    encode_partition,
+    make_document,
+    make_layout_document,
+)
 from refshard_fs.references.stream import ReferenceStream
+from refshard_fs.sinks.replace_remote_set import PutsAll, replace_remote_set
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
@@ -42,32 +51,45 @@ class ParquetSink(Sink):
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size):
                     encode_partition(array, grid, numbers, partition, dry=True)
-        with objects.directory(replaces=_is_to_replace(objects, destination.overwrite)) as made:
+        there = objects.names()
+        replaced = _find_replaced(objects, there, overwrite=destination.overwrite)
+        # Readers that have the replaced set open recognise partitions of another one by their generation.
+        generation = 0 if replaced is None else replaced.generation + 1
+        written = None if replaced is None else Written(generation)
+        if replaced is None or objects.is_local:
+            directory: AbstractContextManager[PutsAll] = objects.directory(replaces=bool(there))
+        else:
+            directory = replace_remote_set(objects, generation)
+        with directory as made:
             files: dict[str, bytes] = {}
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size, FEW):
-                    data = encode_partition(array, grid, numbers, partition)
+                    data = encode_partition(array, grid, numbers, partition, written)
                     files[partition_name(array, numbers.start // size)] = data
                     if len(files) == TOGETHER:
                         made.put_all(files)
                         files = {}
             made.put_all(files)
-            made.put_all({PARQUET: add_origins(document, destination.origins())})  # last: without it, there is no set
+            document = add_origins(document, destination.origins())
+            if replaced is not None:
+                document = make_document(document, uuid.uuid4().hex, generation, {})
+            made.put_all({PARQUET: document})  # last: without it, there is no set
 
 
-def _is_to_replace(objects: Objects, overwrite: bool) -> bool:
-    """Whether there is a parquet set that is to be replaced. FileExistsError if there is anything else."""
-    names = objects.names()
-    if not names:
-        return False
+def _find_replaced(objects: Objects, there: Sequence[str], *, overwrite: bool) -> Layout | None:
+    """Return the parquet set that is to be replaced; None if nothing is ``there``, or the rest of a killed save.
+
+    FileExistsError if there is anything else.
+    """
+    if not there:
+        return None
     if not overwrite:
         raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a parquet set")
-    if PARQUET not in names:
-        if all(is_partition(name) for name in objects.find("")):
-            return True  # the remains of a save that was killed
+    if PARQUET not in there:
+        if all(map(is_partition, objects.find(""))):
+            return None
         raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set")
     try:
-        Layout(objects.read([PARQUET])[PARQUET], f"{objects.url}/{PARQUET}")
+        return Layout(objects.read([PARQUET])[PARQUET], f"{objects.url}/{PARQUET}")
     except ManifestError as e:
         raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set: {e}") from e
-    return True

@@ -118,7 +118,10 @@ class ParquetCommit:
         kept = {path: when for path, when in self._kept.items() if path not in gone}
         may_rename = self._may_rename()
         at = self._now if may_rename else self._layout.begun
-        first = make_document(document, self._token, self._generation, self._kept, self._renamed, at)
+        alone = self._layout.is_for_us_alone
+        first = make_document(
+            document, self._token, self._generation, self._kept, self._renamed, at, is_for_us_alone=alone
+        )
         last = make_document(document, self._token, self._generation, kept)
         return first, partial(self._rename, last, gone) if may_rename else _nothing
 

@@ -199,6 +199,11 @@ class Objects:
         """Copy the object ``name`` to ``new`` in one step."""
         self.store.copy(self.path(name), self._place_of(new))
 
+    def copy_all(self, names: Mapping[str, str]) -> None:
+        """Copy several objects: ``names`` has the new name of each."""
+        with ThreadPoolExecutor(PUT_AT_ONCE) as pool:
+            list(pool.map(self.copy, names, names.values()))
+
     def remove(self, name: str, condition: Condition = None) -> None:
         """Remove the object ``name``, if it exists.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 
 from refshard_fs import RefShardFileSystem
 from tests.servers.s3 import SeaweedServer
 from tests.support import overwriting
 from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown
 from tests.support.killed import NEVER, DeadlyProxy, Jobs
-from tests.support.killed_on_s3 import begin, count_of, opened, row_of, rows_of
+from tests.support.killed_on_s3 import begin, count_of, opened, row_of, rows_of, saved_content
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_on_s3.py"
 pytestmark = [
@@ -131,6 +133,56 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
         commit(url, "overwritten", str(number), NEVER)
         assert found() == overwriting.state(number), "the next commit finishes"
         now = number
+
+
+def saving_rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str, count: int) -> None:
+    """Kill saves that replace a set at one request after the other; 0: at each."""
+    url = f"s3://killed/{uuid.uuid4().hex}/set"
+    files = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
+    values = ["v" * n for n in (3, 8, 5, 7, 9, 4)]
+
+    def found() -> dict[str, bytes]:
+        fs = opened(url, format, server.endpoint_url, mode="r")
+        return {key: data for key, data in fs.cat(fs.find("")).items() if "/c/" in key}
+
+    def expected_of(value: str) -> dict[str, bytes]:
+        return {key: data for key, data in saved_content(value).items() if "/c/" in key}
+
+    commit(url, format, values[0], NEVER)
+    begun = {path.rpartition("/")[2] for path in files.find(url)}
+    steps = commit(url, format, values[1], NEVER)
+    assert steps is not None
+    now, seen = values[1], set()
+    for i in range(count or steps):
+        value = values[(i + 2) % len(values)]
+        commit(url, format, value, i * (steps - 1) // ((count or steps) - 1))
+        there = found()
+        assert there in (expected_of(now), expected_of(value)), f"torn at step {i} of {steps}"
+        seen.add(there == expected_of(value))
+        now = value if there == expected_of(value) else now
+        if format == "saved parquet":  # other readers get the whole set, or an error
+            document = json.loads(files.cat_file(f"{url}/.zmetadata"))
+            assert ("record_size" in document) != ("partitions" in document["refshard"])
+    assert seen == {True, False}
+    commit(url, format, values[0], NEVER)
+    assert found() == expected_of(values[0])
+    left = {re.sub("[.][0-9a-f]{32}", "", path.rpartition("/")[2]) for path in files.find(url)}
+    assert left == begun, "nothing of killed saves remains"
+
+
+@pytest.mark.parametrize("format", ["saved parquet", "saved chunk-manifest"])
+def test_save_killed_at_a_request_leaves_old_set_or_new(
+    commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
+) -> None:
+    saving_rounds(commits, s3_server, format, 4)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("format", ["saved parquet", "saved chunk-manifest"])
+def test_saves_killed_at_each_request_leave_old_set_or_new(
+    commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
+) -> None:
+    saving_rounds(commits, s3_server, format, 0)
 
 
 def test_killed_overwriting_commit_is_finished_later(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import Format, Probe
 
-__all__ = ["FORMAT", "PARQUET"]
+__all__ = ["FORMAT", "PARQUET", "own_members"]
 
 PARQUET = ".zmetadata"  # the document of a set; in a zarr hierarchy it has other content
 
@@ -18,7 +21,13 @@ def _recognises(probe: Probe) -> bool:
         spelled = zarrmeta.loads(document.data)
     except ValueError:
         return True  # damaged: opening it raises the error
-    return isinstance(spelled, dict) and "record_size" in spelled
+    return isinstance(spelled, dict) and any("record_size" in members for members in (spelled, own_members(spelled)))
+
+
+def own_members(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the members of a ``.zmetadata`` that only this package reads; none if they are damaged."""
+    found = document.get("refshard")
+    return found if isinstance(found, dict) else {}
 
 
 FORMAT = Format(

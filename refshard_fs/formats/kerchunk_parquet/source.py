@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +30,7 @@ from refshard_fs.core.keyspace import KeySpace, Run, find_chunk
 from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Quota, Span, Stat, Steps, batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
-from refshard_fs.formats.kerchunk_parquet import PARQUET
+from refshard_fs.formats.kerchunk_parquet import PARQUET, own_members
 from refshard_fs.formats.kerchunk_parquet.lazy_references import MEMO, LazyReferences, Value
 from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, StoredPartition, Written, require_pyarrow
 from refshard_fs.references.keyspace import FlatKeySpace
@@ -57,8 +57,20 @@ def partition_name(array: str, number: int, replaced: int | None = None) -> str:
 
 
 def is_partition(path: str) -> bool:
-    """Whether a path relative to a set is the current version of a partition."""
-    return _FILE.fullmatch(path.rpartition("/")[2]) is not None
+    """Whether a path relative to a set is a partition: under its usual name, or another one that a commit gives it."""
+    name = path.rpartition("/")[2]
+    return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
+
+
+def find_partitions(paths: Iterable[str]) -> dict[str, list[int]]:
+    """Return the numbers of the partitions that have their usual names among ``paths``, by array."""
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        array, name = parent(path)
+        file = _FILE.fullmatch(name)
+        if file is not None:
+            found.setdefault(array, []).append(int(file[1]))
+    return found
 
 
 class Layout:
@@ -69,7 +81,10 @@ class Layout:
             spelled = zarrmeta.loads(document)
         except ValueError as e:
             raise ManifestError(f"{where} is not JSON: {e}") from e
-        match spelled:
+        ours = own_members(spelled) if isinstance(spelled, dict) else {}
+        # Whether other readers cannot read the set yet, because a save that replaces another set is not complete.
+        self.is_for_us_alone = "record_size" in ours
+        match {**spelled, "record_size": ours["record_size"]} if self.is_for_us_alone else spelled:
             case {"metadata": dict(metadata), "record_size": int(size)} if not isinstance(size, bool):
                 self.metadata: dict[str, dict[str, Any]] = metadata
                 self.record_size = size
@@ -78,7 +93,6 @@ class Layout:
                     f"{where} is not a reference set: it needs 'metadata' (an object) and 'record_size'"
                 )
         self.renamed = _read_renamed(spelled, where)
-        ours = spelled.get("refshard", {})
         self.generation = _read_number(ours, "generation")  # number of the last commit
         self.begun = _read_number(ours, "at")  # time at which a commit began to give partitions their usual names
         self.kept = _read_kept(ours)

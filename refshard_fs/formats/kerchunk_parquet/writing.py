@@ -231,8 +231,12 @@ def make_document(
     kept: Mapping[str, int],
     renamed: Mapping[str, Mapping[int, str | None]] | None = None,
     at: int = 0,
+    *,
+    is_for_us_alone: bool = False,
 ) -> bytes:
     """Return ``.zmetadata`` after the commit with the number ``generation``.
+
+    If ``is_for_us_alone``, other readers cannot read the set: they would take partitions that it replaces for its own.
 
     ``token`` makes the document unique: stores name versions by content, and two commits could write the same document.
     ``kept`` are replaced files, with the time of their replacement. ``renamed`` has the files of partitions that do not
@@ -245,4 +249,6 @@ def make_document(
         ours["kept"] = kept
     if partitions:
         ours |= {"partitions": partitions, "at": at}
+    if is_for_us_alone:
+        ours["record_size"] = spelled.pop("record_size")
     return zarrmeta.dumps({**spelled, "refshard": ours})
