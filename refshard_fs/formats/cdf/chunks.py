@@ -185,6 +185,7 @@ class VariableChunks(FilledChunks):
                 at = end
             before = run
         if not parts and before is None:
+            self._check_sparse(start)
             return self.unwritten_entry()
         if at < stop:
             parts.append(self._fill_missing(at, stop, before))
@@ -213,12 +214,20 @@ class VariableChunks(FilledChunks):
 
     def _fill_missing(self, start: int, stop: int, before: Run | None) -> Entry:
         """Return the values of records that are not in the file; ``before`` is the run before them."""
+        self._check_sparse(start)
         if before is None or self._variable.sparse != _PREVIOUS:
             return Inline(self._pad * ((stop - start) // len(self._pad)))
         last = (before.last - before.first) * self._record
         size = min(stop - start, self._record)
         one = self._values(before, last + start % self._record, size)
         return one if size == stop - start else self._join([one], Repeated((stop - start) // size), stop - start)
+
+    def _check_sparse(self, start: int) -> None:
+        """Raise DamagedIndex for a missing record at ``start``, unless records of the variable may be missing."""
+        if self._variable.varies and not self._variable.sparse:
+            raise self._records.damage_error(
+                f"{self.where}: its index lacks record {start // self._record}, and its records are not sparse"
+            )
 
     def _join(self, parts: list[Entry], recipe: Shown | Repeated, size: int | None) -> Entry:
         spans = [span for part in parts for span in part.spans]
@@ -233,6 +242,8 @@ class VariableChunks(FilledChunks):
         runs = yield from self.load_runs()
         if self.grid.size > LISTABLE or not self.grid.size:
             return None  # too many to list, which is an error of the caller
+        if self._variable.varies and not self._variable.sparse:
+            return None  # all should be there
         if self._variable.sparse == _PREVIOUS and runs:
             runs = [Run(runs[0].first, self._variable.records - 1, 0)]
         counts = self.grid.counts[0] if self._variable.varies else 1

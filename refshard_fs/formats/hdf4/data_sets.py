@@ -45,6 +45,7 @@ from refshard_fs.formats.hdf4.objects import (
 SMALL: Final = 64 << 10  # bytes of the values of a Vdata that are read with the other metadata, whatever they are
 FEW: Final = 64  # data sets whose tables of chunks are read when the file is opened
 
+_NAMES: Final = {VGROUP: "Vgroup", VDATA: "Vdata"}
 _FILE, _VARIABLE, _ATTRIBUTE = "CDF0.0", "Var0.0", "Attr0.0"  # classes of Vgroups and Vdatas
 _DIMENSION, _UNLIMITED = "Dim0.0", "UDim0.0"
 _COUNTED, _VALUED, _COORDINATE = "DimVal0.0", "DimVal0.1", "CoordVar"
@@ -181,9 +182,9 @@ class Tree:
                 found += yield from self._reported(group.name, self._data_set(group, ref))
             elif group is not None and group.kind not in (_DIMENSION, _UNLIMITED):
                 self.reports[group.name] = f"it is a Vgroup of the class {group.kind!r}: expected {_VARIABLE!r}"
-            elif group is None and tag == VGROUP:
+            elif (group is None and tag == VGROUP) or (tag, ref) not in self.elements.descriptors:
                 reason = "the file's group of data sets lists it, and the file does not have it"
-                self.reports.setdefault(f"Vgroup {ref}", reason)
+                self.reports.setdefault(f"{_NAMES.get(tag, f'element {tag}/')} {ref}", reason)
         return (yield from self.attributes(root.members)), found
 
     def _reported(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
@@ -199,9 +200,12 @@ class Tree:
         data, key = None, (VGROUP, ref)
         is_coordinate = False
         for tag, member in group.members:
+            is_there = (tag, member) in self.elements.descriptors
             if (tag == VGROUP and member not in self.groups) or (tag == VDATA and member not in self.tables):
-                what = "a dimension" if tag == VGROUP else "an attribute"
-                raise ValueError(f"it lists {what} with the number {member}, which cannot be read")
+                is_there = False
+            if not is_there:
+                what = _NAMES.get(tag, f"element {tag},")
+                raise ValueError(f"it lists {what} {member}, which is not in the file or cannot be read")
             if tag == VGROUP:
                 dimension = yield from self._dimension(member)
                 dimensions += [dimension] if dimension is not None else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 KINDS: Final = {"GRID": "grid", "SWATH": "swath"}  # the classes of the Vgroups that hold them
@@ -14,6 +14,12 @@ _LINE: Final = re.compile(r"^[ \t]*(\w{1,100})[ \t]*=[ \t]*(\([^)]{0,1000}\)|[^\
 _MOST_BLOCKS: Final = 1 << 16
 _LONGEST: Final = 4 << 20  # characters
 _WGS84: Final = 12  # among the spheres of GCTP
+_PROJECTIONS: Final = re.compile(  # of GCTP
+    "GCTP_(ALASKA|ALBERS|AZMEQD|BCEA|CEA|EQRECT|EQUIDC|GEO|GNOMON|GOOD|GVNSP|HAMMER|HOM|IMOLL|ISINUS1?|LAMAZ|LAMCC|MERCAT|"
+    "MILLER|MOLL|OBLEQA|ORTHO|POLYC|PS|ROBIN|SNSOID|SOM|SPCS|STEREO|TM|UTM|VGRINT|WAGIV|WAGVII)"
+)
+_ORIGINS: Final = re.compile("HDFE_GD_[UL][LR]")
+_INTEGER: Final = re.compile("-?[0-9]{1,3}")
 _UPPER_LEFT: Final = ("HDFE_GD_UL", None)
 _ROLES: Final = {  # coordinates: name, unit, axis
     True: (("longitude", "degrees_east", "X"), ("latitude", "degrees_north", "Y")),
@@ -50,10 +56,15 @@ class Structure(NamedTuple):
     axes: Mapping[str, Axis]
     crs: dict[str, Any]
     geolocation: tuple[str, ...]  # names of the dimensions of latitudes
+    merged: frozenset[str] = frozenset()  # fields that share a data set of another name
+    problem: str = ""  # why a grid has no coordinates, if its text is damaged
 
 
 def parse_odl(text: str) -> Block:
-    """Return the blocks of a text in ODL, the language of NASA's metadata; what does not belong there is left out."""
+    """Return the blocks of a text in ODL, the language of NASA's metadata; what does not belong there is left out.
+
+    ValueError if a block does not end, or another one ends in its place.
+    """
     root = Block("", {}, [])
     path = [root]
     count = 0
@@ -66,9 +77,13 @@ def parse_odl(text: str) -> Block:
             path[-1].blocks.append(block)
             path.append(block)
         elif name in ("END_GROUP", "END_OBJECT"):
-            path = path[:-1] or [root]
+            if path[-1].name != value.strip():
+                raise ValueError(f"its StructMetadata end {value.strip()!r} where {path[-1].name!r} is to end")
+            path.pop()
         else:
             path[-1].values[name] = value.strip(' \t\r"')
+    if len(path) > 1:
+        raise ValueError(f"its StructMetadata end within {path[-1].name!r}")
     return root
 
 
@@ -97,7 +112,12 @@ def _fields(block: Block, *groups: str) -> dict[str, tuple[str, ...]]:
 def _swath(block: Block) -> Structure:
     fields = _fields(block, "GeoField", "DataField")
     dimensions = fields.get("Latitude", ()) if "Longitude" in fields else ()
-    return Structure(block.values.get("SwathName", ""), fields, {}, {}, dimensions)
+    return Structure(block.values.get("SwathName", ""), fields, {}, {}, dimensions, _merged(block))
+
+
+def _merged(block: Block) -> frozenset[str]:
+    lists = (merged.values.get("FieldList", "") for merged in block.below("MergedFields"))
+    return frozenset(name for names in lists for name in re.findall(r'"([^"]*)"', names))
 
 
 def _grid(block: Block) -> Structure:
@@ -116,7 +136,29 @@ def _grid(block: Block) -> Structure:
             ):
                 axes[name] = Axis(first + step / 2, step, count, {"standard_name": role, "units": unit, "axis": axis})
         crs = _crs(values) | {"GeoTransform": f"{left!r} {steps[0]!r} 0.0 {upper!r} 0.0 {steps[1]!r}"}
-    return Structure(values.get("GridName", ""), _fields(block, "DataField"), axes, crs, ())
+    fields = _fields(block, "DataField")
+    return Structure(
+        values.get("GridName", ""), fields, axes, crs, (), _merged(block), _problem(values, counts, corners)
+    )
+
+
+def _problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
+    """Return what is wrong with the values of a grid that make its coordinates; empty if nothing is."""
+    given = {"XDim": counts[0], "YDim": counts[1]}
+    if not all(given.values()):
+        return f"its numbers of columns and rows are {given}"
+    is_default = "DEFAULT" in values.get("UpperLeftPointMtrs", "") + values.get("LowerRightMtrs", "")
+    if len(corners) != 4 and not is_default:
+        return f"{len(corners)} numbers of its corners can be read: expected 4"
+    projection = values.get("Projection")
+    rules = {"Projection": _PROJECTIONS, "GridOrigin": _ORIGINS}
+    rules |= {"ZoneCode": _INTEGER, "SphereCode": _INTEGER} if projection == "GCTP_UTM" else {}
+    for name, rule in rules.items():
+        value = values.get(name, "HDFE_GD_UL" if name == "GridOrigin" else "missing")
+        if not rule.fullmatch(value):
+            return f"its {name} is {value}"
+    parameters = values.get("ProjParams", "0" if projection in ("GCTP_GEO", "GCTP_UTM") else "")
+    return "" if _numbers(parameters) else f"its ProjParams are {parameters or 'missing'}"
 
 
 def _crs(values: Mapping[str, str]) -> dict[str, Any]:

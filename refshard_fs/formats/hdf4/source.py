@@ -88,6 +88,7 @@ class _Group(ArrayGroupBuilder):
         self.unlimited: dict[str, list[str]] = {}
         self._structures: dict[str, Structure] = {}
         self._owners: dict[Key, str] = {}  # the grids and swaths of data sets and Vdatas
+        self._names_of: dict[Key, str] = {}  # of data sets
         self._extents: dict[str, int] = {}  # lengths of dimensions, by path
         self._taken: dict[str, int] = {}  # how many data sets have a path
         self._lost: dict[str, dict[str, Any]] = {}  # attributes of dimensions without values
@@ -101,7 +102,14 @@ class _Group(ArrayGroupBuilder):
         except ValueError as e:
             self.reports["StructMetadata"] = str(e)
         for group in self._tree.groups.values():
-            if group.kind not in KINDS or group.name not in self._structures:
+            if group.kind not in KINDS:
+                continue
+            if group.name not in self._structures:
+                kind = KINDS[group.kind]
+                why = (
+                    f"it is a {kind} that StructMetadata do not describe: its fields have neither coordinates nor names"
+                )
+                self.reports.setdefault(group.name, f"{why} of dimensions from there")
                 continue
             for inner in self._members(group):
                 for member in inner.members:
@@ -123,6 +131,7 @@ class _Group(ArrayGroupBuilder):
 
     def show(self, data_set: DataSet) -> None:
         """Add a data set; a report, if it cannot be shown."""
+        self._names_of[data_set.key] = data_set.name
         owner = self._owners.get(data_set.key, "")
         group = self._path(owner) if owner else ""
         path = self._free(join(group, _plain(data_set.name)))
@@ -217,6 +226,7 @@ class _Group(ArrayGroupBuilder):
             self.show(DataSet(table.name, (tag, ref), names, shape, field.dtype, none, key, layout))
         for structure in self._structures.values():
             self._place(structure)
+            self._report_damage(structure)
         for name, attributes in self._lost.items():
             self.groups.setdefault("", {}).update({f"{name}.{key}": value for key, value in attributes.items()})
         for ref, table in tree.list_tables().items():
@@ -224,6 +234,19 @@ class _Group(ArrayGroupBuilder):
                 yield from self._add_table(ref, table)
         if not self.arrays and not self.reports:
             self.reports["data sets"] = "it has none"
+
+    def _report_damage(self, structure: Structure) -> None:
+        """Report what a grid or a swath should have by its text, and has not."""
+        if structure.problem:
+            self.reports.setdefault(structure.name, f"StructMetadata describe a grid of which {structure.problem}")
+        tree = self._tree
+        owned = [key for key, owner in self._owners.items() if owner == structure.name]
+        names = {tree.tables[ref].name for tag, ref in owned if tag == VDATA and ref in tree.tables}
+        names |= {self._names_of[key] for key in owned if key in self._names_of}
+        for field in structure.fields.keys() - names - structure.merged:
+            self.reports.setdefault(
+                field, f"StructMetadata describe it as a field of {structure.name!r}, which lacks it"
+            )
 
     def _add_table(self, ref: int, table: Vdata) -> Steps[None]:
         """Add the fields of a Vdata as a group; a report, if it cannot be shown."""
@@ -245,6 +268,13 @@ class _Group(ArrayGroupBuilder):
         """Add the coordinates and the CRS of a grid."""
         group = self._path(structure.name)
         axes = {join(group, name): axis for name, axis in structure.axes.items()}
+        for path, axis in axes.items():
+            extent = self._extents.get(path, axis.length)
+            if extent != axis.length:
+                why = (
+                    f"StructMetadata give {structure.name!r} {axis.length} cells along it, and its fields have {extent}"
+                )
+                self.reports.setdefault(f"coordinate {path}", why)
         if not structure.crs or not any(self._extents.get(path) == axis.length for path, axis in axes.items()):
             return
         for path, axis in axes.items():

@@ -100,11 +100,24 @@ def test_repeated_records_fill_a_compressed_chunk() -> None:
 
 def test_unwritten_records_are_the_fill_value() -> None:
     for fill, kind in ((-1, type(None)), (5, Inline)):
-        variable = Variable(numbers(8), {"FILLVAL": np.int32(fill)}, runs=[], pad=np.array(-1, "<i4").tobytes())
+        variable = Variable(
+            numbers(8), {"FILLVAL": np.int32(fill)}, runs=[], sparse=1, pad=np.array(-1, "<i4").tobytes()
+        )
         files, keys = opened(variable)
         assert isinstance(files.run(keys.lookup("v/0")), kind)
         listed = [each.name for each in files.run(keys.children("v"))]
         assert ("0" in listed) == (fill == 5)
+
+
+@pytest.mark.parametrize("runs", [[], [(0, 3)], [(4, 7)], [(0, 2), (4, 7)]])
+def test_records_that_the_index_lacks_are_an_error(runs: list[tuple[int, int]]) -> None:
+    """Only records of sparse variables may be missing: an index that was cut would show fill values."""
+    files, keys = opened(Variable(numbers(8), {"FILLVAL": np.int32(-1)}, runs=runs, pad=b"\xff" * 4))
+    assert [each.name for each in files.run(keys.children("v")) if each.name[0] != "."] == ["0"]
+    with pytest.raises(DamagedIndex, match="its index lacks record [034], and its records are not sparse"):
+        files.run(keys.lookup("v/0"))
+    files, keys = opened(Variable(numbers(8)[:1], {"FILLVAL": np.int32(-1)}, varies=False, runs=[], pad=b"\xff" * 4))
+    assert files.run(keys.lookup("v/0")) is None, "a constant that was never written"
 
 
 def test_column_major_records_are_reordered_or_order_f() -> None:

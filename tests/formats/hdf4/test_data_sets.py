@@ -36,6 +36,30 @@ def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
             assert keyspace.grids == whole.grids, at
 
 
+def test_damaged_tag_of_a_member_is_reported() -> None:
+    """A member of the root, or the values of a data set, disappeared silently."""
+    data = hdf4_file("layouts")
+    files = Files({ROOT: data})
+    whole = files.open()
+    descriptors = {found.start() for found in re.finditer(rb"[\0\2\7]...\0{2}..\0{2}", data, re.DOTALL)}
+    members = [found.start() for found in re.finditer(b"\7\xad|\2\xbe", data) if found.start() not in descriptors]
+    assert len(members) > 10
+    reported = 0
+    for at in members:
+        damaged = Files({ROOT: data[: at + 1] + bytes([data[at + 1] ^ 0x40]) + data[at + 2 :]})
+        try:
+            keyspace = damaged.open()
+        except ManifestError:
+            continue
+        reported += keyspace.reports != whole.reports
+        if keyspace.reports == whole.reports:
+            assert keyspace.grids == whole.grids, at
+            for path in whole.grids:
+                key = f"{path}/.zarray"
+                assert damaged.read(keyspace, key) == files.read(whole, key), at
+    assert reported > 10
+
+
 def test_dimensions_beyond_the_end_are_an_error() -> None:
     data = bytearray(hdf4_file("old"))
     at = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions

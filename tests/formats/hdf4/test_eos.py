@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from refshard_fs.formats.hdf4.eos import parse_odl, parse_structures
+from tests.support.hdf4_files import hdf4_file
+from tests.support.shards_in_memory import ROOT, Files
 
 GRID = """GROUP=SwathStructure
 END_GROUP=SwathStructure
@@ -33,7 +35,13 @@ def test_text_is_parsed_into_blocks() -> None:
     root = parse_odl(GRID.format(corners=("1,2", "3,4"), more=""))
     assert [block.name for block in root.blocks] == ["SwathStructure", "GridStructure"]
     assert root.blocks[1].blocks[0].values["XDim"] == "4"
-    assert parse_odl("END_GROUP=a\nEND_GROUP=b\nx = 1").values == {"x": "1"}
+    assert parse_odl("OBJECT=a\nEND_OBJECT=a\nx = 1").values == {"x": "1"}
+
+
+@pytest.mark.parametrize("text", ["END_GROUP=a", "GROUP=a\nEND_GROUP=b\n", "GROUP=a\nGROUP=b\nEND_GROUP=b\n"])
+def test_blocks_that_do_not_end_are_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"StructMetadata end ('[ab]' where '|within 'a')"):
+        parse_odl(text)
 
 
 GEO, LATLON = "Projection=GCTP_GEO", "latitude_longitude"
@@ -75,3 +83,40 @@ def test_grid_without_corners_has_no_axes(corners: tuple[str, str]) -> None:
 def test_rows_from_below_have_no_axes() -> None:
     found = parse_structures(GRID.format(corners=("0,20", "40,0"), more="GridOrigin=HDFE_GD_LL"))["G"]
     assert not found.axes
+
+
+@pytest.mark.parametrize("name", ["grid", "grids", "swath"])
+def test_damage_in_a_text_is_reported_or_changes_numbers_only(name: str) -> None:
+    """A damaged digit cannot be seen; a name or a number that cannot be read hid fields, coordinates or the CRS."""
+
+    def view(data: bytes) -> tuple[object, ...]:
+        files = Files({ROOT: data})
+        keys = files.open()
+        documents = [[files.read(keys, f"{path}/{name}") for name in (".zarray", ".zattrs")] for path in keys.grids]
+        return documents, dict(keys.reports)
+
+    data = hdf4_file(name)
+    start = data.rindex(b"GROUP=SwathStructure")
+    places = range(start, data.index(b"\nEND\n", start), 5)
+    whole = view(data)
+    for at in places:
+        if chr(data[at]) in "0123456789.-\n":
+            continue
+        found = view(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert found[0] == whole[0] or found[1] != whole[1], data[at - 20 : at + 20]
+
+
+@pytest.mark.parametrize(
+    ("line", "damaged", "problem"),
+    [
+        ("XDim=4", "", "its numbers of columns and rows are {'XDim': 0, 'YDim': 2}"),
+        ("LowerRightMtrs", "LowerRight", "2 numbers of its corners can be read: expected 4"),
+        (GEO, "", "its Projection is missing"),
+        (GEO, f"{GEO}\nGridOrigin=HDFE_GD_XL", "its GridOrigin is HDFE_GD_XL"),
+        (GEO, "Projection=GCTP_PS", "its ProjParams are missing"),
+    ],
+)
+def test_what_leaves_a_grid_without_coordinates_is_named(line: str, damaged: str, problem: str) -> None:
+    text = GRID.format(corners=("0,2", "4,0"), more=GEO)
+    assert parse_structures(text)["G"].problem == ""
+    assert parse_structures(text.replace(line, damaged))["G"].problem == problem
