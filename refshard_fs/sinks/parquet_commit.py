@@ -203,6 +203,7 @@ class ParquetCommit:
             unique = self._copy(time.monotonic() + TIDYING)
         if unique is not None:
             self._replace_document(document)
+            self._store.sweep_stale([PARQUET, *self._written])
             self._store.remove_all([*unique, *gone])
 
     def _copy(self, until: float) -> list[str] | None:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
+from refshard_fs.errors import sanitize
+from refshard_fs.stores.stale_drafts import lock_draft
 from refshard_fs.targets.local import draft_of
 
 _HAS_OWNERS: Final = hasattr(os, "geteuid")  # Windows has no POSIX owners and modes
@@ -24,10 +26,15 @@ def replace_file(path: str, *, check: Callable[[], object] | None = None, durabl
     before the rename, and the directory after it. A link at ``path`` is replaced, not followed: `path_to_write`
     resolves links. The draft is never readable by users who may not read the file that it replaces.
     """
-    draft = draft_of(path)
-    mode = 0o666 if _status_of_replaced(path) is None else 0o600  # the umask decides the mode of a new file
+    draft, replaced = draft_of(path), _status_of_replaced(path)
+    if replaced is not None and stat.S_ISDIR(replaced.st_mode):
+        raise IsADirectoryError(
+            f"{sanitize(path)} is a directory: expected the path of a file to write, for example one in that directory"
+        )
+    mode = 0o666 if replaced is None else 0o600  # the umask decides the mode of a new file
     try:
         with open(os.open(draft, _DRAFT_FLAGS, mode), "wb") as file:
+            lock_draft(file.fileno())
             yield file
             if durable:
                 file.flush()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import BinaryIO
 
 from refshard_fs.core.model import Facts
+from refshard_fs.errors import sanitize
 from refshard_fs.stores.drafts import replace_file
 from refshard_fs.stores.links import path_to_write
 from refshard_fs.stores.lock import hold_lock
@@ -29,7 +30,7 @@ class LocalStore(Store):
     def lock(self, place: Place, *, of_parent: bool = False) -> Iterator[None]:
         path = self.resolve_links(place)
         folder = (os.path.dirname(path) or ".") if of_parent else path
-        os.makedirs(folder, exist_ok=True)
+        _make_directory(folder)
         with hold_lock(folder):
             yield
 
@@ -48,9 +49,19 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def stream(self, place: Place, condition: Condition, *, durable: bool) -> Iterator[BinaryIO]:
         path = self.resolve_links(place)
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        _make_directory(os.path.dirname(path) or ".")
         with replace_file(path, check=partial(self.check, place, condition), durable=durable) as file:
             yield file
 
     def copy(self, path: str, new: Place) -> None:
         self.put(new, (self.fs.cat_file(path),), None, durable=True)
+
+
+def _make_directory(path: str) -> None:
+    """Create a directory, if it is missing; NotADirectoryError if a file is in the way."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        while not os.path.lexists(path):
+            path = os.path.dirname(path)
+        raise NotADirectoryError(f"{sanitize(path)} is a file: expected a directory to write in") from None

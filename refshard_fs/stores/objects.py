@@ -14,6 +14,7 @@ from refshard_fs.core.model import ABSENT, Facts, Version
 from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
 from refshard_fs.security.policy import climbs, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
+from refshard_fs.stores.stale_drafts import locked_directory, remove_stale_drafts
 from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, facts_in
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets.credentials import InstanceOrOptions
@@ -168,6 +169,7 @@ class Objects:
         Raises ConflictError, and changes nothing, if the object does not meet ``condition``. ``durable`` local files
         are on the disk when this returns.
         """
+        self._sweep_drafts_of(name)
         return self.store.put(self._place_of(name), parts, condition, durable=durable)
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
@@ -182,7 +184,13 @@ class Objects:
 
         Only local files have a ``condition``.
         """
+        self._sweep_drafts_of(name)
         return self.store.stream(self._place_of(name), condition, durable=durable)
+
+    def _sweep_drafts_of(self, name: str) -> None:
+        """Remove the drafts that killed writers left of the one file at the URL; `sweep` does so in a hierarchy."""
+        if not name and self.is_local:
+            remove_stale_drafts(*os.path.split(self.store.resolve_links(self._place_of(""))))
 
     def make_durable(self, urls: Iterable[str]) -> None:
         """Sync the objects at ``urls`` to the disk, if they are local files."""
@@ -244,13 +252,16 @@ class Objects:
         )  # the directory behind a link, not the link
         is_apart = path and (replaces or not os.path.lexists(path))
         draft = Objects(draft_of(path), {}) if is_apart else self
+        if path:
+            remove_stale_drafts(*os.path.split(path))
         if draft is not self:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.mkdir(draft.path(""), 0o700 if replaces else 0o777)
         elif replaces:
             self.remove_tree()
         try:
-            yield draft
+            with locked_directory(draft.path("")) if draft is not self else contextlib.nullcontext():
+                yield draft
             if draft is not self and replaces:
                 replace_directory(path, draft.path(""))
             elif draft is not self:
@@ -268,6 +279,12 @@ class Objects:
                 for entry in entries:
                     if is_draft(entry.name) and not entry.is_dir(follow_symlinks=False):
                         os.unlink(entry.path)
+
+    def sweep_stale(self, names: Iterable[str]) -> None:
+        """Remove the drafts that killed processes left beside the objects ``names``. Other writers may be at work."""
+        if self.is_local:
+            for folder in {os.path.dirname(self.path(name)) for name in names}:
+                remove_stale_drafts(folder, "")
 
     def tidy(self, names: Iterable[str], *, with_root: bool = True) -> None:
         """Remove the empty directories of the objects ``names``, if they are local.

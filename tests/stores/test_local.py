@@ -33,3 +33,16 @@ def test_name_with_a_step_up_is_refused(tmp_path: Path) -> None:
     assert objects.name_of(f"file://{tmp_path}/data/a/b") == "a/b"
     assert objects.name_of(f"file://{tmp_path}/data/../secret") is None
     assert objects.name_of(f"file://{tmp_path}/database") is None
+
+
+def test_file_over_a_directory_is_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match="folder is a directory: expected the path of a file"):
+        Objects(str(tmp_path / "folder"), {}).put("", (b"x",))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_file_in_place_of_a_directory_is_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(NotADirectoryError, match="file is a file: expected a directory to write in"):
+        Objects(str(tmp_path / "file" / "sub"), {}).put("set.json", (b"x",))

@@ -1,0 +1,81 @@
+"""Remove the drafts that killed writers left beside local files. A writer locks its draft, and touches it now and then.
+
+The lock tells of writers on this machine, the time also of those on machines that share the disk but no locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from refshard_fs.targets.local import is_draft
+
+UNTOUCHED: Final = 3600.0  # seconds after which a draft that nobody has locked is stale
+
+
+def lock_draft(descriptor: int) -> None:
+    """Lock a draft until ``descriptor`` is closed, where the platform and the disk have locks."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def locked_directory(path: str) -> Iterator[None]:
+    """Hold the lock of a draft that is a directory."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows cannot open directories
+        yield
+        return
+    try:
+        lock_draft(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale_drafts(folder: str, name: str) -> None:
+    """Remove stale drafts in ``folder``, of the file or directory ``name``, or of all; what cannot be removed stays."""
+    with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+        for entry in entries:
+            if (not name or entry.name.startswith(name + ".")) and is_draft(entry.name):
+                with contextlib.suppress(OSError):
+                    _remove_if_stale(entry.path)
+
+
+def _remove_if_stale(path: str) -> None:
+    if os.path.islink(path) or time.time() - _last_touched(path) < UNTOUCHED or not _is_unlocked(path):
+        return
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def _last_touched(path: str) -> float:
+    """Return the time of the last change of a file, or of anything in a directory."""
+    times = [os.stat(path).st_mtime]
+    for folder, _, names in os.walk(path):
+        times += [os.lstat(os.path.join(folder, name)).st_mtime for name in (".", *names)]
+    return max(times)
+
+
+def _is_unlocked(path: str) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        return True  # Windows removes no open files
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
