@@ -152,6 +152,46 @@ def element_type(meta: ArrayMeta) -> np.dtype[Any] | None:
     return dtype
 
 
+def decoded_type(meta: ArrayMeta) -> np.dtype[Any] | None:
+    """Return the type of an array's elements as they are decoded here: texts of any length are objects."""
+    return np.dtype(object) if text_codec(meta) else element_type(meta)
+
+
+def text_codec(meta: ArrayMeta) -> str | None:
+    """Return the codec of texts or bytes of any length; None if the elements have one length."""
+    is_text = meta.dtype in ("|O", "string", "bytes", "variable_length_bytes")
+    codecs = (meta.raw.get("filters") if meta.zarr_format == 2 else meta.raw.get("codecs")) or [None]
+    match codecs[0]:
+        case {"id": "vlen-utf8" | "vlen-bytes" as name} | {"name": "vlen-utf8" | "vlen-bytes" as name} if is_text:
+            return str(name)
+        case "vlen-utf8" | "vlen-bytes" as name if is_text:
+            return str(name)
+    return None
+
+
+def holds_characters(*metas: ArrayMeta) -> bool:
+    """Return whether all arrays are of single characters, which readers join to texts along the last dimension."""
+    return all(element_type(meta) == np.dtype("S1") for meta in metas)
+
+
+def common_text_type(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
+    """Return the type that holds the texts of all ``dtypes``; None if one is not of texts, or bytes and texts mix."""
+    kinds = {dtype.kind for dtype in dtypes}
+    if kinds in ({"S"}, {"U"}):
+        return max(dtypes, key=lambda dtype: dtype.itemsize).newbyteorder("<")
+    return np.dtype(object) if kinds and kinds <= {"O", "U"} else None
+
+
+def text_metadata(meta: ArrayMeta, dtype: np.dtype[Any], shape: Sequence[int], chunks: Sequence[int]) -> dict[str, Any]:
+    """Return the metadata of an array of texts with another type and ``shape``, in uncompressed ``chunks``."""
+    doc = plain_document(meta, shape, chunks)
+    codec = (text_codec(meta) or "vlen-utf8") if dtype.kind == "O" else None
+    if meta.zarr_format == 2:
+        return doc | {"dtype": dtype.str, "filters": [{"id": codec}] if codec else None}
+    doc["data_type"] = text_document(dtype) if codec is None else "string"
+    return doc | ({"codecs": [{"name": codec}], "fill_value": ""} if codec else {})
+
+
 def text_document(dtype: np.dtype[Any]) -> dict[str, Any]:
     """Return the data type of fixed-length text in metadata of zarr version 3."""
     name = next(name for name, (kind, _) in _TEXTS.items() if kind == dtype.kind)
@@ -191,6 +231,8 @@ def check_length(key: str, length: int | None, meta: ArrayMeta | None) -> None:
 def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     """Return the fill value of an array; ValueError if it is not a value of ``dtype``."""
     fill = meta.raw.get("fill_value")
+    if dtype.kind == "O":
+        return b"" if text_codec(meta) == "vlen-bytes" else fill if isinstance(fill, str) else ""
     if fill is None:
         return np.zeros((), dtype)[()]
     try:
@@ -230,10 +272,12 @@ def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] 
     """Return the metadata of the array with another shape, in uncompressed ``chunks`` (by default in one chunk)."""
     doc = {**meta.raw, "shape": list(shape)}
     cut = list(chunks) if chunks is not None else [max(length, 1) for length in shape]
+    codec = text_codec(meta)
     if meta.zarr_format == 2:
-        return doc | {"chunks": cut, "compressor": None, "filters": None, "order": "C"}
+        filters = None if codec is None else [{"id": codec}]
+        return doc | {"chunks": cut, "compressor": None, "filters": filters, "order": "C"}
     doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": cut}}
-    doc["codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    doc["codecs"] = [{"name": codec}] if codec else [{"name": "bytes", "configuration": {"endian": "little"}}]
     return doc
 
 

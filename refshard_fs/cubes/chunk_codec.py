@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import check_blosc, check_chunk, chunk_limits
-from refshard_fs.core.dtypes import element_type
+from refshard_fs.core.dtypes import decoded_type, text_codec
 from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.version_3 import ON_BYTES
 from refshard_fs.core.zarrmeta import ArrayMeta, decoding_problem, safety_problem
@@ -21,6 +21,7 @@ _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 
 
 # Codecs that make objects, as many as four bytes say, and no numbers.
 _OBJECTS: Final = frozenset(["categorize", "json2", "msgpack2", "vlen-array", "vlen-bytes", "vlen-utf8"])
+_TEXTS: Final = ("vlen-bytes", "vlen-utf8")
 
 
 class ChunkDecoder:
@@ -34,7 +35,7 @@ class ChunkDecoder:
     @classmethod
     def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
         """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
-        dtype = element_type(meta)
+        dtype = decoded_type(meta)
         if dtype is None or meta.chunks is None or decoding_problem(meta, "") or safety_problem(meta):
             return None
         pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
@@ -58,7 +59,10 @@ class ChunkDecoder:
                 if codec.codec_id == "blosc":
                     check_blosc(bytes(decoded))
                 decoded = codec.decode(decoded)
-            flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self.dtype)
+            if self.dtype.kind == "O":
+                flat = np.asarray(decoded, object)
+            else:
+                flat = np.frombuffer(np.ascontiguousarray(decoded).view(np.uint8), self.dtype)
         except Exception as e:  # numcodecs' codecs raise what they like
             raise ValueError(f"a chunk cannot be decoded: {e}") from e
         if flat.size != math.prod(chunks):
@@ -98,7 +102,10 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
     if "shards" in doc:
         return None
     configured = [*([doc["compressor"]] if doc.get("compressor") else []), *reversed(doc.get("filters") or [])]
-    if any(codec.get("id") in _OBJECTS for codec in configured if codec is not None):
+    ids = [codec.get("id") for codec in configured if codec is not None]
+    if doc.get("dtype") == "|O" and ids[-1:] and ids[-1] in _TEXTS:
+        ids.pop()
+    if not _OBJECTS.isdisjoint(ids):
         return None
     try:
         return [_codec(dict(codec)) for codec in configured], None
@@ -113,6 +120,9 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
         match codec:
             case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}}:
                 order = endian
+            case {"name": str(name)} | str(name) if name in _TEXTS and not codecs:
+                order = "little"
+                codecs.append(_codec({"id": name}))
             case "bytes" | {"name": "bytes"}:  # for elements of one byte
                 order = "little"
             case {"name": "gzip" | "zstd" as name}:  # whatever the level
@@ -127,6 +137,12 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
             case _:
                 return None
     return list(reversed(codecs)), order
+
+
+def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the values of a chunk of zeros, or of empty texts."""
+    blank = {"vlen-utf8": "", "vlen-bytes": b""}.get(text_codec(meta) or "", 0)
+    return np.full(meta.chunks or (), blank, dtype)
 
 
 def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:

@@ -412,9 +412,8 @@ class ConcatKeySpace(KeySpace):
         leading = grid.leading(relative(prefix, path))
         if leading is None:
             return (yield from self.first.children(prefix))
-        size = self._chunk_size(path, array)
-        if size is not None:
-            return self._all_chunks(path, grid, size, relative(prefix, path)) or None
+        if self._makes_chunks(path, array):
+            return self._all_chunks(path, array, grid, relative(prefix, path)) or None
         if len(leading) <= array.axis:
             return (yield from self._in_all_pieces(path, array, grid, leading)) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
@@ -437,25 +436,28 @@ class ConcatKeySpace(KeySpace):
         grids = {grid, array.stored_grid}
         others = [n for n in shown if not any(g.has_name(n.name, is_directory=n.is_directory) for g in grids)]
         chunks = [Listed("c", None, True) for n in shown if n.name == "c" and n not in others and grid.is_nested]
-        size = self._chunk_size(path, array)
-        if size is not None:
-            chunks = self._all_chunks(path, grid, size, "")
+        if self._makes_chunks(path, array):
+            chunks = self._all_chunks(path, array, grid, "")
         elif not chunks:
             chunks = yield from self._in_all_pieces(path, array, grid, None)
         return sorted([*others, *chunks], key=by_name) if names is not None or chunks else None
 
+    def _makes_chunks(self, path: str, array: ConcatArray) -> bool:
+        """Return whether chunks are made while reading; if not, the pieces have the chunks."""
+        return path == self.document.coordinate or array.recut is not None
+
     def _chunk_size(self, path: str, array: ConcatArray) -> int | None:
-        """Return the size in bytes of chunks that are made while reading; None if the pieces have the chunks."""
+        """Return the size in bytes of chunks that are made while reading; None if it is known only then."""
         if path == self.document.coordinate:
             return len(self._values)
         return None if array.recut is None else array.recut.nbytes
 
-    def _all_chunks(self, path: str, grid: ChunkGrid, size: int, directory: str) -> list[Listed]:
-        """List a directory of an array all of whose chunks exist and have the same size."""
+    def _all_chunks(self, path: str, array: ConcatArray, grid: ChunkGrid, directory: str) -> list[Listed]:
+        """List a directory of an array all of whose chunks are made while reading."""
         found = grid.directory(directory)
         if found is not None and len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
-        return sorted(_children(found, size), key=by_name)
+        return sorted(_children(found, self._chunk_size(path, array)), key=by_name)
 
     def _in_all_pieces(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
@@ -535,10 +537,10 @@ class ConcatKeySpace(KeySpace):
         assert array.grid is not None, "an array that is joined has a grid"
         columns, sizes, count = [np.zeros(0, np.uint64)], list[UInt64s | None](), 0
         try:
-            size = self._chunk_size(path, array)
-            if size is not None:
-                count = array.grid.size
+            if self._makes_chunks(path, array):
+                count, size = array.grid.size, self._chunk_size(path, array)
                 self._check_count(path, count)
+                size = WHOLE if size is None else size
                 return ArrayChunks(array.grid, np.arange(count, dtype=np.uint64), np.full(count, size, np.uint64))
             for some in batches(range(len(self.document.pieces)), TOGETHER):
                 found = yield from together([self._numbers_in(number, path, array, first) for number in some])

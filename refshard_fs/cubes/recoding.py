@@ -18,12 +18,12 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import chunk_limits
-from refshard_fs.core.dtypes import element_type, fill_of
+from refshard_fs.core.dtypes import decoded_type, fill_of, text_codec
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import of_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
-from refshard_fs.cubes.chunk_codec import ChunkDecoder, decode_chunk, encode_chunk
+from refshard_fs.cubes.chunk_codec import ChunkDecoder, blank_chunk, decode_chunk, encode_chunk
 from refshard_fs.errors import ManifestError
 
 
@@ -139,7 +139,7 @@ class Recoding(msgspec.Struct, frozen=True):
         raise ManifestError(f"{self.where}: its chunks are joined from parts of others, and cannot be recoded")
 
     def _convert(self, values: npt.NDArray[Any], theirs: _Encoding, mine: _Encoding) -> npt.NDArray[Any]:
-        if mine.dtype.kind in "SU":
+        if mine.dtype.kind in "SUO":
             return values.astype(mine.dtype)
         missing = theirs.is_missing(values)
         if theirs.times is not None and mine.times is not None and theirs.times != mine.times:
@@ -249,10 +249,12 @@ def recoding(
             other.times.convert(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
         elif (one.scale, one.offset) == (other.scale, other.offset) and not _holds(one.meant, other.meant):
             raise ValueError("no data type can hold the values of both")
+        if one.dtype.kind == "O" and (text_codec(other.meta) or "vlen-utf8") != text_codec(one.meta):
+            raise ValueError("one has texts, and the other has bytes")
         chunk_limits(one.meta)  # before chunks of that size are made
         chunk_limits(other.meta)
-        encode_chunk(one.meta, np.zeros(one.meta.chunks or (), one.dtype))
-        if decode_chunk(other.meta, encode_chunk(other.meta, np.zeros(other.meta.chunks or (), other.dtype))) is None:
+        encode_chunk(one.meta, blank_chunk(one.meta, one.dtype))
+        if decode_chunk(other.meta, encode_chunk(other.meta, blank_chunk(other.meta, other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")
     except ValueError as e:
         shown, own = _describe(*mine, units), _describe(*theirs, units)
@@ -264,6 +266,8 @@ def recoding(
 
 def _holds(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
     """Whether a type holds all values of another one. Numbers, bytes and characters never hold each other."""
+    if dtype.kind == "O":
+        return other.kind in "OU"
     return np.can_cast(other, dtype, "safe") and (dtype.kind == other.kind or dtype.kind not in "SU")
 
 
@@ -292,10 +296,10 @@ def _encoding(document: bytes) -> _Encoding:
     """Parse a document of `_dump`; ValueError unless its array is of numbers."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
-    dtype = None if meta is None else element_type(meta)
-    if meta is None or dtype is None or dtype.kind not in "iufSU" or meta.chunks is None:
-        raise ValueError("only integers, floating-point numbers and fixed-length text can be recoded")
-    if dtype.kind in "SU":
+    dtype = None if meta is None else decoded_type(meta)
+    if meta is None or dtype is None or dtype.kind not in "iufSUO" or meta.chunks is None:
+        raise ValueError("only integers, floating-point numbers and text can be recoded")
+    if dtype.kind in "SUO":
         return _Encoding(meta, dtype, None, None, np.zeros(0, dtype), dtype, ChunkDecoder.of(meta))
     attributes = found["attributes"]
     scale, offset = (attributes.get(name) for name in PACKING)

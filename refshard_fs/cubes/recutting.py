@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, chunk_limits
-from refshard_fs.core.dtypes import dtype_of, fill_of, plain_document
+from refshard_fs.core.dtypes import decoded_type, fill_of, plain_document
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.cubes.chunk_codec import decode_chunk, encode_chunk
+from refshard_fs.cubes.chunk_codec import blank_chunk, decode_chunk, encode_chunk
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 
@@ -43,12 +43,12 @@ def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[i
 
 def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     """Raise ManifestError, which names the set, unless chunks of its array ``path`` can be taken in sections."""
-    dtype = dtype_of(meta)
+    dtype = decoded_type(meta)
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
-            raise ValueError("expected numbers, in chunks of one size")
+            raise ValueError("expected numbers or texts, in chunks of one size")
         chunk_limits(meta)  # before a chunk of that size is made
-        if decode_chunk(meta, encode_chunk(meta, np.zeros(meta.chunks, dtype))) is None:
+        if decode_chunk(meta, encode_chunk(meta, blank_chunk(meta, dtype))) is None:
             raise ValueError("they cannot be decoded here")
     except ValueError as e:
         raise ManifestError(
@@ -66,7 +66,7 @@ class Recut(NamedTuple):
     @classmethod
     def of(cls, first: ArrayMeta, shape: Sequence[int], chunks: tuple[int, ...], where: str) -> Recut:
         """Return how the array is shown that is ``first`` in the first piece; ManifestError where it cannot be."""
-        dtype = dtype_of(first)
+        dtype = decoded_type(first)
         if dtype is None or len(chunks) != len(shape):
             raise ManifestError(f"{where} cannot be shown in chunks of {list(chunks)}")
         if math.prod(chunks) * dtype.itemsize > MOST:
@@ -78,9 +78,9 @@ class Recut(NamedTuple):
         return cls(meta, chunks, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))
 
     @property
-    def nbytes(self) -> int:
-        """Size of a chunk."""
-        return math.prod(self.chunks) * self.dtype.itemsize
+    def nbytes(self) -> int | None:
+        """Size of a chunk; None of texts of any length."""
+        return None if self.dtype.kind == "O" else math.prod(self.chunks) * self.dtype.itemsize
 
     @property
     def fill(self) -> npt.NDArray[Any]:

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import dtype_of, fill_of
+from refshard_fs.core.dtypes import decoded_type, fill_of, itemsize_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import decode_chunk
 from refshard_fs.cubes.recoding import Recoding
 from refshard_fs.cubes.recutting import SECTIONS, Box, Recut, Section
+from refshard_fs.cubes.text_chunk import dump_texts, join_texts, split_texts
 
 READ: Final = 1 << 30  # bytes, decoded, of the chunks that one chunk takes sections of
 
@@ -49,8 +50,8 @@ class PieceArray(msgspec.Struct, frozen=True):
 
     def absent(self) -> npt.NDArray[Any]:
         """Return the value of elements whose chunk does not exist, as it is shown."""
-        dtype = dtype_of(self.meta)
-        assert dtype is not None, "only arrays of numbers are recut"
+        dtype = decoded_type(self.meta)
+        assert dtype is not None, "only arrays of numbers or texts are recut"
         fill = np.full(1, fill_of(self.meta, dtype), dtype)
         return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)
 
@@ -92,8 +93,7 @@ def is_plain(meta: ArrayMeta) -> bool:
         case ["bytes"] | [{"name": "bytes", "configuration": {"endian": "little"}}]:
             return True
         case [{"name": "bytes"}]:
-            dtype = dtype_of(meta)
-            return dtype is not None and dtype.itemsize == 1
+            return itemsize_of(meta) == 1
     return False
 
 
@@ -118,8 +118,9 @@ class Cut(msgspec.Struct, frozen=True):
     box: Box
 
     @property
-    def size(self) -> int:
-        return math.prod(stop - start for start, stop in self.box) * np.dtype(self.source.dtype).itemsize
+    def size(self) -> int | None:
+        dtype = np.dtype(self.source.dtype)
+        return None if dtype.kind == "O" else math.prod(stop - start for start, stop in self.box) * dtype.itemsize
 
     def make(self, raw: bytes) -> bytes:
         try:
@@ -131,11 +132,11 @@ class Cut(msgspec.Struct, frozen=True):
         values = values[tuple(slice(start, stop) for start, stop in self.box)]
         if self.source.recoding is not None:
             values = self.source.recoding.convert(values)
-        return np.ascontiguousarray(values, self.source.dtype).tobytes()
+        return _dump(np.ascontiguousarray(values, self.source.dtype))
 
     def absent(self) -> bytes:
         """Return the elements of a chunk that does not exist."""
-        return np.full([stop - start for start, stop in self.box], self.source.absent()).tobytes()
+        return _dump(np.full([stop - start for start, stop in self.box], self.source.absent()))
 
 
 class Taken(Cut, frozen=True):
@@ -154,6 +155,8 @@ class SectionJoiner(msgspec.Struct, frozen=True):
     places: tuple[Box, ...]
 
     def make(self, raw: bytes) -> bytes:
+        if np.dtype(self.dtype).kind == "O":
+            return self._join_texts(raw)
         out = np.full(self.shape, np.frombuffer(self.fill, self.dtype), self.dtype)
         at = 0
         for place in self.places:
@@ -164,17 +167,33 @@ class SectionJoiner(msgspec.Struct, frozen=True):
             at += size
         return out.tobytes()
 
+    def _join_texts(self, raw: bytes) -> bytes:
+        (fill,), _ = split_texts(self.fill, 0, 1)
+        out = np.full(self.shape, fill, object)
+        at = 0
+        for place in self.places:
+            shape = [stop - start for start, stop in place]
+            texts, at = split_texts(raw, at, math.prod(shape))
+            section = np.empty(len(texts), object)
+            section[:] = texts
+            out[tuple(slice(start, stop) for start, stop in place)] = section.reshape(shape)
+        return join_texts(out.reshape(-1).tolist())
+
+
+def _dump(values: npt.NDArray[Any]) -> bytes:
+    return dump_texts(values) if values.dtype.kind == "O" else values.tobytes()
+
 
 def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, Entry | None]]) -> Entry:
     """Return the entry of a chunk, given its sections and the entries of their chunks (None: no such chunk)."""
-    fill = recut.fill
+    fill = _dump(recut.fill)
     whole = tuple((0, size) for size in recut.chunks)
     parts: list[Entry] = []
     places: list[Box] = []
     for source, section, found in sections:
         if found is None:
             absent = source.absent()
-            if absent.tobytes() == fill.tobytes():
+            if _dump(absent) == fill:
                 continue
             part: Entry = Inline(Cut(source, section.box).absent())
         else:
@@ -183,7 +202,7 @@ def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, En
             return part
         parts.append(part)
         places.append(section.place)
-    recipe: Recipe = SectionJoiner(recut.chunks, recut.dtype.str, fill.tobytes(), tuple(places))
+    recipe: Recipe = SectionJoiner(recut.chunks, recut.dtype.str, fill, tuple(places))
     spans = [span for part in parts for span in part.spans]
     if not spans:
         return Inline(recipe.make(b"".join(part.data for part in parts if isinstance(part, Inline))))
@@ -192,14 +211,9 @@ def join_sections(recut: Recut, sections: Sequence[tuple[PieceArray, Section, En
 
 def check_sections(sections: Sequence[ArrayMeta]) -> None:
     """Raise ValueError where a chunk takes too many sections, or of too large chunks; an array for each section."""
-    size = sum(math.prod(meta.chunks or ()) * _itemsize(meta) for meta in sections)
+    size = sum(math.prod(meta.chunks or ()) * (itemsize_of(meta) or 1) for meta in sections)
     if len(sections) > SECTIONS or size > READ:
         raise ValueError(
             f"one chunk is joined from {len(sections):,} others of {size:,} bytes in all: expected at most "
             f"{SECTIONS:,} of {READ:,} bytes; choose smaller chunks"
         )
-
-
-def _itemsize(meta: ArrayMeta) -> int:
-    dtype = dtype_of(meta)
-    return 1 if dtype is None else dtype.itemsize

@@ -25,6 +25,7 @@ from refshard_fs.sets.document_gaps import (
     values_in_gaps,
 )
 from refshard_fs.sets.gap_set import make_extent, make_gap
+from refshard_fs.sets.grown_texts import grow_texts, text_dims
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
 from refshard_fs.sets.set_row import Rules, SetRow
 from refshard_fs.sets.stacking import stack_along
@@ -101,9 +102,10 @@ def add_piece(
         {**document.bounds, **times.bounds},
         document.chunks,
     ).make_document()
-    if found.unions:
+    differing = found.unions.keys() - text_dims(found)
+    if differing:
         raise ManifestError(
-            f"{url} has other values of {', '.join(map(repr, found.unions))} than {name}, to which it cannot be "
+            f"{url} has other values of {', '.join(map(repr, sorted(differing)))} than {name}, to which it cannot be "
             "appended: make it anew"
         )
     if found.axes != document.axes or found.coordinate != document.coordinate:
@@ -113,7 +115,7 @@ def add_piece(
         )
     replaced = length - document.starts[-1]
     line = msgspec.structs.replace(found.pieces[-1], url=url)
-    document = document.with_values(found.pieces[0].values)
+    document = grow_texts(document.with_values(found.pieces[0].values), found, whole)
     document = msgspec.structs.replace(
         document,
         pieces=(*document.pieces, line),

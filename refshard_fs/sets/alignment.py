@@ -22,6 +22,7 @@ from refshard_fs.sets.common_units import comparable, with_common_units
 from refshard_fs.sets.coordinates import check_same_coordinate
 from refshard_fs.sets.fills import choose_fill_values
 from refshard_fs.sets.steps import Steps
+from refshard_fs.sets.text_widths import Widened, widen_texts
 from refshard_fs.sets.variables import NamedSet
 
 
@@ -45,17 +46,20 @@ def complete(
     """Prepare ``parts`` for `concatenate`; return also the fill values, by path, that arrays need for it.
 
     If ``is_outer``, each gets all arrays along ``dim``, and the union of coordinates along other dimensions. If it
-    ``has_gaps``, sets without chunks will be put between the ``parts``. If ``lazy``, only metadata change: chunks are
-    looked up when they are read. ManifestError if references alone cannot describe the result, or if an array has no
-    value that means "missing".
+    ``has_gaps``, sets without chunks will be put between the ``parts``. If ``lazy``, only metadata change, also of
+    texts of other widths: chunks are looked up when they are read. ManifestError if references alone cannot describe
+    the result, or if an array has no value that means "missing".
     """
+    texts = widen_texts(parts, dim) if lazy else Widened(list(parts), [{}] * len(parts), {})
+    parts = texts.parts
     aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{}] * len(parts))
     lacking = _find_lacking(parts, dim) if is_outer else []
     incomplete = {*lacking, *_incomplete(parts, aligned.unions)}
     if has_gaps:
         incomplete |= {path for part in parts for path in part.along(dim) if not part.variables[path].is_coordinate}
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
-    return aligned._replace(parts=_add_lacking(aligned.parts, dim, lacking)), fills
+    places = [{**own, **of_texts} for own, of_texts in zip(aligned.places, texts.places, strict=True)]
+    return Aligned(_add_lacking(aligned.parts, dim, lacking), places, {**aligned.unions, **texts.unions}), fills
 
 
 def _find_lacking(parts: Sequence[NamedSet], dim: str | None) -> list[str]:

@@ -25,6 +25,7 @@ from refshard_fs.sets.variables import NamedSet
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
 TEXT: Final = 1 << 10  # bytes that an element of unknown length, such as a text, is taken to have
+SHOWN_BY: Final = ("format", "zarr_format")  # options that make no difference to the bytes of a reference
 TOGETHER: Final = 16  # sets that are read at a time, each by itself,
 AT_ONCE: Final = 32  # sets that one filesystem reads together: their small arrays take 32 MiB or more of memory
 
@@ -99,7 +100,7 @@ def read_small_arrays(
     small = {number: [path for path in paths if _is_small(path, parts[number])] for number, paths in wanted.items()}
     keys = {number: _chunk_keys(parts[number], paths) for number, paths in small.items()}
     at_urls = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
-    at_urls = [n for n in at_urls if can_scan(parts[n].options)]
+    at_urls = [n for n in at_urls if can_scan({k: v for k, v in parts[n].options.items() if k not in SHOWN_BY})]
     for some in batches(at_urls, AT_ONCE):
         refs = {f"{n}/{key}": _reference(parts[n], *chunk) for n in some for key, chunk in keys[n].items()}
         fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], parts[some[0]].options))

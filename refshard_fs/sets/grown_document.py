@@ -14,6 +14,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.added_piece import add_piece
 from refshard_fs.sets.compatibility import check_merged
+from refshard_fs.sets.grown_texts import text_dims
 from refshard_fs.sets.inputs import get_set_url
 from refshard_fs.sets.lazy_set import relative_urls
 from refshard_fs.sets.new_elements import AppendRules
@@ -69,8 +70,9 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
     has_documents = any(part.document is not None for part in document.pieces)
     kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
-    if document.unions:
-        kinds = f"with several values of {', '.join(map(repr, document.unions))},"
+    unions = document.unions.keys() - text_dims(document)
+    if unions:
+        kinds = f"with several values of {', '.join(map(repr, sorted(unions)))},"
     if document.preprocess:
         kinds = f"of each of which {document.preprocess} selects a part,"
     if any(dim in choice.isel or choice.squeeze for choice in document.view):

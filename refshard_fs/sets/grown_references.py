@@ -22,6 +22,7 @@ from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.common_units import with_common_units
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.digests import with_digests
+from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.stacking import stack_like
@@ -64,7 +65,7 @@ class GrownReferences(NamedTuple):
         new = stack_like(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
-        old, new = with_common_units([old, new], dim).parts
+        old, new = hold_texts(with_common_units([old, new], dim).parts, [dim])
         kept = find_new_elements(old, new, rules)
         if kept is None:
             return None

@@ -25,6 +25,7 @@ from refshard_fs.sets.digests import with_digests
 from refshard_fs.sets.dimensions import find_dimensions, named_by_files
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.grid_join import GridJoin
+from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.inputs import Inputs
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.stacking import Stacking, stack_grid
@@ -118,6 +119,8 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
     units = {p: v.attributes.get("units") for p, v in read[0].variables.items() if len(dims) > 1}
     if grid is not None:
         read = stack_grid(grid, dict(zip(positions, read, strict=True)))
+    if not lazy:
+        read = hold_texts(read, dims)
     read = with_digests(read, dims, rules.same, positions)
     if lazy:  # documents say which dimensions are made
         pairs = zip(stored, read, strict=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import dtype_of, element_type, plain_document, text_document
+from refshard_fs.core.dtypes import common_text_type, decoded_type, dtype_of, plain_document, text_metadata
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.cubes.recoding import STORED, meant_dtype, missing_values
 from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
@@ -33,11 +33,13 @@ def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dic
 
 def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
     """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
-    texts = [dtype for v in (first, *others) if (dtype := element_type(v.meta)) is not None and dtype.kind in "SU"]
-    if len(texts) > len(others) and len({dtype.kind for dtype in texts}) == 1 and first.meta.chunks is not None:
-        longest = max(texts, key=lambda dtype: dtype.itemsize)
-        is_longer = longest.itemsize > texts[0].itemsize
-        return _stored_as(first, longest, first.meta.raw.get("fill_value"), first.attributes) if is_longer else {}
+    texts = [dtype for v in (first, *others) if (dtype := decoded_type(v.meta)) is not None]
+    common = common_text_type(texts) if len(texts) > len(others) else None
+    if common is not None and first.meta.chunks is not None:
+        if common.kind == texts[0].kind and common.itemsize == texts[0].itemsize:
+            return {}
+        doc = text_metadata(first.meta, common, first.meta.shape, first.meta.chunks)
+        return {first.key: doc, **with_attributes(first.key, doc, first.attributes)}
     every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
     known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
     packed_by = [value for variable in (first, *others) for value in _packing(variable) if value is not None]
@@ -80,7 +82,7 @@ def _stored_as(
     meta, old = variable.meta, dtype_of(variable.meta)
     doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     if meta.zarr_format == 3:
-        doc |= {"data_type": text_document(dtype) if dtype.kind in "SU" else dtype.name}
+        doc |= {"data_type": dtype.name}
     else:
         doc |= {"dtype": dtype.str}
     if meta.zarr_format == 3 and old is not None:

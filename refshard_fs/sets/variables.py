@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
-from refshard_fs.core.dtypes import dtype_of, fill_of
+from refshard_fs.core.dtypes import decoded_type, dtype_of, fill_of
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -128,9 +128,11 @@ class NamedSet(msgspec.Struct, frozen=True):
         return chunks
 
     def values(self, path: str) -> npt.NDArray[Any] | None:
-        """Return the values of an array whose chunks are all inline; None for another, or one that is not decoded."""
+        """Return the numbers of an array whose chunks are all inline; None for another, or one that is not decoded."""
         table = self.refs.tables.get(path)
-        return None if table is None or len(table) else self.decode(path, self.inline_chunks(path))
+        if table is None or len(table) or dtype_of(self.variables[path].meta) is None:
+            return None
+        return self.decode(path, self.inline_chunks(path))
 
     def decode(self, path: str, chunks: Mapping[int, bytes]) -> npt.NDArray[Any] | None:
         """Return the values of an array with these ``chunks``.
@@ -140,7 +142,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         meta = self.variables[path].meta
         if meta.chunks is None:
             return None
-        dtype = dtype_of(meta)
+        dtype = decoded_type(meta)
         counts = self.refs.tables[path].grid.counts
         padded = [count * size for count, size in zip(counts, meta.chunks, strict=True)]
         if dtype is None or math.prod(padded) > MOST:

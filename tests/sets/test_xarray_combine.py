@@ -156,8 +156,6 @@ CASES = {
     "texts_of_characters": Case(
         [on([1.0], [0], n=np.array(["ab"], "S2")), on([2.0], [1], n=np.array(["cde"], "S3"))],
         by_coords(),
-        {},
-        "'string2'",
     ),
     "booleans": Case([on([True], [0]), on([False], [1])], by_coords()),
     "integers_and_floats": Case([on(np.array([1], "i4"), [0]), on([2.5], [1])], by_coords()),

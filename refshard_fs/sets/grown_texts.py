@@ -1,0 +1,45 @@
+"""Arrays of characters in the document of a cube that grows by a piece of other widths. No I/O here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from refshard_fs.core.keys import parent
+from refshard_fs.cubes.document import ConcatDocument, Piece
+from refshard_fs.cubes.placement import Placement
+from refshard_fs.sets.variables import NamedSet
+
+
+def text_dims(document: ConcatDocument) -> set[str]:
+    """Return the dimensions of characters that pieces have some elements of; other dimensions have coordinates."""
+    return document.unions.keys() - {parent(path)[1] for path in document.held}
+
+
+def grow_texts(document: ConcatDocument, found: ConcatDocument, whole: NamedSet) -> ConcatDocument:
+    """Return ``document`` with its characters where ``found`` places them, which joins all of it with a new piece.
+
+    ``whole`` is the set that ``found`` shows.
+    """
+    places = {path: dim for dim in text_dims(found) for path in found.unions[dim]}
+    if not places:
+        return document
+    before = {path: dim for dim, paths in document.unions.items() for path in paths if path in places}
+    unions = {dim: {p: axis for p, axis in paths.items() if p not in before} for dim, paths in document.unions.items()}
+    unions = {dim: paths for dim, paths in unions.items() if paths} | found.unions
+    own = found.pieces[0].places
+    pieces = tuple(piece if piece.is_gap else _place(piece, places, before, own) for piece in document.pieces)
+    widths = {path: whole.variables[path].meta.shape[-1] for path in places if path in document.chunks}
+    chunks = {path: (*document.chunks[path][:-1], width) for path, width in widths.items()}
+    return msgspec.structs.replace(document, pieces=pieces, unions=unions, chunks={**document.chunks, **chunks})
+
+
+def _place(piece: Piece, places: Mapping[str, str], before: Mapping[str, str], whole: Mapping[str, Placement]) -> Piece:
+    """Return a piece of which arrays have characters along the dimensions ``places``, by path; ``before``, others."""
+    moved = {dim: placement for dim, placement in piece.places.items() if dim not in before.values()}
+    for path, dim in places.items():
+        placement = piece.places.get(before.get(path, ""), whole.get(dim))
+        if placement is not None:
+            moved[dim] = placement
+    return msgspec.structs.replace(piece, places=moved)
