@@ -160,12 +160,9 @@ def decoded_type(meta: ArrayMeta) -> np.dtype[Any] | None:
 def text_codec(meta: ArrayMeta) -> str | None:
     """Return the codec of texts or bytes of any length; None if the elements have one length."""
     is_text = meta.dtype in ("|O", "string", "bytes", "variable_length_bytes")
-    codecs = (meta.raw.get("filters") if meta.zarr_format == 2 else meta.raw.get("codecs")) or [None]
-    match codecs[0]:
-        case {"id": "vlen-utf8" | "vlen-bytes" as name} | {"name": "vlen-utf8" | "vlen-bytes" as name} if is_text:
-            return str(name)
-        case "vlen-utf8" | "vlen-bytes" as name if is_text:
-            return str(name)
+    match meta.raw.get("filters" if meta.zarr_format == 2 else "codecs"):
+        case [{"id": str(name)}, *_] | [{"name": str(name)}, *_] | [str(name), *_] if is_text:
+            return name if name in ("vlen-utf8", "vlen-bytes") else None
     return None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.dtypes import dtype_of
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import with_metadata
@@ -42,9 +43,17 @@ class LongerDocument(NamedTuple):
 
 
 def add_piece(
-    document: ConcatDocument, name: str, by_url: Mapping[str, NamedSet], url: str, rules: AppendRules
+    document: ConcatDocument,
+    name: str,
+    by_url: Mapping[str, NamedSet],
+    url: str,
+    rules: AppendRules,
+    select: tuple[Choice, ...] = (),
 ) -> LongerDocument | None:
-    """Append the set at ``url`` to the document at ``name``; None if nothing is new. The sets are given ``by_url``."""
+    """Append the set at ``url`` to the document at ``name``; None if nothing is new.
+
+    The sets are given ``by_url``; the new one is what ``select`` shows of it.
+    """
     dim, length = rules.dim, document.starts[-1]
     lead = document.pieces[document.first]
     first, new = (stack_along(by_url[each], dim, document.stacked) for each in (lead.url, url))
@@ -114,7 +123,7 @@ def add_piece(
             f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
         )
     replaced = length - document.starts[-1]
-    line = msgspec.structs.replace(found.pieces[-1], url=url)
+    line = msgspec.structs.replace(found.pieces[-1], url=url, select=select)
     document = grow_texts(document.with_values(found.pieces[0].values), found, whole)
     document = msgspec.structs.replace(
         document,

@@ -16,6 +16,7 @@ from refshard_fs.sets.expand import expand
 from refshard_fs.sets.grown_document import extend_document
 from refshard_fs.sets.grown_references import GrownReferences
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
+from refshard_fs.sets.preprocess import Preprocess, show_by
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import for_sources
 from refshard_fs.tools.progress import progress
@@ -31,6 +32,7 @@ def append(
     any_order: bool = False,
     create: bool = False,
     message: str | None = None,
+    preprocess: Preprocess | None = None,
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> int:
@@ -45,7 +47,8 @@ def append(
     ``target`` is the URL of a JSON or parquet set, of an Icechunk repository, or of a document that `concat`
     made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
     ``options`` are further arguments of `RefShardFileSystem` for both. To a repository it is one commit with
-    ``message``, to the branch ``branch=``.
+    ``message``, to the branch ``branch=``. A document whose sets a function showed (``preprocess=`` of `concat`) needs
+    the same ``preprocess``.
     The set does not change until it has all of the new one, whatever happens.
 
     It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
@@ -73,20 +76,21 @@ def append(
     """
     rules = AppendRules(dim or "", frozenset(same), on_duplicate, any_order, message)
     if create:
-        made = _create(target, fo, dim, same, options)
+        made = _create(target, fo, dim, same, preprocess, options)
         if made is not None:
             return made
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
         new, are_together = _expand_new(target, fo, options, knows_names=on_duplicate != "replace")
         groups = [new] if are_together else [[each] for each in new]
-        return sum(_append(target, group, rules, callback, options) for group in groups if group)
-    return _append(target, [fo], rules, callback, options)
+        return sum(_append(target, group, rules, preprocess, callback, options) for group in groups if group)
+    return _append(target, [fo], rules, preprocess, callback, options)
 
 
 def _append(
     target: str | os.PathLike[str],
     sets: Sequence[Any],
     rules: AppendRules,
+    preprocess: Preprocess | None,
     callback: Callback,
     options: Mapping[str, Any],
 ) -> int:
@@ -107,12 +111,12 @@ def _append(
             if rules.message is not None:
                 raise ValueError(f"message=: {sanitize(str(url))} keeps no messages, as Icechunk repositories do")
             rules = rules if rules.dim else rules._replace(dim=joined.document.dim)
-            added = extend_document(fs, base, joined, sets, rules, options)
+            added = extend_document(fs, base, joined, sets, rules, options, preprocess)
             with progress("append", callback) as shown:
                 shown.set_size(len(sets))
                 shown.relative_update(len(sets))
             return added
-        (fo,) = sets
+        (fo,) = sets if preprocess is None else (show_by(fo, options, preprocess) for fo in sets)
         whole = GrownReferences.of(
             fs, str(url), fo, rules, options, holds_pins=base.keyspace.source.references is not None
         )
@@ -140,13 +144,18 @@ def _append(
 
 
 def _create(
-    target: str | os.PathLike[str], fo: Any, dim: str | None, same: Iterable[str], options: Mapping[str, Any]
+    target: str | os.PathLike[str],
+    fo: Any,
+    dim: str | None,
+    same: Iterable[str],
+    preprocess: Preprocess | None,
+    options: Mapping[str, Any],
 ) -> int | None:
     """Write the document of a cube of ``fo`` to ``target``, and return its length; None if ``target`` exists."""
     try:
         RefShardFileSystem(os.fspath(target), **for_sources(options, [os.fspath(target)], append)).source.open()
     except NoSuchSource:
-        made = open(fo, dim, same=same, **options)
+        made = open(fo, dim, same=same, preprocess=preprocess, **options)
         made.save(os.fspath(target))
         return made.document.starts[-1]
     return None

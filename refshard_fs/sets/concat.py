@@ -24,7 +24,7 @@ from refshard_fs.sets.grid_join import find_dims
 from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
 from refshard_fs.sets.lazy_set import LazySet, describe
-from refshard_fs.sets.preprocess import Preprocess, name_of, preprocessed
+from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
 from refshard_fs.sets.rebase import MadeSet, made
 from refshard_fs.sets.remark import explain_document
 from refshard_fs.sets.rounding import with_equal_coordinates
@@ -177,7 +177,8 @@ def concat(
     preprocess:
         A named function that is called with the filesystem of each source, and returns a part of it, such as
         ``source.select(assign={"time": ...})``. A document keeps what the function selected, and its name for
-        information: opening a document neither imports nor calls it.
+        information: opening a document neither imports nor calls it. `append` takes the same function. The workers of
+        ``executor`` call it, and ``resume`` keeps what it chose until the source or the function changes.
     assets:
         The assets that are taken of STAC items; all by default.
     executor:
@@ -206,8 +207,6 @@ def concat(
         raise ValueError("chunks= is for lazy=True: references cannot join chunks")
     if lazy and grid != "regular":
         raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
-    if preprocess is not None and (executor is not None or resume is not None):
-        raise ValueError("preprocess= runs in this process for each set: leave executor= and resume= out")
     for name in options.keys() & IN_XARRAY.keys():
         raise TypeError(f"concat has no argument {name}=, as xarray.open_mfdataset has: {IN_XARRAY[name]}")
     options = for_sources(options, iter_urls(sets), concat)
@@ -239,24 +238,17 @@ def concat(
             for fo in inputs.sources
         ]
         inputs = inputs._replace(sources=tuple(selected))
-    readable = inputs.sources
-    if preprocess is not None:
-        readable = preprocessed(inputs.sources, options, preprocess)
-        rules = msgspec.structs.replace(rules, own=_find_own_choices(inputs.sources, readable, len(rules.select)))
     failed: dict[int, Exception] = {}
     heads: Heads | None = LRU(REMEMBERED) if lazy else None
+    unread = Unread(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None
     with progress("concat", callback) as shown:
-        shown.set_size(len(readable))
-        read = read_sets(
-            readable,
-            options,
-            shown.relative_update,
-            failed if on_error != "raise" else None,
-            executor,
-            resume,
-            Unread(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None,
-            heads,
-        )
+        shown.set_size(len(inputs.sources))
+        count, errors = shown.relative_update, failed if on_error != "raise" else None
+        if preprocess is None:
+            read = read_sets(inputs.sources, options, count, errors, executor, resume, unread, heads)
+        else:
+            read, own = read_chosen(inputs.sources, options, preprocess, count, errors, executor, resume, unread)
+            rules = msgspec.structs.replace(rules, own=own)
     lost = {str(inputs.sources[number]): sanitize(str(error))[:REASON] for number, error in failed.items()}
     if failed:
         dims_of_sets = None
@@ -301,15 +293,6 @@ def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds:
             "on_error='hole' shows sets that cannot be read as missing: expected freq=, or a pattern with fields or a "
             "table, which tell where they lie"
         )
-
-
-def _find_own_choices(sources: Sequence[Any], selected: Sequence[Any], common: int) -> dict[str, tuple[Choice, ...]]:
-    """Return by URL the choices that ``preprocess`` takes of each source, after the ``common`` ones of all."""
-    own = {}
-    for url, fs in zip(sources, selected, strict=True):
-        if isinstance(url, str) and isinstance(fs, RefShardFileSystem):
-            own[url] = tuple(map(Choice.read, fs.storage_options.get("select", ())[common:]))
-    return own
 
 
 def _checked_lengths(argument: str, lengths: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.keyspace import ConcatKeySpace
 from refshard_fs.errors import ManifestError
@@ -18,6 +19,7 @@ from refshard_fs.sets.grown_texts import text_dims
 from refshard_fs.sets.inputs import get_set_url
 from refshard_fs.sets.lazy_set import relative_urls
 from refshard_fs.sets.new_elements import AppendRules
+from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import Unread
@@ -32,25 +34,38 @@ def extend_document(
     sets: Sequence[Any],
     rules: AppendRules,
     options: Mapping[str, Any],
+    preprocess: Preprocess | None = None,
 ) -> int:
-    """Append each set to the document that has its variables; return how many elements are added."""
+    """Append each set, as ``preprocess`` shows it, to the document that has its variables.
+
+    Return how many elements are added.
+    """
     document = joined.document
     before = [document, *document.beside]
+    _check_function(document, preprocess, base.url)
     for each in before:
         _check_growable(each, document, rules.dim, base.url)
     if document.select:
         options = {**options, "select": [choice.to_json() for choice in document.select]}
     urls = [get_set_url(fo, options, base.url) for fo in sets]
-    leads = list(dict.fromkeys(each.pieces[each.first].url for each in before))
+    leads = {lead.url: lead.select for lead in (each.pieces[each.first] for each in before)}
     unread = Unread(frozenset([rules.dim]), rules.same)
-    read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
     lines = [relative_urls(base.url)(url) for url in urls]  # as spelled in the document
+    chosen: Mapping[str, tuple[Choice, ...]] = {}
+    if preprocess is None:
+        read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
+    else:
+        read = [_read_lead(joined.resolve(url), select, options, unread) for url, select in leads.items()]
+        new, chosen = read_chosen(urls, options, preprocess, lambda _: None, unread=unread)
+        read += new
+        document = msgspec.structs.replace(document, preprocess=name_of(preprocess))
+        before[0] = document
     by_url = dict(zip([*leads, *lines], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
     added = [0 for _ in before]
-    for url in lines:
-        number = _find_cube(after, by_url[url], base.url)
-        found = add_piece(after[number], base.url, by_url, url, rules)
+    for url, line in zip(urls, lines, strict=True):
+        number = _find_cube(after, by_url[line], base.url)
+        found = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
         if found is not None:
             after[number], wholes[number] = found.document, found.whole
             added[number] += found.added
@@ -73,17 +88,33 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     unions = document.unions.keys() - text_dims(document)
     if unions:
         kinds = f"with several values of {', '.join(map(repr, sorted(unions)))},"
-    if document.preprocess:
-        kinds = f"of each of which {document.preprocess} selects a part,"
     if any(dim in choice.isel or choice.squeeze for choice in document.view):
         kinds = f"of which it shows a part along {dim!r},"
     if document is not whole and (document.beside or document.select != whole.select):
         kinds = "that documents beside others select,"
     if kinds:
-        way = "preprocess=" if document.preprocess else "resume=, which keeps the scan of each file"
         raise ManifestError(
-            f"{name} joins sets {kinds} and append cannot extend these: make it anew by concat with {way}"
+            f"{name} joins sets {kinds} and append cannot extend these: make it anew by concat with resume=, which "
+            "keeps the scan of each file"
         )
+
+
+def _check_function(document: ConcatDocument, preprocess: Preprocess | None, name: str) -> None:
+    """Raise ManifestError unless ``preprocess`` is the function that chose the pieces of the document at ``name``."""
+    given = "" if preprocess is None else name_of(preprocess)
+    if document.preprocess and given != document.preprocess:
+        found = f"preprocess={given}" if given else "no preprocess="
+        raise ManifestError(
+            f"{name} joins parts of sets that {document.preprocess} selects: expected this function as preprocess=, "
+            f"found {found}"
+        )
+
+
+def _read_lead(url: str, select: Sequence[Choice], options: Mapping[str, Any], unread: Unread) -> NamedSet:
+    """Read the first set of a document, of which a function chose ``select``."""
+    every = [*(options.get("select") or ()), *(choice.to_json() for choice in select)]
+    (lead,) = read_sets([url], {**options, "select": every} if every else options, lambda _: None, unread=unread)
+    return lead
 
 
 def _find_cube(cubes: Sequence[ConcatDocument], new: NamedSet, name: str) -> int:

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from types import CodeType
+from typing import Any, Final, NamedTuple
 
-from refshard_fs.errors import RefShardError
+from refshard_fs.core.model import Facts, Stat, Steps, batches
+from refshard_fs.cubes.choice import Choice
+from refshard_fs.errors import RefShardError, TargetNotAllowed
 from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.references.reference_set import adopt
+from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.rebase import open_read
+from refshard_fs.sets.scanning import Known, Scanned, Unchanged
+from refshard_fs.sets.scans_file import ScansFile
 from refshard_fs.sets.sources import TOGETHER
+from refshard_fs.sets.stored_coordinates import with_coordinates
+from refshard_fs.sets.variables import NamedSet, VariableReader
+from refshard_fs.source.collect import Unread
+from refshard_fs.source.in_memory_source import source_of
 
 Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
+PIECE: Final = 64  # sets that a worker opens in one call
+
+
+class Chosen(NamedTuple):
+    """The part of a set that the function chose: the choices, as JSON, and the references."""
+
+    select: list[Any]
+    scanned: Scanned
 
 
 def name_of(function: Preprocess) -> str:
@@ -26,20 +48,119 @@ def name_of(function: Preprocess) -> str:
     return f"{function.__module__}:{name}"
 
 
-def preprocessed(sets: Sequence[Any], options: Mapping[str, Any], function: Preprocess) -> tuple[Any, ...]:
-    """Return the filesystem of each set as ``function`` shows it; a set that cannot be opened is returned as it is."""
+def read_chosen(
+    sets: Sequence[Any],
+    options: Mapping[str, Any],
+    function: Preprocess,
+    count: Callable[[int], object],
+    failed: dict[int, Exception] | None = None,
+    executor: Executor | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    unread: Unread | None = None,
+) -> tuple[list[NamedSet], dict[str, tuple[Choice, ...]]]:
+    """Return the sets as ``function`` shows them, and by URL the choices that it takes of each.
+
+    The other arguments are those of `read_sets`. The workers of ``executor`` call the function, and must be able to
+    import it. ``resume`` keeps what it chose until the set or the function changes.
+    """
+    kept = None if resume is None else ScansFile(os.fspath(resume), options.get("select"))
+    kind = f" by {name_of(function)} {_digest(function)} without {sorted(unread or ())}"
+    urls = [str(source_of(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
+    known: Known = {} if kept is None else kept.facts(filter(None, urls), kind)
+    variables, parts, own = VariableReader(), dict[int, NamedSet](), dict[str, tuple[Choice, ...]]()
+
+    def take(number: int, found: Chosen | Unchanged | Exception) -> None:
+        if isinstance(found, Exception):
+            if failed is None or isinstance(found, TargetNotAllowed):
+                raise found
+            failed[number] = found
+            return
+        if kept is not None and isinstance(found, Unchanged):
+            scanned = kept.find(urls[number], kind)
+            if isinstance(scanned, Exception):
+                raise scanned
+            found = Chosen(kept.select_of(urls[number], kind), scanned)
+        elif kept is not None and isinstance(found, Chosen) and urls[number]:
+            kept.keep(urls[number] + kind, found.scanned, found.select)
+        assert isinstance(found, Chosen), "a kept scan has references"
+        fo = sets[number]
+        name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
+        select = {"select": [*(options.get("select") or ()), *found.select]} if found.select else {}
+        refs = found.scanned.refs
+        parts[number] = NamedSet(name, refs, variables.read(refs, name), fo=fo, options={**options, **select})
+        if isinstance(fo, str):
+            own[fo] = tuple(map(Choice.read, found.select))
+        count(1)
+
+    try:
+        pieces = list(batches(range(len(sets)), PIECE))
+        choose = partial(choose_parts, options=dict(options), function=function, known=known, unread=unread)
+        tasks = [[sets[number] for number in piece] for piece in pieces]
+        for piece, results in zip(pieces, (map if executor is None else executor.map)(choose, tasks), strict=True):
+            for number, result in zip(piece, results, strict=True):
+                take(number, result)
+    finally:
+        if kept is not None:
+            kept.close()
+    return [parts[number] for number in sorted(parts)], own
+
+
+def show_by(fo: Any, options: Mapping[str, Any], function: Preprocess) -> RefShardFileSystem:
+    """Return the filesystem of a set as ``function`` shows it; TypeError if that is another set."""
+    source = open_read(fo, options)
+    shown = function(source)
+    if getattr(shown, "fo", None) != source.fo:
+        raise TypeError(
+            f"{name_of(function)} returned {shown!r} for {source!r}: expected what select() of that returns"
+        )
+    return shown
+
+
+def choose_parts(
+    sets: Sequence[Any], *, options: Mapping[str, Any], function: Preprocess, known: Known, unread: Unread | None
+) -> list[Chosen | Unchanged | Exception]:
+    """Return the part of each set that ``function`` chooses, or the error of a set that cannot be read."""
     name = name_of(function)
 
-    def process(fo: Any) -> Any:
+    def choose(fo: Any) -> Chosen | Unchanged | Exception:
         try:
             source = open_read(fo, options)
+            facts = None
+            if isinstance(fo, str):
+                url = str(source_of(fo, None, None, True))
+                facts = source.source.run("", partial(_stat, url)) if "::" not in url else None
+                if facts is not None and known.get(url) == facts:
+                    return Unchanged()
             source.source.open()
-        except (RefShardError, FileNotFoundError):
-            return fo  # the reader of sets says why
-        shown = function(source)
-        if getattr(shown, "fo", None) != source.fo:
-            raise TypeError(f"{name} returned {shown!r} for {source!r}: expected what select() of that returns")
-        return shown
+        except (RefShardError, FileNotFoundError) as e:
+            return e
+        shown = show_by(source, options, function)
+        try:
+            refs = adopt(collect_references(shown, unread), shown.source.admission)
+            part = NamedSet(name, refs, VariableReader().read(refs, name))
+            refs = shown.source.run("", lambda: with_coordinates(part)).refs
+        except (RefShardError, FileNotFoundError) as e:
+            return e
+        select = list(shown.storage_options.get("select", ()))[len(source.storage_options.get("select") or ()) :]
+        return Chosen(select, Scanned(refs, facts))
 
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return tuple(pool.map(process, sets))
+        return list(pool.map(choose, sets))
+
+
+def _stat(url: str) -> Steps[Facts | None]:
+    found: Facts | None = yield Stat(url, fresh=True)
+    return found
+
+
+def _digest(function: Preprocess) -> str:
+    """Return a digest of the function's code; empty if it has none."""
+    code = getattr(function, "__code__", None)
+    return "" if code is None else hashlib.sha256(repr(_describe(code)).encode()).hexdigest()[:16]
+
+
+def _describe(code: CodeType) -> tuple[Any, ...]:
+    """Return what decides what code does, alike in each process."""
+    consts = [_describe(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    plain = [c for c in consts if not str(c).startswith("frozenset")]  # whose order differs
+    return code.co_code, code.co_names, plain

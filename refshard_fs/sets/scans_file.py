@@ -39,6 +39,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     like: tuple[int, int] = (0, 0)  # offset and length of the record of a source like this one
     target: str = ""
     data: dict[str, bytes] = {}
+    select: list[Any] = []  # what a function chose of the source
 
 
 class ScansFile:
@@ -111,6 +112,11 @@ class ScansFile:
         members = SharedMembers(base.members, record.data)
         return Scanned(msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members), facts)
 
+    def select_of(self, url: str, kind: str = "") -> list[Any]:
+        """Return what a function chose of ``url``, of which there is a scan."""
+        place = self._place(url, kind)
+        return [] if place is None else self._record(*place[1:]).select
+
     def _record(self, start: int, length: int) -> _Record:
         self._file.seek(start)
         data = self._file.read(length)
@@ -125,16 +131,17 @@ class ScansFile:
             self._whole = (start, length), refs
         return self._whole[1]
 
-    def keep(self, url: str, scanned: Scanned) -> None:
-        """Add the scan of ``url``, if anything tells its version."""
+    def keep(self, url: str, scanned: Scanned, select: Sequence[Any] = ()) -> None:
+        """Add the scan of ``url``, if anything tells its version, and what a function chose of it."""
         facts, refs, url = scanned.facts, scanned.refs, url + self._selection
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
         own = None if self._whole is None else _own_data(self._whole[1], refs)
         if self._whole is not None and own is not None:
-            self._write(_Record(url, facts, like=self._whole[0], target=str(refs.urls[0]), data=own))
+            target = str(refs.urls[0])
+            self._write(_Record(url, facts, like=self._whole[0], target=target, data=own, select=list(select)))
         else:
-            self._whole = self._write(_Record(url, facts, shrink(refs))), refs
+            self._whole = self._write(_Record(url, facts, shrink(refs), select=list(select))), refs
 
     def _write(self, record: _Record) -> tuple[int, int]:
         """Add a record; return where it lies."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import xarray as xr
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.sets.preprocess import choose_parts
 from tests.support.cube_files import DAYS, X, opened, values, write
 
 CALLS: list[str] = []
@@ -43,10 +48,63 @@ def test_function_gives_each_file_its_time(folder: Path) -> None:
         xr.testing.assert_equal(xr.open_dataset(source, engine="refshard").load(), expected)
     assert CALLS == []  # a document says what was selected
     assert json.loads(Path(f"{folder}/cube.refshard").read_text())["preprocess"].endswith(":day_of_name")
-    with pytest.raises(ManifestError, match="day_of_name selects a part, .* by concat with preprocess="):
-        refshard_fs.append(f"{folder}/cube.refshard", f"{folder}/1.nc")
     eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=day_of_name)
     xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), expected)
+
+
+def rest_of(folder: Path) -> xr.Dataset:
+    return xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", preprocess=day_of_name), engine="refshard").load()
+
+
+def test_document_grows_by_what_the_function_chooses(folder: Path) -> None:
+    target, files = f"{folder}/cube.refshard", [f"{folder}/{day}.nc" for day in range(3)]
+    refshard_fs.append(target, files[:1], create=True, preprocess=day_of_name)
+    with pytest.raises(ManifestError, match="day_of_name selects: expected this function .* found no preprocess="):
+        refshard_fs.append(target, files[1])
+    with pytest.raises(ManifestError, match="found preprocess=.*:another"):
+        refshard_fs.append(target, files[1], preprocess=another)
+    assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=day_of_name) == 2
+    xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), rest_of(folder))
+    assert refshard_fs.append(target, f"{folder}/*.nc", preprocess=day_of_name) == 0
+
+
+def another(source: RefShardFileSystem) -> RefShardFileSystem:
+    return source
+
+
+def test_references_grow_by_what_the_function_chooses(folder: Path) -> None:
+    target = f"{folder}/set.json"
+    refshard_fs.concat([f"{folder}/0.nc", f"{folder}/1.nc"], "time", preprocess=day_of_name).save(target)
+    assert refshard_fs.append(target, f"{folder}/2.nc", "time", preprocess=day_of_name) == 1
+    xr.testing.assert_equal(xr.open_dataset(target, engine="refshard").load(), rest_of(folder))
+
+
+def test_workers_call_the_function(folder: Path) -> None:
+    expected = rest_of(folder)
+    with ThreadPoolExecutor(2) as pool:
+        cube = refshard_fs.open(f"{folder}/*.nc", preprocess=day_of_name, executor=pool)
+    xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
+    choose = partial(choose_parts, options={}, function=day_of_name, known={}, unread=None)
+    sent = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(choose))([f"{folder}/1.nc"])))
+    assert "odd" in str(sent[0].select)
+
+
+def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
+    how: Any = {"preprocess": day_of_name, "resume": f"{folder}/scans"}
+    first = refshard_fs.open(f"{folder}/*.nc", **how)
+    CALLS.clear()
+    xr.testing.assert_equal(
+        xr.open_dataset(refshard_fs.open(f"{folder}/*.nc", **how), engine="refshard").load(), rest_of(folder)
+    )
+    assert sorted(CALLS) == ["0", "1", "2"]  # of `rest_of`, which keeps none
+    CALLS.clear()
+    write(xr.Dataset({"t": ("x", values(seed=7))}, {"x": X}).assign(odd=1, even=2).drop_vars("even"), folder / "1.nc")
+    os.utime(folder / "1.nc", (1, 1))
+    again = refshard_fs.open(f"{folder}/*.nc", **how)
+    assert CALLS == ["1"]
+    assert len(again) == len(first) == 3
+    with pytest.raises(ManifestError, match="time"):  # another function chooses anew
+        refshard_fs.open(f"{folder}/*.nc", "time", preprocess=another, resume=f"{folder}/scans")
 
 
 def test_named_preprocess_function_is_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +126,6 @@ def nothing(source: RefShardFileSystem) -> Any:
     [
         ({"preprocess": lambda source: source}, "a function with a name"),
         ({"preprocess": nothing}, "nothing returned {}"),
-        ({"preprocess": day_of_name, "resume": "scans"}, "leave executor= and resume= out"),
     ],
 )
 def test_invalid_functions_are_errors(folder: Path, arguments: dict[str, Any], error: str) -> None:
