@@ -293,9 +293,8 @@ def test_pinned_sets_are_joined_by_comparison(way: str, tmp_path: Path, monkeypa
     sets = {"files": paths, "documents": [json.loads(Path(path).read_text()) for path in paths]}.get(way, made)
     opened = []
     monkeypatch.setattr(sources, "open_read", lambda fo, options: opened.append(fo) or rebasing.open_read(fo, options))
-    counted = dict.fromkeys(("parse", "parse_document"), 0)
-    for name in counted:
-        monkeypatch.setattr(taking, name, _counting(counted, name, getattr(taking, name)))
+    counted = {"parse_references": 0}
+    monkeypatch.setattr(taking, "parse_references", _counting(counted, "parse_references", taking.parse_references))
     found = refshard_fs.concat(sets, dim="time")
     assert sum(counted.values()) == (0 if way == "sets at hand" else 1)
     assert not opened
