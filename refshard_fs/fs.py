@@ -1095,8 +1095,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         is JSON, ``.zarr`` chunk manifests, ``.icechunk`` an Icechunk repository, and any other suffix a parquet set.
 
         - A **parquet set** has ``record_size`` references per file. It is written to a new or empty
-          directory. With ``overwrite`` it replaces another parquet set: a local set when the new one is complete; a
-          remote set is removed first.
+          directory. With ``overwrite`` it replaces another parquet set when the new one is complete.
         - **JSON** replaces an existing file.
         - **Chunk manifests** are a zarr version 3 hierarchy; metadata of version 2 are converted.
         - An **Icechunk repository** (extra ``icechunk``; ``branch=``, ``message=``, ``virtual_stores=``) gets one
@@ -1119,7 +1118,10 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         if format is None and url.endswith(".refshard"):
             cube = importlib.import_module("refshard_fs.sets.lazy_set").LazySet.of(self)
             if cube is None:
-                raise ManifestError(f"{url}: expected a source that joins sets, for its document, got {self!r}")
+                raise ManifestError(
+                    f"{url}: expected a source that joins sets, for its document, got {self!r}. Its references can be "
+                    f"saved under another name, such as {url.removesuffix('.refshard')}.json"
+                )
             remark: str = cube.save(url, **storage_options)
             return remark
         with progress("save", callback) as shown:

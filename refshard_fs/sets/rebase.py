@@ -235,10 +235,14 @@ def _origins_of_moved(refs: ReferenceSet, respell: Respell, chosen: Mapping[str,
 def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
     """Raise ValueError for a prefix that none of ``urls`` begins with: it is most likely misspelled."""
     for prefix in prefixes:
+        if not urls:
+            raise ValueError(
+                f"{prefix!r} begins no URL of the set, which has none: it holds the bytes of all of its keys itself, "
+                "and does not depend on where files are. missing='ignore' returns it unchanged"
+            )
         place = {_place(prefix): None}
         if not any(longest_prefix(place, _place(url)) for url in urls):
-            example = f", such as {redact(urls[0])!r}" if urls else ""
             raise ValueError(
-                f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}{example}; a prefix ends at a "
-                "slash. missing='ignore' ignores such prefixes"
+                f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}, such as {redact(urls[0])!r}; a "
+                "prefix ends at a slash. missing='ignore' ignores such prefixes"
             )

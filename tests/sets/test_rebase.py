@@ -114,3 +114,10 @@ def test_lazy_document_can_be_rebased(tmp_path: Path) -> None:
         assert RefShardFileSystem(moved).cat_file("a/1") == b"1!"
     with pytest.raises(ValueError, match="begins none of the set's 2 URLs"):
         refshard_fs.rebase(joined, {"s3://elsewhere/": str(new)})
+
+
+def test_set_without_urls_is_said_to_need_no_rebase() -> None:
+    refs = {"a/.zgroup": '{"zarr_format": 2}', "a/0": "base64:AAEC"}
+    with pytest.raises(ValueError, match="begins no URL of the set, which has none: it holds the bytes of all of its"):
+        refshard_fs.rebase(refs, {"s3://old/": "s3://new/"})
+    assert refshard_fs.rebase(refs, {"s3://old/": "s3://new/"}, missing="ignore").references["a/0"] == "base64:AAEC"
