@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
@@ -189,3 +190,30 @@ def test_workers_scan_the_files_of_a_cube(cluster: Any, processes: Executor, kin
     with pytest.warns(UserWarning, match=r"set 3 is left out: .*day3\.json"):
         made = refshard_fs.concat(files, "time", executor=executor, on_error="skip")
     assert len(days_of(made)) == 69
+
+
+def prefetch_and_read(fs: Any, rows: int) -> tuple[int, bytes]:
+    """Announce two rows of chunks in a worker, and read them; return its process and the bytes."""
+    fs.prefetch("t", slice(rows, rows + 2))
+    keys = [f"t/{row}.{column}" for row in range(rows, rows + 2) for column in range(2)]
+    return os.getpid(), b"".join(fs.cat_file(key) for key in keys)
+
+
+def test_prefetch_works_in_workers_beside_that_of_the_client(http_server: Any, cluster: Any) -> None:
+    """What the client has fetched stays with it. Each worker fetches its part in few requests, and reads no more."""
+    data = np.arange(8 * 2 * 1000, dtype="<i4").tobytes()
+    url = http_server.put("/prefetched.bin", data)
+    meta = {"zarr_format": 2, "shape": [8, 2000], "chunks": [1, 1000], "dtype": "<i4", "order": "C", "fill_value": None}
+    refs: dict[str, Any] = {".zgroup": {"zarr_format": 2}, "t/.zarray": {**meta, "filters": None, "compressor": None}}
+    refs |= {f"t/{n // 2}.{n % 2}": [url, n * 4000, 4000] for n in range(16)}
+    fs = refshard_fs.RefShardFileSystem(refs, skip_instance_cache=True)
+    fs.prefetch("t")
+    http_server.clear()
+    tasks = [cluster.submit(prefetch_and_read, fs, rows, pure=False) for rows in range(0, 8, 2)]
+    found = cluster.gather(tasks)
+    assert b"".join(part for _, part in found) == data
+    assert os.getpid() not in {process for process, _ in found}
+    assert 0 < len(http_server.requests()) <= 8, "a request or two for each task"
+    http_server.clear()
+    assert fs.cat_file("t/7.1") == data[-4000:]
+    assert not http_server.requests(), "the client still holds its own"
