@@ -34,9 +34,10 @@ _NIGHT: Final = ('[data-jp-theme-light="false"]', '[data-theme="dark"]', '[data-
 # Cells need the class twice: with it once, JupyterLab's own style of tables, and that of saved pages, would win.
 _LAYOUT: Final = """\
 .rs-view{color:var(--rs-ink);font-family:system-ui,sans-serif;font-size:13px;line-height:1.5}
-.rs-view h4{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
+.rs-view .rs-title{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
 .rs-view p{margin:4px 0;overflow-wrap:anywhere}
-.rs-view small,.rs-view th{color:var(--rs-muted)}
+.rs-view .rs-note,.rs-view th{color:var(--rs-muted)}
+.rs-view .rs-note{font-size:smaller}
 .rs-view summary{cursor:pointer;padding:2px 0}
 .rs-wide{overflow-x:auto}
 .rs.rs-view table{border-collapse:collapse;margin:4px 0;font-size:13px}
@@ -67,7 +68,8 @@ def colours() -> str:
 
 def view(title: str, subtitle: str, *parts: str) -> str:
     """Return one view: a title, a subtitle, and ``parts`` that are HTML."""
-    heading = f"<h4>{text(title)}{f' <small>{text(subtitle)}</small>' if subtitle else ''}</h4>"
+    note = f' <span class="rs-note">{text(subtitle)}</span>' if subtitle else ""
+    heading = f'<div class="rs-title">{text(title)}{note}</div>'
     return f'<div class="rs rs-view"><style>{colours()}{_LAYOUT}</style>{heading}{"".join(parts)}</div>'
 
 
