@@ -18,7 +18,7 @@ from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper
 from xarray.coding.variables import EndianCoder
 from xarray.core.indexing import LazilyIndexedArray
 
-from refshard_fs.core.array_group import PACKING, PACKING_TYPE, ArrayGroup
+from refshard_fs.core.array_group import PACKING, PACKING_TYPE
 from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents, dumps, loads, zarr_major
 from refshard_fs.direct_array import DirectArray, open_by_zarr
 from refshard_fs.fs import RefShardFileSystem
@@ -69,8 +69,6 @@ class GroupStore(AbstractDataStore):
         """Return the attributes of the group."""
         attributes = {name: value for name, value in self._group.attributes.items() if not _is_hidden(name)}
         self._restore_dtypes(attributes, self._group.path)
-        if isinstance(self._fs.source.open().source, ArrayGroup):  # zarr's own stores may have objects
-            return {name: _without_objects(value) for name, value in attributes.items()}
         return attributes
 
     def get_dimensions(self) -> dict[str, int]:
@@ -127,12 +125,6 @@ class GroupStore(AbstractDataStore):
         for attribute, dtype in self._fs.attribute_dtypes.get(path, {}).items():
             if attribute in attributes:
                 attributes[attribute] = _convert(attributes[attribute], np.dtype(dtype))
-
-
-def _without_objects(value: Any) -> Any:
-    """Return the value of an attribute as JSON text if it has objects, such as pyramids: NetCDF cannot hold these."""
-    has_objects = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
-    return dumps(value).decode() if has_objects else value
 
 
 def _is_hidden(name: str) -> bool:

@@ -352,26 +352,3 @@ def test_groups_keep_the_order_of_the_set(folder: Path) -> None:
     refs = {".zgroup": '{"zarr_format": 2}', **group("z/"), **group("a/"), **group("z/inner/")}
     found = RefShardBackend().open_groups_as_dict(refs)
     assert list(found) == ["/", "/z", "/z/inner", "/a"]
-
-
-@pytest.mark.parametrize("kind", ["tiff", "jp2", "n5"])
-def test_images_of_several_sizes_become_netcdf(tmp_path: Path, kind: str) -> None:
-    """Their attribute `multiscales` has objects, which NetCDF cannot hold."""
-    pytest.importorskip("h5netcdf")
-    path = tmp_path / f"image.{kind}"
-    if kind == "tiff":
-        with pytest.importorskip("tifffile").TiffWriter(path) as writer:
-            for step in (1, 2):
-                writer.write(np.zeros((64, 64), "u1")[::step, ::step], subifds=2 - step, subfiletype=step - 1)
-    elif kind == "jp2":
-        files = pytest.importorskip("tests.support.jp2_files")
-        path.write_bytes(files.jp2_file(files.encode(files.smooth(64, 64), levels=2)))
-    else:
-        levels = {f"s{n}": {"dimensions": [4, 4], "blockSize": [4, 4], "dataType": "uint8"} for n in range(2)}
-        documents = {"": {"n5": "2.5.0", "scales": [[1, 1], [2, 2]]}} | levels
-        for name, document in documents.items():
-            (path / name).mkdir(parents=True, exist_ok=True)
-            (path / name / "attributes.json").write_text(json.dumps(document | {"compression": {"type": "raw"}}))
-    with xr.open_dataset(str(path), engine="refshard") as ds:
-        assert json.loads(ds.attrs["multiscales"])[0]["datasets"]
-        ds.to_netcdf(tmp_path / "saved.nc", engine="h5netcdf")
