@@ -74,8 +74,10 @@ class DirectArray(BackendArray):
         """Return the array of ``node``; None if only zarr can read it."""
         meta = array_meta(node.document, node.path)
         decoder = None if meta is None or meta.grid is None else ChunkDecoder.of(meta)
+        if decoder is None or decoder.dtype.hasobject:  # zarr chooses the type of texts of variable length
+            return None
         with contextlib.suppress(ValueError):  # the fill value is not one of the data type
-            return None if meta is None or decoder is None else cls(fs, node, meta, decoder)
+            return None if meta is None else cls(fs, node, meta, decoder)
         return None
 
     def __reduce__(self) -> Any:

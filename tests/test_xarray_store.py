@@ -62,6 +62,9 @@ def test_variables_are_those_of_xarray_and_zarr(
             codecs = {"compressors", "filters", "shards"} if version == 2 else {}
             assert one.encoding.keys() >= other.encoding.keys() - codecs
             for key in other.encoding.keys() - codecs:
+                if key == "serializer":  # of elements of one byte, some versions of zarr set the byte order
+                    assert type(one.encoding[key]) is type(other.encoding[key])
+                    continue
                 assert str(one.encoding[key]) == str(other.encoding[key]) or one.encoding[key] == other.encoding[key]
             assert one.equals(other)  # also where objects are NaN
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -180,7 +179,6 @@ class ParquetKeySpace(PartedKeySpace):
         self._quota = Quota(root, cache_size)
         self._absent: set[tuple[str, int]] = set()  # partitions that are known not to exist
         self._found: dict[tuple[str, int], int] = {}  # partitions that were read: the commits that wrote them
-        self._opened = time.monotonic()
         self._absolute = lru_cache(MEMO)(resolve)
         self._origin = lru_cache(MEMO)(lambda url: self._origins.of(self._absolute(url)))
         self._origins = self.layout.origins
@@ -296,8 +294,8 @@ class ParquetKeySpace(PartedKeySpace):
         raise self._make_changed_error(partition_name(array, number))
 
     def _check_absent(self) -> Steps[None]:
-        """Raise TargetChanged if a commit since the opening may have removed a partition and its replaced files."""
-        if self.document_url is not None and time.monotonic() - self._opened > KEPT / 2:
+        """Raise TargetChanged if the set was changed since it was opened, and thus may have had the partition."""
+        if self.document_url is not None:
             facts: Facts | None = yield Stat(self.document_url, fresh=True)
             if facts is None:
                 raise self._make_changed_error(PARQUET)

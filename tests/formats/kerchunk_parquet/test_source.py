@@ -22,6 +22,7 @@ from refshard_fs import (
     ReferenceNotReachable,
     RefShardError,
     RefShardFileSystem,
+    TargetChanged,
     UnknownSource,
 )
 from refshard_fs.formats.kerchunk_parquet import source as kerchunk_parquet
@@ -409,3 +410,21 @@ def test_new_filesystem_checks_the_version_of_partitions(http_server: RangeServe
             assert fs.cat_file("a/0") == expected
             assert fs.cat_file("a/1") == expected
         assert [request.method for request in http_server.requests("/s/a/refs.0.parq")] == ["HEAD"]
+
+
+def test_reader_of_a_set_replaced_by_a_smaller_one_gets_an_error(tmp_path: Path) -> None:
+    """The missing partition would be a missing chunk, which zarr fills."""
+
+    def references(count: int) -> dict[str, Any]:
+        meta = {"zarr_format": 2, "shape": [count], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
+        refs = {f"a/{number}": [str(tmp_path / "x.bin"), number, 1] for number in range(count)}
+        return {"a/.zarray": json.dumps({**meta, "filters": None, "compressor": None}), **refs}
+
+    (tmp_path / "x.bin").write_bytes(bytes(range(30)))
+    url = str(tmp_path / "set.parq")
+    RefShardFileSystem(references(30)).save(url, record_size=10)
+    reader = RefShardFileSystem(url, index_cache=False, skip_instance_cache=True)
+    assert reader.cat_file("a/3") == b"\x03"
+    RefShardFileSystem(references(5)).save(url, record_size=10, overwrite=True)
+    with pytest.raises(TargetChanged):
+        reader.cat_file("a/25")
