@@ -60,7 +60,9 @@ class Set(NamedTuple):
         return found
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda t: not t.startswith("base64:"))
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(
+    lambda text: not text.startswith("base64:") and "DIR" not in text
+)
 ranges = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(lambda pair: (min(pair), max(pair)))
 
 
