@@ -1,4 +1,4 @@
-"""Decide what to read of a chain of records, each of which says where the next one begins. No I/O here."""
+"""Decide what to read of a chain of records: each record names the start of the next one. No I/O here."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from refshard_fs.security.origins import NOTHING, Origins
 
 
 class PartedKeySpace(KeySpace):
-    """Lists directories of known metadata (``_documents``) and of the chunks in parts, of which it reads few."""
+    """Lists directories of known metadata (``_documents``) and of chunks; it reads few parts for that."""
 
     _documents: KeySpace
     _origins: Origins = NOTHING

@@ -111,7 +111,7 @@ def _check_function(document: ConcatDocument, preprocess: Preprocess | None, nam
 
 
 def _read_lead(url: str, select: Sequence[Choice], options: Mapping[str, Any], unread: Unread) -> NamedSet:
-    """Read the first set of a document, of which a function chose ``select``."""
+    """Read the first set of a document; a function chose the part ``select`` of it."""
     every = [*(options.get("select") or ()), *(choice.to_json() for choice in select)]
     (lead,) = read_sets([url], {**options, "select": every} if every else options, lambda _: None, unread=unread)
     return lead

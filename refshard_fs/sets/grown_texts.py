@@ -36,7 +36,7 @@ def grow_texts(document: ConcatDocument, found: ConcatDocument, whole: NamedSet)
 
 
 def _place(piece: Piece, places: Mapping[str, str], before: Mapping[str, str], whole: Mapping[str, Placement]) -> Piece:
-    """Return a piece of which arrays have characters along the dimensions ``places``, by path; ``before``, others."""
+    """Return ``piece`` with characters along the dimensions ``places`` in place of ``before``, both by path."""
     moved = {dim: placement for dim, placement in piece.places.items() if dim not in before.values()}
     for path, dim in places.items():
         placement = piece.places.get(before.get(path, ""), whole.get(dim))

@@ -113,7 +113,7 @@ class ScansFile:
         return Scanned(msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members), facts)
 
     def select_of(self, url: str, kind: str = "") -> list[Any]:
-        """Return what a function chose of ``url``, of which there is a scan."""
+        """Return the part of ``url`` that a function chose; ``url`` was scanned before."""
         place = self._place(url, kind)
         return [] if place is None else self._record(*place[1:]).select
 

@@ -143,7 +143,7 @@ def _grid(block: Block) -> Structure:
 
 
 def _problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
-    """Return what is wrong with the values of a grid that make its coordinates; empty if nothing is."""
+    """Return the problem of the values that make a grid's coordinates; empty if there is no problem."""
     given = {"XDim": counts[0], "YDim": counts[1]}
     if not all(given.values()):
         return f"its numbers of columns and rows are {given}"

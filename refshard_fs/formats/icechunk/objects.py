@@ -99,7 +99,7 @@ class Repository(msgspec.Struct, frozen=True):
         return cls(format_ids(saved.structs(0, 12)), parents, times, branches, tags, containers)
 
     def ancestry(self, place: int) -> Iterator[int]:
-        """Yield ``place``, the position of a snapshot, that of its parent, and of all further ancestors."""
+        """Yield the positions of a snapshot (``place``), of its parent, and of all further ancestors."""
         for _ in self.snapshots:
             if place >= 0:
                 yield place
