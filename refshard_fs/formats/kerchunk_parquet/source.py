@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any
 
@@ -179,6 +180,7 @@ class ParquetKeySpace(PartedKeySpace):
         self._quota = Quota(root, cache_size)
         self._absent: set[tuple[str, int]] = set()  # partitions that are known not to exist
         self._found: dict[tuple[str, int], int] = {}  # partitions that were read: the commits that wrote them
+        self._checks_absence = True
         self._absolute = lru_cache(MEMO)(resolve)
         self._origin = lru_cache(MEMO)(lambda url: self._origins.of(self._absolute(url)))
         self._origins = self.layout.origins
@@ -251,6 +253,15 @@ class ParquetKeySpace(PartedKeySpace):
             case data:
                 return data
 
+    def for_commit(self) -> ParquetKeySpace:
+        """Return a copy that does not check absent partitions: a commit checks the version of the document at its end.
+
+        The document may have arrived in an earlier attempt, whose answer was lost.
+        """
+        other = copy(self)
+        other._checks_absence = False
+        return other
+
     def partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
         """Load a partition; None if it does not exist."""
         found: StoredPartition | None
@@ -295,7 +306,7 @@ class ParquetKeySpace(PartedKeySpace):
 
     def _check_absent(self) -> Steps[None]:
         """Raise TargetChanged if the set was changed since it was opened, and thus may have had the partition."""
-        if self.document_url is not None:
+        if self._checks_absence:
             facts: Facts | None = yield Stat(self.document_url, fresh=True)
             if facts is None:
                 raise self._make_changed_error(PARQUET)

@@ -38,7 +38,7 @@ def one_input(data: bytes) -> None:
         keys = ParquetKeySpace(ROOT, data, lambda url: url or "x")
     except RefShardError:
         return
-    files = Files({})
+    files = Files({f"{ROOT}/.zmetadata": data})
     assert files.run(keys.lookup(".zmetadata")) is not None
     for path, grid in list(keys.grids.items())[:4]:
         if grid.size:
