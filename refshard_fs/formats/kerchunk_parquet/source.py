@@ -306,7 +306,7 @@ class ParquetKeySpace(PartedKeySpace):
 
     def _check_absent(self) -> Steps[None]:
         """Raise TargetChanged if the set was changed since it was opened, and thus may have had the partition."""
-        if self._checks_absence:
+        if self._checks_absence and self.document_url is not None:
             facts: Facts | None = yield Stat(self.document_url, fresh=True)
             if facts is None:
                 raise self._make_changed_error(PARQUET)
