@@ -29,6 +29,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import ArrayNode
 from refshard_fs.reading.plan import MIB, Unmade
 from refshard_fs.reading.selection import GUARD, TOGETHER, WORKERS
+from refshard_fs.tuning import hook_zarr
 
 LARGE: Final = 16 * MIB  # more bytes of chunks after decoding are read on an event loop, while others are decoded
 ALONE: Final = 2 * MIB  # above this, the main thread decodes with a pool; other threads may be dask's workers
@@ -290,5 +291,6 @@ def open_by_zarr(fs: RefShardFileSystem, node: ArrayNode) -> Any:
         return zarr.open_array(fs.get_mapper(""), path=node.path, mode="r")
     from zarr.storage import FsspecStore, StorePath
 
+    hook_zarr()  # here, since the array's pipeline is made without a read of metadata
     store = FsspecStore(fs, read_only=True, path="")
     return zarr.Array.from_dict(StorePath(store, node.path), {**node.document, "attributes": node.attributes})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from numcodecs import Blosc, Shuffle, Zlib
 from xarray.backends.zarr import ZarrArrayWrapper
 
-from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged
+from refshard_fs import ReferenceNotReachable, RefShardFileSystem, TargetChanged, tuning
 from refshard_fs.core.model import Inline
 from refshard_fs.direct_array import DirectArray
 from refshard_fs.xarray_backend import RefShardBackend
@@ -239,3 +240,19 @@ def test_invalidation_forgets_remembered_chunks(http_server: RangeServer) -> Non
     filesystem_of(ds).invalidate_cache()
     ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
     assert ds["a"][1].values.tobytes() == bytes(100)
+
+
+def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zarr reads what is not read here: bytes that cannot be decoded, whose error names the file, and points."""
+    pipeline: Any = tuning._pipeline()
+    monkeypatch.setattr(tuning, "_hooked", False)
+    url = http_server.put("/damaged.bin", b"no zlib stream")
+    meta = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": 0}
+    document = json.dumps({**meta, "filters": None, "compressor": {"id": "zlib", "level": 1}})
+    refs = {".zgroup": GROUP, "a/.zarray": document, "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}', "a/0": [url, 0, 14]}
+    with zarr.config.set({pipeline.SETTING: pipeline._default_path()}):
+        ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
+        with pytest.raises(zlib.error) as caught:
+            ds["a"].load()
+        assert pipeline.is_set()
+    assert any(url in note for note in caught.value.__notes__)
