@@ -18,7 +18,7 @@ from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper
 from xarray.coding.variables import EndianCoder
 from xarray.core.indexing import LazilyIndexedArray
 
-from refshard_fs.core.array_group import PACKING, PACKING_TYPE
+from refshard_fs.core.array_group import OBJECTS, PACKING, PACKING_TYPE
 from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents, dumps, loads, zarr_major
 from refshard_fs.direct_array import DirectArray, open_by_zarr
 from refshard_fs.fs import RefShardFileSystem
@@ -110,7 +110,7 @@ class GroupStore(AbstractDataStore):
         return variable
 
     def _restore_dtypes(self, attributes: dict[Any, Any], path: str) -> None:
-        """Convert ``attributes`` of the node ``path`` to the dtypes that they have in the file.
+        """Convert ``attributes`` of the node ``path`` to the dtypes that they have in the file, and objects to texts.
 
         JSON has one type of numbers, but xarray decodes to single or double precision by the dtype of ``scale_factor``.
         """
@@ -122,6 +122,9 @@ class GroupStore(AbstractDataStore):
         for attribute in PACKING if single else ():
             if isinstance(attributes.get(attribute), float | int):
                 attributes[attribute] = np.float32(attributes[attribute])
+        names = attributes.pop(OBJECTS, None)
+        for attribute in [name for name in attributes if isinstance(names, list) and name in names]:
+            attributes[attribute] = dumps(attributes[attribute]).decode()
         for attribute, dtype in self._fs.attribute_dtypes.get(path, {}).items():
             if attribute in attributes:
                 attributes[attribute] = _convert(attributes[attribute], np.dtype(dtype))

@@ -352,3 +352,45 @@ def test_groups_keep_the_order_of_the_set(folder: Path) -> None:
     refs = {".zgroup": '{"zarr_format": 2}', **group("z/"), **group("a/"), **group("z/inner/")}
     found = RefShardBackend().open_groups_as_dict(refs)
     assert list(found) == ["/", "/z", "/z/inner", "/a"]
+
+
+@pytest.mark.parametrize("kind", ["tiff", "jp2", "n5"])
+def test_images_of_several_sizes_become_netcdf(tmp_path: Path, kind: str) -> None:
+    """Their attributes have objects, which NetCDF cannot hold; the set that `save` makes is shown in the same way."""
+    pytest.importorskip("h5netcdf")
+    path = tmp_path / f"image.{kind}"
+    if kind == "tiff":
+        axes = {"axes": "YX", "Channel": {"Name": ["red"]}}
+        with pytest.importorskip("tifffile").TiffWriter(path, ome=True) as writer:
+            writer.write(np.zeros((64, 64), "u1"), subifds=1, metadata=axes)
+            writer.write(np.zeros((32, 32), "u1"), subfiletype=1)
+    elif kind == "jp2":
+        files = pytest.importorskip("tests.support.jp2_files")
+        path.write_bytes(files.jp2_file(files.encode(files.smooth(64, 64), levels=2)))
+    else:
+        levels = {f"s{n}": {"dimensions": [4, 4], "blockSize": [4, 4], "dataType": "uint8"} for n in range(2)}
+        levels["s0"] |= {"transform": {"scale": [1, 1]}}
+        documents = {"": {"n5": "2.5.0", "scales": [[1, 1], [2, 2]]}} | levels
+        for name, document in documents.items():
+            (path / name).mkdir(parents=True, exist_ok=True)
+            (path / name / "attributes.json").write_text(json.dumps(document | {"compression": {"type": "raw"}}))
+    fs = RefShardFileSystem(str(path), skip_instance_cache=True)
+    assert json.loads(fs.cat(".zattrs"))["multiscales"][0]["datasets"]
+    fs.save(str(tmp_path / "saved.json"))
+    with (
+        xr.open_dataset(str(path), engine="refshard") as ds,
+        xr.open_dataset(str(tmp_path / "saved.json"), engine="refshard") as saved,
+    ):
+        assert ds.identical(saved)
+        assert json.loads(ds.attrs["multiscales"])[0]["datasets"]
+        ds.to_netcdf(tmp_path / "saved.nc", engine="h5netcdf")
+    with xr.open_dataset(tmp_path / "saved.nc", engine="h5netcdf") as written:
+        assert written.attrs["multiscales"] == ds.attrs["multiscales"]
+
+
+def test_objects_in_attributes_of_zarr_stay_objects() -> None:
+    """As `xarray.open_zarr` shows them; names that are no list of texts change nothing."""
+    for names in (None, 1, [1, ["multiscales"]]):
+        attributes = {"multiscales": [{"datasets": []}]} | ({} if names is None else {"_refshard_objects": names})
+        refs = group() | {".zattrs": json.dumps(attributes)}
+        assert xr.open_dataset(refs, engine="refshard").attrs == {"multiscales": [{"datasets": []}]}

@@ -39,6 +39,8 @@ _FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
 PACKING: Final = ("scale_factor", "add_offset")  # xarray decodes packed values to the dtype of these attributes
 PACKING_TYPE: Final = "_refshard_packing"  # an attribute of arrays in sets that holds this dtype, which JSON cannot
+# The attribute that names attributes with objects, such as pyramids: xarray gets JSON texts, which NetCDF can hold.
+OBJECTS: Final = "_refshard_objects"
 PIECE: Final = 4 << 20  # bytes: contiguous arrays are cut into chunks of about this size, large enough for a request
 
 
@@ -75,7 +77,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 
     def metadata(self, zarr_format: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and content of the metadata documents."""
-        attributes = {**self.attributes, _DIMENSIONS: self._dimensions()}
+        attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._dimensions()}
         try:
             dtype = with_single_fields(self.dtype, zarr_format)
         except ValueError as e:
@@ -264,6 +266,17 @@ class RecipeChunks(Chunks):
         return [Listed(self._grid.tail(number), None) for number in sorted(self._chunks)]
 
 
+def _name_objects(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the attributes, with `OBJECTS` if any of them have objects."""
+    names = [name for name, value in attributes.items() if _has_objects(value)]
+    return {**attributes, OBJECTS: names} if names else attributes
+
+
+def _has_objects(value: Any) -> bool:
+    """Return whether a JSON value is an object, or has one in it."""
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(map(_has_objects, value)))
+
+
 def _is_path(path: str) -> bool:
     """Return whether a zarr node can have ``path``: names in a file may be too long, or names of metadata documents."""
     return all(map(zarrmeta.is_node_name, path.split("/"))) and is_key(f"{path}/zarr.json") if path else True
@@ -299,7 +312,8 @@ class ArrayGroup(KeySpace):
         self.file_codecs = {path: array.file_codecs for path, array in arrays.items() if array.file_codecs}
         self._chunks = chunks
         above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
-        self._groups = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
+        shown = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
+        self._groups = {path: _name_objects(each) for path, each in shown.items()}
         self._documents = _Documents(arrays, self._groups, zarr_format)
 
     @cached_property
