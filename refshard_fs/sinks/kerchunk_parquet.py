@@ -56,8 +56,11 @@ class ParquetSink(Sink):
         # Readers that have the replaced set open recognise partitions of another one by their generation.
         generation = 0 if replaced is None else replaced.generation + 1
         written = None if replaced is None else Written(generation)
+        if replaced is None and there and not objects.is_local:
+            objects.remove_tree()  # the rest of a killed save
         if replaced is None or objects.is_local:
-            directory: AbstractContextManager[PutsAll] = objects.directory(replaces=bool(there))
+            is_replaced = bool(there) and objects.is_local
+            directory: AbstractContextManager[PutsAll] = objects.directory(replaces=is_replaced)
         else:
             directory = replace_remote_set(objects, generation)
         with directory as made:

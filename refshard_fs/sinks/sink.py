@@ -36,7 +36,8 @@ class Destination(msgspec.Struct, frozen=True):
     - ``url``: as the user gave it.
     - ``objects``: the objects at and below it; each appears complete or not at all. Or the one object there.
       A set of one object is written to ``objects.stream()``, which both have; a directory, to
-      ``objects.directory(replaces=overwrite)``.
+      ``objects.directory(replaces=overwrite)``: write the object that readers open first last. In an object store, a
+      set is replaced by one PUT of it, if other objects have names that the replaced set has not, such as a UUID.
     - ``record_size``: the references of a file, for sinks that write several.
     - ``overwrite``: whether a set that is there already is replaced. Otherwise a sink that writes a directory raises
       FileExistsError.

@@ -245,8 +245,18 @@ class Objects:
         """Yield objects that are written as a whole: an error in the block removes all of them.
 
         A local directory appears, or is replaced, when the block ends; an existing empty directory is written into.
-        Object stores cannot replace many objects at once: there ``replaces`` removes the old objects first.
+        Object stores cannot replace many objects at once. There, the old objects stay as they are in the block, and
+        readers see the new set when the object that was written last gets its name.
         """
+        if replaces and not self.is_local:
+            drafts = _Drafts(self.url_of(draft_of("new")), self._stores)
+            try:
+                yield drafts
+            except BaseException:
+                drafts.remove_tree()
+                raise
+            self._replace_all(drafts)
+            return
         path = (
             self.store.resolve_links(self._place_of("")) if self.is_local else ""
         )  # the directory behind a link, not the link
@@ -257,8 +267,6 @@ class Objects:
         if draft is not self:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.mkdir(draft.path(""), 0o700 if replaces else 0o777)
-        elif replaces:
-            self.remove_tree()
         try:
             with locked_directory(draft.path("")) if draft is not self else contextlib.nullcontext():
                 yield draft
@@ -268,6 +276,26 @@ class Objects:
                 os.rename(draft.path(""), path)
         except BaseException:
             draft.remove_tree()
+            raise
+
+    def _replace_all(self, drafts: _Drafts) -> None:
+        """Give the ``drafts`` their names, the last one after all others, and remove the other objects.
+
+        If one of the others replaces an object, remove the last object first: with it, readers would take old and new
+        objects for one set.
+        """
+        names, folder = drafts.in_order(), f"{self.name_of(drafts.url)}/"
+        replaced = {name for name in self.find("") if not name.startswith(folder)}
+        try:
+            if not replaced.isdisjoint(names[:-1]):
+                self.remove(names[-1])
+            self.copy_all({folder + name: name for name in names[:-1]})
+            if names:
+                self.copy(folder + names[-1], names[-1])
+            self.remove_all(replaced.difference(names))
+            drafts.remove_tree()
+        except OSError as e:
+            e.add_note(f"readers of {self.url} may see no set, or the new one with objects of the old: save it again")
             raise
 
     def sweep(self, names: Iterable[str]) -> None:
@@ -301,3 +329,29 @@ class Objects:
                 except OSError:
                     break
                 folder = os.path.dirname(folder)
+
+
+class _Drafts(Objects):
+    """Objects that remember the order in which they were written."""
+
+    def __init__(self, url: str, stores: Stores) -> None:
+        super().__init__(url, stores)
+        self._written: list[str] = []
+
+    def put(
+        self, name: str, parts: Sequence[Buffer], condition: Condition = None, *, durable: bool = True
+    ) -> Facts | None:
+        facts = super().put(name, parts, condition, durable=durable)
+        self._written.append(name)
+        return facts
+
+    @contextlib.contextmanager
+    def stream(self, name: str = "", condition: Condition = None, *, durable: bool = False) -> Iterator[BinaryIO]:
+        with super().stream(name, condition, durable=durable) as file:
+            yield file
+        self._written.append(name)
+
+    def in_order(self) -> list[str]:
+        """Return the names of the objects in the order in which they were written."""
+        places = {name: place for place, name in enumerate(self._written)}
+        return sorted(self.find(""), key=lambda name: places.get(name, -1))

@@ -256,7 +256,10 @@ class Store:
 
     def copy(self, path: str, new: Place) -> None:
         """Copy an object in one step."""
-        self.call("cp_file", path, new.path)
+        try:
+            self.call("cp_file", path, new.path)
+        except NotImplementedError:  # such as FTP
+            self.put(new, (self.call("cat_file", path),), None, durable=True)
 
     def remove(self, place: Place, condition: Condition) -> None:
         """Remove an object, if it exists; ConflictError if it does not meet ``condition``."""

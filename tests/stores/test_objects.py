@@ -18,7 +18,7 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import ABSENT, Facts
 from refshard_fs.errors import ConflictError, ReadOnlyError
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import LARGE
+from refshard_fs.stores.store import LARGE, Store
 from tests.servers.s3 import SeaweedServer
 
 KINDS = ["local", "memory", "s3", "other"]
@@ -205,3 +205,94 @@ def test_parquet_commit_renames_nothing_outside_of_its_set(tmp_path: Path) -> No
         name: name for name in ("refs.0.ab.parq", "refs.0.parq")
     }
     assert RefShardFileSystem(str(tmp_path / "set.parq")).cat_file("a/0") == b"news"
+
+
+class Killed(BaseException):
+    """The process has ended."""
+
+
+def put_set(objects: Objects, parts: dict[str, bytes], *, replaces: bool = True) -> None:
+    """Write a set as a plug-in does: its parts, then the document that names them."""
+    with objects.directory(replaces=replaces) as made:
+        made.put_all(parts)
+        with made.stream("set.json") as file:
+            file.write(json.dumps({name: data.decode() for name, data in parts.items()}).encode())
+
+
+def read_set(objects: Objects) -> dict[str, bytes] | None:
+    """Return the parts that the document names; None if there is no document."""
+    document = held(objects, "set.json")
+    if document is None:
+        return None
+    named = json.loads(document)
+    found = objects.read(named)
+    assert found == {name: data.encode() for name, data in named.items()}, "no objects of two sets"
+    return found
+
+
+OLD = {"a/0": b"old", "a/1": b"old", "T [K]/0": b"old"}
+NEW = {"a/0": b"new", "a/2": b"new", "T [K]/1": b"new"}
+OTHER_NAMES = {f"b/{number}": b"new" for number in range(3)}
+
+
+@pytest.mark.parametrize("new", [NEW, OTHER_NAMES], ids=["same names", "other names"])
+def test_directory_is_replaced_when_it_is_whole(make: Make, new: dict[str, bytes]) -> None:
+    objects = make()
+    put_set(objects, OLD, replaces=False)
+
+    def fail() -> None:
+        with make().directory(replaces=True) as made:
+            made.put_all(new)
+            assert read_set(objects) == OLD
+            raise OSError("in between")
+
+    with pytest.raises(OSError, match="in between"):
+        fail()
+    assert read_set(objects) == OLD
+    assert sorted(objects.find("")) == sorted([*OLD, "set.json"])
+    put_set(make(), new)
+    assert read_set(make()) == new
+    assert sorted(objects.find("")) == sorted([*new, "set.json"])
+
+
+@pytest.mark.parametrize("new", [NEW, OTHER_NAMES], ids=["same names", "other names"])
+def test_killed_replacement_leaves_one_set_or_none(new: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer is killed at each of its requests. Without a name in common, it leaves the old set or the new one."""
+    call_once, left, seen = Store.call_once, 0, list[object]()
+
+    def call(self: Store, *given: object, **named: object) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        return call_once(self, *given, **named)
+
+    objects = Objects(f"memory://{uuid.uuid4().hex}/set", {})
+    put_set(objects, OLD, replaces=False)
+    for last in range(100):
+        put_set(objects, OLD)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "call_once", call)
+            left = last
+            with contextlib.suppress(Killed):
+                put_set(objects, new)
+        seen.append(read_set(objects))
+        if left >= 0:
+            break
+    assert seen[0] == OLD
+    assert seen[-1] == new
+    assert all(found in (OLD, new, *([None] if new is NEW else [])) for found in seen)
+    assert seen.index(new) >= seen.count(OLD) > 5
+    put_set(objects, OLD)
+    assert sorted(objects.find("")) == sorted([*OLD, "set.json"]), "a later save removes what killed writers left"
+
+
+def test_filesystem_that_cannot_copy_gets_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: MemoryFileSystem, *given: object, **named: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(MemoryFileSystem, "cp_file", refuse)
+    objects = Objects(f"memory://{uuid.uuid4().hex}", {})
+    objects.put("a", [b"bytes"])
+    objects.copy("a", "b")
+    assert held(objects, "b") == b"bytes"
