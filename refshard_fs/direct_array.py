@@ -62,7 +62,8 @@ class DirectArray(BackendArray):
     __slots__ = ("_by_zarr", "_decoder", "_fill_value", "_fs", "_node", "_token", "dtype", "meta", "shape")
 
     def __init__(self, fs: RefShardFileSystem, node: ArrayNode, meta: ArrayMeta, decoder: ChunkDecoder) -> None:
-        self.dtype = decoder.dtype
+        # In version 3, the order of bytes is a codec's, and not the data type's.
+        self.dtype = decoder.dtype if meta.zarr_format == 2 else decoder.dtype.newbyteorder("<")
         self.shape = meta.shape
         self.meta = meta
         self._fs, self._node, self._decoder = fs, node, decoder

@@ -104,7 +104,8 @@ class GroupStore(AbstractDataStore):
         if self._guard is not None:
             self._guard.add(node.path, lambda: dumps(dict(node.document)), is_loaded=dimensions == (name,))
         variable = xr.Variable(dimensions, LazilyIndexedArray(data), attributes, encoding)
-        if "_Unsigned" in variable.attrs:  # xarray's decoder of _Unsigned assumes the machine's byte order
+        # xarray's decoder of _Unsigned assumes the machine's byte order.
+        if "_Unsigned" in variable.attrs and data.dtype.kind in "iu":
             variable = EndianCoder().decode(variable, name)
         self._restore_dtypes(variable.attrs, node.path)
         return variable

@@ -69,6 +69,51 @@ def test_variables_are_those_of_xarray_and_zarr(
             assert one.equals(other)  # also where objects are NaN
 
 
+@pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 leaves the memory of chunks without a fill value as it is")
+@pytest.mark.parametrize("fill", [None, -(2**63), 1])
+@pytest.mark.parametrize("dtype", ["<M8[ns]", ">M8[ns]", "<m8[s]", ">m8[s]", ">i8"])
+def test_missing_chunk_holds_the_fill_value_of_zarr(tmp_path: Path, dtype: str, fill: int | None) -> None:
+    for key, document in small(dtype, fill_value=fill).items():
+        path = tmp_path / key
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(document)
+    options: dict[str, Any] = {"consolidated": False, "decode_cf": False}
+    with (
+        xr.open_dataset(tmp_path, engine="zarr", **options) as theirs,
+        xr.open_dataset(tmp_path, engine=RefShardBackend, **options) as ours,
+    ):
+        assert repr(ours["a"].attrs) == repr(theirs["a"].attrs)
+        assert ours["a"].dtype == theirs["a"].dtype
+        np.testing.assert_array_equal(ours["a"].values, theirs["a"].values)
+
+
+def test_byte_order_of_a_codec_is_not_shown() -> None:
+    """In version 3, a codec stores numbers big-endian, and zarr shows them as the machine's."""
+    meta = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [2],
+        "data_type": "int16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}],
+        "fill_value": 0,
+        "dimension_names": ["x"],
+    }
+    group = {"zarr_format": 3, "node_type": "group"}
+    refs = {"zarr.json": json.dumps(group), "a/zarr.json": json.dumps(meta), "a/c/0": "\0\1\0\2"}
+    with xr.open_dataset(refs, engine=RefShardBackend, decode_cf=False) as ds:
+        assert ds["a"].dtype == ds["a"].values.dtype == np.dtype("<i2")
+        assert ds["a"].values.tolist() == [1, 2]
+
+
+def test_times_with_attribute_unsigned_keep_their_unit() -> None:
+    refs = small(">M8[s]")
+    refs["a/.zattrs"] = '{"_ARRAY_DIMENSIONS": ["x"], "_Unsigned": "true"}'
+    with xr.open_dataset(refs, engine=RefShardBackend, decode_cf=False) as ds:
+        assert ds["a"].dtype == np.dtype(">M8[s]")
+
+
 def small(dtype: str, **more: Any) -> dict[str, str]:
     """Return references to an array of two elements without chunks."""
     meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": dtype, "order": "C", "fill_value": None}

@@ -230,11 +230,11 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     fill = meta.raw.get("fill_value")
     if dtype.kind == "O":
         return b"" if text_codec(meta) == "vlen-bytes" else fill if isinstance(fill, str) else ""
-    if fill is None:
-        return np.zeros((), dtype)[()]
+    if fill is None:  # of times, zarr 3 makes NaT
+        return np.full((), "NaT", dtype)[()] if dtype.kind in "mM" else np.zeros((), dtype)[()]
     try:
         if dtype.kind in "mM":
-            return np.array(int(fill)).astype("<i8").view(dtype)[()]
+            return np.array(int(fill), "<i8").view(dtype.newbyteorder("<"))[()]
         if dtype.kind in "SU":
             return np.array(fill if dtype.kind == "U" else base64.b64decode(fill), dtype)[()] if fill else dtype.type()
         if dtype.kind == "c" and isinstance(fill, list):
