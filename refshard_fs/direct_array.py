@@ -23,8 +23,9 @@ from xarray.core.indexing import VectorizedIndexer
 
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.keys import join
-from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, codec_documents
+from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, codec_documents, requires_extension
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
+from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import ArrayNode
 from refshard_fs.reading.plan import MIB, Unmade
@@ -75,6 +76,12 @@ class DirectArray(BackendArray):
     def of(cls, fs: RefShardFileSystem, node: ArrayNode) -> DirectArray | None:
         """Return the array of ``node``; None if only zarr can read it."""
         meta = array_meta(node.document, node.path)
+        if (
+            meta is not None
+            and meta.zarr_format == 3
+            and (requires_extension(meta.raw) or meta.raw.get("fill_value") is None)
+        ):
+            return None  # zarr says what is wrong
         decoder = None if meta is None or meta.grid is None else ChunkDecoder.of(meta)
         if decoder is None or decoder.dtype.hasobject:  # zarr chooses the type of texts of variable length
             return None
@@ -294,4 +301,8 @@ def open_by_zarr(fs: RefShardFileSystem, node: ArrayNode) -> Any:
 
     hook_zarr()  # here, since the array's pipeline is made without a read of metadata
     store = FsspecStore(fs, read_only=True, path="")
-    return zarr.Array.from_dict(StorePath(store, node.path), {**node.document, "attributes": node.attributes})
+    document = {**node.document, "attributes": node.attributes}
+    try:
+        return zarr.Array.from_dict(StorePath(store, node.path), document)
+    except KeyError as e:
+        raise ManifestError(f"{node.path}: its metadata have no member {e}, which zarr needs") from e

@@ -82,8 +82,8 @@ class GroupStore(AbstractDataStore):
         return {} if unlimited is None else {"unlimited_dims": set(unlimited)}
 
     def _variable(self, name: str, node: ArrayNode) -> xr.Variable:
+        direct = DirectArray.of(self._fs, node)  # checks the shape
         dimensions, attributes = _dimensions(node)
-        direct = DirectArray.of(self._fs, node)
         if direct is None:
             by_zarr = open_by_zarr(self._fs, node)
             data: Any = ZarrArrayWrapper(by_zarr)

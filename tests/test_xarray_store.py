@@ -87,8 +87,8 @@ def test_missing_chunk_holds_the_fill_value_of_zarr(tmp_path: Path, dtype: str, 
         np.testing.assert_array_equal(ours["a"].values, theirs["a"].values)
 
 
-def test_byte_order_of_a_codec_is_not_shown() -> None:
-    """In version 3, a codec stores numbers big-endian, and zarr shows them as the machine's."""
+def array_3(**members: Any) -> dict[str, str]:
+    """Return references to an array of version 3 with the big-endian numbers 1 and 2."""
     meta = {
         "zarr_format": 3,
         "node_type": "array",
@@ -99,11 +99,41 @@ def test_byte_order_of_a_codec_is_not_shown() -> None:
         "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}],
         "fill_value": 0,
         "dimension_names": ["x"],
+        **members,
     }
+    meta = {name: value for name, value in meta.items() if value != "absent"}
     group = {"zarr_format": 3, "node_type": "group"}
-    refs = {"zarr.json": json.dumps(group), "a/zarr.json": json.dumps(meta), "a/c/0": "\0\1\0\2"}
-    with xr.open_dataset(refs, engine=RefShardBackend, decode_cf=False) as ds:
-        assert ds["a"].dtype == ds["a"].values.dtype == np.dtype("<i2")
+    return {"zarr.json": json.dumps(group), "a/zarr.json": json.dumps(meta), "a/c/0": "\0\1\0\2"}
+
+
+def test_byte_order_of_a_codec_is_not_shown() -> None:
+    """In version 3, a codec stores numbers big-endian, and zarr shows them as the machine's."""
+    with xr.open_dataset(array_3(attributes={"scale_factor": 2.0}), engine=RefShardBackend) as ds:
+        assert ds["a"].encoding["dtype"] == np.dtype("<i2")
+        assert ds["a"].values.tolist() == [2, 4]
+
+
+@pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 reads no metadata of version 3")
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"novel": 1}, "novel"),
+        ({"novel": {"must_understand": True}}, "novel"),
+        ({"codecs": "absent"}, "a: its metadata have no member 'codecs'"),
+        ({"fill_value": None}, "None"),
+        ({"fill_value": 1.5}, "1.5"),
+        ({"shape": 2}, "its shape is 2: expected a list"),
+        ({"codecs": [{"name": "bytes"}]}, "endian"),
+    ],
+    ids=str,
+)
+def test_damaged_metadata_of_an_array_are_an_error(members: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        xr.open_dataset(array_3(**members), engine=RefShardBackend)
+
+
+def test_member_that_need_not_be_understood_is_ignored() -> None:
+    with xr.open_dataset(array_3(novel={"must_understand": False}), engine=RefShardBackend) as ds:
         assert ds["a"].values.tolist() == [1, 2]
 
 

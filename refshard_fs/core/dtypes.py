@@ -233,14 +233,18 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     if fill is None:  # of times, zarr 3 makes NaT
         return np.full((), "NaT", dtype)[()] if dtype.kind in "mM" else np.zeros((), dtype)[()]
     try:
-        if dtype.kind in "mM":
-            return np.array(int(fill), "<i8").view(dtype.newbyteorder("<"))[()]
+        if dtype.kind == "U" and fill and not isinstance(fill, str):
+            raise TypeError("it is not text")
         if dtype.kind in "SU":
             return np.array(fill if dtype.kind == "U" else base64.b64decode(fill), dtype)[()] if fill else dtype.type()
         if dtype.kind == "c" and isinstance(fill, list):
             real, imaginary = map(_number, fill)
             return np.array(complex(real, imaginary), dtype)[()]
         number = _number(fill)
+        if dtype.kind in "iumM" and number != int(number):
+            raise ValueError("it is not an integer")
+        if dtype.kind in "mM":
+            return np.array(int(number), "<i8").view(dtype.newbyteorder("<"))[()]
         if dtype.kind in "iu" and not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
             raise OverflowError("it does not fit")  # numpy 1 would wrap it
         return np.array(number, dtype)[()]
@@ -250,10 +254,10 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
 
 def _number(fill: Any) -> Any:
     """Return a fill value, or a part of a complex one, as a number: some have names in JSON."""
-    if fill in ("NaN", "Infinity", "-Infinity"):
+    if isinstance(fill, str) and fill in ("NaN", "Infinity", "-Infinity"):
         return float(fill)
-    if isinstance(fill, str):
-        raise ValueError("it is text")  # noqa: TRY004  # callers expect ValueError for every invalid fill value
+    if not isinstance(fill, int | float):
+        raise TypeError("it is not a number")
     return fill
 
 

@@ -156,6 +156,15 @@ _STANDARD: Final = frozenset([
 # fmt: on
 
 
+def requires_extension(doc: Mapping[str, Any]) -> bool:
+    """Return whether an array's metadata of version 3 have a member of an extension that readers must understand.
+
+    Readers may ignore an unknown member only if it is an object whose ``must_understand`` is false.
+    """
+    others = [value for name, value in doc.items() if name not in _STANDARD and name != "storage_transformers"]
+    return not all(isinstance(value, Mapping) and value.get("must_understand") is False for value in others)
+
+
 def _names(codecs: Any) -> Any:
     """Return the names of codecs of either version; for sharding also the shape and the codecs of inner chunks."""
     found: list[Any] = []

@@ -38,7 +38,7 @@ class ChunkDecoder:
         dtype = decoded_type(meta)
         if dtype is None or meta.chunks is None or decoding_problem(meta, "") or safety_problem(meta):
             return None
-        pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
+        pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, dtype)
         if pipeline is None:
             return None
         codecs, order = pipeline
@@ -113,21 +113,22 @@ def _version_2(doc: Mapping[str, Any]) -> tuple[list[Any], None] | None:
         return None
 
 
-def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
+def _version_3(doc: Mapping[str, Any], dtype: np.dtype[Any]) -> tuple[list[Any], str | None] | None:
     order: str | None = None
     codecs: list[Any] = []
+    is_of_bytes = dtype.kind in "SV" or dtype.itemsize == 1  # elements without an order of bytes
     for codec in doc.get("codecs") or []:
         match codec:
-            case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}}:
+            case {"name": "bytes", "configuration": {"endian": "little" | "big" as endian}} if order is None:
                 order = endian
-            case {"name": str(name)} | str(name) if name in _TEXTS and not codecs:
+            case {"name": str(name)} | str(name) if name in _TEXTS and order is None:
                 order = "little"
                 codecs.append(_codec({"id": name}))
-            case "bytes" | {"name": "bytes"}:  # for elements of one byte
+            case "bytes" | {"name": "bytes"} if order is None and is_of_bytes:
                 order = "little"
-            case {"name": "gzip" | "zstd" as name}:  # whatever the level
+            case {"name": "gzip" | "zstd" as name} if order is not None:  # whatever the level
                 codecs.append(_codec({"id": name}))
-            case {"name": "blosc"}:
+            case {"name": "blosc"} if order is not None:
                 codecs.append(_codec({"id": "blosc"}))
             case {"name": str(name), "configuration": dict(members)} if order and name in _NUMCODECS:
                 try:
@@ -136,7 +137,7 @@ def _version_3(doc: Mapping[str, Any]) -> tuple[list[Any], str | None] | None:
                     return None
             case _:
                 return None
-    return list(reversed(codecs)), order
+    return None if order is None else (list(reversed(codecs)), order)
 
 
 def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -147,7 +148,7 @@ def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def encode_chunk(meta: ArrayMeta, values: npt.NDArray[Any]) -> bytes:
     """Return the bytes of a chunk of ``values``, which are in its shape and of its type; ValueError if that fails."""
-    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw)
+    pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, values.dtype)
     if pipeline is None:
         raise ValueError("chunks with these codecs cannot be made here")
     codecs, order = pipeline

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
+from refshard_fs.core.dtypes import fill_of
+from refshard_fs.core.zarrmeta import array_meta
 from tests.support.blosc_sources import carray_of
 from tests.support.shards_in_memory import Files
 
@@ -116,3 +118,14 @@ def test_titles_of_fields_are_left_out() -> None:
     files = carray_of(np.arange(0), 10, dtype="{'names': ['a'], 'formats': ['<i4'], 'titles': [b'x']}")
     document = json.loads(Files(files).read(Files(files).open(), "data/.zarray") or b"")
     assert document["dtype"] == [["a", "<i4"]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [("<i4", 1.5), ("<f4", [0, 1]), ("<f4", {}), ("<U2", 12), ("<U2", True), ("<M8[s]", "3"), ("<M8[s]", 1.5)],
+)
+def test_fill_value_of_another_type_is_an_error(dtype: str, fill: Any) -> None:
+    meta = array_meta(version_2(dtype=dtype, fill_value=fill), "a")
+    assert meta is not None
+    with pytest.raises(ValueError, match="its fill_value is .*: expected a value of"):
+        fill_of(meta, np.dtype(dtype))

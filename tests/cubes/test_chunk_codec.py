@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from refshard_fs.core.zarrmeta import array_meta
+from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.cubes.recoding import recoding
 from refshard_fs.cubes.recutting import check_recut
 from refshard_fs.errors import ManifestError
@@ -31,3 +32,26 @@ def test_oversized_chunks_are_refused_before_decoding() -> None:
             recoding("a", (plain, {}), (packed, {}), "one", "other")
         with pytest.raises(ManifestError, match="at most .* are decoded here"):
             check_recut("a", packed, "other")
+
+
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+GZIP = {"name": "gzip", "configuration": {"level": 1}}
+
+
+@pytest.mark.parametrize("codecs", [[], [GZIP], [GZIP, LITTLE], [LITTLE, LITTLE], ["bytes"], [{"name": "bytes"}]])
+def test_codecs_in_an_invalid_order_are_not_decoded(codecs: list[Any]) -> None:
+    """Version 3 needs one codec that makes bytes, before those on bytes, and the byte order of numbers."""
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [2],
+        "data_type": "int16",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+    }
+    meta, valid = (array_meta({**document, "codecs": each}, "a") for each in (codecs, [LITTLE, GZIP]))
+    assert meta is not None
+    assert valid is not None
+    assert ChunkDecoder.of(meta) is None
+    assert ChunkDecoder.of(valid) is not None
