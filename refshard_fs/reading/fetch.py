@@ -20,6 +20,7 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
+from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.failures import NOT_FOUND
@@ -51,12 +52,14 @@ class Fetcher:
         stats: Stats,
         kept: LRU[Span, bytes] | None = None,
         on_disk: ChunkCache | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self.limits = limits
         self.requests = Dispatch(pool, budget, stats, self)
         self._stats = stats
         self._kept = kept  # a cache of bytes by span
         self._on_disk = on_disk
+        self._answers = answers  # has the first bytes of pieces of a cube that this process made
         self._recalls: dict[asyncio.Task[None], list[Reader]] = {}  # readers that wait for the disk
         self._asking: dict[tuple[str, tuple[str, ...]], asyncio.Task[None]] = {}  # requests for versions of objects
         self._known = BlockIndex()
@@ -84,7 +87,7 @@ class Fetcher:
             if self._kept is not None and (data := self._kept.get(reader.span)) is not None:
                 self._stats.add(cache_hits=1)
                 reader.future.set_result(data)
-            elif self._read_kept(reader, readers, in_ranges):
+            elif self._read_first_bytes(reader) or self._read_kept(reader, readers, in_ranges):
                 continue
             elif self._may_be_on_disk(reader):
                 recalled.append(reader)
@@ -103,6 +106,19 @@ class Fetcher:
                     (block or self._open(span, urgent=False)).expect(start, stop)
         self._fetch(fresh)
         self.requests.pump()
+
+    def _read_first_bytes(self, reader: Reader) -> bool:
+        """Serve ``reader`` from the first bytes of its object, if these are in memory."""
+        try:
+            data = None if self._answers is None else self._answers.find_first_bytes(reader.span, self.requests.pool)
+        except Exception as e:  # noqa: BLE001  # the reader gets any error
+            reader.fail(e)
+            return True
+        if data is None:
+            return False
+        self._stats.add(cache_hits=1, bytes_wanted=len(data))
+        reader.future.set_result(data)
+        return True
 
     def _read_kept(self, reader: Reader, every: Sequence[Reader], in_ranges: set[Version]) -> bool:
         """Serve ``reader`` from a small source in memory, or fetch the source whole; False if neither is possible.

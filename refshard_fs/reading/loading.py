@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from refshard_fs.core.format import HEAD
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import (
     OWN,
@@ -30,6 +31,7 @@ from refshard_fs.core.model import (
     Origin,
     Packed,
     Pin,
+    Raw,
     Span,
     Stat,
     Steps,
@@ -255,7 +257,8 @@ def _put(cache: IndexCache, name: str, index: Any, value: Any) -> None:
 # would look chunks up in the index of the old file, and read their bytes from the new one.
 
 
-Heads: TypeAlias = LRU[Head, tuple[Facts, bytes]]  # the facts and first bytes of objects, by the need
+# Facts and bytes of objects, by the need: their first bytes, and short ranges of metadata elsewhere in them.
+Heads: TypeAlias = LRU[Head | Load, tuple[Facts, bytes]]
 
 
 class _Bound(NamedTuple):
@@ -271,8 +274,8 @@ class Answers:
     """The answers to needs in the process's ``cache``; ``token`` is the part of cache keys that names the source.
 
     ``longest`` is the most bytes of a document or an index; a larger one is an error. ``keep`` is the cache of decoded
-    indexes in files. ``heads`` are the first bytes of objects that were read when the source was made; None if it was
-    not made in this process.
+    indexes in files. ``heads`` are bytes of objects that were read when the source was made; None if it was not made in
+    this process.
     """
 
     def __init__(
@@ -296,10 +299,13 @@ class Answers:
         `TargetChanged`. Documents that are read as a whole, and facts, have no next read: these are `doubtful`.
         """
         if isinstance(need, Head):
-            return self._get_head(need, pool)
+            return self._get_read(need, pool)
         if isinstance(need, Stat) and need.fresh:
             return None
         found = self.cache.get((self.token, need))
+        if found is None and isinstance(need, Load) and _is_short(need):
+            read = self._get_read(need, pool)
+            return None if read is None else read[1]
         if type(found) is not _Bound or self._is_doubtful(need, found, pool):
             return None if type(found) is _Bound else found
         place = pool.place(found.url, found.origin)
@@ -308,20 +314,41 @@ class Answers:
             return found.value if version.seen is not None and version.is_like(found.seen) else None
         return found.value if place[0].is_still(place[1], found.seen) else None
 
-    def _get_head(self, need: Head, pool: Pool) -> tuple[Facts, bytes] | None:
-        """Return the cached first bytes of an object; later reads of another version raise `TargetChanged`."""
-        head = None if self.heads is None else self.heads.get(need)
-        place = None if head is None else pool.place(need.url, need.origin)
-        return head if head is not None and place is not None and place[0].is_still(place[1], head[0]) else None
+    def _get_read(self, need: Head | Load, pool: Pool) -> tuple[Facts, bytes] | None:
+        """Return facts and bytes of ``heads``; later reads of another version raise `TargetChanged`."""
+        read = None if self.heads is None else self.heads.get(need)
+        if read is None:
+            return None
+        object_ = need.entry if isinstance(need, Load) else need
+        assert isinstance(object_, Head | Span), "other needs are not kept"
+        place = pool.place(object_.url, object_.origin)
+        return read if place is not None and place[0].is_still(place[1], read[0]) else None
 
     def put_head(self, need: Head, head: tuple[Facts, bytes], pool: Pool) -> None:
         """Keep the first bytes of a remote object, if its server reports their version."""
-        place = None if self.heads is None else pool.place(need.url, need.origin)
+        self._put_read(need, need.url, need.origin, head[1], pool)
+
+    def _put_read(self, need: Head | Load, url: str, origin: Origin, data: bytes, pool: Pool) -> None:
+        place = None if self.heads is None else pool.place(url, origin)
         if self.heads is None or place is None or not place[0].is_remote:
             return
         seen = place[0].seen
         if seen is not None and (seen.etag or seen.last_modified):
-            self.heads.put(need, head, len(head[1]))
+            self.heads.put(need, (seen, data), len(data))
+
+    def find_first_bytes(self, span: Span, pool: Pool) -> bytes | None:
+        """Return the bytes of ``span`` if they lie in the first bytes of its object in ``heads``; else None.
+
+        Raises TargetNotAllowed if the source must not reach the object, TargetChanged if the pin has another version.
+        """
+        if self.heads is None or span.stop is None or not 0 <= span.start < span.stop <= HEAD:
+            return None
+        head = self._get_read(Head(span.url, HEAD, span.origin), pool)
+        if head is None or span.stop > len(head[1]):
+            return None
+        if span.pin is not None:
+            pool.versions.of(span.url).observe(head[0], span.pin)
+        return head[1][span.start : span.stop]
 
     def forget_heads(self) -> None:
         """Drop the first bytes of objects, for all filesystems of the same set."""
@@ -345,9 +372,19 @@ class Answers:
         """Keep ``value``, of ``weight`` bytes, as the answer to ``need``."""
         url, origin = _source(need)
         seen = None if url is None else pool.versions.of(url).seen
+        if isinstance(need, Load) and isinstance(need.entry, Span) and _is_short(need):
+            self._put_read(need, need.entry.url, need.entry.origin, value, pool)
         quota = getattr(need.index, "quota", None) if isinstance(need, Load) else None
         kept = value if url is None or seen is None else _Bound(value, url, origin, seen)
         self.cache.put((self.token, need), kept, weight, quota)
+
+
+def _is_short(need: Load) -> bool:
+    """Return whether ``need`` is the bytes of a short range."""
+    match need:
+        case Load(Span(start=start, stop=int(stop)), Raw()):
+            return start >= 0 and stop - start <= HEAD
+    return False
 
 
 def _source(need: Need) -> tuple[str | None, Origin]:

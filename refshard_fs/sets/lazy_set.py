@@ -30,8 +30,9 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
 
     ``remark`` says why other software does not read what it shows, ``joined`` what it joins. ``opened_with`` are the
-    arguments by which its parts were opened: filesystems of it open them so. ``first_bytes`` of the parts were read to
-    join them: filesystems of it do not read these again. Neither is saved; pickles lack the bytes.
+    arguments by which its parts were opened: filesystems of it open them so. ``first_bytes`` of the parts, and short
+    metadata behind them, were read to join the parts: filesystems of it do not read these again. Neither is saved;
+    pickles lack the bytes.
     """
 
     remark: str

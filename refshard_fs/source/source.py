@@ -120,7 +120,8 @@ class Engines:
 
     def _make_engine(self, loop: Loop) -> Engine:
         options = self.options
-        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, self._blocks, self._on_disk)
+        kept, on_disk = self._blocks, self._on_disk
+        fetcher = Fetcher(self._pool(loop), options.limits, self._budget, self.stats, kept, on_disk, self._answers)
         return Engine(fetcher, self._answers, self.stats, options.readahead, self._immediate_reader())
 
     async def look_up(self, key: str, steps: Steps[T]) -> T:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import pickle
 import time
 import uuid
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import h5netcdf
 import numpy as np
 import pytest
 from hypothesis import example, given
 
 import refshard_fs
-from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, TargetNotAllowed
+from refshard_fs import ManifestError, NotListable, RefShardError, RefShardFileSystem, TargetChanged, TargetNotAllowed
 from refshard_fs.cubes import keyspace as concat_keyspace
 from refshard_fs.formats.kerchunk_json import source as kerchunk_json_source
 from refshard_fs.security import admission
@@ -219,6 +222,64 @@ def test_part_is_opened_once(http_server: RangeServer, monkeypatch: pytest.Monke
             found = list(threads.map(fs.cat_file, keys))
     assert sorted(once) == sorted(urls)
     assert found == [f"{i:02d}{j}".ljust(24, "-").encode() for i in range(20) for j in range(2)]
+
+
+def put_fields(server: RangeServer, side: int, count: int = 4) -> tuple[list[str], list[Any]]:
+    """Put NetCDF-4 files, each with a field of ``side`` × ``side`` numbers at a time; return URLs and fields."""
+    urls, fields = [], []
+    for i in range(count):
+        fields.append(np.random.default_rng(i).random((1, side, side)).astype("f4"))
+        urls.append(server.put(f"{i}.nc", netcdf(i, fields[-1])))
+    return urls, fields
+
+
+def netcdf(time: int, field: Any) -> bytes:
+    file = io.BytesIO()
+    with h5netcdf.File(file, "w") as nc:
+        nc.dimensions = {"time": 1, "y": field.shape[1], "x": field.shape[2]}
+        nc.create_variable("v", ("time", "y", "x"), data=field, chunks=field.shape, compression="gzip")
+        nc.create_variable("time", ("time",), data=np.array([time]))
+        for dim in "yx":
+            nc.create_variable(dim, (dim,), data=np.arange(field.shape[1]))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("side", "made", "loaded"), [(40, 1, 0), (200, 2, 1)])
+def test_bytes_read_to_join_are_not_read_again(http_server: RangeServer, side: int, made: int, loaded: int) -> None:
+    """A file of 17 kB takes one request. One of 160 kB takes one for its head, metadata at its end, and its chunk."""
+    urls, fields = put_fields(http_server, side)
+    cube = refshard_fs.open(urls, "time")
+    assert len(http_server.requests()) <= made * len(urls)
+    http_server.log.clear()
+    found = opened(cube).cat([f"v/{i}.0.0" for i in range(len(urls))])
+    assert [zlib.decompress(chunk) for chunk in found.values()] == [field.tobytes() for field in fields]
+    assert len(http_server.requests()) == loaded * len(urls)
+
+
+def test_file_replaced_after_join_is_an_error(http_server: RangeServer) -> None:
+    urls, fields = put_fields(http_server, 200)
+    cube = refshard_fs.open(urls, "time")
+    http_server.put("2.nc", netcdf(2, fields[0]))
+    with pytest.raises(TargetChanged, match=r"2\.nc"):
+        opened(cube).cat_file("v/2.0.0")
+
+
+def test_forgotten_cube_reads_first_bytes_again(http_server: RangeServer) -> None:
+    urls, _ = put_fields(http_server, 40)
+    fs = opened(refshard_fs.open(urls, "time"))
+    fs.cat_file("v/2.0.0")
+    http_server.put("2.nc", netcdf(2, np.ones((1, 40, 40), "f4")))
+    fs.invalidate_cache()
+    assert np.all(np.frombuffer(zlib.decompress(fs.cat_file("v/2.0.0")), "<f4") == 1)
+
+
+def test_first_bytes_are_kept_from_another_policy(http_server: RangeServer) -> None:
+    """A filesystem that may not reach the files does not get bytes of them that the joining has read."""
+    urls, _ = put_fields(http_server, 40)
+    cube = refshard_fs.open(urls, "time")
+    fs = opened(cube, allow=["https://elsewhere.example/"])
+    with pytest.raises(TargetNotAllowed):
+        fs.cat_file("v/2.0.0")
 
 
 def test_few_parts_are_held_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
