@@ -54,7 +54,7 @@ def _rule(arguments: Namespace) -> int:
     """Make a document that shows an archive of forecasts by rule, or compare one with a run."""
     from refshard_fs.core.format import OpenOptions  # not imported for --help
     from refshard_fs.formats.grib2.rule import Rule, parse_time
-    from refshard_fs.formats.grib2.rule_samples import add_variables, compare_run, samples_of
+    from refshard_fs.formats.grib2.rule_samples import add_variables, choose_samples, compare_run
     from refshard_fs.references.values import resolver
     from refshard_fs.security.policy import directory_of
 
@@ -68,7 +68,7 @@ def _rule(arguments: Namespace) -> int:
     run = (parse_time(arguments.run) if arguments.run else at) - rule.start
     number = run // timedelta(hours=rule.time.every)
     if is_new:
-        rule = source.run("", lambda: add_variables(rule, samples_of(rule, number), resolve))
+        rule = source.run("", lambda: add_variables(rule, choose_samples(rule, number), resolve))
         path.write_bytes(rule.dumps())
         print_written(arguments, str(path), [count_text(len(rule.variables), "variable")])
         return 0

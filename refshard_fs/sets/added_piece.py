@@ -13,20 +13,20 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import with_metadata
-from refshard_fs.sets.common_units import comparable, with_common_units
+from refshard_fs.sets.changed_set import replace_metadata
+from refshard_fs.sets.common_units import convert_to_common_units, make_comparable
 from refshard_fs.sets.coordinates import get_coordinate_values
-from refshard_fs.sets.digests import with_digests
+from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.document_gaps import (
     check_chunks_of_gap,
     cut_off,
     fill_gap,
     find_gap,
+    list_values_in_gaps,
     replace_piece,
-    values_in_gaps,
 )
 from refshard_fs.sets.gap_set import make_extent, make_gap
-from refshard_fs.sets.grown_texts import grow_texts, text_dims
+from refshard_fs.sets.grown_texts import find_text_dims, grow_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
 from refshard_fs.sets.set_row import Rules, SetRow
 from refshard_fs.sets.stacking import stack_along
@@ -57,7 +57,7 @@ def add_piece(
     dim, length = rules.dim, document.starts[-1]
     lead = document.pieces[document.first]
     first, new = (stack_along(by_url[each], dim, document.stacked) for each in (lead.url, url))
-    shown = with_metadata(first, document.metadata)
+    shown = replace_metadata(first, document.metadata)
     if first.length(dim) != lead.total:
         raise ManifestError(
             f"{lead.url!r} of {name} has the length {first.length(dim)} now, not {lead.total}: make the document anew"
@@ -65,7 +65,7 @@ def add_piece(
     if not new.length(dim):
         return None
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
-    times = with_common_units([first, new], dim, lazy=True, fixed=units)
+    times = convert_to_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
     values, coming = _read_coordinate(document, shown), get_coordinate_values([new], dim)
     extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
@@ -73,14 +73,14 @@ def add_piece(
     if values is not None and document.coordinate is not None:
         extent = make_extent(shown.variables[document.coordinate], values, shown, name)
     if values is not None and extent is not None and coming is not None:
-        known = comparable(shown.variables[str(document.coordinate)], values)
+        known = make_comparable(shown.variables[str(document.coordinate)], values)
         if rules.on_duplicate == "replace":
             document, replaced_part = replace_piece(document, known, coming[0])
         place = find_gap(document, known, coming[0])
         if place is not None:
             check_chunks_of_gap(document, new, place[1], name)
         else:
-            if np.isin(coming[0], values_in_gaps(document, known)).any():
+            if np.isin(coming[0], list_values_in_gaps(document, known)).any():
                 raise ManifestError(
                     f"{url} has values in several gaps of {name}, or in one and outside of it: "
                     "append one set for each gap"
@@ -96,11 +96,11 @@ def add_piece(
             document = cut_off(document, kept.old)
             new = trim(new, dim, kept.start, kept.stop, lazy=True)
             extent = make_extent(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)
-    first, new = with_digests([first, new], [dim], rules.same)
+    first, new = add_digests([first, new], [dim], rules.same)
     # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
     # documents of metadata, which have the first one's length, get its own.
     metadata = {**document.metadata, **times.metadata}
-    old = make_gap(with_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
+    old = make_gap(replace_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
     found, whole = SetRow(
         dim,
@@ -111,7 +111,7 @@ def add_piece(
         {**document.bounds, **times.bounds},
         document.chunks,
     ).make_document()
-    differing = found.unions.keys() - text_dims(found)
+    differing = found.unions.keys() - find_text_dims(found)
     if differing:
         raise ManifestError(
             f"{url} has other values of {', '.join(map(repr, sorted(differing)))} than {name}, to which it cannot be "

@@ -1,6 +1,6 @@
 """Give sets the arrays and the coordinates of all others. No I/O here.
 
-`complete` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set lacks
+`prepare_parts` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set lacks
 do not exist in the result. Readers show the fill value there, so an array needs one that means "missing": zeros would
 be taken for data.
 """
@@ -18,7 +18,7 @@ from refshard_fs.cubes.moving import Move
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet
-from refshard_fs.sets.common_units import comparable, with_common_units
+from refshard_fs.sets.common_units import convert_to_common_units, make_comparable
 from refshard_fs.sets.coordinates import check_same_coordinate
 from refshard_fs.sets.fills import choose_fill_values
 from refshard_fs.sets.steps import Steps
@@ -40,7 +40,7 @@ class Aligned(NamedTuple):
 Regular = Mapping[str, str | float]  # the step between values of a coordinate, by dimension
 
 
-def complete(
+def prepare_parts(
     parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
 ) -> tuple[Aligned, dict[str, Any]]:
     """Prepare ``parts`` for `concatenate`; return also the fill values, by path, that arrays need for it.
@@ -54,7 +54,7 @@ def complete(
     parts = texts.parts
     aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{}] * len(parts))
     lacking = _find_lacking(parts, dim) if is_outer else []
-    incomplete = {*lacking, *_incomplete(parts, aligned.unions)}
+    incomplete = {*lacking, *_find_incomplete(parts, aligned.unions)}
     if has_gaps:
         incomplete |= {path for part in parts for path in part.along(dim) if not part.variables[path].is_coordinate}
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
@@ -85,7 +85,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
     """Return ``parts`` with the union of their coordinates along all dimensions but ``dim``."""
     for other in dict.fromkeys(v.dims[0] for part in parts for v in part.variables.values() if v.is_coordinate):
         if other is not None and other != dim:
-            parts = with_common_units(parts, other, lazy=lazy).parts
+            parts = convert_to_common_units(parts, other, lazy=lazy).parts
     unions: dict[str, npt.NDArray[Any]] = {}  # the union of values by dimension, if sets differ
     own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set, by dimension
     chosen: dict[str, str] = {}  # the path of the coordinate, by dimension
@@ -94,7 +94,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
         name = first.variables[path].dims[0]
         if name is None or name == dim or name in own:
             continue
-        values = [_values_to_compare(part, path) for part in parts]
+        values = [_get_values_to_compare(part, path) for part in parts]
         known = [some for some in values if some is not None]
         if len(known) < 2 or all(np.array_equal(some, known[0]) for some in known):
             continue
@@ -127,10 +127,10 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
     return Aligned(moved, places, unions)
 
 
-def _values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
+def _get_values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
     """Return the values of a coordinate as they are compared, if the set has it and they are known."""
     values = part.values(path) if path in part.variables else None
-    return None if values is None else comparable(part.variables[path], values)
+    return None if values is None else make_comparable(part.variables[path], values)
 
 
 def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
@@ -145,7 +145,7 @@ def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDA
             raise difference(path, f"attribute {name}", first.name, mine, part.name, theirs)
 
 
-def _incomplete(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+def _find_incomplete(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
     """Return the arrays with a dimension of ``unions`` along which some set lacks elements."""
     return {
         path
@@ -183,7 +183,9 @@ def _place_elements(
             shape[axis] = len(unions[str(variable.dims[axis])])
         doc = {**variable.meta.raw, "shape": shape}
         if not lazy:
-            moves = {axis: _chunk_move(part, path, axis, placement, shape[axis]) for axis, placement in within.items()}
+            moves = {
+                axis: _place_chunks(part, path, axis, placement, shape[axis]) for axis, placement in within.items()
+            }
             changed.put_moved(variable, doc, [(moves, None)])
         elif dim in variable.dims:
             changed.put(variable, doc)
@@ -196,7 +198,7 @@ def _place_elements(
     return changed.result()
 
 
-def _chunk_move(part: NamedSet, path: str, axis: int, placement: Placement, total: int) -> Move:
+def _place_chunks(part: NamedSet, path: str, axis: int, placement: Placement, total: int) -> Move:
     """Return where chunks go whose elements have a ``placement``; ManifestError where they do not stay whole."""
     variable = part.variables[path]
     size = variable.meta.chunks[axis] if variable.meta.chunks else 0

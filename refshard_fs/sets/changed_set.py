@@ -21,7 +21,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import convert_documents
-from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_type
+from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, change_type
 
 NO_CHUNKS: Final = Part(np.zeros(0, np.uint64), Ranges.absent(0))
 
@@ -69,7 +69,7 @@ class ChangedSet:
 
     def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
         """Replace an array by one of ``values`` in one inline chunk, of a type that holds them."""
-        doc, data = plain(with_type(variable.meta, values.dtype), values)
+        doc, data = plain(change_type(variable.meta, values.dtype), values)
         self.put(variable, doc, attributes, {0: data} if values.size else {})
 
     def put_empty(self, like: NamedSet, path: str, dim: str, length: int) -> None:
@@ -84,7 +84,7 @@ class ChangedSet:
         path = variable.path
         grid, parts = self.put(variable, doc), []
         for along, piece in moves:
-            rows, inline = placed_chunks(self.part, path, grid, along, piece)
+            rows, inline = place_chunks(self.part, path, grid, along, piece)
             parts.append(rows)
             self.members |= inline
         self.tables[path] = ChunkTable.from_parts(grid, parts)
@@ -105,7 +105,7 @@ class ChangedSet:
         return msgspec.structs.replace(part, refs=refs, variables=variables, digests=digests)
 
 
-def placed_chunks(
+def place_chunks(
     part: NamedSet, path: str, grid: ChunkGrid, along: Mapping[int, Move], piece: tuple[int, int] | None = None
 ) -> tuple[Part, dict[str, bytes]]:
     """Return the chunks of a set's array as they lie in another ``grid``: references by number, inline ones by key.
@@ -132,7 +132,7 @@ def placed_chunks(
     return rows, {join(path, grid.tail(number)): data[cut] for number, stays, data in placed if stays}
 
 
-def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) -> NamedSet:
+def replace_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) -> NamedSet:
     """Return a set with metadata ``documents`` (by key) in place of its own."""
     if not documents:
         return part
@@ -141,7 +141,7 @@ def with_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]]) ->
     return changed.result(keeps_digests=True)
 
 
-def in_version_3(part: NamedSet) -> NamedSet:
+def convert_to_version_3(part: NamedSet) -> NamedSet:
     """Return a set with metadata of zarr version 3, whichever it has; ManifestError where that cannot say the same."""
     refs = part.refs
     if not any(key.rpartition("/")[2] in (".zarray", ".zgroup") for key in refs.side):

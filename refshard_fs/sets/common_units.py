@@ -36,9 +36,9 @@ from refshard_fs.cubes.cf_times import (
 from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.recoding import MISSING, exactly, missing_values
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import ChangedSet, with_metadata
+from refshard_fs.sets.changed_set import ChangedSet, replace_metadata
 from refshard_fs.sets.digests import read_small_arrays
-from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, with_attributes, with_type
+from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, change_type, put_attributes
 
 
 class CommonUnits(NamedTuple):
@@ -53,7 +53,7 @@ class CommonUnits(NamedTuple):
     metadata: dict[str, dict[str, Any]]
 
 
-def with_common_units(
+def convert_to_common_units(
     parts: Sequence[NamedSet], dim: str | None, *, lazy: bool = False, fixed: Mapping[str, Any] = {}
 ) -> CommonUnits:
     """Return ``parts`` with times along ``dim`` in common units; ManifestError, which says why, where that cannot be.
@@ -61,7 +61,7 @@ def with_common_units(
     ``fixed`` are units, by path, that must be kept.
     """
     common = CommonUnits(list(parts), {}, {})
-    for path, bounds in times_along(parts, dim).items():
+    for path, bounds in find_times(parts, dim).items():
         times = _Times(path, bounds, [number for number, part in enumerate(parts) if path in part.variables])
         _check_calendars(common.parts, times)
         if times.differ(common.parts, fixed.get(path)):
@@ -95,7 +95,7 @@ class _Times(NamedTuple):
         return {name: given[name] for given in both for name in UNITS if name in given}
 
 
-def times_along(parts: Sequence[NamedSet], dim: str | None) -> dict[str, list[str]]:
+def find_times(parts: Sequence[NamedSet], dim: str | None) -> dict[str, list[str]]:
     """Return the arrays of times along a dimension, each with those along it that have its units."""
     times: dict[str, list[str]] = {}
     seen: set[int] = set()
@@ -134,10 +134,10 @@ def _are_gregorian(part: NamedSet, path: str) -> bool:
         units = TimeUnits.of(part.variables[path].attributes)
     except ValueError:  # `_recode` says so
         return True
-    return values is None or units.is_gregorian(values[~_missing(part, path)])
+    return values is None or units.is_gregorian(values[~_find_missing(part, path)])
 
 
-def comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def make_comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the ``values`` of a coordinate so that those of one instant are equal, and missing times are NaN."""
     if not is_time(variable.attributes) or values.dtype.kind not in "iuf":
         return values
@@ -149,18 +149,18 @@ def comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 def _is_missing(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which of the ``values`` of an array stand for missing ones."""
-    found: npt.NDArray[np.bool_] = np.isin(values, _marks(variable, values.dtype))
+    found: npt.NDArray[np.bool_] = np.isin(values, _get_marks(variable, values.dtype))
     return found | np.isnan(values) if values.dtype.kind == "f" else found
 
 
-def _missing(part: NamedSet, path: str) -> npt.NDArray[np.bool_]:
+def _find_missing(part: NamedSet, path: str) -> npt.NDArray[np.bool_]:
     """Return which values of an array are missing; all its values are known."""
     values = part.values(path)
     assert values is not None, "they are known"
     return _is_missing(part.variables[path], values)
 
 
-def _marks(variable: Variable, dtype: np.dtype[Any]) -> list[int | float]:
+def _get_marks(variable: Variable, dtype: np.dtype[Any]) -> list[int | float]:
     """Return the values of an array that stand for missing ones."""
     fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
     fills = [fill] if isinstance(fill, int | float) else []
@@ -181,7 +181,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
             if packed is not None:
                 raise ValueError(f"it has the attribute {packed}")
         except ValueError as e:
-            raise _refusal(times, parts, number, e) from e
+            raise _make_error(times, parts, number, e) from e
         mine, theirs = calendar_of(coordinate.attributes), calendar_of(attributes)
         if family_of(mine) != family_of(theirs):
             raise difference(path, "attribute calendar", first.name, mine, parts[number].name, theirs)
@@ -202,14 +202,14 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
                 like = first.variables.get(at[1], parts[at[0]].variables[at[1]])
                 converted[at] = _convert(parts[at[0]], at[1], like, units[at], to, rounded=rounded, lazy=at not in kept)
         except ValueError as e:
-            errors.append(_refusal(times, parts, at[0], e))
+            errors.append(_make_error(times, parts, at[0], e))
             continue
         stored = {(number, path): times.attributes(parts[number], path) for number, path in units}
         for (number, path), numbers in converted.items():
             if numbers is not None:
                 part = parts[number]
-                marked = first.variables.get(path) if _missing(part, path).any() else None
-                changed = ChangedSet(with_metadata(part, _change_units(part.variables[path], text, marked)))
+                marked = first.variables.get(path) if _find_missing(part, path).any() else None
+                changed = ChangedSet(replace_metadata(part, _change_units(part.variables[path], text, marked)))
                 changed.put_values(changed.part.variables[path], numbers)
                 parts[number] = changed.result()
         if lazy:
@@ -232,9 +232,9 @@ def _convert(
         return None
     values = part.values(path)
     assert values is not None, "they were read"
-    missing, dtype = _missing(part, path), dtype_of(like.meta)
+    missing, dtype = _find_missing(part, path), dtype_of(like.meta)
     known = units.convert(values[~missing], to, rounded=rounded and values.dtype.kind == "f")
-    marks = [] if dtype is None else _marks(like, dtype)
+    marks = [] if dtype is None else _get_marks(like, dtype)
     for mark in marks:
         if np.isin(known, mark).any():
             raise ValueError(f"the value {mark}, the fill value, is among its values")
@@ -249,7 +249,7 @@ def _convert(
     return numbers if stored is None else stored
 
 
-def _refusal(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:
+def _make_error(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:
     """Return the error for times that cannot have the units of the first set, or the reverse."""
     units = {n: parts[n].variables[times.path].attributes.get("units") for n in times.owners}
     first = times.owners[0]
@@ -301,7 +301,7 @@ def _change_units(variable: Variable, units: str, like: Variable | None = None) 
         doc["fill_value"] = like.meta.raw.get("fill_value")
         attributes = {name: value for name, value in attributes.items() if name not in MISSING}
         attributes |= {name: like.attributes[name] for name in MISSING if name in like.attributes}
-    return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}
+    return {variable.key: doc, **put_attributes(variable.key, doc, attributes)}
 
 
 def _show_units(
@@ -313,11 +313,11 @@ def _show_units(
         part = common.parts[number]
         if number == first and units["units"] != text:
             documents = _change_units(part.variables[path], text)
-            part = with_metadata(part, documents)
+            part = replace_metadata(part, documents)
             common.metadata.update(documents)
         if number == first and path in times.bounds:  # their values are unknown, and may need a wider type
             documents = _widen(part.variables[path])
-            part = with_metadata(part, documents)
+            part = replace_metadata(part, documents)
             common.metadata.update(documents)
         if path in times.bounds:
             common.bounds[path] = times.path
@@ -331,5 +331,5 @@ def _widen(variable: Variable) -> dict[str, dict[str, Any]]:
     meta, dtype = variable.meta, dtype_of(variable.meta)
     if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:
         return {}
-    wide = with_type(meta, np.dtype(np.float64 if dtype.kind == "f" else np.int64))
+    wide = change_type(meta, np.dtype(np.float64 if dtype.kind == "f" else np.int64))
     return {variable.key: plain_document(wide, meta.shape, meta.chunks)}

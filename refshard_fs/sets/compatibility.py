@@ -26,9 +26,9 @@ from refshard_fs.cubes.fit import (
 from refshard_fs.cubes.recoding import missing_values
 from refshard_fs.cubes.recutting import Recut
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import with_metadata
+from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.digests import ValueDigest, have_references, list_references
-from refshard_fs.sets.roomier_encodings import encoding_with_room
+from refshard_fs.sets.roomier_encodings import find_encoding
 from refshard_fs.sets.variables import NamedSet
 
 # What becomes of chunks that are joined.
@@ -57,24 +57,24 @@ def check_joinable(
     if a is b and recut is None:
         return
     if how == "made when they are read":
-        fit(path, array_facts(path, one), array_facts(path, other), recut)
+        fit(path, get_array_facts(path, one), get_array_facts(path, other), recut)
         return
     ignored = {"shape", *KEYS} | ({"chunk_grid"} if how == "of other lengths" else set())
     if how == "stored anew":
-        ignored |= STORAGE | _ignored_of_values(path, one, other)
+        ignored |= STORAGE | _list_ignored_fields(path, one, other)
         if is_time(a.attributes) or is_time(b.attributes):  # bounds may inherit the units, in which all values are
             ignored |= {"attribute units"}
     try:
-        check_metadata(path, array_facts(path, one), array_facts(path, other), ignored)
+        check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), ignored)
     except ManifestError as e:
         raise _add_advice(path, one, other, e) from None
 
 
 def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError) -> ManifestError:
     """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
-    shown = with_metadata(one, encoding_with_room(one.variables[path], [other.variables[path]]))
+    shown = replace_metadata(one, find_encoding(one.variables[path], [other.variables[path]]))
     try:
-        recoding_of(path, array_facts(path, shown), array_facts(path, other), is_recut=True)
+        recoding_of(path, get_array_facts(path, shown), get_array_facts(path, other), is_recut=True)
     except ManifestError:
         return error
     return ManifestError(f"{error}: references alone cannot say it; lazy=True recodes chunks when they are read")
@@ -88,22 +88,25 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     mine, theirs = one.values(path), other.values(path)
     if mine is not None and theirs is not None:
         if not is_same_array:
-            ignored = KEYS | STORAGE | _ignored_of_values(path, one, other)
-            units = [array_facts(path, part).attributes for part in (one, other)]
+            ignored = KEYS | STORAGE | _list_ignored_fields(path, one, other)
+            units = [get_array_facts(path, part).attributes for part in (one, other)]
             if all(map(is_time, units)):
                 ignored |= {"attribute units"}
-                mine, theirs = _instants(mine, units[0], units[0]), _instants(theirs, units[1], units[0])
-            check_metadata(path, array_facts(path, one), array_facts(path, other), ignored)
-        what, is_equal = "values", same_values(mine, theirs)
+                mine, theirs = (
+                    _convert_instants(mine, units[0], units[0]),
+                    _convert_instants(theirs, units[1], units[0]),
+                )
+            check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), ignored)
+        what, is_equal = "values", are_same_values(mine, theirs)
     elif isinstance(first := one.digests.get(path), ValueDigest) and isinstance(
         second := other.digests.get(path), ValueDigest
     ):
         # What means "missing" makes no difference unless it is among the values.
         ignored = KEYS | STORAGE | (frozenset() if first.is_mistaken(second) else TYPES)
-        check_metadata(path, array_facts(path, one), array_facts(path, other), ignored)
+        check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), ignored)
         what, is_equal = "values", first == second
     else:
-        check_metadata(path, array_facts(path, one), array_facts(path, other), KEYS)
+        check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), KEYS)
         what, is_equal = "references", list_references(path, one) == list_references(path, other)
         is_equal &= one.inline_chunks(path) == other.inline_chunks(path)
         if not is_equal and path in one.digests and path in other.digests:
@@ -115,7 +118,9 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
         )
 
 
-def _instants(values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mapping[str, Any]) -> npt.NDArray[Any]:
+def _convert_instants(
+    values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mapping[str, Any]
+) -> npt.NDArray[Any]:
     """Return times as they are compared, in the units of others; as they are where the units are not known."""
     try:
         own, wanted = TimeUnits.of(attributes), TimeUnits.of(to)
@@ -129,19 +134,19 @@ def check_merged(path: str, one: NamedSet, other: NamedSet) -> None:
     try:
         check_equal(path, one, other, None)
     except ManifestError as e:
-        dim = _differing_coordinate(one, other) or next(filter(None, one.variables[path].dims), None)
+        dim = _find_differing_coordinate(one, other) or next(filter(None, one.variables[path].dims), None)
         raise ManifestError(
             f"{one.name} and {other.name} differ in {path!r}, and arrays are the same in all sets where none are "
             f"joined: to join them, name a dimension (dim={'' if dim is None else repr(dim)})"
         ) from e
 
 
-def _differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
+def _find_differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
     """Return the name of the first coordinate, or scalar, whose values two sets have, and not the same ones."""
     for path, variable in one.variables.items():
         if path in other.variables and (variable.is_coordinate or not variable.dims):
             mine, theirs = one.values(path), other.values(path)
-            if mine is not None and theirs is not None and not same_values(mine, theirs):
+            if mine is not None and theirs is not None and not are_same_values(mine, theirs):
                 return parent(path)[1]
     return None
 
@@ -150,7 +155,7 @@ def _differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
 TYPES: Final = frozenset({"dtype", "data_type", "fill_value", "attribute _FillValue", "attribute missing_value"})
 
 
-def _ignored_of_values(path: str, one: NamedSet, other: NamedSet) -> frozenset[str]:
+def _list_ignored_fields(path: str, one: NamedSet, other: NamedSet) -> frozenset[str]:
     """Return the fields that make no difference to numbers that are known, of any type and byte order.
 
     None where a number would be a missing value in the other set.
@@ -164,7 +169,7 @@ def _ignored_of_values(path: str, one: NamedSet, other: NamedSet) -> frozenset[s
     return TYPES
 
 
-def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+def are_same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether numbers are equal; those of types of other widths are, where the narrower one rounds them alike."""
     if one.dtype.kind == other.dtype.kind == "f":
         narrow = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
@@ -172,7 +177,7 @@ def same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
 
 
-def array_facts(path: str, part: NamedSet) -> ArrayFacts:
+def get_array_facts(path: str, part: NamedSet) -> ArrayFacts:
     """Return the facts by which an array is compared with the same array of other sets."""
     variable = part.variables[path]
     return ArrayFacts(part.name, variable.meta, {**part.units.get(path, {}), **variable.attributes})

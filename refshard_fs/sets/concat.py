@@ -25,10 +25,10 @@ from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
 from refshard_fs.sets.lazy_set import LazySet, describe
 from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
-from refshard_fs.sets.rebase import MadeSet, made
+from refshard_fs.sets.rebase import MadeSet, make_set
 from refshard_fs.sets.remark import explain_document
-from refshard_fs.sets.rounding import with_equal_coordinates
-from refshard_fs.sets.scanning import REMEMBERED, opening_options
+from refshard_fs.sets.rounding import equalize_coordinates
+from refshard_fs.sets.scanning import REMEMBERED, choose_opening_options
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.sources import OnError, read_sets, report_skipped
 from refshard_fs.source.collect import Unread
@@ -220,8 +220,8 @@ def concat(
         freq=freq,
         is_outer=join == "outer",
         is_rectilinear=grid == "rectilinear",
-        chunks=_checked_lengths("chunks", chunks),
-        subchunks=_checked_lengths("subchunks", subchunks),
+        chunks=_check_lengths("chunks", chunks),
+        subchunks=_check_lengths("subchunks", subchunks),
         lazy=lazy,
         select=tuple(map(Choice.read, options.get("select") or ())),
     )
@@ -256,14 +256,14 @@ def concat(
             dims_of_sets, rules = find_dims(read), msgspec.structs.replace(rules, is_outer=True)
         inputs = inputs.without(failed, dims_of_sets, is_outer=rules.is_outer)
         report_skipped(failed, any_left=bool(inputs.sources))
-    read, rounded = with_equal_coordinates(read, tolerance)
+    read, rounded = equalize_coordinates(read, tolerance)
     if rounded:
         logger.info("%s", rounded)
     joined = find_and_join(inputs, read, rules) if finds else join_sets(inputs, read, rules)
-    opened_with = opening_options(inputs.sources, options)
+    opened_with = choose_opening_options(inputs.sources, options)
     document = joined.document
     if not isinstance(document, ConcatDocument):
-        return made(joined.whole.refs, opened_with)
+        return make_set(joined.whole.refs, opened_with)
     recorded = "" if preprocess is None else name_of(preprocess)
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
     remark = "; ".join(filter(None, [explain_document(joined.made), rounded]))
@@ -295,7 +295,7 @@ def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds:
         )
 
 
-def _checked_lengths(argument: str, lengths: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _check_lengths(argument: str, lengths: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return ``lengths``; ValueError, which names the ``argument``, if one is not an integer of at least 1."""
     for dim, length in (lengths or {}).items():
         if not isinstance(length, (int, np.integer)) or length < 1:

@@ -28,10 +28,10 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.origins import NOTHING, Origins
-from refshard_fs.sets.changed_set import grid_of, placed_chunks
-from refshard_fs.sets.common_units import times_along
+from refshard_fs.sets.changed_set import grid_of, place_chunks
+from refshard_fs.sets.common_units import find_times
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, check_shapes
-from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, with_attributes, with_type
+from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, change_type, put_attributes
 
 
 def concatenate(
@@ -68,7 +68,7 @@ class _Concatenation:
         self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
         self.is_rectilinear = is_rectilinear
         # Where all values of times are known, these are joined as values, in one chunk; in a document only coordinates.
-        times = {} if recut is not None else times_along(sets, dim)
+        times = {} if recut is not None else find_times(sets, dim)
         self.joined_as_values = {path for coordinate, bounds in times.items() for path in (coordinate, *bounds)}
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
         self.tables: dict[str, ChunkTable] = {}
@@ -91,9 +91,9 @@ class _Concatenation:
         self._add_others()
         pins = Pins.join([(part.refs.pins, len(part.refs.urls)) for part in self.sets])
         urls = Texts.concatenate([part.refs.urls for part in self.sets])
-        return ReferenceSet(urls, self.tables, self.side, pins=pins, origins=self._origins())
+        return ReferenceSet(urls, self.tables, self.side, pins=pins, origins=self._collect_origins())
 
-    def _origins(self) -> Origins:
+    def _collect_origins(self) -> Origins:
         if not any(part.refs.origins for part in self.sets):
             return NOTHING
         named = [(url, part.refs.origins.of(url)) for part in self.sets for url in part.refs.urls if url is not None]
@@ -131,10 +131,10 @@ class _Concatenation:
                 "with join='outer', its values are missing there"
             )
         axis = variable.dims.index(self.dim)
-        distinct = _distinct_sets(self.sets, path)
+        distinct = _choose_distinct_sets(self.sets, path)
         for part in distinct:
             check_shapes(path, first, part, axis)
-        values = self._values(path, axis) if variable.is_coordinate or path in self.joined_as_values else None
+        values = self._join_values(path, axis) if variable.is_coordinate or path in self.joined_as_values else None
         how: Joining = "as they are" if self.recut is None else "made when they are read"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
             how = "of other lengths"
@@ -149,7 +149,7 @@ class _Concatenation:
         if values is None:
             self._join(path, axis)
             return
-        doc, data = plain(with_type(variable.meta, values.dtype), values)
+        doc, data = plain(change_type(variable.meta, values.dtype), values)
         grid = self._add_metadata(variable, doc)
         self.tables[path] = ChunkTable.from_parts(grid, [])
         if values.size:
@@ -217,12 +217,12 @@ class _Concatenation:
         packing = {part.variables[variable.path].attributes.get(PACKING_TYPE) for part in self.sets}
         if len(packing) > 1 and PACKING_TYPE in variable.attributes:
             others = {name: value for name, value in variable.attributes.items() if name != PACKING_TYPE}
-            self.side |= with_attributes(variable.key, doc, others)
+            self.side |= put_attributes(variable.key, doc, others)
         return grid
 
     def _place_chunks(self, path: str, number: int, grid: ChunkGrid, along: Mapping[int, Move]) -> Part:
         """Add a set's inline chunks of an array; return its references, by the targets of all sets."""
-        rows, inline = placed_chunks(self.sets[number], path, grid, along)
+        rows, inline = place_chunks(self.sets[number], path, grid, along)
         self.side |= inline
         targets = rows.ranges.targets + np.uint32(self.first_targets[number])
         return rows._replace(ranges=rows.ranges._replace(targets=targets))
@@ -232,7 +232,7 @@ class _Concatenation:
         variable = self.sets[0].variables[path]
         first = variable.meta
         lengths = [part.variables[path].meta.shape[axis] for part in self.sets]
-        sizes = [self._chunk_length(part, path, axis) for part in self.sets]
+        sizes = [self._find_chunk_length(part, path, axis) for part in self.sets]
         for part, length, size in zip(self.sets[:-1], lengths, sizes, strict=False):
             if size and length % size:
                 raise ManifestError(
@@ -241,7 +241,7 @@ class _Concatenation:
                 )
         doc = {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
         if len(set(sizes)) > 1:
-            doc["chunk_grid"] = _rectilinear(first, axis, zip(sizes, lengths, strict=True))
+            doc["chunk_grid"] = _make_rectilinear_grid(first, axis, zip(sizes, lengths, strict=True))
         grid = self._add_metadata(variable, doc)
         start, parts = 0, []
         for number, (part, length, size) in enumerate(zip(self.sets, lengths, sizes, strict=True)):
@@ -252,7 +252,7 @@ class _Concatenation:
         if all(path in part.digests for part in self.sets):
             self.digests[path] = tuple(part.digests[path] for part in self.sets)
 
-    def _chunk_length(self, part: NamedSet, path: str, axis: int) -> int:
+    def _find_chunk_length(self, part: NamedSet, path: str, axis: int) -> int:
         """Return the length of chunks along the dimension; ManifestError where they differ along others."""
         chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
         if chunks is None or first is None:
@@ -261,7 +261,7 @@ class _Concatenation:
             raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
         return chunks[axis]
 
-    def _values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
+    def _join_values(self, path: str, axis: int) -> npt.NDArray[Any] | None:
         """Return the values of an array in all sets, if all are inline."""
         every = [values for part in self.sets if (values := part.values(path)) is not None]
         if len(every) < len(self.sets):
@@ -279,7 +279,7 @@ class _Concatenation:
         return joined
 
 
-def _distinct_sets(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
+def _choose_distinct_sets(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
     """Return one set for each way to describe an array: sets that are alike share their `Variable`."""
     kinds: dict[Any, NamedSet] = {}
     for part in sets:
@@ -287,7 +287,7 @@ def _distinct_sets(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
     return list(kinds.values())
 
 
-def _rectilinear(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:
+def _make_rectilinear_grid(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:
     """Return a grid of chunks of several lengths along ``axis``; ``pieces`` are each set's chunk length and length."""
     edges: list[list[int]] = []  # length, and how often
     for size, length in pieces:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from refshard_fs.cubes.cf_times import format_time
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.common_units import comparable
-from refshard_fs.sets.compatibility import same_values
+from refshard_fs.sets.common_units import make_comparable
+from refshard_fs.sets.compatibility import are_same_values
 from refshard_fs.sets.variables import NamedSet
 
 
@@ -29,7 +29,7 @@ def get_coordinate_values(parts: Sequence[NamedSet], dim: str) -> list[npt.NDArr
         values = None if variable is None or variable.dims != (dim,) else part.values(first.path)
         if variable is None or values is None:
             return None
-        every.append(comparable(variable, values))
+        every.append(make_comparable(variable, values))
     return every
 
 
@@ -48,7 +48,7 @@ def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> Non
     """Raise ManifestError unless a set has the same values at ``one`` and ``other``, or lacks one of them."""
     if one in part.variables and other in part.variables:
         mine, theirs = part.values(one), part.values(other)
-        if mine is None or theirs is None or not same_values(mine, theirs):
+        if mine is None or theirs is None or not are_same_values(mine, theirs):
             raise ManifestError(
                 f"{one!r} and {other!r} of {part.name} are not the same, and so they are coordinates of two "
                 f"dimensions {dim!r}: elements are left out, moved or added along one that all groups share"

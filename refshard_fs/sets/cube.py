@@ -12,8 +12,8 @@ from refshard_fs.core.model import Load, Raw, Span, Stat, Steps
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.concat import concat
 from refshard_fs.sets.lazy_set import LazySet
-from refshard_fs.sets.scanning import reading_options
-from refshard_fs.sets.tables import sources_in_parquet
+from refshard_fs.sets.scanning import choose_reading_options
+from refshard_fs.sets.tables import read_parquet_table
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.normalizing import is_many_sources
 from refshard_fs.source.options import for_sources
@@ -77,12 +77,12 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
         options = {name: value for name, value in arguments.items() if name not in _OF_CONCAT}
         options = for_sources(options, [os.fspath(sources)], open)
         dims = arguments.get("dims") or (None if dim is None else (dim,))
-        rows = _table_at(os.fspath(sources), options, dims)
+        rows = _read_table(os.fspath(sources), options, dims)
         saved = None if rows is not None else LazySet.of(RefShardFileSystem(sources, **options))
         if saved is not None:
-            return _part(saved, words | {name: arguments[name] for name in _OF_PARTS if name in arguments})
+            return _open_part(saved, words | {name: arguments[name] for name in _OF_PARTS if name in arguments})
         sources = sources if rows is None else rows
-    return _part(concat(sources, dim, lazy=True, **arguments), words)
+    return _open_part(concat(sources, dim, lazy=True, **arguments), words)
 
 
 cube = open  # a name after the result
@@ -91,19 +91,19 @@ _OF_CONCAT = inspect.signature(concat).parameters.keys() - {"options"}
 _OF_PARTS = ("keep", "drop", "rename", "attrs")
 
 
-def _part(made: LazySet, words: Mapping[str, Any]) -> LazySet:
+def _open_part(made: LazySet, words: Mapping[str, Any]) -> LazySet:
     given = {name: value for name, value in words.items() if value}
     return made.select(**given) if given else made
 
 
-def _table_at(url: str, options: Mapping[str, Any], dims: Iterable[str] | None) -> list[Any] | None:
+def _read_table(url: str, options: Mapping[str, Any], dims: Iterable[str] | None) -> list[Any] | None:
     """Return the sources that a Parquet file lists; None if the file does not exist."""
     if not url.endswith((".parquet", ".geoparquet")):
         return None
     place = str(source_of(url, options.get("target_protocol"), None, True))
-    fs = RefShardFileSystem({}, **reading_options([place], options))
+    fs = RefShardFileSystem({}, **choose_reading_options([place], options))
     data: bytes = fs.source.run("", lambda: _read_file(place))
-    return sources_in_parquet(data, url, None if dims is None else list(dims)) if data else None
+    return read_parquet_table(data, url, None if dims is None else list(dims)) if data else None
 
 
 def _read_file(url: str) -> Steps[bytes]:

@@ -23,7 +23,7 @@ def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> N
 
     If ``lazy``, chunks are cut when they are read: the set is returned unchanged, once it is clear that they can be.
     """
-    shapes = {path: _smaller_chunks(part, path, subchunks) for path in part.variables}
+    shapes = {path: _choose_smaller_chunks(part, path, subchunks) for path in part.variables}
     if lazy or not any(shapes.values()):
         return part
     changed = ChangedSet(part)
@@ -33,7 +33,7 @@ def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> N
     return changed.result(keeps_digests=True)
 
 
-def _smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
+def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return the shape of an array's chunks by ``subchunks``; None for its own.
 
     ManifestError if a piece of a chunk is not one range.
@@ -65,7 +65,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
     part, variable = changed.part, changed.part.variables[path]
     meta, dtype = variable.meta, dtype_of(variable.meta)
     chunks = meta.chunks or ()
-    assert dtype is not None, "`_smaller_chunks` has looked at it"
+    assert dtype is not None, "`_choose_smaller_chunks` has looked at it"
     if any(size % n for size, n in zip(chunks, shape, strict=True)):
         raise ManifestError(
             f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, no multiple of {list(shape)}: "

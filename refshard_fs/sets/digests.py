@@ -20,7 +20,7 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
 from refshard_fs.sets.rebase import open_read
-from refshard_fs.sets.scanning import can_scan, reading_options
+from refshard_fs.sets.scanning import can_scan, choose_reading_options
 from refshard_fs.sets.variables import NamedSet
 
 SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
@@ -46,7 +46,7 @@ def list_references(path: str, part: NamedSet) -> object:
     return [(number, refs.urls[row.target], row.offset, row.length) for number, row in table.rows()]
 
 
-def with_digests(
+def add_digests(
     parts: Sequence[NamedSet],
     dims: Sequence[str | None],
     same: frozenset[str],
@@ -98,20 +98,22 @@ def read_small_arrays(
     Parts at URLs are read together, by one filesystem. An array that is not small, or cannot be read, is left out.
     """
     small = {number: [path for path in paths if _is_small(path, parts[number])] for number, paths in wanted.items()}
-    keys = {number: _chunk_keys(parts[number], paths) for number, paths in small.items()}
+    keys = {number: _list_chunk_keys(parts[number], paths) for number, paths in small.items()}
     at_urls = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
     at_urls = [n for n in at_urls if can_scan({k: v for k, v in parts[n].options.items() if k not in SHOWN_BY})]
     for some in batches(at_urls, AT_ONCE):
-        refs = {f"{n}/{key}": _reference(parts[n], *chunk) for n in some for key, chunk in keys[n].items()}
-        fs = RefShardFileSystem(refs, **reading_options([ref[0] for ref in refs.values()], parts[some[0]].options))
+        refs = {f"{n}/{key}": _make_reference(parts[n], *chunk) for n in some for key, chunk in keys[n].items()}
+        fs = RefShardFileSystem(
+            refs, **choose_reading_options([ref[0] for ref in refs.values()], parts[some[0]].options)
+        )
         data = _read(fs, list(refs))
         for n in some:
             own = {key: data.get(f"{n}/{key}") for key in keys[n]}
-            yield n, _with_inline(parts[n], small[n], keys[n], own)
+            yield n, _add_inline(parts[n], small[n], keys[n], own)
 
     def read(number: int) -> dict[str, dict[int, bytes]]:
         data = _read(open_read(parts[number].fo, parts[number].options), list(keys[number]))
-        return _with_inline(parts[number], small[number], keys[number], data)
+        return _add_inline(parts[number], small[number], keys[number], data)
 
     alone = sorted(keys.keys() - set(at_urls))
     with ThreadPoolExecutor(TOGETHER) as pool:
@@ -137,7 +139,7 @@ def _is_small(path: str, part: NamedSet) -> bool:
     return meta.chunks is not None and len(table) * math.prod(meta.chunks) * (itemsize_of(meta) or TEXT) <= SMALL
 
 
-def _chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
+def _list_chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Return array and number of all chunks of arrays that are references, by key."""
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
@@ -146,7 +148,7 @@ def _chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[str, in
     return keys
 
 
-def _reference(part: NamedSet, path: str, number: int) -> list[Any]:
+def _make_reference(part: NamedSet, path: str, number: int) -> list[Any]:
     """Return the reference to a chunk as JSON has it."""
     row = part.refs.tables[path].row(number)
     assert row is not None, "only chunks that are present are asked for"
@@ -162,7 +164,7 @@ def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
     return found
 
 
-def _with_inline(
+def _add_inline(
     part: NamedSet, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
 ) -> dict[str, dict[int, bytes]]:
     """Return all chunks of each array, those that are inline with those read, but for arrays that could not be read."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.coordinates import get_coordinate_values
 from refshard_fs.sets.file_grid import FileGrid
-from refshard_fs.sets.variables import NamedSet, Variable, auxiliary
+from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
 # Scalars that follow from others, by CF and cfgrib: they get the dimensions that these make.
 FOLLOW: Final = frozenset(["valid_time", "forecast_reference_time"])
@@ -42,18 +42,18 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     If ``is_outer``, a grid of sets may lack some.
     """
     in_a_row = [(number,) for number in range(len(parts))]
-    coordinates = _identities(parts, _coordinates(parts))
-    scalars = _identities(parts, _scalars(parts))
+    coordinates = _identify_values(parts, _list_coordinates(parts))
+    scalars = _identify_values(parts, _list_scalars(parts))
     if len(parts) == 1:
-        return Arrangement((_only_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
+        return Arrangement((_choose_dimension(parts[0], coordinates, scalars),), in_a_row, "there is one set")
     for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
             differing = {dim: of for dim, of in differing.items() if dim not in FOLLOW} or differing
-        found = _by_values(parts, differing, kind, is_outer=is_outer)
+        found = _find_by_values(parts, differing, kind, is_outer=is_outer)
         if found is not None:
             return found
-    dim = _dimension_of_records(parts)
+    dim = _find_record_dimension(parts)
     if dim is not None:
         return Arrangement((dim,), in_a_row, f"{dim!r} has no coordinate")
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
@@ -63,7 +63,7 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     )
 
 
-def named_by_files(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> FileGrid:
+def find_named_dimension(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> FileGrid:
     """Return the grid with a dimension of the sets in place of a field of their names that only tells them apart.
 
     In "tas_{year}.nc", ``year`` is not a dimension where the coordinate ``time`` differs from year to year.
@@ -72,10 +72,10 @@ def named_by_files(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) ->
     dims = list(grid.dims)
     for axis, field in enumerate(grid.dims):
         first = next(iter(parts))
-        row = [part for at, part in parts.items() if _without_axis(at, axis) == _without_axis(first, axis)]
+        row = [part for at, part in parts.items() if _drop_axis(at, axis) == _drop_axis(first, axis)]
         if field in known or len(row) < 2:
             continue
-        identities = _identities(row, [dim for dim in _coordinates(row) if dim not in dims])
+        identities = _identify_values(row, [dim for dim in _list_coordinates(row) if dim not in dims])
         differing = [dim for dim, of in identities.items() if len(set(of)) == len(row)]
         if len(differing) == 1:
             dims[axis] = differing[0]
@@ -83,47 +83,47 @@ def named_by_files(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) ->
     return FileGrid(dims, places, grid.files)
 
 
-def _without_axis(at: Sequence[int], axis: int) -> tuple[int, ...]:
+def _drop_axis(at: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*at[:axis], *at[axis + 1 :])
 
 
-def _coordinates(parts: Sequence[NamedSet]) -> list[str]:
+def _list_coordinates(parts: Sequence[NamedSet]) -> list[str]:
     """Return the dimensions that have a coordinate in the first set, those of its variables in their order."""
     variables = parts[0].variables.values()
     dims = dict.fromkeys(dim for v in sorted(variables, key=lambda v: v.is_coordinate) for dim in v.dims)
     return [dim for dim in dims if dim is not None and parts[0].coordinate(dim) is not None]
 
 
-def _scalars(parts: Sequence[NamedSet]) -> list[str]:
+def _list_scalars(parts: Sequence[NamedSet]) -> list[str]:
     """Return the scalars of the first set that may be coordinates: times, and those that attributes call so."""
     variables = parts[0].variables
-    named = auxiliary(variables)
+    named = find_auxiliary(variables)
     scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].along(v.path)]
     return [v.path for v in scalars if v.path in named or is_time(v.attributes) or "standard_name" in v.attributes]
 
 
-def _identities(parts: Sequence[NamedSet], names: Iterable[str]) -> dict[str, list[Hashable]]:
+def _identify_values(parts: Sequence[NamedSet], names: Iterable[str]) -> dict[str, list[Hashable]]:
     """Return, by name, what tells the values of a coordinate apart, of each set; those alone that all sets have."""
     found: dict[str, list[Hashable]] = {}
     for name in names:
-        every = [_identity(part, _variable(part, name)) for part in parts]
+        every = [_identify(part, _get_variable(part, name)) for part in parts]
         if None not in every:
             found[name] = every
     return found
 
 
-def _variable(part: NamedSet, name: str) -> Variable | None:
+def _get_variable(part: NamedSet, name: str) -> Variable | None:
     return part.coordinate(name) or part.variables.get(name)
 
 
-def _identity(part: NamedSet, variable: Variable | None) -> Hashable:
+def _identify(part: NamedSet, variable: Variable | None) -> Hashable:
     values = None if variable is None else part.values(variable.path)
     if variable is None or values is None:
         return None
     return values.tobytes(), values.dtype.str, str(variable.attributes.get("units"))
 
 
-def _by_values(
+def _find_by_values(
     parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str, *, is_outer: bool
 ) -> Arrangement | None:
     """Return the dimensions whose values place each set; None where none differ."""
@@ -138,7 +138,7 @@ def _by_values(
     telling = [dim for dim in dims if _is_of_times(parts[0], dim) and len(set(differing[dim])) == len(parts)]
     is_whole = len(parts) == math.prod(len(set(differing[dim])) for dim in dims)
     if len(set(tuples)) == len(parts) and (is_whole or (is_outer and not telling)):
-        along = [_places(parts, dim, differing[dim]) for dim in dims]
+        along = [_order_sets(parts, dim, differing[dim]) for dim in dims]
         return Arrangement(
             tuple(dims), list(zip(*along, strict=True)), f"the {kind}s {', '.join(map(repr, dims))} differ"
         )
@@ -153,20 +153,20 @@ def _by_values(
 
 
 def _is_of_times(part: NamedSet, dim: str) -> bool:
-    variable = _variable(part, dim)
+    variable = _get_variable(part, dim)
     return variable is not None and is_time(variable.attributes)
 
 
-def _places(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
+def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
     """Return where each set lies along a dimension, in the order of the first values."""
     examples = dict(zip(reversed(identities), reversed(parts), strict=True))
     order = list(dict.fromkeys(identities))
-    some = with_common_units([examples[identity] for identity in order], dim, lazy=True).parts
+    some = convert_to_common_units([examples[identity] for identity in order], dim, lazy=True).parts
     values = get_coordinate_values(some, dim)
     firsts: list[Any] | None = None
     if values is not None and all(len(own) for own in values):
         firsts = [own[0] for own in values]
-    elif all(_variable(part, dim) is not None for part in some):
+    elif all(_get_variable(part, dim) is not None for part in some):
         every = [part.values(dim) for part in some]
         firsts = [own.reshape(-1)[0] for own in every if own is not None]
     if firsts is not None and len(firsts) == len(order):
@@ -177,7 +177,7 @@ def _places(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable])
     return [place[identity] for identity in identities]
 
 
-def _dimension_of_records(parts: Sequence[NamedSet]) -> str | None:
+def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
     """Return the dimension without a coordinate along which sets follow one another: of differing lengths, or names."""
     lengths: dict[str, set[int]] = {}
     for part in parts:
@@ -192,7 +192,7 @@ def _dimension_of_records(parts: Sequence[NamedSet]) -> str | None:
     return records[0] if len(records) == 1 else None
 
 
-def _only_dimension(part: NamedSet, coordinates: Iterable[str], scalars: Iterable[str]) -> str:
+def _choose_dimension(part: NamedSet, coordinates: Iterable[str], scalars: Iterable[str]) -> str:
     """Return along which dimension a single set would be joined with further ones."""
     names = [*coordinates, *(name for name in scalars if name not in FOLLOW)]
     times = [name for name in names if _is_of_times(part, name)]

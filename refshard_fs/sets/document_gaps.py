@@ -30,7 +30,7 @@ def replace_piece(
     return msgspec.structs.replace(document, pieces=tuple(parts)), part.length
 
 
-def values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def list_values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values of the coordinate that lie in gaps."""
     pieces = np.split(values, document.starts[1:-1])
     return np.concatenate([values[:0], *(v for v, part in zip(pieces, document.pieces, strict=True) if part.is_gap)])

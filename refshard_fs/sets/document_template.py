@@ -70,7 +70,7 @@ class Members(NamedTuple):
     said: _Extension = _Extension()
 
 
-def members_of(document: bytes | Mapping[str, Any]) -> Members | None:
+def decode_members(document: bytes | Mapping[str, Any]) -> Members | None:
     """Return the members of a set, in JSON or decoded; None where it has templates, or values of other kinds."""
     for shape, decoder in zip(_SHAPES, _decoders, strict=True):
         try:
@@ -190,7 +190,7 @@ class DocumentParser:
 
     def _parse_document(self, document: Any, where: str) -> ReferenceSet | None:
         is_large = isinstance(document, bytes) and len(document) > SMALL
-        members = None if is_large else members_of(document)
+        members = None if is_large else decode_members(document)
         if members is not None and self._template is not None:
             refs = self._template.read(members)
             if refs is not None:

@@ -13,7 +13,7 @@ from refshard_fs.core.model import Listed, Names, Steps
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.policy import protocol_of
-from refshard_fs.sets.scanning import reading_options
+from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.source.in_memory_source import source_of
 
 SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
@@ -46,17 +46,17 @@ def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def natural_key(text: str) -> tuple[list[Any], str]:
+def make_natural_key(text: str) -> tuple[list[Any], str]:
     """Return the key by which texts with numbers in them sort: ``day2`` before ``day10``; equal numbers as texts."""
     return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text))], text
 
 
 def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
     url = source_of(pattern, options.get("target_protocol"), None, True)
-    fs = RefShardFileSystem({}, **reading_options([str(url)], options))
+    fs = RefShardFileSystem({}, **choose_reading_options([str(url)], options))
     found = set(fs.source.run("", lambda: _walk(str(url))))
     found -= {one for one in found if one.endswith(SIDECARS) and one.rpartition(".")[0] in found}
-    return sorted(found, key=natural_key)
+    return sorted(found, key=make_natural_key)
 
 
 def _walk(url: str) -> Steps[list[str]]:
@@ -70,7 +70,7 @@ def _walk(url: str) -> Steps[list[str]]:
     listed: dict[str, Sequence[Listed]] = {}
     for depth, step in enumerate(steps):
         if step == "**":
-            known = yield from _directories(known, listed, url)
+            known = yield from _list_directories(known, listed, url)
             continue
         if "*" not in step and "?" not in step and _ONE_OF.search(step) is None:
             known = [f"{place}/{step}" for place in known]
@@ -93,7 +93,7 @@ def _walk(url: str) -> Steps[list[str]]:
     return known
 
 
-def _directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[list[str]]:
+def _list_directories(folders: Sequence[str], listed: dict[str, Sequence[Listed]], url: str) -> Steps[list[str]]:
     """Return ``folders`` and all directories below them."""
     found, level = list(folders), list(folders)
     for _ in range(DEEPEST):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.expand import natural_key
+from refshard_fs.sets.expand import make_natural_key
 from refshard_fs.sets.patterns import Pattern, Place
 
 
@@ -44,7 +44,7 @@ class FileGrid(NamedTuple):
             if key in by_place:
                 raise ManifestError(f"{by_place[key]} and {url} have the same place, {_place_text(dims, key)}")
             by_place[key] = url
-        along = {dim: sorted({key[axis] for key in by_place}, key=_order) for axis, dim in enumerate(dims)}
+        along = {dim: sorted({key[axis] for key in by_place}, key=_make_sort_key) for axis, dim in enumerate(dims)}
         if assets is not None and "asset" in along and set(along["asset"]) <= set(assets):
             along["asset"] = [name for name in dict.fromkeys(assets) if name in along["asset"]]
         number = {dim: {place: i for i, place in enumerate(places)} for dim, places in along.items()}
@@ -63,7 +63,7 @@ class FileGrid(NamedTuple):
     def check_whole(self) -> None:
         """Raise ManifestError, which names the places, where files are missing."""
         if self.holes:
-            shown = some_of(list(map(self.describe, self.holes)), "; ")
+            shown = list_some(list(map(self.describe, self.holes)), "; ")
             raise ManifestError(f"no file has {shown}: with join='outer', values without a file are missing")
 
     def describe(self, at: Sequence[int]) -> str:
@@ -87,13 +87,13 @@ class FileGrid(NamedTuple):
         return isinstance(self.places[dim][0], datetime)
 
 
-def some_of(texts: Sequence[str], separator: str = ", ") -> str:
+def list_some(texts: Sequence[str], separator: str = ", ") -> str:
     """Return the first three of ``texts``, and the number of others."""
     return separator.join(texts[:3]) + (f" and {len(texts) - 3:,} others" if len(texts) > 3 else "")
 
 
-def _order(place: Place) -> Any:
-    return natural_key(place) if isinstance(place, str) else place
+def _make_sort_key(place: Place) -> Any:
+    return make_natural_key(place) if isinstance(place, str) else place
 
 
 def _place_text(dims: Sequence[str], key: Sequence[Place]) -> str:

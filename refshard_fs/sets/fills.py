@@ -11,7 +11,7 @@ import numpy as np
 from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.cubes.recoding import missing_values
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import with_metadata
+from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.variables import NamedSet
 
 
@@ -27,7 +27,7 @@ def choose_fill_values(parts: Sequence[NamedSet], paths: Iterable[str], *, lazy:
 def set_fill_values(part: NamedSet, fills: Mapping[str, Any]) -> NamedSet:
     """Give arrays of a set other fill values, by path."""
     shown = {path: part.variables[path] for path in fills if path in part.variables}
-    return with_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[path]} for path, v in shown.items()})
+    return replace_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[path]} for path, v in shown.items()})
 
 
 def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
@@ -48,7 +48,7 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
         return None
     wanted: Any = None
     if dtype is not None and dtype.kind in "iu":
-        wanted = next((int(value) for value in named if value in _range(dtype)), None)
+        wanted = next((int(value) for value in named if value in _find_range(dtype)), None)
     elif dtype is not None and dtype.kind == "f":
         wanted = next((value for value in named if math.isfinite(value)), "NaN")
     if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
@@ -60,7 +60,7 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
     return wanted
 
 
-def _range(dtype: np.dtype[Any]) -> range:
+def _find_range(dtype: np.dtype[Any]) -> range:
     limits = np.iinfo(dtype)
     return range(int(limits.min), int(limits.max) + 1)
 

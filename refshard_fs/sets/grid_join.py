@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from refshard_fs.cubes.document import ConcatDocument
-from refshard_fs.sets.common_units import CommonUnits, with_common_units
+from refshard_fs.sets.common_units import CommonUnits, convert_to_common_units
 from refshard_fs.sets.cut_chunks import cut_chunks
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.fills import choose_fill_values, set_fill_values
@@ -73,7 +73,7 @@ class GridJoin(msgspec.Struct, frozen=True):
         # Holes come last: all are recoded to the units of the first set.
         times = CommonUnits([*parts, *holes.values()], {}, {})
         if self.rules.lazy:
-            times = with_common_units(times.parts, dim, lazy=True, fixed=self.units)
+            times = convert_to_common_units(times.parts, dim, lazy=True, fixed=self.units)
         real = times.parts[: len(parts)]
         row = list(real)
         for number, hole in zip(holes, times.parts[len(parts) :], strict=True):

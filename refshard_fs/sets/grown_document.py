@@ -15,9 +15,9 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.sets.added_piece import add_piece
 from refshard_fs.sets.compatibility import check_merged
-from refshard_fs.sets.grown_texts import text_dims
+from refshard_fs.sets.grown_texts import find_text_dims
 from refshard_fs.sets.inputs import get_set_url
-from refshard_fs.sets.lazy_set import relative_urls
+from refshard_fs.sets.lazy_set import make_relative_speller
 from refshard_fs.sets.new_elements import AppendRules
 from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
 from refshard_fs.sets.sources import read_sets
@@ -50,7 +50,7 @@ def extend_document(
     urls = [get_set_url(fo, options, base.url) for fo in sets]
     leads = {lead.url: lead.select for lead in (each.pieces[each.first] for each in before)}
     unread = Unread(frozenset([rules.dim]), rules.same)
-    lines = [relative_urls(base.url)(url) for url in urls]  # as spelled in the document
+    lines = [make_relative_speller(base.url)(url) for url in urls]  # as spelled in the document
     chosen: Mapping[str, tuple[Choice, ...]] = {}
     if preprocess is None:
         read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
@@ -85,7 +85,7 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
     is_by_name = bool(document.stacked) and document.coordinate not in document.stacked
     has_documents = any(part.document is not None for part in document.pieces)
     kinds = "along several dimensions, or by their names," if is_by_name or has_documents else ""
-    unions = document.unions.keys() - text_dims(document)
+    unions = document.unions.keys() - find_text_dims(document)
     if unions:
         kinds = f"with several values of {', '.join(map(repr, sorted(unions)))},"
     if any(dim in choice.isel or choice.squeeze for choice in document.view):
@@ -138,7 +138,9 @@ def _check_together(
     before: Sequence[ConcatDocument], after: Sequence[ConcatDocument], wholes: Mapping[int, NamedSet], name: str
 ) -> None:
     """Raise ManifestError unless documents of different variables have the same length and coordinate."""
-    grown = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _extent(old) != _extent(new)]
+    grown = [
+        n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _read_extent(old) != _read_extent(new)
+    ]
     if not grown:
         return
     first, whole = after[grown[0]], wholes[grown[0]]
@@ -154,6 +156,6 @@ def _check_together(
             check_merged(str(document.coordinate), whole, wholes[number])
 
 
-def _extent(document: ConcatDocument) -> tuple[int, bytes]:
+def _read_extent(document: ConcatDocument) -> tuple[int, bytes]:
     """Return the length of a document, and the values of its coordinate."""
     return document.starts[-1], b"".join(part.values or b"" for part in document.pieces)

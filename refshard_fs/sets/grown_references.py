@@ -17,16 +17,16 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import decode
-from refshard_fs.sets.changed_set import in_version_3
+from refshard_fs.sets.changed_set import convert_to_version_3
 from refshard_fs.sets.collect_references import collect_references
-from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.concatenation import concatenate
-from refshard_fs.sets.digests import with_digests
+from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.hold_texts import hold_texts
 from refshard_fs.sets.new_elements import AppendRules, find_new_elements
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.stacking import stack_like
-from refshard_fs.sets.stored_coordinates import with_coordinates
+from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.trim import trim
 from refshard_fs.sets.variables import NamedSet, VariableReader
 
@@ -59,13 +59,13 @@ class GrownReferences(NamedTuple):
             raise NoSuchSource(f"there is no set at {url} to append to: concat makes one")
         name = f"the set at {url}"
         stored = NamedSet(name, before, VariableReader().read(before, name), fo=fs)
-        old = fs.source.run("", lambda: with_coordinates(stored))
+        old = fs.source.run("", lambda: add_coordinates(stored))
         (new,) = read_sets([fo], options, lambda _: None)
         new = msgspec.structs.replace(new, name=new.name.replace("set 0", "the set to append", 1))
-        new = stack_like(new if "zarr.json" not in before.side else in_version_3(new), dim, old)
+        new = stack_like(new if "zarr.json" not in before.side else convert_to_version_3(new), dim, old)
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
-        old, new = hold_texts(with_common_units([old, new], dim).parts, [dim])
+        old, new = hold_texts(convert_to_common_units([old, new], dim).parts, [dim])
         kept = find_new_elements(old, new, rules)
         if kept is None:
             return None
@@ -74,7 +74,7 @@ class GrownReferences(NamedTuple):
                 f"{new.name} would replace the beginning of {old.name}: append replaces only the end. Make the set anew"
             )
         pieces = [trim(old, dim, 0, kept.old), trim(new, dim, kept.start, kept.stop)]
-        whole = concatenate(with_digests(pieces, [dim], rules.same), dim, rules.same)
+        whole = concatenate(add_digests(pieces, [dim], rules.same), dim, rules.same)
         added = whole.length(dim) - old.length(dim)
         return cls(before, whole.refs, frozenset(old.along(dim)), added, holds_pins, new.refs.origins.remark)
 
@@ -91,13 +91,13 @@ class GrownReferences(NamedTuple):
                 row = table.row(number)
                 if row is not None:
                     key = join(path, table.grid.tail(number))
-                    yield key, _span(whole, row, key)
+                    yield key, _parse_span(whole, row, key)
         for key, value in whole.side.items():
             if key == ".zmetadata" and not self.holds_pins:
                 continue  # a parquet set has its own
             if type(value) is Row:
                 if value.target >= first_new:
-                    yield key, _span(whole, value, key)
+                    yield key, _parse_span(whole, value, key)
             elif not _is_same(before.side.get(key), value):
                 yield key, Inline(decode(value))
 
@@ -113,7 +113,7 @@ def _find_removed(
     yield from ((key, REMOVED) for key in sorted(keys) if key not in whole.side)
 
 
-def _span(refs: ReferenceSet, row: Row, key: str) -> Span:
+def _parse_span(refs: ReferenceSet, row: Row, key: str) -> Span:
     url = refs.urls[row.target]
     if url is None:
         raise ManifestError(f"{key!r} is a reference without a URL, which cannot be appended: give target=")

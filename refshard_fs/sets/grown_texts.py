@@ -12,7 +12,7 @@ from refshard_fs.cubes.placement import Placement
 from refshard_fs.sets.variables import NamedSet
 
 
-def text_dims(document: ConcatDocument) -> set[str]:
+def find_text_dims(document: ConcatDocument) -> set[str]:
     """Return the dimensions of characters that pieces have some elements of; other dimensions have coordinates."""
     return document.unions.keys() - {parent(path)[1] for path in document.held}
 
@@ -22,7 +22,7 @@ def grow_texts(document: ConcatDocument, found: ConcatDocument, whole: NamedSet)
 
     ``whole`` is the set that ``found`` shows.
     """
-    places = {path: dim for dim in text_dims(found) for path in found.unions[dim]}
+    places = {path: dim for dim in find_text_dims(found) for path in found.unions[dim]}
     if not places:
         return document
     before = {path: dim for dim, paths in document.unions.items() for path in paths if path in places}

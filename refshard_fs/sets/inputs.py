@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.expand import expand
-from refshard_fs.sets.file_grid import FileGrid, some_of
+from refshard_fs.sets.file_grid import FileGrid, list_some
 from refshard_fs.sets.patterns import Pattern
 from refshard_fs.sets.sources import OnError
-from refshard_fs.sets.tables import as_place, placed_sources
+from refshard_fs.sets.tables import convert_to_place, parse_placed_sources
 from refshard_fs.source.in_memory_source import source_of
 
 Position = tuple[int, ...]  # the number of a set along each dimension
@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
             leaves: Iterable[tuple[Position, Any]] = sorted(grid.files.items())
             order = tuple(grid.dims)
         else:
-            leaves = list(_leaves(expand(sets, options) if len(order) == 1 else sets, len(order)))
+            leaves = list(_iter_leaves(expand(sets, options) if len(order) == 1 else sets, len(order)))
         if not leaves:
             raise ValueError("there are no sets to concatenate")
         positions, sources = zip(*leaves, strict=True)
@@ -86,7 +86,7 @@ def _find_grid(
 
     ``order`` are the dimensions; None if the fields, or the columns, are.
     """
-    rows = placed_sources(sets, assets)
+    rows = parse_placed_sources(sets, assets)
     if rows is not None:
         dims = list(rows[0][1])
         if order is not None and any(order) and set(order) != set(dims):
@@ -98,7 +98,7 @@ def _find_grid(
     dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
     grid, others = FileGrid.by_names(pattern, expand(pattern.glob, options), dims)
     if others:
-        misnamed = f"{some_of(others)} are not named as {pattern.text!r} says"
+        misnamed = f"{list_some(others)} are not named as {pattern.text!r} says"
         if on_error == "raise" or not grid.files:
             raise ManifestError(f"{misnamed}: on_error='skip' leaves them out")
         warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=4)
@@ -111,11 +111,11 @@ def _nest(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[
     if unknown:
         raise ValueError(f"coords= names {', '.join(sorted(unknown))}: expected dimensions of dims={list(order)}")
     dims = [str(dim) for dim in order]
-    files = dict(_leaves(sets, len(order)))
+    files = dict(_iter_leaves(sets, len(order)))
     places: dict[str, list[Any]] = {}
     for axis, dim in enumerate(dims):
         count = 1 + max(at[axis] for at in files)
-        places[dim] = [as_place(value, dim, "coords=") for value in coords.get(dim, range(count))]
+        places[dim] = [convert_to_place(value, dim, "coords=") for value in coords.get(dim, range(count))]
         if len(places[dim]) != count:
             raise ValueError(f"coords={{{dim!r}: ...}} has {len(places[dim])} values for {count} lists of sets")
     grid = FileGrid(dims, places, files)
@@ -149,7 +149,7 @@ def iter_urls(sets: Any) -> Iterator[str]:
             yield from iter_urls(each)
 
 
-def _leaves(nested: Any, depth: int, position: Position = ()) -> Iterator[tuple[Position, Any]]:
+def _iter_leaves(nested: Any, depth: int, position: Position = ()) -> Iterator[tuple[Position, Any]]:
     """Yield each set of ``nested`` lists, and its number in the list of each level."""
     if depth == 0:
         yield position, nested
@@ -159,4 +159,4 @@ def _leaves(nested: Any, depth: int, position: Position = ()) -> Iterator[tuple[
             f"for dims=, expected lists of sets, nested once for each dimension, got {reprlib.repr(nested)}"
         )
     for number, member in enumerate(nested):
-        yield from _leaves(member, depth - 1, (*position, number))
+        yield from _iter_leaves(member, depth - 1, (*position, number))

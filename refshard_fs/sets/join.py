@@ -18,11 +18,11 @@ from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.arrange import Kept, arrange
-from refshard_fs.sets.common_units import with_common_units
+from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.coordinates import get_coordinate_values, is_ordered
-from refshard_fs.sets.digests import with_digests
-from refshard_fs.sets.dimensions import find_dimensions, named_by_files
+from refshard_fs.sets.digests import add_digests
+from refshard_fs.sets.dimensions import find_dimensions, find_named_dimension
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.grid_join import GridJoin
 from refshard_fs.sets.hold_texts import hold_texts
@@ -30,7 +30,7 @@ from refshard_fs.sets.inputs import Inputs
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.stacking import Stacking, stack_grid
 from refshard_fs.sets.trim import trim
-from refshard_fs.sets.variables import BOUNDS, DESCRIBING, NamedSet, named_in
+from refshard_fs.sets.variables import BOUNDS, DESCRIBING, NamedSet, find_named_arrays
 
 logger = logging.getLogger(__package__)
 
@@ -52,7 +52,7 @@ def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> Joi
     Sets with different variables become documents beside each other.
     """
     if inputs.grid is not None:
-        grid = named_by_files(inputs.grid, dict(zip(inputs.positions, read, strict=True)))
+        grid = find_named_dimension(inputs.grid, dict(zip(inputs.positions, read, strict=True)))
         return join_sets(inputs._replace(dims=tuple(grid.dims), grid=grid), read, rules)
     groups = _group_by_variables(inputs.sources, read)
     joined = []
@@ -95,9 +95,9 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
         stacking = Stacking.by_scalar(dim, read)
         read = read if stacking is None else stacking.parts
     for along in dims:
-        read = with_common_units(read, along, lazy=lazy).parts
+        read = convert_to_common_units(read, along, lazy=lazy).parts
     if others and dim is not None:
-        both = with_common_units([*read, *others], dim, lazy=lazy).parts
+        both = convert_to_common_units([*read, *others], dim, lazy=lazy).parts
         values = get_coordinate_values(both, dim)
         if values is not None:
             read = both[: len(read)]
@@ -121,7 +121,7 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
         read = stack_grid(grid, dict(zip(positions, read, strict=True)))
     if not lazy:
         read = hold_texts(read, dims)
-    read = with_digests(read, dims, rules.same, positions)
+    read = add_digests(read, dims, rules.same, positions)
     if lazy:  # documents say which dimensions are made
         pairs = zip(stored, read, strict=True)
         read = [
@@ -135,7 +135,7 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
 
 def _check_order(read: Sequence[NamedSet], dim: str) -> None:
     """Raise ManifestError if the values of each set are in order, but those of all sets together are not."""
-    values = get_coordinate_values(with_common_units(read, dim, lazy=True).parts, dim)
+    values = get_coordinate_values(convert_to_common_units(read, dim, lazy=True).parts, dim)
     if values is None or not all(len(own) < 2 or is_ordered(own) for own in values):
         return
     filled = sorted((own for own in values if len(own)), key=lambda own: own[0])
@@ -152,7 +152,7 @@ def _group_by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> lis
     groups: list[tuple[set[str], list[Any], list[NamedSet]]] = []
     for source, part in zip(sources, read, strict=True):
         every = {path for path, v in part.variables.items() if not v.is_coordinate and v.dims}
-        own = every - named_in(part.variables, DESCRIBING) or every
+        own = every - find_named_arrays(part.variables, DESCRIBING) or every
         near = [group for group in groups if not own or not group[0] or own & group[0]]
         names, theirs, parts = near[0] if near else (set(), [], [])
         for group in near[1:]:
@@ -177,11 +177,11 @@ def _merge_documents(groups: Sequence[Joined], same: frozenset[str]) -> Joined:
     joined = {path for group in groups for document, _ in group.made for path in document.axes}
     counts = Counter(path for group in groups for path in group.whole.variables)
     common = {path for path, count in counts.items() if count > 1} - same
-    firsts = with_digests([group.made[0][1][0] for group in groups], [], same, only=common - joined)
+    firsts = add_digests([group.made[0][1][0] for group in groups], [], same, only=common - joined)
     for number in range(1, len(groups)):
         for earlier in range(number):
             wholes = [groups[n].whole for n in (earlier, number)]
-            bounds = named_in(wholes[0].variables, BOUNDS) & joined
+            bounds = find_named_arrays(wholes[0].variables, BOUNDS) & joined
             for path in common.intersection(*(whole.variables for whole in wholes)) - bounds:
                 check_merged(path, *(wholes if path in joined else (firsts[earlier], firsts[number])))
     documents = [group.document for group in others]

@@ -76,7 +76,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """
         if format is not None or format_named(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
-        data = self.document.dumps(relative_urls(url))
+        data = self.document.dumps(make_relative_speller(url))
         Objects(url, storage_options).put("", (data,))
         return self.remark
 
@@ -126,7 +126,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         document, choice = _shorten(fs, self.document, choice)
         if choice != Choice():
             document = msgspec.structs.replace(document, view=(*document.view, choice))
-        return self._of(document)
+        return self._make_set(document)
 
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
@@ -140,7 +140,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         opened = {name: value for name, value in fs.storage_options.items() if name in _ACCESS}
         return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), opened)
 
-    def _of(self, document: ConcatDocument) -> LazySet:
+    def _make_set(self, document: ConcatDocument) -> LazySet:
         data = document.dumps()
         digest = hashlib.sha256(data).hexdigest()
         return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.first_bytes)
@@ -156,15 +156,15 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
 def describe(document: ConcatDocument) -> str:
     """Return in a few words what a document joins."""
-    dims = dict.fromkeys(dim for each in (document, *document.beside) for dim in _dims(each))
+    dims = dict.fromkeys(dim for each in (document, *document.beside) for dim in _list_dims(each))
     return f"{count_text(document.count, 'set')} joined along {' and '.join(dims)}"
 
 
-def _dims(document: ConcatDocument) -> Iterator[str]:
+def _list_dims(document: ConcatDocument) -> Iterator[str]:
     yield document.dim
     for part in document.pieces:
         if part.document is not None:
-            yield from _dims(part.document)
+            yield from _list_dims(part.document)
             return
 
 
@@ -189,7 +189,7 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
     return shorter, msgspec.structs.replace(choice, isel=isel)
 
 
-def relative_urls(url: str) -> Callable[[str], str]:
+def make_relative_speller(url: str) -> Callable[[str], str]:
     """Return how URLs are spelled in a document at ``url``."""
     absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
     directory = directory_of(absolute)

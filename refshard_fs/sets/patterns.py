@@ -44,18 +44,20 @@ class Pattern(NamedTuple):
         seen: set[str] = set()
         regex, at = "", 0
         for match in _FIELD.finditer(text):
-            regex += _literal(text[at : match.start()])
+            regex += _escape_literal(text[at : match.start()])
             name, form = match[1], match[2] or ""
             kind = "time" if "%" in form else "number" if form == "d" else "text"
             if (form and kind == "text") or fields.setdefault(name, kind) != kind:
                 raise ValueError(f"{match[0]!r} in {text!r}: expected {{name}}, {{name:d}} or {{name:%Y%m%d}}")
             regex += (
-                _times(form, name, seen) if kind == "time" else _group_once(name, r"\d+" if form else r"[^/]+", seen)
+                _parse_times(form, name, seen)
+                if kind == "time"
+                else _group_once(name, r"\d+" if form else r"[^/]+", seen)
             )
             at = match.end()
         if dims is not None and set(fields) != set(dims):
             raise ValueError(f"{text!r} has the fields {', '.join(fields)}, and the dimensions are {list(dims)}")
-        names = re.compile(regex + _literal(text[at:]) + r"\Z")
+        names = re.compile(regex + _escape_literal(text[at:]) + r"\Z")
         return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
 
     def places(self, name: str) -> dict[str, Place] | None:
@@ -70,7 +72,7 @@ class Pattern(NamedTuple):
             return None
 
 
-def _literal(text: str) -> str:
+def _escape_literal(text: str) -> str:
     return re.escape(text).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
 
 
@@ -81,7 +83,7 @@ def _group_once(name: str, regex: str, seen: set[str]) -> str:
     return f"(?P<{name}>{regex})"
 
 
-def _times(form: str, name: str, seen: set[str]) -> str:
+def _parse_times(form: str, name: str, seen: set[str]) -> str:
     regex, at = "", 0
     for match in _DIRECTIVE.finditer(form):
         if match[1] not in _DIGITS:

@@ -20,7 +20,7 @@ from refshard_fs.sets.rebase import open_read
 from refshard_fs.sets.scanning import Known, Scanned, Unchanged
 from refshard_fs.sets.scans_file import ScansFile
 from refshard_fs.sets.sources import TOGETHER
-from refshard_fs.sets.stored_coordinates import with_coordinates
+from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -138,7 +138,7 @@ def choose_parts(
         try:
             refs = adopt(collect_references(shown, unread), shown.source.admission)
             part = NamedSet(name, refs, VariableReader().read(refs, name))
-            refs = shown.source.run("", lambda: with_coordinates(part)).refs
+            refs = shown.source.run("", lambda: add_coordinates(part)).refs
         except (RefShardError, FileNotFoundError) as e:
             return e
         select = list(shown.storage_options.get("select", ()))[len(source.storage_options.get("select") or ()) :]

@@ -59,7 +59,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     def unpinned(self) -> MadeSet:
         """Return the same references without pins."""
-        return made(msgspec.structs.replace(self.columns, pins=None), self.opened_with)
+        return make_set(msgspec.structs.replace(self.columns, pins=None), self.opened_with)
 
     def save(
         self,
@@ -98,7 +98,7 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
         return _again, (remember, arguments, self.opened_with)
 
 
-def made(refs: ReferenceSet, opened_with: Mapping[str, Any] | None = None) -> MadeSet:
+def make_set(refs: ReferenceSet, opened_with: Mapping[str, Any] | None = None) -> MadeSet:
     """Return ``refs``, whose URLs are absolute, as a value to open and to save."""
     return MadeSet(refs, digest_of(refs), opened_with or {})
 
@@ -164,13 +164,13 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     try:
         refs = collect_references(fs)
     except SourceNotReachable:
-        joined = _lazy_set_of(fs)
+        joined = _get_lazy_set(fs)
         if joined is None:
             raise
         if missing == "raise":
             _check_all_begin_some(prefixes, joined.urls)
         return joined.respelled(lambda url: respell(url) or url)
-    origins = _origins_of_moved(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
+    origins = _find_moved_origins(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
     new = msgspec.structs.replace(respell_urls(refs, respell), origins=origins)
@@ -186,10 +186,10 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
                 stacklevel=2,
             )
         new = msgspec.structs.replace(new, pins=pins)
-    return made(new, arguments_of(fo))
+    return make_set(new, arguments_of(fo))
 
 
-def _lazy_set_of(fs: RefShardFileSystem) -> LazySet | None:
+def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
     """Return the user's own lazily joined set that ``fs`` could not open, its URLs absolute; None of other sources."""
     source = fs.source.options.source
     content = content_of(source)
@@ -215,7 +215,7 @@ def _place(url: str) -> str:
     return "/" + url.partition("://")[2].lstrip("/") if protocol_of(url) in LOCAL and "::" not in url else url
 
 
-def _origins_of_moved(refs: ReferenceSet, respell: Respell, chosen: Mapping[str, bool], rule: Admission) -> Origins:
+def _find_moved_origins(refs: ReferenceSet, respell: Respell, chosen: Mapping[str, bool], rule: Admission) -> Origins:
     """Return the origins of ``refs`` respelled: what moves to one of the prefixes that the user chose is the user's."""
     adoption = Adoption(rule)
     for url in refs.urls:

@@ -9,8 +9,8 @@ from typing import Any
 from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.fit import fit
-from refshard_fs.sets.changed_set import with_metadata
-from refshard_fs.sets.compatibility import array_facts
+from refshard_fs.sets.changed_set import replace_metadata
+from refshard_fs.sets.compatibility import get_array_facts
 from refshard_fs.sets.lazy_set import OTHERS, REMARK
 from refshard_fs.sets.variables import NamedSet
 
@@ -25,15 +25,15 @@ def explain_document(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) 
     ]
     recoded: Counter[str] = Counter()
     for document, read in made:
-        shown = with_metadata(read[0], document.metadata)
+        shown = replace_metadata(read[0], document.metadata)
         for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
-            one = array_facts(path, next(part for part in (shown, *read) if path in part.variables))
+            one = get_array_facts(path, next(part for part in (shown, *read) if path in part.variables))
             known: dict[Any, bool] = {}  # sets that are alike share their variables
             for part in read:
                 if path in part.variables:
                     like = id(part.variables[path]), str(part.units.get(path))
                     if like not in known:
-                        known[like] = not fit(path, one, array_facts(path, part)).is_same
+                        known[like] = not fit(path, one, get_array_facts(path, part)).is_same
                     recoded[path] += known[like]
     total = count_text(sum(len(read) for _, read in made), "set")
     reasons += [

@@ -16,7 +16,7 @@ from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import common_text_type, decoded_type, dtype_of, plain_document, text_metadata
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.cubes.recoding import STORED, meant_dtype, missing_values
-from refshard_fs.sets.variables import NamedSet, Variable, with_attributes
+from refshard_fs.sets.variables import NamedSet, Variable, put_attributes
 
 _UNPACKED: Final = np.dtype("<f8")
 
@@ -27,11 +27,11 @@ def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dic
     for path, first in parts[0].variables.items():
         if dim in first.dims and not first.is_coordinate:
             others = {id(v): v for part in parts[1:] if (v := part.variables.get(path)) is not None and v is not first}
-            found |= encoding_with_room(first, list(others.values()))
+            found |= find_encoding(first, list(others.values()))
     return found
 
 
-def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
+def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
     """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
     texts = [dtype for v in (first, *others) if (dtype := decoded_type(v.meta)) is not None]
     common = common_text_type(texts) if len(texts) > len(others) else None
@@ -39,29 +39,29 @@ def encoding_with_room(first: Variable, others: Sequence[Variable]) -> dict[str,
         if common.kind == texts[0].kind and common.itemsize == texts[0].itemsize:
             return {}
         doc = text_metadata(first.meta, common, first.meta.shape, first.meta.chunks)
-        return {first.key: doc, **with_attributes(first.key, doc, first.attributes)}
+        return {first.key: doc, **put_attributes(first.key, doc, first.attributes)}
     every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
     known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
-    packed_by = [value for variable in (first, *others) for value in _packing(variable) if value is not None]
+    packed_by = [value for variable in (first, *others) for value in _get_packing(variable) if value is not None]
     are_numbers = all(isinstance(value, int | float) for value in packed_by)
     if len(known) < len(every) or first.meta.chunks is None or not are_numbers:
         return {}  # the join reports the difference
     dtype = _UNPACKED
-    if all(_packing(other) == _packing(first) for other in others):
+    if all(_get_packing(other) == _get_packing(first) for other in others):
         dtype = np.result_type(*known).newbyteorder("<")
         if dtype.kind in "iu" and not _marks_missing(first) and any(map(_marks_missing, others)):
             # No whole number can stand for missing ones: the first set may have it. Types are those xarray decodes to.
-            is_short = dtype.itemsize < 4 and not any(value is not None for value in _packing(first))
+            is_short = dtype.itemsize < 4 and not any(value is not None for value in _get_packing(first))
             attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
-            return _stored_as(first, np.dtype("<f4") if is_short else _UNPACKED, "NaN", attributes)
+            return _change_type(first, np.dtype("<f4") if is_short else _UNPACKED, "NaN", attributes)
         if np.can_cast(dtype, known[0], "safe") or not all(np.can_cast(each, dtype, "safe") for each in known):
             return {}
         attributes = {name: value for name, value in first.attributes.items() if name != "_Unsigned"}
-        return _stored_as(first, dtype, first.meta.raw.get("fill_value"), attributes)
-    if not any(_packing(first)) and known[0] == _UNPACKED:
+        return _change_type(first, dtype, first.meta.raw.get("fill_value"), attributes)
+    if not any(_get_packing(first)) and known[0] == _UNPACKED:
         return {}
     attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
-    return _stored_as(first, dtype, "NaN", attributes)
+    return _change_type(first, dtype, "NaN", attributes)
 
 
 def _marks_missing(variable: Variable) -> bool:
@@ -71,11 +71,11 @@ def _marks_missing(variable: Variable) -> bool:
     return fill is not None or (dtype is not None and bool(missing_values(variable.meta, variable.attributes, dtype)))
 
 
-def _packing(variable: Variable) -> list[Any]:
+def _get_packing(variable: Variable) -> list[Any]:
     return [variable.attributes.get(name) for name in PACKING]
 
 
-def _stored_as(
+def _change_type(
     variable: Variable, dtype: np.dtype[Any], fill: Any, attributes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the documents of an array of another type, its chunks without codecs."""
@@ -87,4 +87,4 @@ def _stored_as(
         doc |= {"dtype": dtype.str}
     if meta.zarr_format == 3 and old is not None:
         attributes = convert_fill_attribute(attributes, old, dtype)
-    return {variable.key: doc, **with_attributes(variable.key, doc, attributes)}
+    return {variable.key: doc, **put_attributes(variable.key, doc, attributes)}

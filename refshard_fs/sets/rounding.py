@@ -11,7 +11,7 @@ from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.variables import NamedSet
 
 
-def with_equal_coordinates(parts: Sequence[NamedSet], tolerance: float) -> tuple[list[NamedSet], str]:
+def equalize_coordinates(parts: Sequence[NamedSet], tolerance: float) -> tuple[list[NamedSet], str]:
     """Return sets with the first one's values of coordinates that differ by no more than ``tolerance``, and a remark.
 
     The remark says in one line which coordinates these are, and by how much they differ; it is empty if none does.

@@ -30,7 +30,7 @@ from refshard_fs.security.admission import WEB, is_trusted
 from refshard_fs.security.policy import place_of, protocol_of, server_of
 from refshard_fs.sets.document_template import DocumentParser, is_document
 from refshard_fs.sets.file_template import FileTemplates, FirstBytes
-from refshard_fs.sets.stored_coordinates import coordinate_chunks, with_coordinates
+from refshard_fs.sets.stored_coordinates import add_coordinates, split_coordinate_chunks
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread, collect_steps, respell_urls
 from refshard_fs.source.in_memory_source import arguments_of
@@ -74,7 +74,7 @@ def can_scan(options: Mapping[str, Any]) -> bool:
     return options.keys() <= _UNDERSTOOD
 
 
-def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def choose_reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a filesystem that reads the objects at ``urls`` as the user's ``options`` say."""
     passed = {name: value for name, value in options.items() if name in (*READING, "options", "max_manifest_bytes")}
     credentials = options.get("ref_storage_args", options.get("target_options"))
@@ -84,7 +84,7 @@ def reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str
     return passed
 
 
-def opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def choose_opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by which a set made of ``sources``, opened with the user's ``options``, opens its targets.
 
     What the filesystem of a source was given goes to its bucket, and nowhere else; over HTTP to the source alone,
@@ -116,7 +116,7 @@ def scan(
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
     The first bytes of the sources are put into ``heads``.
     """
-    session = RefShardFileSystem({}, **reading_options(urls, options), select=options.get("select")).source
+    session = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
     whole = msgspec.structs.replace(session.options.open, shards="whole")
     scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread, heads)
     try:
@@ -136,20 +136,21 @@ class _Scanner(Engines):
         self._common: LRU[Likeness, ReferenceSet] = LRU(LIKENESSES)
         self._parser = DocumentParser()
         self._alike = FileTemplates(
-            self._collect, lambda url, refs: coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url)))
+            self._collect,
+            lambda url, refs: split_coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url))),
         )
 
     async def all(self, urls: Sequence[str], found: Found) -> None:
         """Scan the sources at ``urls``."""
         pieces = batches(range(len(urls)), ROUND)
-        tasks = [asyncio.create_task(self._some(pieces, urls, found)) for _ in range(ROUNDS)]
+        tasks = [asyncio.create_task(self._scan_some(pieces, urls, found)) for _ in range(ROUNDS)]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _some(self, pieces: Iterator[Sequence[int]], urls: Sequence[str], found: Found) -> None:
+    async def _scan_some(self, pieces: Iterator[Sequence[int]], urls: Sequence[str], found: Found) -> None:
         for piece in pieces:
             results = await self.engine().run_all([self._scan_source(urls[number]) for number in piece])
             for number, result in zip(piece, results, strict=True):
@@ -181,14 +182,14 @@ class _Scanner(Engines):
             alike = None if is_set else self._alike.find(first)
             if alike is not None and alike[1]:
                 return Scanned(alike[0], first.facts)
-            refs = (yield from self._document(first)) if is_set else alike and alike[0]
+            refs = (yield from self._parse_document(first)) if is_set else alike and alike[0]
             if refs is None:
                 space = yield from self._open(first)
                 likeness = space.likeness
                 common = None if likeness is None else self._common.get(likeness)
                 if common is not None:
                     return Scanned(msgspec.structs.replace(common, urls=Texts.of([url])), first.facts)
-                refs = yield from self._references(first, space)
+                refs = yield from self._scan_references(first, space)
                 if refs is None:
                     return None
                 self._alike.add(first, refs)
@@ -200,14 +201,14 @@ class _Scanner(Engines):
             part = NamedSet(url, refs, self._variables.read(refs, url))
             if likeness is not None and self._decides(likeness, part):
                 self._common.put(likeness, refs)
-            refs = (yield from first.run(with_coordinates(part))).refs
+            refs = (yield from first.run(add_coordinates(part))).refs
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from sanitize_cause(e)
         return Scanned(refs, first.facts)
 
-    def _document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
+    def _parse_document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a JSON document; None if only opening it tells its meaning."""
         facts, data = first.facts, first.data
         if facts is None or _OTHER_DOCUMENT.match(data):
@@ -225,17 +226,17 @@ class _Scanner(Engines):
         if self._unread is None or refs.pins is not None or list(refs.urls) != [part.name]:
             return False
         left = self._unread.choose(refs.side, refs.tables)
-        return likeness.varying <= left and coordinate_chunks(part) is None
+        return likeness.varying <= left and split_coordinate_chunks(part) is None
 
     def _collect(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
         """Return the references of a source."""
-        return (yield from self._references(first, (yield from self._open(first))))
+        return (yield from self._scan_references(first, (yield from self._open(first))))
 
     def _open(self, first: FirstBytes) -> Steps[KeySpace]:
         opened = yield from first.run(open_source(first.url, self.options.open))
         return (yield from first.run(selected(opened, self.options.select)))
 
-    def _references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
+    def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
         try:
             refs = yield from first.run(collect_steps(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which

@@ -106,7 +106,7 @@ class ScansFile:
             record = self._record(start, length)
             if record.refs:
                 return Scanned(swell(record.refs), facts)
-            base = self._references_at(*record.like)
+            base = self._read_references(*record.like)
         except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
         members = SharedMembers(base.members, record.data)
@@ -123,7 +123,7 @@ class ScansFile:
         self._file.seek(0, os.SEEK_END)
         return msgspec.msgpack.decode(data, type=_Record)
 
-    def _references_at(self, start: int, length: int) -> ReferenceSet:
+    def _read_references(self, start: int, length: int) -> ReferenceSet:
         """Return the references of a record; sources that are like it share its columns."""
         if self._whole is None or self._whole[0] != (start, length):
             refs = swell(self._record(start, length).refs)
@@ -136,7 +136,7 @@ class ScansFile:
         facts, refs, url = scanned.facts, scanned.refs, url + self._selection
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
-        own = None if self._whole is None else _own_data(self._whole[1], refs)
+        own = None if self._whole is None else _find_own_data(self._whole[1], refs)
         if self._whole is not None and own is not None:
             target = str(refs.urls[0])
             self._write(_Record(url, facts, like=self._whole[0], target=target, data=own, select=list(select)))
@@ -156,7 +156,7 @@ class ScansFile:
         self._file.close()
 
 
-def _own_data(base: ReferenceSet, refs: ReferenceSet) -> dict[str, bytes] | None:
+def _find_own_data(base: ReferenceSet, refs: ReferenceSet) -> dict[str, bytes] | None:
     """Return the inline data of ``refs`` that ``base`` lacks; None if they differ in more than these and one URL."""
     if refs.chunks != base.chunks or list(refs.members) != list(base.members) or len(refs.urls) != 1:
         return None

@@ -16,16 +16,16 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument, Piece
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.values import object_in
-from refshard_fs.sets.alignment import Aligned, complete
+from refshard_fs.sets.alignment import Aligned, prepare_parts
 from refshard_fs.sets.arrange import Overlap
-from refshard_fs.sets.changed_set import with_metadata
+from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.concatenation import concatenate
 from refshard_fs.sets.fills import set_fill_values
 from refshard_fs.sets.gap_set import make_gap
 from refshard_fs.sets.recut_shapes import choose_recut_shapes
 from refshard_fs.sets.roomier_encodings import find_roomier_encodings
 from refshard_fs.sets.stacking import Stacking
-from refshard_fs.sets.variables import NamedSet, with_type
+from refshard_fs.sets.variables import NamedSet, change_type
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class SetRow(msgspec.Struct, frozen=True):
 
     def make_references(self) -> NamedSet:
         """Join the sets to one set of references; ManifestError if they do not fit."""
-        parts = self._complete(self.parts).parts
+        parts = self._prepare_parts(self.parts).parts
         return concatenate(parts, self.dim, self.rules.same, is_rectilinear=self.rules.is_rectilinear)
 
     def make_document(self) -> tuple[ConcatDocument, NamedSet]:
@@ -74,11 +74,11 @@ class SetRow(msgspec.Struct, frozen=True):
         stored = self.parts[first]
         own = stored.coordinate(dim)  # the document has its values as they are stored
         shown = {key: doc for key, doc in self.metadata.items() if own is None or key != own.key}
-        with_lead = [*self.parts[:first], with_metadata(stored, shown), *self.parts[first + 1 :]]
-        parts, places, unions = self._complete(with_lead)
+        with_lead = [*self.parts[:first], replace_metadata(stored, shown), *self.parts[first + 1 :]]
+        parts, places, unions = self._prepare_parts(with_lead)
         lead = parts[first]
         axes, variables = lead.along(dim), lead.variables
-        metadata = {**self.metadata, **_changed_documents(lead, stored)}
+        metadata = {**self.metadata, **_find_changed_documents(lead, stored)}
         recut = {**choose_recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
         whole = msgspec.structs.replace(whole, units=stored.units)
@@ -91,8 +91,8 @@ class SetRow(msgspec.Struct, frozen=True):
         joined = None if coordinate is None else whole.values(coordinate.path)
         if coordinate is not None and joined is not None and len(joined):
             meta = zarrmeta.array_meta(metadata.get(coordinate.key) or coordinate.meta.raw, repr(coordinate.path))
-            if meta is not None and with_type(meta, joined.dtype) is not meta:
-                metadata[coordinate.key] = dict(with_type(meta, joined.dtype).raw)
+            if meta is not None and change_type(meta, joined.dtype) is not meta:
+                metadata[coordinate.key] = dict(change_type(meta, joined.dtype).raw)
             pieces = np.split(joined, np.cumsum(lengths)[:-1])
             values = [plain(whole.variables[coordinate.path].meta, piece)[1] for piece in pieces]
         elif given is None:
@@ -128,16 +128,18 @@ class SetRow(msgspec.Struct, frozen=True):
         )
         return document, whole
 
-    def _complete(self, every: Sequence[NamedSet]) -> Aligned:
+    def _prepare_parts(self, every: Sequence[NamedSet]) -> Aligned:
         """Prepare the parts and the gaps between them for `concatenate`."""
         dim, rules = self.dim, self.rules
         sets = [part for source, part in zip(self.sources, every, strict=True) if source]
         has_gaps = len(sets) < len(every)
-        aligned, fills = complete(sets, dim, rules.regular, lazy=rules.lazy, has_gaps=has_gaps, is_outer=rules.is_outer)
+        aligned, fills = prepare_parts(
+            sets, dim, rules.regular, lazy=rules.lazy, has_gaps=has_gaps, is_outer=rules.is_outer
+        )
         parts = aligned.parts
         if rules.lazy:  # chunks of all others are recoded to those of the first
             parts[0] = set_fill_values(parts[0], fills)
-            parts[0] = with_metadata(parts[0], find_roomier_encodings(parts, str(dim)))
+            parts[0] = replace_metadata(parts[0], find_roomier_encodings(parts, str(dim)))
         else:
             parts = [set_fill_values(part, fills) for part in parts]
         row, places = list(parts), list(aligned.places)
@@ -148,7 +150,7 @@ class SetRow(msgspec.Struct, frozen=True):
         return Aligned(row, places, aligned.unions)
 
 
-def _changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, Any]]:
+def _find_changed_documents(part: NamedSet, stored: NamedSet) -> dict[str, dict[str, Any]]:
     """Return by key the metadata of arrays that differ from those of the set as it is ``stored``."""
     side, known = part.refs.side, stored.refs.side
     keys = [key for v in part.variables.values() for key in (v.key, join(v.path, ".zattrs")) if key in side]

@@ -9,7 +9,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.errors import UnknownSource
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import adopt
-from refshard_fs.sets.rebase import MadeSet, made, open_read
+from refshard_fs.sets.rebase import MadeSet, make_set, open_read
 from refshard_fs.source.collect import pin
 from refshard_fs.tools.progress import progress
 from refshard_fs.writing.save import respelling
@@ -74,4 +74,4 @@ def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, fla
     with progress("snapshot", callback) as shown:
         keys = stored_keys(source, fs.writer)
         refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
-    return made(adopt(refs, source.admission))
+    return make_set(adopt(refs, source.admission))

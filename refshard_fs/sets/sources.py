@@ -22,7 +22,7 @@ from refshard_fs.sets.rebase import MadeSet, open_read
 from refshard_fs.sets.scan_workers import scan_by_workers
 from refshard_fs.sets.scanning import Known, Scanned, Unchanged, can_scan, scan
 from refshard_fs.sets.scans_file import ScansFile
-from refshard_fs.sets.stored_coordinates import coordinates_to_read, with_coordinates
+from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinates_to_read
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.in_memory_source import source_of
@@ -93,7 +93,7 @@ def read_sets(
             if refs is None:
                 continue
             part = name_set(number, refs)
-            if not any(coordinates_to_read(part)):
+            if not any(list_coordinates_to_read(part)):
                 found[number] = part
                 count(1)
 
@@ -102,7 +102,7 @@ def read_sets(
             fs = open_read(sets[number], options)
             refs = adopt(collect_references(fs, unread), fs.source.admission)
             part = name_set(number, refs)
-            part = fs.source.run("", lambda: with_coordinates(part))
+            part = fs.source.run("", lambda: add_coordinates(part))
         except TargetNotAllowed:
             raise
         except (RefShardError, FileNotFoundError) as e:

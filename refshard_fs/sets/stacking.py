@@ -17,11 +17,11 @@ from refshard_fs.references.key_table import Value
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.sets.changed_set import ChangedSet
-from refshard_fs.sets.compatibility import same_values
-from refshard_fs.sets.digests import with_digests
+from refshard_fs.sets.compatibility import are_same_values
+from refshard_fs.sets.digests import add_digests
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.patterns import Place
-from refshard_fs.sets.variables import NamedSet, Variable, auxiliary
+from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -95,11 +95,13 @@ class Stacking(NamedTuple):
             return found
         coordinate = _make_coordinate(grid.places[dim])
         scalars = [path for part in parts for path, v in part.variables.items() if not v.dims and path != dim]
-        parts, varying = _varying(parts, scalars)
-        placed = [_at_place(part, dim, others, coordinate, n, varying) for part, n in zip(parts, numbers, strict=True)]
+        parts, varying = _find_varying(parts, scalars)
+        placed = [
+            _stack_part(part, dim, others, coordinate, n, varying) for part, n in zip(parts, numbers, strict=True)
+        ]
         first = placed[0].variables
         paths = tuple(path for path, v in first.items() if dim in v.dims and not v.is_coordinate)
-        metadata = {**_attributes(first, (*paths, dim)), first[dim].key: dict(first[dim].meta.raw)}
+        metadata = {**_get_attributes(first, (*paths, dim)), first[dim].key: dict(first[dim].meta.raw)}
         values = [coordinate.values[number : number + 1].tobytes() for number in range(len(coordinate.values))]
         return cls(placed, paths, metadata, values)
 
@@ -113,12 +115,12 @@ class Stacking(NamedTuple):
             return None
         every = {path: v for part in reversed(parts) for path, v in part.variables.items()}
         every = {path: v for path, v in every.items() if path != dim and not v.is_coordinate}
-        named = set().union(*(auxiliary(part.variables) for part in parts))
+        named = set().union(*(find_auxiliary(part.variables) for part in parts))
         is_data = {path: path not in named and bool(variable.dims) for path, variable in every.items()}
-        parts, varying = _varying(parts, [path for path in every if not is_data[path]])
+        parts, varying = _find_varying(parts, [path for path in every if not is_data[path]])
         paths = [dim, *(path for path in every if is_data[path] or path in varying)]
         placed = [stack_along(part, dim, paths) for part in parts]
-        metadata = _attributes(placed[0].variables, paths)
+        metadata = _get_attributes(placed[0].variables, paths)
         coordinate = placed[0].variables[dim]
         if coordinate.meta.zarr_format == 3:  # readers know the version by this document
             metadata[coordinate.key] = dict(coordinate.meta.raw)
@@ -140,11 +142,11 @@ def _is_scalar(part: NamedSet, dim: str) -> bool:
     return variable is not None and variable.meta.shape == () and not part.along(dim) and part.values(dim) is not None
 
 
-def _varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
+def _find_varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
     """Return the ``parts`` with digests of arrays ``paths`` that are small, if not known, and those that differ."""
     paths = list(dict.fromkeys(paths))  # each is decoded once in each part
     unknown = {path for path in paths if any(path in p.variables and p.values(path) is None for p in parts)}
-    known = with_digests(parts, [], frozenset(), only=unknown)
+    known = add_digests(parts, [], frozenset(), only=unknown)
     differing = set()
     for path in paths:
         first, *others = [part for part in known if path in part.variables]
@@ -159,7 +161,7 @@ def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
         return True
     mine, theirs = one.values(path), other.values(path)
     if mine is not None and theirs is not None:
-        return not same_values(mine, theirs)
+        return not are_same_values(mine, theirs)
     if path in one.digests and path in other.digests:
         return one.digests[path] != other.digests[path]
     tables = one.refs.tables.get(path), other.refs.tables.get(path)
@@ -167,13 +169,13 @@ def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
     return are_inline and one.inline_chunks(path) != other.inline_chunks(path)
 
 
-def _attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _get_attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the attributes of arrays of version 2, which name their dimensions, by key."""
     some = [variables[path] for path in paths if path in variables]
     return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
 
 
-def _at_place(
+def _stack_part(
     part: NamedSet,
     dim: str,
     others: Sequence[str | None],

@@ -15,14 +15,14 @@ from refshard_fs.sets.patterns import Place
 URLS: Final = ("url", "href", "uri", "path", "location")  # columns of a table that may hold URLs
 
 
-def placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple[str, dict[str, Place]]] | None:
+def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple[str, dict[str, Place]]] | None:
     """Return URLs with their places by dimension; None where ``sets`` are not such a table.
 
     A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
     STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: all, or those
     that ``assets`` names. ValueError where rows lack a place, or are of different dimensions.
     """
-    rows = list(_rows(sets, assets))
+    rows = list(_parse_rows(sets, assets))
     if not rows:
         return None
     dims = rows[0][1].keys()
@@ -32,10 +32,10 @@ def placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple
                 f"{url!r} comes with {', '.join(places) or 'no dimension'}, and {rows[0][0]!r} with "
                 f"{', '.join(dims) or 'none'}: expected the same dimensions with each URL"
             )
-    return [(url, {dim: as_place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
+    return [(url, {dim: convert_to_place(value, dim, url) for dim, value in places.items()}) for url, places in rows]
 
 
-def sources_in_parquet(data: bytes, where: str, dims: Sequence[str] | None) -> list[Any]:
+def read_parquet_table(data: bytes, where: str, dims: Sequence[str] | None) -> list[Any]:
     """Return what a Parquet file lists: URLs with their places along ``dims``, or items of STAC (stac-geoparquet).
 
     Without ``dims``, all columns of times, numbers and texts but that of the URLs are dimensions.
@@ -57,7 +57,7 @@ def sources_in_parquet(data: bytes, where: str, dims: Sequence[str] | None) -> l
             }
             for row in table.select([*times, "assets"]).to_pylist()
         ]
-    column = _column_of_urls(names, where)
+    column = _find_url_column(names, where)
     is_place = (pyarrow.types.is_temporal, pyarrow.types.is_integer, pyarrow.types.is_floating)
     is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_dictionary)
     columns = [f.name for f in table.schema if f.name != column and any(is_(f.type) for is_ in (*is_place, *is_text))]
@@ -67,16 +67,16 @@ def sources_in_parquet(data: bytes, where: str, dims: Sequence[str] | None) -> l
     return [(row.pop(column), row) for row in table.select([column, *(dims or columns)]).to_pylist()]
 
 
-def _column_of_urls(names: Sequence[str], where: str) -> str:
+def _find_url_column(names: Sequence[str], where: str) -> str:
     column = next((name for name in URLS if name in names), None)
     if column is None:
         raise ValueError(f"{where} has the columns {', '.join(names)}: expected one of {', '.join(URLS)}")
     return column
 
 
-def _rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parse_rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     if hasattr(sets, "columns") and hasattr(sets, "to_dict"):
-        column = _column_of_urls([str(name) for name in sets.columns], "the table")
+        column = _find_url_column([str(name) for name in sets.columns], "the table")
         for row in sets.to_dict("records"):
             yield str(row.pop(column)), row
         return
@@ -86,7 +86,7 @@ def _rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[s
         sets = getattr(sets, "items", None)  # the items of an ItemCollection
     if not isinstance(sets, Sequence):
         return
-    items = [_item(one) for one in sets]
+    items = [_parse_item(one) for one in sets]
     if items and all(item is not None for item in items):
         chosen = [(item, [n for n in item[1] if assets is None or n in assets]) for item in items if item is not None]
         has_several = any(len(names) > 1 for _, names in chosen)
@@ -104,7 +104,7 @@ def _rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, dict[s
                 return
 
 
-def _item(one: Any) -> tuple[Any, dict[str, str]] | None:
+def _parse_item(one: Any) -> tuple[Any, dict[str, str]] | None:
     """Return the time of an item of STAC, and the URL of each of its assets; None for anything else."""
     if isinstance(one, Mapping):
         if one.get("type") != "Feature" or "assets" not in one:
@@ -118,7 +118,7 @@ def _item(one: Any) -> tuple[Any, dict[str, str]] | None:
     return time, {name: str(asset.href) for name, asset in one.assets.items()}
 
 
-def as_place(value: Any, dim: str, url: str) -> Place:
+def convert_to_place(value: Any, dim: str, url: str) -> Place:
     """Return a value of a dimension as grids of files have it."""
     if isinstance(value, np.datetime64):
         value = value.astype("M8[us]").item()

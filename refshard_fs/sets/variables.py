@@ -56,7 +56,7 @@ BOUNDS: Final = ("bounds", "climatology")
 DESCRIBING: Final = ("coordinates", "grid_mapping", "cell_measures", *BOUNDS)
 
 
-def named_in(variables: Mapping[str, Variable], attributes: Sequence[str]) -> set[str]:
+def find_named_arrays(variables: Mapping[str, Variable], attributes: Sequence[str]) -> set[str]:
     """Return the paths of the arrays that these ``attributes`` of others name."""
     return {
         join(parent(path)[0], name)
@@ -67,9 +67,9 @@ def named_in(variables: Mapping[str, Variable], attributes: Sequence[str]) -> se
     }
 
 
-def auxiliary(variables: Mapping[str, Variable]) -> set[str]:
+def find_auxiliary(variables: Mapping[str, Variable]) -> set[str]:
     """Return the paths of auxiliary coordinates."""
-    return named_in(variables, ("coordinates",))
+    return find_named_arrays(variables, ("coordinates",))
 
 
 class NamedSet(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class VariableReader:
             if is_hashable and text in self._known:
                 variable = self._known[text]
             else:
-                variable = _variable(refs, path, key, value, where)
+                variable = _parse_variable(refs, path, key, value, where)
                 if is_hashable:
                     self._known[text] = variable
             if variable is not None:
@@ -191,7 +191,7 @@ class VariableReader:
         return self._last
 
 
-def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str) -> Variable | None:
+def _parse_variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str) -> Variable | None:
     doc = object_in(value, f"{key!r} of {where}")
     meta = zarrmeta.array_meta(doc, f"{key!r} of {where}")
     if meta is None:
@@ -209,7 +209,7 @@ def _variable(refs: ReferenceSet, path: str, key: str, value: Value, where: str)
     raise ManifestError(f"{key!r} of {where}: expected names of its {len(meta.shape)} dimensions, got {names!r:.100}")
 
 
-def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
+def change_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
     """Return the metadata with another data type; unchanged, byte order too, if kind and size are the same."""
     known = dtype_of(meta)
     if known is None or (known.kind, known.itemsize) == (dtype.kind, dtype.itemsize):
@@ -222,7 +222,7 @@ def with_type(meta: ArrayMeta, dtype: np.dtype[Any]) -> ArrayMeta:
     return msgspec.structs.replace(meta, dtype=name, raw=raw)
 
 
-def with_attributes(key: str, doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def put_attributes(key: str, doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the metadata document, by key, in which the array with ``doc`` at ``key`` has these ``attributes``."""
     path, name = parent(key)
     if name == "zarr.json":

@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.sets.changed_set import ChangedSet, in_version_3, with_metadata
+from refshard_fs.sets.changed_set import ChangedSet, convert_to_version_3, replace_metadata
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from tests.support.day_sets import make_days
@@ -21,12 +21,12 @@ def read(name: str = "a set") -> NamedSet:
 def test_changed_metadata_leaves_the_first_set() -> None:
     part = read()
     doc = {**part.variables["t"].meta.raw, "fill_value": 7}
-    assert with_metadata(part, {"t/.zarray": doc}).variables["t"].meta.raw["fill_value"] == 7
+    assert replace_metadata(part, {"t/.zarray": doc}).variables["t"].meta.raw["fill_value"] == 7
     assert part.variables["t"].meta.raw["fill_value"] is None
 
 
 def test_set_in_version_3_has_the_same_chunks() -> None:
-    part = in_version_3(read())
+    part = convert_to_version_3(read())
     assert part.variables["t"].meta.zarr_format == 3
     assert part.refs.tables["t"].grid.tail(2) == "2"  # chunks keep their keys
     assert [part.refs.urls[row.target] for _, row in part.refs.tables["t"].rows()] == [

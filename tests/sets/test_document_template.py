@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.formats.kerchunk_json.source import parse, parse_document
 from refshard_fs.references.reference_set import References
-from refshard_fs.sets.document_template import DocumentTemplate, Members, members_of
+from refshard_fs.sets.document_template import DocumentTemplate, Members, decode_members
 
 META = {"zarr_format": 2, "shape": [6], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}
 ARRAY = json.dumps(META | {"filters": None, "compressor": None})
@@ -29,7 +29,7 @@ FIRST: dict[str, Any] = {
 
 
 def members(document: Any) -> Members:
-    found = members_of(document)
+    found = decode_members(document)
     assert found is not None
     return found
 
@@ -56,7 +56,7 @@ def test_comparison_equals_parsing(changes: dict[str, Any]) -> None:
         (other, lambda: parse_document(other, "x", {})),
         (json.dumps(other).encode(), lambda: parse(json.dumps(other).encode(), "x", {})),
     ):
-        given_members = members_of(document)
+        given_members = decode_members(document)
         found = None if given_members is None else template().read(given_members)
         if found is not None:
             assert dict(References(found)) == dict(References(parsed()))
@@ -84,7 +84,7 @@ def test_ranges_elsewhere_are_read_by_comparison() -> None:
     ],
 )
 def test_differing_documents_are_parsed(other: dict[str, Any]) -> None:
-    found = members_of(other)
+    found = decode_members(other)
     assert found is None or template().read(found) is None
 
 
@@ -100,5 +100,5 @@ def test_differing_documents_are_parsed(other: dict[str, Any]) -> None:
     ],
 )
 def test_documents_with_more_members_are_not_plain(document: Any) -> None:
-    assert members_of(document) is None
-    assert members_of(json.dumps(document).encode()) is None
+    assert decode_members(document) is None
+    assert decode_members(json.dumps(document).encode()) is None

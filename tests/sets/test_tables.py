@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.sets.tables import placed_sources
+from refshard_fs.sets.tables import parse_placed_sources
 
 DAY = datetime(2024, 1, 2, tzinfo=UTC)
 
@@ -21,25 +21,25 @@ def item(**assets: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("time", ["2024-01-02", DAY, datetime(2024, 1, 2), np.datetime64("2024-01-02")])
 def test_times_of_pairs_are_utc(time: Any) -> None:
-    assert placed_sources([("a.nc", {"time": time, "band": 3})]) == [("a.nc", {"time": DAY, "band": 3})]
+    assert parse_placed_sources([("a.nc", {"time": time, "band": 3})]) == [("a.nc", {"time": DAY, "band": 3})]
 
 
 def test_stac_assets_become_a_dimension() -> None:
-    whole = placed_sources([item(b1="x.tif", b2="y.tif")])
+    whole = parse_placed_sources([item(b1="x.tif", b2="y.tif")])
     assert whole == [("x.tif", {"time": DAY, "asset": "b1"}), ("y.tif", {"time": DAY, "asset": "b2"})]
     collection = {"type": "FeatureCollection", "features": [item(b1="x.tif", b2="y.tif")]}
-    assert placed_sources(collection, ["b2"]) == [("y.tif", {"time": DAY})]
+    assert parse_placed_sources(collection, ["b2"]) == [("y.tif", {"time": DAY})]
     with pytest.raises(ValueError, match="expected b3"):
-        placed_sources([item(b1="x.tif")], ["b3"])
+        parse_placed_sources([item(b1="x.tif")], ["b3"])
 
 
 @pytest.mark.parametrize("sets", ["a.nc", ["a.nc", "b.nc"], [], {"a": 1}, [("a.nc", "b.nc")]])
 def test_other_arguments_are_not_a_table(sets: Any) -> None:
-    assert placed_sources(sets) is None
+    assert parse_placed_sources(sets) is None
 
 
 def test_rows_of_other_dimensions_are_refused() -> None:
     with pytest.raises(ValueError, match="the same dimensions"):
-        placed_sources([("a.nc", {"time": DAY}), ("b.nc", {"band": 1})])
+        parse_placed_sources([("a.nc", {"time": DAY}), ("b.nc", {"band": 1})])
     with pytest.raises(ValueError, match="expected a time, a number or a text"):
-        placed_sources([("a.nc", {"band": None})])
+        parse_placed_sources([("a.nc", {"band": None})])

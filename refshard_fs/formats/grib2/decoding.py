@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import add_up, decode_by_imagecodecs, unpack_bits
-from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, integer, signed
+from refshard_fs.formats.grib2.messages import BY_COLUMNS, SPECTRAL, TO_AND_FRO, Octets, parse_integer, parse_signed
 
 _Array = npt.NDArray[Any]
 _AT_ONCE: Final = 1 << 14  # values that are unpacked and scaled at a time: they fit into a processor's cache
@@ -38,7 +38,7 @@ class _FieldValues(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         with np.errstate(all="ignore"):  # some numbers are larger than 32-bit floats, and become infinite
-            return _in_rows(self._decode(memoryview(raw)), self.across, self.flags).tobytes()
+            return _arrange_rows(self._decode(memoryview(raw)), self.across, self.flags).tobytes()
 
     def _decode(self, raw: memoryview) -> _Array:
         """Return the values in stored order."""
@@ -54,7 +54,7 @@ class _FieldValues(msgspec.Struct, frozen=True):
         out[bitmap] = values
         return out
 
-    def _bitmap(self, section: Octets) -> _Array:
+    def _read_bitmap(self, section: Octets) -> _Array:
         """Return a mask of the points with a value: the bits of a section from octet 7 on."""
         if 8 * (len(section) - 6) < self.count:
             raise ValueError(f"its bitmap has {len(section) - 6} bytes, for {self.count} points")
@@ -72,11 +72,11 @@ class Values(_FieldValues, frozen=True):
     def _decode(self, raw: memoryview) -> _Array:
         parts = []
         for size in self.sizes:
-            _check_size(size, integer(raw, 1, 4))
+            _check_size(size, parse_integer(raw, 1, 4))
             parts.append(raw[:size])
             raw = raw[size:]
         packing, bitmap, data = parts
-        template, stored, where = integer(packing, 10, 2), integer(packing, 6, 4), integer(bitmap, 6)
+        template, stored, where = parse_integer(packing, 10, 2), parse_integer(packing, 6, 4), parse_integer(bitmap, 6)
         if where not in (0, 255) or stored > self.count or (where == 255 and stored != self.count):
             raise ValueError(f"{stored} of its {self.count} values are stored, with bitmap number {where}")
         if not stored:
@@ -84,21 +84,21 @@ class Values(_FieldValues, frozen=True):
         elif template in _UNSCALED:
             values = _UNSCALED[template](data[5:], packing, stored)
         elif template in _SCALABLE:
-            values = self._scaled(template, packing, data[5:], stored)
+            values = self._scale(template, packing, data[5:], stored)
         else:
             raise ValueError(f"values packed by template {template} are not decoded")
-        return self._place(values, self._bitmap(bitmap) if where == 0 else None)
+        return self._place(values, self._read_bitmap(bitmap) if where == 0 else None)
 
     @staticmethod
-    def _scaled(template: int, packing: memoryview, data: memoryview, stored: int) -> _Array:
-        scale, bits = _Scale.of(packing), integer(packing, 20)
-        if not (integer(packing, 32, 4) if template in (2, 3) else bits):
+    def _scale(template: int, packing: memoryview, data: memoryview, stored: int) -> _Array:
+        scale, bits = _Scale.of(packing), parse_integer(packing, 20)
+        if not (parse_integer(packing, 32, 4) if template in (2, 3) else bits):
             values = np.broadcast_to(scale.reference, stored)  # without groups or bits, the reference is not scaled
         else:
             numbers = _SCALABLE[template](data, packing, bits, stored)
             values = scale.apply(numbers, stored, "f8" if template == _LOGARITHM else "f4")
         if template == _LOGARITHM:
-            values = np.exp(values) - _float(packing, 21)
+            values = np.exp(values) - _parse_float(packing, 21)
         return values
 
 
@@ -112,7 +112,11 @@ class _Scale(NamedTuple):
     @classmethod
     def of(cls, packing: Octets) -> _Scale:
         """Parse section 5 of edition 2."""
-        return cls(_float(packing, 12), _power(2, signed(packing, 16, 2)), _power(10, -signed(packing, 18, 2)))
+        return cls(
+            _parse_float(packing, 12),
+            _raise_to_power(2, parse_signed(packing, 16, 2)),
+            _raise_to_power(10, -parse_signed(packing, 18, 2)),
+        )
 
     def apply(self, pieces: Iterator[_Piece], count: int, dtype: str = "f4") -> _Array:
         """Return the values of packed numbers, NaN for missing ones."""
@@ -133,11 +137,11 @@ class _Scale(NamedTuple):
         return values
 
 
-def _float(packing: Octets, octet: int) -> float:
-    return float(struct.unpack(">f", integer(packing, octet, 4).to_bytes(4))[0])
+def _parse_float(packing: Octets, octet: int) -> float:
+    return float(struct.unpack(">f", parse_integer(packing, octet, 4).to_bytes(4))[0])
 
 
-def _power(base: int, exponent: int) -> float:
+def _raise_to_power(base: int, exponent: int) -> float:
     """Return a power, rounded like that of eccodes, which multiplies or divides repeatedly."""
     found = 1.0
     for _ in range(min(abs(exponent), 1100)):  # more powers of 2 are infinite, or 0
@@ -145,7 +149,7 @@ def _power(base: int, exponent: int) -> float:
     return found
 
 
-def _in_rows(values: _Array, across: int, flags: int) -> _Array:
+def _arrange_rows(values: _Array, across: int, flags: int) -> _Array:
     """Return scanned values in rows of one direction."""
     if not flags & (BY_COLUMNS | TO_AND_FRO):
         return values
@@ -158,8 +162,8 @@ def _in_rows(values: _Array, across: int, flags: int) -> _Array:
 # Packings. Each function takes section 7 without its header, section 5, and the number of stored values.
 
 
-def _ieee(data: Octets, packing: Octets, stored: int) -> _Array:
-    size = {1: 4, 2: 8}.get(integer(packing, 12), 0)
+def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
+    size = {1: 4, 2: 8}.get(parse_integer(packing, 12), 0)
     if not size or len(data) != stored * size:
         raise ValueError(f"expected {stored} IEEE numbers of 4 or 8 bytes, found {len(data)} bytes")
     return np.frombuffer(data, f">f{size}")
@@ -167,7 +171,7 @@ def _ieee(data: Octets, packing: Octets, stored: int) -> _Array:
 
 def _run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     """Decode numbers of levels; digits after a number state how often its level is repeated."""
-    bits, highest, levels = integer(packing, 12), integer(packing, 13, 2), integer(packing, 15, 2)
+    bits, highest, levels = parse_integer(packing, 12), parse_integer(packing, 13, 2), parse_integer(packing, 15, 2)
     base = (1 << bits) - 1 - highest  # base of the digits, least significant first
     if not 0 < bits <= 16 or base <= 0 or not 0 < highest <= levels or len(packing) < 17 + 2 * levels:
         raise ValueError(f"its runs have {bits} bits, and {highest} of {levels} levels: they contradict each other")
@@ -180,11 +184,11 @@ def _run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     lengths = np.add.reduceat(digits, begins)
     if lengths.sum() != stored:
         raise ValueError(f"expected {stored} values, found runs of {lengths.sum():.0f}")
-    table = np.frombuffer(packing[17 : 17 + 2 * levels], ">u2") * _power(10, -signed(packing, 17, 1))
+    table = np.frombuffer(packing[17 : 17 + 2 * levels], ">u2") * _raise_to_power(10, -parse_signed(packing, 17, 1))
     return np.repeat(np.concatenate([[np.nan], table])[numbers[begins]], lengths.astype("i8"))
 
 
-def _simple(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_simple(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     for first in range(0, stored, _AT_ONCE):
         yield _unpack(data[first * bits // 8 :], bits, min(_AT_ONCE, stored - first)), None
 
@@ -199,9 +203,13 @@ def _cut(numbers: _Array, stored: int) -> Iterator[_Piece]:
     return ((numbers[first : first + _AT_ONCE], None) for first in range(0, stored, _AT_ONCE))
 
 
-def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
-    right, bottom, left, top = (integer(data, octet, 4) for octet in (9, 13, 17, 21))
-    shape, components, depth = (bottom - top, right - left), integer(data, 41, 2), (integer(data, 43) & 127) + 1
+def _decode_jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+    right, bottom, left, top = (parse_integer(data, octet, 4) for octet in (9, 13, 17, 21))
+    shape, components, depth = (
+        (bottom - top, right - left),
+        parse_integer(data, 41, 2),
+        (parse_integer(data, 43) & 127) + 1,
+    )
     if math.prod(shape) != stored or components != 1:
         raise ValueError(f"expected {stored} values, found a JPEG 2000 image of {shape} with {components} components")
     # The image may have fewer bits than the packed numbers.
@@ -210,10 +218,10 @@ def _jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterato
     return _cut(out.ravel(), stored)
 
 
-def _png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     """Decode an image whose channels are the bytes of the numbers."""
-    points, depth = integer(data, 17, 4) * integer(data, 21, 4), integer(data, 25)
-    channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(integer(data, 26), 0)
+    points, depth = parse_integer(data, 17, 4) * parse_integer(data, 21, 4), parse_integer(data, 25)
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}.get(parse_integer(data, 26), 0)
     if points != stored or depth * channels not in (8, 16, 24, 32):
         raise ValueError(f"expected {stored} values, found a PNG image of {points} points of {channels} x {depth} bits")
     parts = np.asarray(decode_by_imagecodecs("png_decode", data, "grib")).reshape(stored, channels).astype("u4")
@@ -223,10 +231,10 @@ def _png(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Pie
     return _cut(numbers, stored)
 
 
-def _ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     size = 1 if bits <= 8 else 2 if bits <= 16 else 4
-    flags = integer(packing, 22) & ~6  # numbers of whole words, least significant byte first
-    block, interval = integer(packing, 23), integer(packing, 24, 2)
+    flags = parse_integer(packing, 22) & ~6  # numbers of whole words, least significant byte first
+    block, interval = parse_integer(packing, 23), parse_integer(packing, 24, 2)
     # With other blocks, libaec writes anywhere. With restricted codes of many bits, it frees its state twice.
     is_restricted = flags & 16 and 4 < bits <= 8
     if block not in (8, 16, 32, 64) or not 0 < interval <= 4096 or bits > 32 or is_restricted:
@@ -301,44 +309,50 @@ def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterato
         yield numbers, missing
 
 
-def _complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
+def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     """Decode numbers in groups, maybe differences of numbers."""
-    groups, missing = integer(packing, 32, 4), integer(packing, 23)
-    order, size = (integer(packing, 48), integer(packing, 49)) if integer(packing, 10, 2) == 3 else (0, 0)
+    groups, missing = parse_integer(packing, 32, 4), parse_integer(packing, 23)
+    order, size = (
+        (parse_integer(packing, 48), parse_integer(packing, 49)) if parse_integer(packing, 10, 2) == 3 else (0, 0)
+    )
     if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
         raise ValueError(f"invalid packing of {stored} values in {groups} groups, as differences of order {order}")
     at = size * (order + 1) if order else 0
-    firsts = [integer(data, 1 + size * number, size) for number in range(order)]
-    least = signed(data, 1 + size * order, size) if order else 0
+    firsts = [parse_integer(data, 1 + size * number, size) for number in range(order)]
+    least = parse_signed(data, 1 + size * order, size) if order else 0
     parts = []
-    for each in (bits, integer(packing, 37), integer(packing, 47)):  # references, widths and lengths of the groups
+    for each in (
+        bits,
+        parse_integer(packing, 37),
+        parse_integer(packing, 47),
+    ):  # references, widths and lengths of the groups
         parts.append(_unpack(data[at:], each, groups).astype("i8"))
         at += -(-each * groups // 8)
     references, widths, lengths = parts
-    widths += integer(packing, 36)
-    lengths = lengths * integer(packing, 42) + integer(packing, 38, 4)
-    lengths[-1] = integer(packing, 43, 4)
+    widths += parse_integer(packing, 36)
+    lengths = lengths * parse_integer(packing, 42) + parse_integer(packing, 38, 4)
+    lengths[-1] = parse_integer(packing, 43, 4)
     limits = None
     if missing:  # the highest numbers stand for missing values; in groups without bits, the highest references
         limits = np.where(widths > 0, (1 << np.minimum(widths, 32)) - missing, references < (1 << bits) - missing)
     return _add_differences(_unpack_groups(data[at:], (references + least, widths, lengths), limits, stored), firsts)
 
 
-def _spectral_complex(data: Octets, packing: Octets, stored: int) -> _Array:
-    if integer(packing, 35) != 1 or len({integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
+def _decode_spectral_complex(data: Octets, packing: Octets, stored: int) -> _Array:
+    if parse_integer(packing, 35) != 1 or len({parse_integer(packing, octet, 2) for octet in (25, 27, 29)}) > 1:
         raise ValueError("its unpacked spectral coefficients are not a triangle of 32-bit numbers")
-    subset, power = integer(packing, 25, 2), signed(packing, 21, 4) / 1e6
-    return _spectrum(data, subset, power, integer(packing, 20), stored, _Scale.of(packing))
+    subset, power = parse_integer(packing, 25, 2), parse_signed(packing, 21, 4) / 1e6
+    return _decode_spectrum(data, subset, power, parse_integer(packing, 20), stored, _Scale.of(packing))
 
 
-def _spectrum(
+def _decode_spectrum(
     data: Octets, subset: int, power: float, bits: int, count: int, scale: _Scale, is_edition_1: bool = False
 ) -> _Array:
     """Decode ``count`` real and imaginary parts, ordered by zonal wave number m, then by n = m and on.
 
     Coefficients up to n = ``subset`` are not packed. The others were multiplied by a ``power`` of n (n + 1).
     """
-    truncation = truncation_of(count)
+    truncation = find_truncation(count)
     m, n = np.triu_indices(truncation + 1)
     is_plain = n <= subset
     plain = 2 * int(np.count_nonzero(is_plain))
@@ -352,17 +366,19 @@ def _spectrum(
     except ArithmeticError as e:
         raise ValueError(f"its spectral coefficients cannot be scaled by the power {power}: {e}") from None
     values = np.zeros((len(m), 2))
-    values[is_plain] = (ibm_floats(data, plain) if is_edition_1 else np.frombuffer(data, ">f4", plain)).reshape(-1, 2)
+    values[is_plain] = (decode_ibm_floats(data, plain) if is_edition_1 else np.frombuffer(data, ">f4", plain)).reshape(
+        -1, 2
+    )
     if is_edition_1:  # GRIBEX also scaled the last order of the subset
         values[n == subset] *= scales[subset]
-    pieces = _simple(data[4 * plain :], b"", bits, count - plain)
+    pieces = _decode_simple(data[4 * plain :], b"", bits, count - plain)
     unscaled = scale._replace(decimal=1.0).apply(pieces, count - plain, "f8").reshape(-1, 2)
     values[~is_plain] = scale.decimal * unscaled * scales[n[~is_plain], None]
     values[(m == 0) & ~is_plain, 1] = 0  # they are integers, except for rounding
     return values.ravel()
 
 
-def truncation_of(count: int) -> int:
+def find_truncation(count: int) -> int:
     """Return the triangular truncation with ``count`` real and imaginary parts; ValueError if there is none."""
     truncation = (math.isqrt(4 * count + 1) - 3) // 2
     if truncation < 0 or (truncation + 1) * (truncation + 2) != count:
@@ -372,15 +388,19 @@ def truncation_of(count: int) -> int:
 
 _LOGARITHM: Final = 61
 _SCALABLE: Final[dict[int, Callable[..., Iterator[_Piece]]]] = {  # by template: decoders
-    0: _simple, 2: _complex, 3: _complex, 40: _jpeg_2000, 41: _png, 42: _ccsds, _LOGARITHM: _simple,
+    0: _decode_simple, 2: _decode_complex, 3: _decode_complex, 40: _decode_jpeg_2000, 41: _decode_png, 42: _decode_ccsds, _LOGARITHM: _decode_simple,
 }  # fmt: skip
-_UNSCALED: Final = {4: _ieee, 51: _spectral_complex, 200: _run_length}  # decoders by template; they give values
+_UNSCALED: Final = {
+    4: _decode_ieee,
+    51: _decode_spectral_complex,
+    200: _run_length,
+}  # decoders by template; they give values
 
 
 # Edition 1.
 
 
-def ibm_floats(data: Octets, count: int) -> npt.NDArray[np.float64]:
+def decode_ibm_floats(data: Octets, count: int) -> npt.NDArray[np.float64]:
     """Decode IBM's floating-point numbers: a sign, a power of 16 plus 64, and 24 bits of fraction."""
     bits = np.frombuffer(data, ">u4", count).astype("i8")
     values: npt.NDArray[np.float64] = np.ldexp((bits & 0xFFFFFF).astype("f8"), 4 * ((bits >> 24 & 127) - 64) - 24)
@@ -404,19 +424,21 @@ class Values1(_FieldValues, frozen=True):
         *bitmaps, size = self.sizes
         section, data = raw[:-size], raw[-size:]
         if bitmaps:
-            _check_size(len(section), integer(section, 1, 3))
-        if integer(data, 1, 3) >= 120:  # longer ones are in messages of more than 8 MB, whose stated lengths differ
-            _check_size(size, integer(data, 1, 3))
-        bitmap = self._bitmap(section) if bitmaps else None
+            _check_size(len(section), parse_integer(section, 1, 3))
+        if (
+            parse_integer(data, 1, 3) >= 120
+        ):  # longer ones are in messages of more than 8 MB, whose stated lengths differ
+            _check_size(size, parse_integer(data, 1, 3))
+        bitmap = self._read_bitmap(section) if bitmaps else None
         stored = self.count if bitmap is None else int(np.count_nonzero(bitmap))
-        flags, reference = integer(data, 4), float(ibm_floats(data[6:], 1)[0])
-        scale = _Scale(reference, _power(2, signed(data, 5, 2)), _power(10, -self.decimal))
+        flags, reference = parse_integer(data, 4), float(decode_ibm_floats(data[6:], 1)[0])
+        scale = _Scale(reference, _raise_to_power(2, parse_signed(data, 5, 2)), _raise_to_power(10, -self.decimal))
         if flags & SPECTRAL:
-            return self._place(self._spectral(data, scale), None)
+            return self._place(self._decode_spectral(data, scale), None)
         if flags & _COMPLEX:
-            out = self._place(scale.apply(self._second_order(data, stored), stored), bitmap)
-            return _in_rows(out, self.across, TO_AND_FRO).ravel() if integer(data, 14) & _ROWS_TURN else out
-        bits, unused = integer(data, 11), flags & 0xF
+            out = self._place(scale.apply(self._decode_second_order(data, stored), stored), bitmap)
+            return _arrange_rows(out, self.across, TO_AND_FRO).ravel() if parse_integer(data, 14) & _ROWS_TURN else out
+        bits, unused = parse_integer(data, 11), flags & 0xF
         if flags & _OTHER_TYPES:
             raise ValueError(f"values packed with flags {flags:#x} are not decoded")
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
@@ -424,27 +446,29 @@ class Values1(_FieldValues, frozen=True):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
         if not bits or not stored:
             return self._place(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
-        return self._place(scale.apply(_simple(data[11:], b"", bits, stored), stored), bitmap)
+        return self._place(scale.apply(_decode_simple(data[11:], b"", bits, stored), stored), bitmap)
 
-    def _spectral(self, data: memoryview, scale: _Scale) -> _Array:
+    def _decode_spectral(self, data: memoryview, scale: _Scale) -> _Array:
         """Decode spectral coefficients: all are packed, except the first one or a subset."""
-        bits = integer(data, 11)
-        if not integer(data, 4) & _COMPLEX:
-            pieces = _simple(data[15:], b"", bits, self.count - 1)
-            return np.concatenate([ibm_floats(data[11:], 1), scale.apply(pieces, self.count - 1, "f8")])
-        if len({integer(data, octet) for octet in (16, 17, 18)}) > 1:
+        bits = parse_integer(data, 11)
+        if not parse_integer(data, 4) & _COMPLEX:
+            pieces = _decode_simple(data[15:], b"", bits, self.count - 1)
+            return np.concatenate([decode_ibm_floats(data[11:], 1), scale.apply(pieces, self.count - 1, "f8")])
+        if len({parse_integer(data, octet) for octet in (16, 17, 18)}) > 1:
             raise ValueError("its unpacked spectral coefficients are not a triangle")
-        return _spectrum(data[18:], integer(data, 16), signed(data, 14, 2) / 1000, bits, self.count, scale, True)
+        return _decode_spectrum(
+            data[18:], parse_integer(data, 16), parse_signed(data, 14, 2) / 1000, bits, self.count, scale, True
+        )
 
-    def _second_order(self, data: memoryview, stored: int) -> Iterator[_Piece]:
+    def _decode_second_order(self, data: memoryview, stored: int) -> Iterator[_Piece]:
         """Decode numbers in groups, maybe differences of numbers."""
-        flags, groups = integer(data, 14), integer(data, 17, 2) | integer(data, 21) << 16
+        flags, groups = parse_integer(data, 14), parse_integer(data, 17, 2) | parse_integer(data, 21) << 16
         order = flags & 3
         if flags & 0x78 != _EXTENDED:
             raise ValueError(f"its second-order packing has flags {flags:#x}: only the general extended one is decoded")
         if flags & _ROWS_TURN and (self.count % self.across or self.across == self.count):
             raise ValueError("its second-order packing turns rows, and its grid has none")
-        width = integer(data, 26) if order else 1
+        width = parse_integer(data, 26) if order else 1
         if not 0 < groups <= stored - order or not 0 < width <= 32:
             raise ValueError(f"{stored} values are packed in {groups} groups, with differences of {width} bits")
         at, firsts, bias = 25, [], 0
@@ -453,7 +477,7 @@ class Values1(_FieldValues, frozen=True):
             sign = 1 << width - 1
             bias, at = (sign - bias if bias & sign else bias), 26 + -(-width * (order + 1) // 8)
         parts = []
-        for bits in (integer(data, 22), integer(data, 23), integer(data, 11)):
+        for bits in (parse_integer(data, 22), parse_integer(data, 23), parse_integer(data, 11)):
             parts.append(_unpack(data[at:], bits, groups).astype("i8"))
             at += -(-bits * groups // 8)
         widths, lengths, references = parts

@@ -23,8 +23,8 @@ from refshard_fs.formats.grib2.messages import (
     Parameter,
     Surface,
     Unshown,
-    integer,
-    signed,
+    parse_integer,
+    parse_signed,
 )
 
 LEAST: Final = 47  # bytes of a message: of sections 0, 1 and 4
@@ -57,9 +57,9 @@ _TEMPLATES: Final = {
 _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rotated"}
 
 
-def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
+def parse_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
     """Return the field of a message, or the reason why it is not shown; ManifestError if its sections are damaged."""
-    window = grib.window(at)
+    window = grib.read_window(at)
     end = length - 4
 
     def damaged(reason: str) -> ManifestError:
@@ -75,14 +75,14 @@ def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
 
     def section(number: int, begin: int, least: int) -> Steps[int]:
         """Return the length of a section."""
-        size = integer((yield from read(begin, 3)), 1, 3)
+        size = parse_integer((yield from read(begin, 3)), 1, 3)
         if size < least or begin + size > end or (number == 2 and size > SECTION):
             raise damaged(f"has a section {number} of {size} bytes at byte {at + begin}")
         return size
 
     size_1 = yield from section(1, 8, 28)
     product = yield from read(8, min(size_1, PRODUCT))
-    begin, flags = 8 + size_1, integer(product, 8)
+    begin, flags = 8 + size_1, parse_integer(product, 8)
     grid, grid_at = b"", (at, 0)
     if flags & 0x80:
         size = yield from section(2, begin, 28)
@@ -92,12 +92,12 @@ def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
     predefined = 0
     if flags & 0x40:
         size = yield from section(3, begin, 6)
-        predefined = integer((yield from read(begin, 6)), 5, 2)
+        predefined = parse_integer((yield from read(begin, 6)), 5, 2)
         parts.append((at + begin, size))
         begin += size
     header = yield from read(begin, 11)
-    size = integer(header, 1, 3)
-    if window[4] & 0x80 and size < 120:  # see `length_of`
+    size = parse_integer(header, 1, 3)
+    if window[4] & 0x80 and size < 120:  # see `parse_length`
         size = end - begin
     if size < 11 or begin + size > end:
         raise damaged(f"has a section 4 of {size} bytes at byte {at + begin}")
@@ -106,7 +106,7 @@ def fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
     if begin + size + LEAST <= end:  # its length is too large, and other messages may lie there
         found.append(Unshown(at + begin + size, f"these {end - begin - size} bytes of a message are in no section"))
     try:
-        found.append(_parse(product, grid, grid_at, predefined, tuple(parts), integer(header, 4)))
+        found.append(_parse(product, grid, grid_at, predefined, tuple(parts), parse_integer(header, 4)))
     except (ValueError, OverflowError) as e:
         found.append(Unshown(at, str(e)))
     return found
@@ -119,9 +119,9 @@ def _parse(
     """Parse the sections of a field; ValueError if they are invalid or the field is not supported."""
     if not grid:
         raise ValueError(
-            f"its grid has number {integer(product, 7)} of its centre, and no description: it is not shown"
+            f"its grid has number {parse_integer(product, 7)} of its centre, and no description: it is not shown"
         )
-    kind = integer(grid, 6)
+    kind = parse_integer(grid, 6)
     if kind in _REFUSED_GRIDS:
         raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}): they are not shown")
     if (kind == HARMONICS) != bool(packing & SPECTRAL):
@@ -132,45 +132,45 @@ def _parse(
         raise ValueError("its values are matrices: they are not shown")
     if predefined:
         raise ValueError(f"its bitmap has number {predefined} of its centre, and is not in the file: it is not shown")
-    century, year = integer(product, 25), integer(product, 13)
-    month, day, hour, minute = (integer(product, octet) for octet in range(14, 18))
+    century, year = parse_integer(product, 25), parse_integer(product, 13)
+    month, day, hour, minute = (parse_integer(product, octet) for octet in range(14, 18))
     time = datetime.datetime(100 * (century - 1) + year, month, day, hour, minute, tzinfo=datetime.UTC)
-    unit, indicator = integer(product, 18), integer(product, 21)
+    unit, indicator = parse_integer(product, 18), parse_integer(product, 21)
     if unit not in _UNITS:
         raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
-    first, last = integer(product, 19), integer(product, 20)
+    first, last = parse_integer(product, 19), parse_integer(product, 20)
     if indicator == 10:
-        step = integer(product, 19, 2)
+        step = parse_integer(product, 19, 2)
     elif indicator in _INSTANTS | _BEGINNINGS:
         step = first
     elif indicator in _RANGES:
         step = last
     else:
         raise ValueError(f"fields of the time range indicator {indicator} are not shown")
-    level, centre = integer(product, 10), integer(product, 5)
+    level, centre = parse_integer(product, 10), parse_integer(product, 5)
     is_layer, factor = level in _LAYERS, _FACTORS.get(level, 0)
     surfaces = (
-        Surface(level, factor, integer(product, 11, 1 if is_layer else 2)),
-        Surface(level, factor, integer(product, 12)) if is_layer else NO_SURFACE,
+        Surface(level, factor, parse_integer(product, 11, 1 if is_layer else 2)),
+        Surface(level, factor, parse_integer(product, 12)) if is_layer else NO_SURFACE,
     )
-    local = integer(product, 41) if ECMWF in (centre, integer(product, 26)) and len(product) >= 50 else 0
-    member = integer(product, 50, _MEMBERS[local]) if local in _MEMBERS else 0
+    local = parse_integer(product, 41) if ECMWF in (centre, parse_integer(product, 26)) and len(product) >= 50 else 0
+    member = parse_integer(product, 50, _MEMBERS[local]) if local in _MEMBERS else 0
     is_wave = local == _WAVES
     template = 100 if is_wave else int(local in _MEMBERS)  # the template of edition 2 with the same dimensions
     parameter = Parameter(
-        0, integer(product, 4), integer(product, 9), centre, (0, 0), template, 0,
+        0, parse_integer(product, 4), parse_integer(product, 9), centre, (0, 0), template, 0,
         255 if indicator in _INSTANTS else indicator, 0, surfaces,
-        axes=((integer(product, 52),), (integer(product, 53),)) if is_wave else (), edition=1,
+        axes=((parse_integer(product, 52),), (parse_integer(product, 53),)) if is_wave else (), edition=1,
     )  # fmt: skip
     return Field(
         grid_at, parts, parameter, int(time.timestamp()), step * _UNITS[unit],
-        member, _without_levels(grid), _count(grid), signed(product, 27, 2),
+        member, _drop_levels(grid), _count(grid), parse_signed(product, 27, 2),
     )  # fmt: skip
 
 
-def _without_levels(grid: bytes) -> bytes:
+def _drop_levels(grid: bytes) -> bytes:
     """Return section 2 without the coordinates of hybrid levels, which may differ between fields of one grid."""
-    at, values = integer(grid, 5), integer(grid, 4)
+    at, values = parse_integer(grid, 5), parse_integer(grid, 4)
     if values and at <= 28:
         raise ValueError(f"its levels begin at octet {at} of section 2, within the description of its grid")
     return (
@@ -180,19 +180,19 @@ def _without_levels(grid: bytes) -> bytes:
 
 def _count(grid: bytes) -> int:
     """Return the number of points."""
-    across, down = integer(grid, 7, 2), integer(grid, 9, 2)
-    if integer(grid, 6) == HARMONICS:
-        if len({across, down, integer(grid, 11, 2)}) > 1:
+    across, down = parse_integer(grid, 7, 2), parse_integer(grid, 9, 2)
+    if parse_integer(grid, 6) == HARMONICS:
+        if len({across, down, parse_integer(grid, 11, 2)}) > 1:
             raise ValueError("its spectral truncation is not triangular")
         return (across + 1) * (across + 2)
     if across != 0xFFFF:
         return across * down
-    at = integer(grid, 5) + 4 * integer(grid, 4)  # position of the list of points in each row
-    if integer(grid, 5) == 255 or down == 0xFFFF:
+    at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # position of the list of points in each row
+    if parse_integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError("its grid has no number of points in a row")
-    corners = [signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)]
-    parallels = integer(grid, 26, 2) if integer(grid, 6) in (4, 14) else 0
-    rows = [integer(grid, at + 2 * row, 2) for row in range(down)]
+    corners = [parse_signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)]
+    parallels = parse_integer(grid, 26, 2) if parse_integer(grid, 6) in (4, 14) else 0
+    rows = [parse_integer(grid, at + 2 * row, 2) for row in range(down)]
     if parallels and (corners[3] - corners[1]) % 360 < 360 - 2 * 360 / max(rows, default=1):
         # Rows of an area state the number of points on the whole circle, but the file has only some of them.
         raise ValueError(
@@ -203,16 +203,16 @@ def _count(grid: bytes) -> int:
 
 def describe_grid(grid: bytes) -> Grid:
     """Parse section 2."""
-    kind = integer(grid, 6)
+    kind = parse_integer(grid, 6)
     if kind == HARMONICS:
         return Grid(HARMONICS, 0, 0, 0, 0, 0, ())
     has_corners = kind in (0, 4, 10, 14)
     return Grid(
         template=_TEMPLATES[kind],
-        across=integer(grid, 7, 2),
-        down=integer(grid, 9, 2),
+        across=parse_integer(grid, 7, 2),
+        down=parse_integer(grid, 9, 2),
         scanned=28,
-        flags=integer(grid, 28),
-        parallels=integer(grid, 26, 2) if kind in (4, 14) else 0,
-        corners=tuple(signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)) if has_corners else (),
+        flags=parse_integer(grid, 28),
+        parallels=parse_integer(grid, 26, 2) if kind in (4, 14) else 0,
+        corners=tuple(parse_signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)) if has_corners else (),
     )

@@ -18,14 +18,14 @@ from refshard_fs.formats.grib2.messages import (
     TEMPLATES,
     TO_AND_FRO,
     Parameter,
-    integer,
-    signed,
+    parse_integer,
+    parse_signed,
 )
 
 _LOCK: Final = threading.Lock()  # eccodes keeps state that threads share
 
 
-def eccodes() -> Any:
+def import_eccodes() -> Any:
     """Import the library."""
     try:
         return importlib.import_module("eccodes")
@@ -52,18 +52,18 @@ class Points(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         self._check_rows(raw)
-        library = eccodes()
+        library = import_eccodes()
         if self.scanned:
-            flags = integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
+            flags = parse_integer(raw, self.scanned) & ~(BY_COLUMNS | TO_AND_FRO)
             raw = raw[: self.scanned - 1] + bytes([flags]) + raw[self.scanned :]
         with _LOCK:
             handle = library.codes_grib_new_from_samples(f"GRIB{self.edition}")
             whole = library.codes_get_message(handle)
             library.codes_release(handle)
             begin, octets = (8, 3) if self.edition == 1 else (16, 4)  # offset of section 1, and octets of its length
-            first = begin + integer(whole, begin + 1, octets)
-            rest = whole[first + integer(whole, first + 1, octets) :]
-            size = len(whole) + len(raw) - integer(whole, first + 1, octets)
+            first = begin + parse_integer(whole, begin + 1, octets)
+            rest = whole[first + parse_integer(whole, first + 1, octets) :]
+            size = len(whole) + len(raw) - parse_integer(whole, first + 1, octets)
             start = whole[:4] + size.to_bytes(3) + b"\1" if self.edition == 1 else whole[:8] + size.to_bytes(8)
             handle = library.codes_new_from_message(start + whole[begin:first] + raw + rest)
             try:
@@ -81,33 +81,37 @@ class Points(msgspec.Struct, frozen=True):
 
         eccodes damages the memory of the process where its sizes differ, and aborts over rows that cannot be.
         """
-        kind = integer(grid, 6) if self.edition == 1 else integer(grid, 13, 2)
+        kind = parse_integer(grid, 6) if self.edition == 1 else parse_integer(grid, 13, 2)
         if self.edition == 2 and kind in (*range(4), *_ROWS):
-            basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
+            basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
             if basic not in (0, 0xFFFFFFFF) and not 0 < basic * _LEAST_PARTS <= parts:
                 raise ValueError(
                     f"its corners are multiples of {basic}/{parts} degrees: expected {1 / _LEAST_PARTS} or less"
                 )
         if self.edition == 1:
-            is_gaussian, begin, size = kind in (4, 14), integer(grid, 5) + 4 * integer(grid, 4), 2
-            across, rows, missing = integer(grid, 7, 2), integer(grid, 9, 2), 0xFFFF
-            has_rows, basic, parallels = integer(grid, 5) != 255 and begin <= len(grid), 0, integer(grid, 26, 2)
-            north, west, south, east = (signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21))
+            is_gaussian, begin, size = kind in (4, 14), parse_integer(grid, 5) + 4 * parse_integer(grid, 4), 2
+            across, rows, missing = parse_integer(grid, 7, 2), parse_integer(grid, 9, 2), 0xFFFF
+            has_rows, basic, parallels = (
+                parse_integer(grid, 5) != 255 and begin <= len(grid),
+                0,
+                parse_integer(grid, 26, 2),
+            )
+            north, west, south, east = (parse_signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21))
         elif kind in _ROWS:
-            is_gaussian, begin, size = kind != 0, _ROWS[kind], integer(grid, 11)
-            across, rows, missing = integer(grid, 31, 4), integer(grid, 35, 4), 0xFFFFFFFF
-            has_rows, basic, parallels = size > 0, integer(grid, 39, 4), integer(grid, 68, 4)
-            north, west, south, east = (signed(grid, octet, 4) / 1e6 for octet in (47, 51, 56, 60))
+            is_gaussian, begin, size = kind != 0, _ROWS[kind], parse_integer(grid, 11)
+            across, rows, missing = parse_integer(grid, 31, 4), parse_integer(grid, 35, 4), 0xFFFFFFFF
+            has_rows, basic, parallels = size > 0, parse_integer(grid, 39, 4), parse_integer(grid, 68, 4)
+            north, west, south, east = (parse_signed(grid, octet, 4) / 1e6 for octet in (47, 51, 56, 60))
             if len(grid) != begin - 1 + size * rows * has_rows:
                 raise ValueError(f"its grid has a section of {len(grid)} bytes, which do not fit {rows} rows")
         else:
             return
-        points = across * rows if self.edition == 1 else integer(grid, 7, 4)
+        points = across * rows if self.edition == 1 else parse_integer(grid, 7, 4)
         if across != missing and not has_rows and points == across * rows:
             return
         if not has_rows or across != missing or begin + rows * size - 1 > len(grid):
             raise ValueError(f"its grid of {points} points has {rows} rows of {across}, and no number for each row")
-        counts = [integer(grid, begin + row * size, size) for row in range(rows)] or [0]
+        counts = [parse_integer(grid, begin + row * size, size) for row in range(rows)] or [0]
         limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
         is_possible = basic == 0 and max(abs(north), abs(south)) <= 90 and max(abs(west), abs(east)) <= 720
         is_whole = sum(counts) == self.count and limits[0] <= min(counts) and max(counts) <= limits[1]
@@ -156,7 +160,7 @@ def name_parameter(parameter: Parameter) -> ParameterName:
     if parameter.discipline not in _DISCIPLINES:
         return ParameterName(*names, {})
     try:
-        library = eccodes()
+        library = import_eccodes()
     except ValueError:
         return ParameterName(*names, {})
     return _ask_library(library, parameter, *names)
@@ -173,7 +177,7 @@ def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> P
         handle = library.codes_grib_new_from_samples(f"GRIB{parameter.edition}")
         try:
             if parameter.edition == 1:
-                clone = library.codes_new_from_message(_message_1(library.codes_get_message(handle), parameter))
+                clone = library.codes_new_from_message(_put_parameter_1(library.codes_get_message(handle), parameter))
             else:
                 _set_parameter(library, handle, parameter)
                 clone = library.codes_clone(handle)  # eccodes finds some kinds of level only in a new message
@@ -193,7 +197,7 @@ def _ask_library(library: Any, parameter: Parameter, name: str, level: str) -> P
     return ParameterName(by_key.get("cfVarName", by_key["shortName"]), level, attributes)
 
 
-def _message_1(sample: bytes, parameter: Parameter) -> bytes:
+def _put_parameter_1(sample: bytes, parameter: Parameter) -> bytes:
     """Put the numbers of a parameter of edition 1 into section 1 of a ``sample``."""
     first, second = parameter.surfaces
     is_layer = second.kind != 255
@@ -208,7 +212,7 @@ def _message_1(sample: bytes, parameter: Parameter) -> bytes:
     for octet, value in octets.items():
         message[7 + octet] = value
     if centre != ECMWF:  # the sample has a local definition of ECMWF
-        end = 8 + integer(sample, 9, 3)
+        end = 8 + parse_integer(sample, 9, 3)
         del message[36:end]
         message[4:7], message[8:11] = len(message).to_bytes(3), (28).to_bytes(3)
     return bytes(message)

@@ -49,7 +49,7 @@ class Product(NamedTuple):
     member: int = 0
     end: int = 0  # end of the time range
     kind: tuple[str, int] = ("", 0)  # a number that distinguishes variables, by its key in eccodes
-    axes: tuple[tuple[str, int, int], ...] = ()  # names, octets and sizes of further coordinates; see `_axis`
+    axes: tuple[tuple[str, int, int], ...] = ()  # names, octets and sizes of further coordinates; see `_parse_axis`
 
 
 _DERIVED: Final = "derivedForecast"
@@ -61,7 +61,7 @@ _PERIOD: Final = (("wave_period", 13, 10),)
 RELATION: Final = "typeOfRelationToReferenceDataset"  # anomalies, for instance
 
 
-def _satellite(octet: int) -> tuple[tuple[str, int, int], ...]:
+def _parse_satellite(octet: int) -> tuple[tuple[str, int, int], ...]:
     """Return the axes of a field whose first spectral band is described at ``octet``."""
     return (("satellite", octet + 2, 2), ("instrument", octet + 4, 2), ("wavenumber", octet + 6, 5))
 
@@ -78,8 +78,8 @@ TEMPLATES: Final = {  # templates of supported products (section 4)
     11: Product(member=36, end=38),
     12: Product(end=37, kind=(_DERIVED, 35)),
     15: Product(kind=("statisticalProcess", 35)),
-    31: Product(unit=0, surface=0, kind=("NB", 14), axes=_satellite(15)),
-    32: Product(surface=0, kind=("NB", 23), axes=_satellite(24)),
+    31: Product(unit=0, surface=0, kind=("NB", 14), axes=_parse_satellite(15)),
+    32: Product(surface=0, kind=("NB", 23), axes=_parse_satellite(24)),
     40: Product(20, 25, axes=(_CHEMICAL,)),
     41: Product(20, 25, member=38, axes=(_CHEMICAL,)),
     42: Product(20, 25, end=37, axes=(_CHEMICAL,)),
@@ -109,16 +109,16 @@ BY_COLUMNS, TO_AND_FRO = 0x20, 0x10  # scanning flags of a grid
 UNITS: Final = {0: 60, 1: 3600, 2: 86400, 10: 10800, 11: 21600, 12: 43200, 13: 1}  # units of time in seconds
 
 
-def integer(data: Octets, octet: int, size: int = 1) -> int:
+def parse_integer(data: Octets, octet: int, size: int = 1) -> int:
     """Return the unsigned number at an ``octet``, which the specification counts from 1."""
     if octet + size - 1 > len(data):
         raise ValueError(f"a section of {len(data)} bytes has no octet {octet + size - 1}")
     return int.from_bytes(data[octet - 1 : octet - 1 + size])
 
 
-def signed(data: Octets, octet: int, size: int) -> int:
+def parse_signed(data: Octets, octet: int, size: int) -> int:
     """Return the number at an ``octet``; its first bit is the sign."""
-    found, sign = integer(data, octet, size), 1 << 8 * size - 1
+    found, sign = parse_integer(data, octet, size), 1 << 8 * size - 1
     return found if found < sign else sign - found
 
 
@@ -196,24 +196,28 @@ HARMONICS: Final = 50  # of spherical harmonics, with triangular truncation: rea
 
 def describe_grid(grid: bytes) -> Grid:
     """Parse section 3."""
-    template = integer(grid, 13, 2)
+    template = parse_integer(grid, 13, 2)
     scanned = _SCANNED.get(template, 0)
     corners: tuple[float, ...] = ()
-    if template == HARMONICS and len({integer(grid, octet, 4) for octet in (15, 19, 23)}) > 1:
+    if template == HARMONICS and len({parse_integer(grid, octet, 4) for octet in (15, 19, 23)}) > 1:
         raise ValueError("its spectral truncation is not triangular")
-    if template == HARMONICS and (integer(grid, 15, 4) + 1) * (integer(grid, 15, 4) + 2) != integer(grid, 7, 4):
-        raise ValueError(f"its truncation {integer(grid, 15, 4)} does not have {integer(grid, 7, 4)} coefficients")
+    if template == HARMONICS and (parse_integer(grid, 15, 4) + 1) * (parse_integer(grid, 15, 4) + 2) != parse_integer(
+        grid, 7, 4
+    ):
+        raise ValueError(
+            f"its truncation {parse_integer(grid, 15, 4)} does not have {parse_integer(grid, 7, 4)} coefficients"
+        )
     if template == 0:
-        basic, parts = integer(grid, 39, 4), integer(grid, 43, 4)
+        basic, parts = parse_integer(grid, 39, 4), parse_integer(grid, 43, 4)
         unit = basic / parts if basic and parts not in (0, 0xFFFFFFFF) else 1e-6
-        corners = tuple(signed(grid, octet, 4) * unit for octet in (47, 51, 56, 60))
+        corners = tuple(parse_signed(grid, octet, 4) * unit for octet in (47, 51, 56, 60))
     return Grid(
         template=template,
-        across=integer(grid, 31, 4) if scanned else 0,
-        down=integer(grid, 35, 4) if scanned else 0,
+        across=parse_integer(grid, 31, 4) if scanned else 0,
+        down=parse_integer(grid, 35, 4) if scanned else 0,
         scanned=scanned,
-        flags=integer(grid, scanned) if scanned else 0,
-        parallels=integer(grid, 68, 4) if template in range(40, 44) else 0,
+        flags=parse_integer(grid, scanned) if scanned else 0,
+        parallels=parse_integer(grid, 68, 4) if template in range(40, 44) else 0,
         corners=corners,
     )
 
@@ -228,54 +232,61 @@ class Unshown(NamedTuple):
 def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], discipline: int) -> Field:
     """Parse the sections of a field; ValueError if they are invalid or the field is not supported."""
     one, grid, product = sections[1], sections[3], sections[4]
-    template, packing = integer(product, 8, 2), integer(sections[5], 10, 2)
+    template, packing = parse_integer(product, 8, 2), parse_integer(sections[5], 10, 2)
     if packing not in PACKINGS:
         raise ValueError(f"values packed by template {packing} are not shown")
     if template not in TEMPLATES:
         raise ValueError(f"fields of product template {template} are not shown")
     layout = TEMPLATES[template]
     surface_at, long_time = layout.surface, 4
-    coordinates = 4 * integer(product, 6, 2)  # bytes of coordinates of levels, which follow the template
+    coordinates = 4 * parse_integer(product, 6, 2)  # bytes of coordinates of levels, which follow the template
     if template == 44 and len(product) - coordinates == 45:  # an older form, with a forecast time of two octets
         surface_at, long_time = 34, 2
-    time = _time(one, 13)
-    unit = integer(product, layout.unit) if layout.unit else 1
+    time = _parse_time(one, 13)
+    unit = parse_integer(product, layout.unit) if layout.unit else 1
     if unit not in UNITS:
         raise ValueError(f"its unit of time is number {unit}: only those of fixed length are known")
-    step = signed(product, layout.unit + 1, long_time) * UNITS[unit] if layout.unit else 0
+    step = parse_signed(product, layout.unit + 1, long_time) * UNITS[unit] if layout.unit else 0
     statistic, length = 255, 0
     if layout.end:
-        statistic = integer(product, layout.end + 12)
-        end = _time(product, layout.end) - time
+        statistic = parse_integer(product, layout.end + 12)
+        end = _parse_time(product, layout.end) - time
         length, step = (end - step) // 3600, end
     surfaces = (NO_SURFACE, NO_SURFACE)
     if surface_at:
-        surfaces = _surface(product, surface_at), _surface(product, surface_at + 6)
-    kind = (discipline, integer(product, 10), integer(product, 11))
-    tables = (integer(one, 10), integer(one, 11))
+        surfaces = _parse_surface(product, surface_at), _parse_surface(product, surface_at + 6)
+    kind = (discipline, parse_integer(product, 10), parse_integer(product, 11))
+    tables = (parse_integer(one, 10), parse_integer(one, 11))
     parameter = Parameter(
-        *kind, integer(one, 6, 2), tables, template, integer(one, 20), statistic, length, surfaces,
-        integer(product, layout.kind[1]) if layout.kind[1] else 0,
-        tuple(_axis(product, octet, size) for _, octet, size in layout.axes),
+        *kind, parse_integer(one, 6, 2), tables, template, parse_integer(one, 20), statistic, length, surfaces,
+        parse_integer(product, layout.kind[1]) if layout.kind[1] else 0,
+        tuple(_parse_axis(product, octet, size) for _, octet, size in layout.axes),
     )  # fmt: skip
-    member = integer(product, layout.member) if layout.member else 0
-    return Field(parts[3], (parts[5], parts[6], parts[7]), parameter, time, step, member, grid, integer(grid, 7, 4))
+    member = parse_integer(product, layout.member) if layout.member else 0
+    return Field(
+        parts[3], (parts[5], parts[6], parts[7]), parameter, time, step, member, grid, parse_integer(grid, 7, 4)
+    )
 
 
-def _axis(product: bytes, octet: int, size: int) -> tuple[int, ...]:
+def _parse_axis(product: bytes, octet: int, size: int) -> tuple[int, ...]:
     """Return a number of 1 or 2 octets, or the scale factors and scaled values of one limit (5 octets) or two (10)."""
     if size < 5:
-        return (integer(product, octet, size),)
-    limits = [_surface(product, at - 1)[1:] for at in range(octet, octet + size, 5)]
+        return (parse_integer(product, octet, size),)
+    limits = [_parse_surface(product, at - 1)[1:] for at in range(octet, octet + size, 5)]
     return tuple(number for limit in limits for number in limit)
 
 
-def _surface(product: bytes, octet: int) -> Surface:
-    return Surface(integer(product, octet), signed(product, octet + 1, 1), signed(product, octet + 2, 4))
+def _parse_surface(product: bytes, octet: int) -> Surface:
+    return Surface(
+        parse_integer(product, octet), parse_signed(product, octet + 1, 1), parse_signed(product, octet + 2, 4)
+    )
 
 
-def _time(data: bytes, octet: int) -> int:
-    year, month, day, hour, minute, second = integer(data, octet, 2), *(integer(data, octet + n) for n in range(2, 7))
+def _parse_time(data: bytes, octet: int) -> int:
+    year, month, day, hour, minute, second = (
+        parse_integer(data, octet, 2),
+        *(parse_integer(data, octet + n) for n in range(2, 7)),
+    )
     return int(datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC).timestamp())
 
 
@@ -306,19 +317,19 @@ def find_message(data: bytes, start: int = 0) -> int:
     return at
 
 
-def length_of(head: bytes, section_4: int = MISSING) -> int:
+def parse_length(head: bytes, section_4: int = MISSING) -> int:
     """Return the length of a message, from its first 16 bytes or more.
 
     For a message of edition 1 with more than 8 MB, ``section_4`` is the length of its section 4, if that lies after
     these bytes.
     """
     if head[7] == 2:
-        return integer(head, 9, 8)
-    length = integer(head, 5, 3)
+        return parse_integer(head, 9, 8)
+    length = parse_integer(head, 5, 3)
     if not length & 0x800000:
         return length
     if section_4 == MISSING and 0 < (at := find_section_4(head)) <= len(head) - 3:
-        section_4 = integer(head, at + 1, 3)
+        section_4 = parse_integer(head, at + 1, 3)
     if not 0 <= section_4 < 120:
         return length
     # ECMWF's form of lengths above 24 bits: in units of 120 bytes; section 4 states the surplus bytes
@@ -332,7 +343,7 @@ def find_section_4(head: bytes) -> int:
         if is_there:
             if at + 3 > len(head):
                 return -1
-            at += integer(head, at + 1, 3)
+            at += parse_integer(head, at + 1, 3)
     return at
 
 
@@ -346,7 +357,7 @@ class Windows(NamedTuple):
         return sum(len(window) for window in self.data.values()) + 128 * len(self.data)
 
 
-def windows_in(data: bytes, is_last: bool) -> Windows:
+def cut_windows(data: bytes, is_last: bool) -> Windows:
     """Return the windows of the messages in a block that begins with a message, without windows that the block's end
     cuts.
 
@@ -355,7 +366,7 @@ def windows_in(data: bytes, is_last: bool) -> Windows:
     found: dict[int, bytes] = {}
     at = 0
     while 0 <= (begin := find_message(data, at)) <= len(data) - 16 and len(found) <= MOST:
-        length = length_of(data[begin : begin + WINDOW])
+        length = parse_length(data[begin : begin + WINDOW])
         if length < 16 or (not is_last and begin + min(length, WINDOW) > len(data)):
             break
         for known in {at, begin}:  # other bytes may lie between messages
@@ -375,7 +386,7 @@ class Grib(FileBytes):
         self._begins: dict[int, bytes] = {}  # the windows, by offset
         self.unshown: list[Unshown] = []
 
-    def messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
+    def find_messages(self, indexed: Sequence[int] = ()) -> Steps[list[tuple[int, int]]]:
         """Return begin and length of each message, found from one to the next.
 
         The windows at the ``indexed`` offsets, which come from a sidecar, are read in one round. ManifestError if no
@@ -404,7 +415,7 @@ class Grib(FileBytes):
                 begin = yield from self._search(due)
             if begin is None:
                 break
-            length = yield from self._length(begin)
+            length = yield from self._read_length(begin)
             begins.add(begin)
             found.append((begin, length))
             if len(begins) > MOST:
@@ -432,7 +443,7 @@ class Grib(FileBytes):
     def _read_block(self, start: int, size: int) -> Steps[None]:
         """Read the windows of the messages in a block at ``start``."""
         size = min(size, self.size - start)
-        windows: Windows = yield Load(self.part(start, size), Parsed(windows_in, (start + size == self.size,)))
+        windows: Windows = yield Load(self.part(start, size), Parsed(cut_windows, (start + size == self.size,)))
         self._begins.update((start + at, data) for at, data in windows.data.items())
 
     def _search(self, due: int) -> Steps[int | None]:
@@ -464,11 +475,11 @@ class Grib(FileBytes):
                 self._begins[begin] = window
         return begin
 
-    def window(self, at: int) -> bytes:
+    def read_window(self, at: int) -> bytes:
         """Return the first bytes of the message at ``at``."""
         return self._begins[at]
 
-    def _length(self, at: int) -> Steps[int]:
+    def _read_length(self, at: int) -> Steps[int]:
         """Return the length of the message at ``at``, whose window is known."""
         data = self._begins[at]
         if len(data) < 16:
@@ -477,15 +488,15 @@ class Grib(FileBytes):
             )
         if find_message(data[:SIGN]):
             raise ManifestError(f"{self.url}: expected a message at byte {at}, found {data[:8]!r}")
-        length = length_of(data)
+        length = parse_length(data)
         if data[7] == 1 and data[4] & 0x80 and len(data) - 3 < (place := find_section_4(data)) <= self.size - at - 3:
-            length = length_of(data, integer((yield Load(self.part(at + place, 3), Raw())), 1, 3))
+            length = parse_length(data, parse_integer((yield Load(self.part(at + place, 3), Raw())), 1, 3))
         if not 12 <= length <= self.size - at:
             reason = f"has {length} bytes, of {self.size - at}: the file is cut short, or damaged"
             raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
         return length
 
-    def fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
+    def read_fields(self, at: int, length: int) -> Steps[list[Field | Unshown]]:
         """Return the fields of a message, or the reasons why they are not shown; ManifestError if its sections do not
         fit it.
         """
@@ -498,7 +509,7 @@ class Grib(FileBytes):
         while position < end:
             if position + 6 > begin + len(window):
                 begin, window = position, (yield Load(self.part(position, min(WINDOW, at + length - position)), Raw()))
-            size, number = integer(window, position - begin + 1, 4), integer(window, position - begin + 5)
+            size, number = parse_integer(window, position - begin + 1, 4), parse_integer(window, position - begin + 5)
             if size < 5 or not 1 <= number <= 7 or position + size > end:
                 reason = f"has a section {number} of {size} bytes at byte {position}: it is damaged"
                 raise ManifestError(f"{self.url}: the message at byte {at} {reason}")
@@ -517,14 +528,14 @@ class Grib(FileBytes):
                 parts[number] = (position, size)
             position += size
             if number == 7:
-                found.append(self._field(at, sections, parts))
+                found.append(self._read_field(at, sections, parts))
                 if len(found) > FIELDS:
                     raise ManifestError(f"{self.url}: the message at byte {at} has more than {FIELDS} fields")
         if before != 7:
             raise ManifestError(f"{self.url}: the message at byte {at} ends behind a section {before}: it is damaged")
         return found
 
-    def _field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | Unshown:
+    def _read_field(self, at: int, sections: dict[int, bytes], parts: dict[int, tuple[int, int]]) -> Field | Unshown:
         try:
             return parse_field(sections, parts, self._begins[at][6])
         except (ValueError, OverflowError) as e:

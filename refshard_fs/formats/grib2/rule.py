@@ -32,16 +32,16 @@ from refshard_fs.formats.grib2.messages import (
     Parameter,
     Unshown,
     find_message,
-    integer,
-    length_of,
+    parse_integer,
+    parse_length,
 )
 from refshard_fs.formats.grib2.source import (
     ATTRIBUTES,
     LEVEL_UNITS,
     FieldGroup,
+    make_recipe,
     parse_message,
     scan_flags,
-    values_recipe,
 )
 from refshard_fs.references.values import from_base64, resolver
 from refshard_fs.security.policy import directory_of
@@ -325,11 +325,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def steps(self) -> list[int]:
-        return _listed(self.step.values)
+        return _list_numbers(self.step.values)
 
     @property
     def members(self) -> list[int]:
-        return _listed(self.number.values) if self.number else []
+        return _list_numbers(self.number.values) if self.number else []
 
 
 def parse_time(text: str) -> datetime:
@@ -338,7 +338,7 @@ def parse_time(text: str) -> datetime:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
-def _listed(values: _Numbers) -> list[int]:
+def _list_numbers(values: _Numbers) -> list[int]:
     found: list[int] = []
     for value in values:
         first, last, step = (value, value, 1) if isinstance(value, int) else value
@@ -394,17 +394,17 @@ class MessageValues(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """The decoded size in bytes."""
-        return 4 * integer(self.grid, 7, 4)
+        return 4 * parse_integer(self.grid, 7, 4)
 
     def make(self, raw: bytes) -> bytes:
         if find_message(raw[:8]) != 0 or len(raw) < 16:
             raise ValueError(f"expected a GRIB message at the offset in the sidecar, found {raw[:8]!r}: {_STALE}")
-        length = length_of(raw[:16])
+        length = parse_length(raw[:16])
         if length > len(raw) or raw[length:].strip(b"\0\r\n "):
             raise ValueError(f"expected a message of {len(raw)} bytes, as in the sidecar, found {length}: {_STALE}")
         field = self.find(parse_message(raw))
         data = b"".join([raw[at : at + size] for at, size in field.parts])
-        return values_recipe(field, self.across, self.flags).make(data)
+        return make_recipe(field, self.across, self.flags).make(data)
 
     def find(self, fields: Sequence[Field | Unshown]) -> Field:
         """Return the requested field; ValueError, which describes the found fields, if it is missing."""
@@ -565,13 +565,13 @@ class ValidTimes(Chunks):
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        block = _block_of(self._rule)
+        block = _choose_block(self._rule)
         first = int((self._rule.time_of(number * block) - _EPOCH).total_seconds())
         runs = first + 3600 * self._rule.time.every * np.arange(block, dtype="<i8")
         return Inline(np.add.outer(runs, 3600 * np.array(self._rule.steps, "<i8")).tobytes())
 
 
-def _block_of(rule: Rule) -> int:
+def _choose_block(rule: Rule) -> int:
     """Return the number of runs in a chunk of `valid_time`: fewer if there are many steps."""
     return min(_BLOCK, max(_MOST // len(rule.steps), 1))
 
@@ -623,7 +623,7 @@ def _keyspace(
 ) -> RuleKeySpace:
     grids = [from_base64(text) for text in rule.grids]
     group = FieldGroup(url, Inline(b"".join(grids)), options.zarr_format)
-    holders = _fields_of_grids(grids)
+    holders = _make_fields(grids)
     drawn = [group.add_grid(field) for field in holders]
     first = int((rule.start - _EPOCH).total_seconds())
     axes = {
@@ -648,7 +648,7 @@ def _keyspace(
         scan = inner[-1], scan_flags(holders[variable.grid], inner)
         group.add(name, described, FieldChunks(rule, name, fields[name], resolve, grids, scan, runs))
     valid = ArrayDescription(
-        f"{url}: valid_time", tuple(shape[:2]), (_block_of(rule), shape[1]), np.dtype("<i8"), dims[:2],
+        f"{url}: valid_time", tuple(shape[:2]), (_choose_block(rule), shape[1]), np.dtype("<i8"), dims[:2],
         ATTRIBUTES["valid_time"],
     )  # fmt: skip
     group.add("valid_time", valid, ValidTimes(rule))
@@ -658,11 +658,11 @@ def _keyspace(
     return space
 
 
-def _fields_of_grids(grids: Sequence[bytes]) -> list[Field]:
+def _make_fields(grids: Sequence[bytes]) -> list[Field]:
     """Return fields that have only these sections 3, which lie one after the other."""
     parameter = Parameter(0, 0, 0, 0, (0, 0), 0, 0, 255, 0, (NO_SURFACE, NO_SURFACE))
     found, at = [], 0
     for grid in grids:
-        found.append(Field((at, len(grid)), (), parameter, 0, 0, 0, grid, integer(grid, 7, 4)))
+        found.append(Field((at, len(grid)), (), parameter, 0, 0, 0, grid, parse_integer(grid, 7, 4)))
         at += len(grid)
     return found

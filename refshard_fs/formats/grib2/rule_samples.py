@@ -12,7 +12,7 @@ import msgspec
 from refshard_fs.core.model import Facts, Load, Parsed, Span, Stat, Steps, together
 from refshard_fs.errors import SourceNotReachable
 from refshard_fs.formats.grib2.library import ParameterName
-from refshard_fs.formats.grib2.messages import Field, Grib, Unshown, length_of
+from refshard_fs.formats.grib2.messages import Field, Grib, Unshown, parse_length
 from refshard_fs.formats.grib2.rule import (
     DIALECTS,
     FieldChunks,
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
     member: int | None = None
 
 
-def samples_of(rule: Rule, run: int) -> list[Sample]:
+def choose_samples(rule: Rule, run: int) -> list[Sample]:
     """Return the first file of a run, and three from the middle on: their steps distinguish the time ranges of
     values.
     """
@@ -71,7 +71,7 @@ class _Found(NamedTuple):
         return LEVEL_UNITS.get(self.named.level, 0)
 
 
-def urls_of(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) -> tuple[str, str]:
+def make_urls(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) -> tuple[str, str]:
     """Return the URLs of a file and of its sidecar."""
     values: dict[str, Any] = {"time": sample.time, "step": sample.step}
     if rule.number is not None and sample.member is not None:
@@ -93,16 +93,16 @@ def add_variables(rule: Rule, samples: Sequence[Sample], resolve: Callable[[str 
     for one in found:
         kind = Kind.of(one.field.parameter)
         alike.setdefault((one.line, kind, one.field.grid), []).append(one)
-    single = [variable for some in alike.values() for variable in _ranges(some, grids)]
+    single = [variable for some in alike.values() for variable in _split_by_range(some, grids)]
     named_by: dict[str, Variable] = {}
-    for name, variable in _with_levels(rule.dialect, single):
-        named_by[_unused(name, variable, named_by)] = variable
+    for name, variable in _join_levels(rule.dialect, single):
+        named_by[_choose_name(name, variable, named_by)] = variable
     return msgspec.structs.replace(rule, grids=[base64.b64encode(grid).decode() for grid in grids], variables=named_by)
 
 
 def _read(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) -> Steps[list[_Found]]:
     """Return the fields of a file that its sidecar names."""
-    url, sidecar = urls_of(rule, sample, resolve)
+    url, sidecar = make_urls(rule, sample, resolve)
     facts: Facts | None
     lines: Sidecar | None
     load = Load(Span(sidecar, optional=True), Parsed(parse_lines, (rule.dialect,)))
@@ -131,7 +131,7 @@ def _read(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) -> S
     return found
 
 
-def _ranges(alike: Sequence[_Found], grids: Mapping[bytes, int]) -> list[tuple[_Found, Variable]]:
+def _split_by_range(alike: Sequence[_Found], grids: Mapping[bytes, int]) -> list[tuple[_Found, Variable]]:
     """Return a variable for each relation between steps and time ranges of equal fields."""
     first = alike[0]
     kind = Kind.of(first.field.parameter)
@@ -155,7 +155,7 @@ def _ranges(alike: Sequence[_Found], grids: Mapping[bytes, int]) -> list[tuple[_
     return found
 
 
-def _with_levels(dialect: str, single: Sequence[tuple[_Found, Variable]]) -> list[tuple[str, Variable]]:
+def _join_levels(dialect: str, single: Sequence[tuple[_Found, Variable]]) -> list[tuple[str, Variable]]:
     """Return the variables by name; variables that differ only in their level become one with levels."""
     member = _LEVEL_MEMBERS[dialect]
     groups: dict[Any, list[tuple[float, _Found, Variable]]] = {}
@@ -183,7 +183,7 @@ def _with_levels(dialect: str, single: Sequence[tuple[_Found, Variable]]) -> lis
     return result
 
 
-def _unused(name: str, variable: Variable, taken: Mapping[str, Variable]) -> str:
+def _choose_name(name: str, variable: Variable, taken: Mapping[str, Variable]) -> str:
     """Return an unused name for a variable: with its level, its time range, and a number."""
     kind = (
         [f"{value:g}" for _, value in variable.message.surfaces if value] if not variable.levels else [variable.level]
@@ -231,7 +231,9 @@ def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> S
             lines[place.sidecar].discard(place.line)
     unnamed = dict.fromkeys(" ".join(filter(None, line)) for some in lines.values() for line in sorted(some))
     last = {name: some[-1] for name, some in there.items() if some}
-    heads = [_differences(fields[name], place, known[place.sidecar][place.line][0]) for name, place in last.items()]
+    heads = [
+        _find_differences(fields[name], place, known[place.sidecar][place.line][0]) for name, place in last.items()
+    ]
     found = yield from together(heads)
     return Comparison(
         sum(map(len, there.values())),
@@ -242,7 +244,7 @@ def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> S
     )
 
 
-def _differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Steps[str]:
+def _find_differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Steps[str]:
     """Return the differences of the message at ``start`` from the expected field; empty if there are none."""
     facts: Facts | None = yield Stat(place.url)
     if facts is None or facts.size is None:
@@ -250,8 +252,8 @@ def _differences(chunks: FieldChunks, place: FieldPlace, start: int) -> Steps[st
     try:
         grib = Grib(place.url, Span(place.url, 0, facts.size), facts.size, b"")
         yield from grib.read([start])
-        length = length_of(grib.window(start)[:16])
-        chunks.recipe(place).find((yield from grib.fields(start, length)))
+        length = parse_length(grib.read_window(start)[:16])
+        chunks.recipe(place).find((yield from grib.read_fields(start, length)))
     except ValueError as e:
         return str(e)
     return ""

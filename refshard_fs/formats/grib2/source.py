@@ -19,8 +19,8 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
-from refshard_fs.formats.grib2.decoding import Values, Values1, truncation_of
-from refshard_fs.formats.grib2.library import ParameterName, Points, eccodes, name_parameter
+from refshard_fs.formats.grib2.decoding import Values, Values1, find_truncation
+from refshard_fs.formats.grib2.library import ParameterName, Points, import_eccodes, name_parameter
 from refshard_fs.formats.grib2.messages import (
     HARMONICS,
     MISSING,
@@ -35,8 +35,8 @@ from refshard_fs.formats.grib2.messages import (
     Unshown,
     describe_grid,
     find_message,
-    integer,
-    length_of,
+    parse_integer,
+    parse_length,
     parse_sidecar,
 )
 
@@ -63,7 +63,7 @@ _REGULAR: Final = (0, 40)  # grids with the dimensions latitude and longitude
 _FINEST: Final = 1 << 13  # latitudes of a Gaussian grid between a pole and the equator: eccodes takes 2 s to find these
 
 
-def _cf(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
+def _make_cf_attributes(units: str, standard_name: str, long_name: str, **others: str) -> dict[str, str]:
     found = {"units": units, "standard_name": standard_name, "long_name": long_name, **others}
     return {key: value for key, value in found.items() if value}
 
@@ -73,31 +73,37 @@ _CALENDAR: Final = "proleptic_gregorian"
 _DOWN: Final = {"positive": "down", "stored_direction": "decreasing"}
 # Attributes of coordinates, those that cfgrib gives them. All others are levels of a kind without CF's names.
 ATTRIBUTES: Final = {
-    "latitude": _cf("degrees_north", "latitude", "latitude"),
-    "longitude": _cf("degrees_east", "longitude", "longitude"),
-    "number": _cf("1", "realization", "ensemble member numerical id"),
-    "time": _cf(_SINCE, "forecast_reference_time", "initial time of forecast", calendar=_CALENDAR),
-    "step": _cf("seconds", "forecast_period", "time since forecast_reference_time", dtype="timedelta64[ns]"),
-    "valid_time": _cf(_SINCE, "time", "time", calendar=_CALENDAR),
-    "isobaricInhPa": _cf("hPa", "air_pressure", "pressure", **_DOWN),
-    "isobaricInPa": _cf("Pa", "air_pressure", "pressure", **_DOWN),
-    "isobaricLayer": _cf("Pa", "air_pressure", "pressure", positive="down"),
-    "heightAboveGround": _cf("m", "height", "height above the surface", positive="up"),
-    "depthBelowLand": _cf("m", "depth", "soil depth", positive="down"),
-    "depthBelowLandLayer": _cf("m", "depth", "soil depth", positive="down"),
-    "directionNumber": _cf("1", "", "original GRIB coordinate for key: directionNumber(directionNumber)"),
-    "frequencyNumber": _cf("1", "", "original GRIB coordinate for key: frequencyNumber(frequencyNumber)"),
-    "percentile": _cf("%", "", "percentile"),
-    "threshold": _cf("", "", "limit of the values whose probability is given"),
-    "constituent": _cf("1", "", "constituent (code table 4.230)"),
-    "size": _cf("m", "", "particle size"),
-    "wavelength": _cf("m", "radiation_wavelength", "wavelength"),
-    "wavenumber": _cf("m-1", "sensor_band_central_radiation_wavenumber", "central wave number"),
-    "satellite": _cf("1", "", "satellite (common code table C-5)"),
-    "instrument": _cf("1", "", "instrument (common code table C-8)"),
-    RELATION: _cf("1", "", "relation to the reference dataset (code table 4.242)"),
-    "wave_period": _cf("s", "", "wave period"),
-    "hybrid": _cf("1", "atmosphere_hybrid_sigma_pressure_coordinate", "hybrid level", positive="down"),
+    "latitude": _make_cf_attributes("degrees_north", "latitude", "latitude"),
+    "longitude": _make_cf_attributes("degrees_east", "longitude", "longitude"),
+    "number": _make_cf_attributes("1", "realization", "ensemble member numerical id"),
+    "time": _make_cf_attributes(_SINCE, "forecast_reference_time", "initial time of forecast", calendar=_CALENDAR),
+    "step": _make_cf_attributes(
+        "seconds", "forecast_period", "time since forecast_reference_time", dtype="timedelta64[ns]"
+    ),
+    "valid_time": _make_cf_attributes(_SINCE, "time", "time", calendar=_CALENDAR),
+    "isobaricInhPa": _make_cf_attributes("hPa", "air_pressure", "pressure", **_DOWN),
+    "isobaricInPa": _make_cf_attributes("Pa", "air_pressure", "pressure", **_DOWN),
+    "isobaricLayer": _make_cf_attributes("Pa", "air_pressure", "pressure", positive="down"),
+    "heightAboveGround": _make_cf_attributes("m", "height", "height above the surface", positive="up"),
+    "depthBelowLand": _make_cf_attributes("m", "depth", "soil depth", positive="down"),
+    "depthBelowLandLayer": _make_cf_attributes("m", "depth", "soil depth", positive="down"),
+    "directionNumber": _make_cf_attributes(
+        "1", "", "original GRIB coordinate for key: directionNumber(directionNumber)"
+    ),
+    "frequencyNumber": _make_cf_attributes(
+        "1", "", "original GRIB coordinate for key: frequencyNumber(frequencyNumber)"
+    ),
+    "percentile": _make_cf_attributes("%", "", "percentile"),
+    "threshold": _make_cf_attributes("", "", "limit of the values whose probability is given"),
+    "constituent": _make_cf_attributes("1", "", "constituent (code table 4.230)"),
+    "size": _make_cf_attributes("m", "", "particle size"),
+    "wavelength": _make_cf_attributes("m", "radiation_wavelength", "wavelength"),
+    "wavenumber": _make_cf_attributes("m-1", "sensor_band_central_radiation_wavenumber", "central wave number"),
+    "satellite": _make_cf_attributes("1", "", "satellite (common code table C-5)"),
+    "instrument": _make_cf_attributes("1", "", "instrument (common code table C-8)"),
+    RELATION: _make_cf_attributes("1", "", "relation to the reference dataset (code table 4.242)"),
+    "wave_period": _make_cf_attributes("s", "", "wave period"),
+    "hybrid": _make_cf_attributes("1", "atmosphere_hybrid_sigma_pressure_coordinate", "hybrid level", positive="down"),
 }
 
 
@@ -109,7 +115,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a GRIB file, of messages of edition 1 or 2."""
     source, size = probe.file("GRIB2")
     if size == len(probe.head):
-        scan = _scanned(b"", probe.head, probe.url)
+        scan = _scan_in_memory(b"", probe.head, probe.url)
     else:
         assert probe.facts is not None, "a file whose size is known"
         scan = yield Load(Span(probe.url, pin=probe.facts.pin), FileScan(probe.head, size))
@@ -164,9 +170,9 @@ class FileScan(msgspec.Struct, frozen=True):
         """Return the fields: a small file of short messages takes one read, others a sidecar or windows."""
         if self.size <= WHOLE and self._begins_with_short():
             rest = source.resolve_end(self.size).part(len(self.head), self.size - len(self.head))
-            scan: Scan = yield Load(rest, Parsed(_scanned, (self.head, source.url)))
+            scan: Scan = yield Load(rest, Parsed(_scan_in_memory, (self.head, source.url)))
         else:
-            offsets = yield from _sidecar(source)
+            offsets = yield from _read_sidecar(source)
             scan = yield from scan_messages(
                 Grib(source.url, source.resolve_end(self.size), self.size, self.head), offsets or ()
             )
@@ -175,17 +181,17 @@ class FileScan(msgspec.Struct, frozen=True):
     def _begins_with_short(self) -> bool:
         """Return whether the first message of the file is short."""
         at = find_message(self.head)
-        return 0 <= at <= len(self.head) - 16 and length_of(self.head[at : at + 16]) <= SHORT
+        return 0 <= at <= len(self.head) - 16 and parse_length(self.head[at : at + 16]) <= SHORT
 
     def decode(self, data: bytes) -> Scan:
         """Return the fields of a file that was read whole."""
-        return _scanned(data, b"", "the file")
+        return _scan_in_memory(data, b"", "the file")
 
     def identity(self) -> bytes:
-        return repr((VERSION, TEMPLATES, PACKINGS, _versions(), sha256(self.head).digest())).encode()
+        return repr((VERSION, TEMPLATES, PACKINGS, _get_versions(), sha256(self.head).digest())).encode()
 
     def pack(self, value: Scan) -> list[bytes | memoryview]:
-        eccodes()  # without eccodes, parameters are named by numbers until it is installed
+        import_eccodes()  # without eccodes, parameters are named by numbers until it is installed
         grids: dict[bytes, int] = {}
         found = [
             _Kept(one.at, one.reason) if isinstance(one, Unshown) else
@@ -208,7 +214,7 @@ class FileScan(msgspec.Struct, frozen=True):
 
 
 @cache
-def _versions() -> list[str]:
+def _get_versions() -> list[str]:
     """Return the versions of the packages that name parameters."""
     found = []
     for package in ("eccodes", "eccodeslib"):
@@ -221,12 +227,12 @@ def _versions() -> list[str]:
 
 def scan_messages(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
     """Return the fields of the messages; ``offsets`` are those in a sidecar."""
-    messages = yield from grib.messages(offsets)
-    found = yield from together([_fields(grib, *message) for message in messages])
+    messages = yield from grib.find_messages(offsets)
+    found = yield from together([_read_fields(grib, *message) for message in messages])
     return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))
 
 
-def _scanned(rest: bytes, head: bytes, url: str) -> Scan:
+def _scan_in_memory(rest: bytes, head: bytes, url: str) -> Scan:
     """Return the scan of a file whose bytes are ``head`` and ``rest``."""
     data = head + rest
     return _run_in_memory(scan_messages(Grib(url, Inline(data), len(data), data)))
@@ -238,7 +244,7 @@ def parse_message(data: bytes) -> list[Field | Unshown]:
 
     def steps() -> Steps[list[Field | Unshown]]:
         yield from grib.read([0])
-        return (yield from grib.fields(0, length_of(data[:16])))
+        return (yield from grib.read_fields(0, parse_length(data[:16])))
 
     return _run_in_memory(steps())
 
@@ -252,27 +258,27 @@ def _run_in_memory(steps: Steps[T]) -> T:
         except StopIteration as stop:
             result: T = stop.value
             return result
-        answer = tuple(map(_met, need)) if isinstance(need, tuple) else _met(need)
+        answer = tuple(map(_answer_in_memory, need)) if isinstance(need, tuple) else _answer_in_memory(need)
 
 
-def _met(need: Need) -> Any:
+def _answer_in_memory(need: Need) -> Any:
     """Return the answer to a need for bytes in memory."""
     assert isinstance(need, Load)
     assert isinstance(need.entry, Inline), "all bytes of the file are in memory"
     return need.index.decode(need.entry.data)
 
 
-def _fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
+def _read_fields(grib: Grib, at: int, length: int) -> Steps[list[Field | Unshown]]:
     """Return the fields of a message, or the reason why none is shown, if its sections are damaged."""
     try:
-        if grib.window(at)[7] == 1:
-            return (yield from edition_1.fields(grib, at, length))
-        return (yield from grib.fields(at, length))
+        if grib.read_window(at)[7] == 1:
+            return (yield from edition_1.parse_fields(grib, at, length))
+        return (yield from grib.read_fields(at, length))
     except ManifestError as e:
         return [Unshown(at, str(e))]
 
 
-def _sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
+def _read_sidecar(source: Span) -> Steps[tuple[int, ...] | None]:
     """Return the offsets of messages in a sidecar; None without a sidecar."""
     url = source.url
     if "?" in url:  # signed, for instance: another name would not be allowed
@@ -314,14 +320,14 @@ class FieldGroup(ArrayGroupBuilder):
         for key in variables:
             alike.setdefault(key[0], []).append(key)
         for key, fields in variables.items():
-            name = self._unused(key, alike[key[0]])
+            name = self._choose_name(key, alike[key[0]])
             try:
-                self._variable(name, scan.names[fields[0].parameter], fields)
+                self._add_variable(name, scan.names[fields[0].parameter], fields)
             except ValueError as e:
                 self.reports[name] = str(e)
 
     @staticmethod
-    def _unused(key: _Key, alike: Sequence[_Key]) -> str:
+    def _choose_name(key: _Key, alike: Sequence[_Key]) -> str:
         """Return an unused name for a variable, with its kind of level or a number if others are ``alike``."""
         name, level, *_ = key
         if len(alike) == 1:
@@ -329,17 +335,17 @@ class FieldGroup(ArrayGroupBuilder):
         same = [other for other in alike if other[1] == level]
         return f"{name}_{level}" if len(same) == 1 else f"{name}_{level}_{same.index(key)}"
 
-    def _variable(self, name: str, text: ParameterName, fields: Sequence[Field]) -> None:
+    def _add_variable(self, name: str, text: ParameterName, fields: Sequence[Field]) -> None:
         within, places, inner = self.add_grid(fields[0])
         product = TEMPLATES[fields[0].parameter.template]
         axes: dict[str, list[Any]] = {
             "number": [field.member for field in fields],
             "time": [field.time for field in fields],
             "step": [field.step for field in fields],
-            text.level: _levels(fields, text.level),
+            text.level: _list_levels(fields, text.level),
         }
         for place, (axis, *_) in enumerate(product.axes):
-            axes[axis] = _along([field.parameter.axes[place] for field in fields])
+            axes[axis] = _list_coordinates([field.parameter.axes[place] for field in fields])
         ordered = {axis: sorted(set(values)) for axis, values in axes.items()}
         if ATTRIBUTES.get(text.level, {}).get("stored_direction"):
             ordered[text.level].reverse()
@@ -350,11 +356,11 @@ class FieldGroup(ArrayGroupBuilder):
             dtype = "<i8" if type(values[0]) is int else "<f8"
             names[axis] = self.add_coordinate(axis, np.array(values if len(values) > 1 else values[0], dtype))
         dimensions = {axis: own for axis, own in names.items() if len(ordered[axis]) > 1}
-        valid = self._valid_time(ordered, dimensions, len(fields))
+        valid = self._add_valid_time(ordered, dimensions, len(fields))
         attributes = {
             **text.attributes,
             **({f"GRIB_{product.kind[0]}": fields[0].parameter.kind} if product.kind[0] else {}),
-            **_named_grid(fields[0]),
+            **_name_grid(fields[0]),
             "coordinates": " ".join([*names.values(), *valid, *places]),
         }
         shape = [len(ordered[axis]) for axis in dimensions]
@@ -372,10 +378,12 @@ class FieldGroup(ArrayGroupBuilder):
             if number in chunks:
                 self.reports[f"{name} at byte {field.parts[0][0]}"] = "another field has its place: it is not shown"
             else:
-                chunks[number] = field.parts, values_recipe(field, inner[-1], flags)
+                chunks[number] = field.parts, make_recipe(field, inner[-1], flags)
         self.add(name, described, RecipeChunks(self._source, described.grid(self._zarr_format), chunks))
 
-    def _valid_time(self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int) -> list[str]:
+    def _add_valid_time(
+        self, ordered: Mapping[str, list[int]], dimensions: Mapping[str, str], fields: int
+    ) -> list[str]:
         """Return the name of the coordinate `time` + `step`; none if few of many pairs have fields."""
         if len(ordered["time"]) * len(ordered["step"]) > _SPARSE * fields:
             return []
@@ -391,7 +399,7 @@ class FieldGroup(ArrayGroupBuilder):
         It has the named ``dimensions``, or its own one.
         """
         data = values.tobytes()
-        own = _numbered(name, self._number(name, (values.shape, data, tuple(dimensions or ()))))
+        own = _append_number(name, self._number(name, (values.shape, data, tuple(dimensions or ()))))
         along = [own] * values.ndim if dimensions is None else dimensions
         self._add(own, name, values.shape, along, data, values.dtype.str)
         return own
@@ -418,7 +426,7 @@ class FieldGroup(ArrayGroupBuilder):
 
     def add_grid(self, field: Field) -> tuple[list[str], list[str], tuple[int, ...]]:
         """Return the names of a grid's dimensions, the names of its other coordinates, and its shape."""
-        grid = _described(field)
+        grid = _describe(field)
         template, across, down = grid.template, grid.across, grid.down
         is_flat = across * down != field.count
         if not 0 < field.count <= self._most or (not is_flat and max(across, down) > LONGEST):
@@ -427,17 +435,17 @@ class FieldGroup(ArrayGroupBuilder):
             raise ValueError(f"its Gaussian grid has N={grid.parallels}: expected at most {_FINEST}")
         number = self._number("grid", field.grid)
         if template not in (_FLAT if is_flat else _LOCATED):
-            names = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
+            names = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
             return names, [], (field.count,) if is_flat else (down, across)
         is_regular = template in _REGULAR and not is_flat
-        names = [_numbered("latitude", number), _numbered("longitude", number)]
-        plain = [_numbered(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
+        names = [_append_number("latitude", number), _append_number("longitude", number)]
+        plain = [_append_number(axis, number) for axis in (("values",) if is_flat else ("y", "x"))]
         inner: tuple[int, ...] = (field.count,) if is_flat else (down, across)
         for axis, name in enumerate(("latitude", "longitude")):
             data: bytes | Made
             own = slice(axis, axis + 1) if is_regular else slice(None)
             if is_regular and template == 0:
-                data = _axis(grid, axis, inner[axis])
+                data = _compute_axis(grid, axis, inner[axis])
             else:
                 every = across if is_regular and not axis else 1  # all rows have the same longitudes
                 scanned = 0 if is_flat else grid.scanned
@@ -447,16 +455,16 @@ class FieldGroup(ArrayGroupBuilder):
         return (names, [], inner) if is_regular else (plain, names, inner)
 
 
-def _described(field: Field) -> Grid:
+def _describe(field: Field) -> Grid:
     return edition_1.describe_grid(field.grid) if field.parameter.edition == 1 else describe_grid(field.grid)
 
 
 def scan_flags(field: Field, shape: Sequence[int]) -> int:
     """Return the scanning flags of a grid; 0 for a list of points."""
-    return _described(field).flags if len(shape) > 1 else 0
+    return _describe(field).flags if len(shape) > 1 else 0
 
 
-def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
+def make_recipe(field: Field, across: int, flags: int) -> Values | Values1:
     """Return the recipe that decodes a field from its parts."""
     sizes = tuple(size for _, size in field.parts)
     if field.parameter.edition == 1:
@@ -464,30 +472,33 @@ def values_recipe(field: Field, across: int, flags: int) -> Values | Values1:
     return Values(field.count, sizes, across, flags)
 
 
-def _named_grid(field: Field) -> dict[str, Any]:
+def _name_grid(field: Field) -> dict[str, Any]:
     """Return the attributes that identify an unstructured grid; none for other grids, which are fully described."""
     grid = field.grid
-    if _described(field).template == HARMONICS:
-        truncation = truncation_of(field.count)
+    if _describe(field).template == HARMONICS:
+        truncation = find_truncation(field.count)
         return {"GRIB_gridType": "sh", "GRIB_J": truncation, "GRIB_K": truncation, "GRIB_M": truncation}
-    if _described(field).template != _UNSTRUCTURED:
+    if _describe(field).template != _UNSTRUCTURED:
         return {}
-    numbers = {"GRIB_numberOfGridUsed": integer(grid, 16, 3), "GRIB_numberOfGridInReference": integer(grid, 19)}
+    numbers = {
+        "GRIB_numberOfGridUsed": parse_integer(grid, 16, 3),
+        "GRIB_numberOfGridInReference": parse_integer(grid, 19),
+    }
     return {**numbers, "GRIB_uuidOfHGrid": grid[19:35].hex()}
 
 
-def _numbered(name: str, number: int) -> str:
+def _append_number(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
 
-def _levels(fields: Sequence[Field], kind: str) -> list[float]:
+def _list_levels(fields: Sequence[Field], kind: str) -> list[float]:
     """Return the level of each field: the value of the first surface, or a number if these values are not distinct."""
     unit = LEVEL_UNITS.get(kind, 0)
     found = [field.parameter.surfaces for field in fields]
-    return _distinct(found, [[pair[0].value(unit) for pair in found]])
+    return _choose_distinct(found, [[pair[0].value(unit) for pair in found]])
 
 
-def _along(found: Sequence[tuple[int, ...]]) -> list[Any]:
+def _list_coordinates(found: Sequence[tuple[int, ...]]) -> list[Any]:
     """Return the coordinates of fields along an axis: their numbers, or the first of two limits that exists and
     differs.
     """
@@ -498,17 +509,17 @@ def _along(found: Sequence[tuple[int, ...]]) -> list[Any]:
         for at in range(0, len(found[0]), 2)
         if any(one[at + 1] != MISSING for one in found)
     ]
-    return _distinct(found, limits)
+    return _choose_distinct(found, limits)
 
 
-def _distinct(found: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
+def _choose_distinct(found: Sequence[Any], choices: Sequence[list[float]]) -> list[float]:
     """Return the first of the ``choices`` with distinct values for all places in ``found``; else their numbers."""
     numbers = {place: float(number) for number, place in enumerate(sorted(set(found)))}
     choice = next((values for values in choices if len(set(values)) == len(numbers)), None)
     return [numbers[place] for place in found] if choice is None else choice
 
 
-def _axis(grid: Grid, axis: int, count: int) -> bytes:
+def _compute_axis(grid: Grid, axis: int, count: int) -> bytes:
     """Return the latitudes, or the longitudes (``axis`` 1), of a regular grid."""
     north, west, south, east = grid.corners
     if grid.flags & 0x80:

@@ -52,10 +52,10 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
     """Return the layout of the values in an element; None if there are none. ManifestError if it is not supported."""
     if key is None or key not in elements.descriptors:
         return None
-    kind = yield from elements.kind(key)
+    kind = yield from elements.read_kind(key)
     if kind == "plain":
         return Layout(elements.descriptors[key].length)
-    header = yield from elements.stored(key)
+    header = yield from elements.read_stored(key)
     match kind:
         case "linked":
             return Layout(int.from_bytes(header[2:6], "big", signed=True))
@@ -102,7 +102,7 @@ def parse_chunked(header: bytes) -> Layout:
     return Layout(total * width, chunk, shape, coding, table, None, fill)
 
 
-def chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def find_chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the shape of the chunks of a data set."""
     if layout is None or layout.chunk is None:
         return choose_chunks(shape, itemsize)
@@ -142,7 +142,9 @@ class LinkedPieces(Contiguous):
         start, size = self.place(number)
         found = cut(parts, start, size)
         if any(at + length > self._elements.file.size for at, length in found):
-            raise self._elements.damaged(f"it is cut short, or damaged: its linked element {self._key} ends behind it")
+            raise self._elements.make_error(
+                f"it is cut short, or damaged: its linked element {self._key} ends behind it"
+            )
         if len(found) == 1 and size == self._recipe.size:
             return self._source.part(*found[0])
         return make_entry_of_parts(self._source, found, self._recipe, self._recipe.size, self._elements.file.url)
@@ -185,12 +187,12 @@ class CodedChunks(FilledChunks):
     def keys(self) -> Steps[dict[int, Key]]:
         """Return the elements of the chunks that were written, by number."""
         if self._written is None:
-            self._written = yield from self._table()
+            self._written = yield from self._read_table()
         return self._written
 
-    def _table(self) -> Steps[dict[int, Key]]:
+    def _read_table(self) -> Steps[dict[int, Key]]:
         ref, counts = self._layout.table, self.grid.counts
-        header = parse_vdata((yield from self._elements.stored((VDATA, ref))))
+        header = parse_vdata((yield from self._elements.read_stored((VDATA, ref))))
         row = np.dtype([("origin", ">i4", (len(counts),)), ("tag", ">u2"), ("ref", ">u2")])
         if header.size != row.itemsize:
             raise ValueError(f"the records of its table of chunks have {header.size} bytes: expected {row.itemsize}")
@@ -209,7 +211,7 @@ class CodedChunks(FilledChunks):
             key = (yield from self.keys()).get(number)
             if key is None:
                 return self.unwritten_entry()
-            parts = yield from self._parts(key)
+            parts = yield from self._find_parts(key)
             size = sum(length for _, length in parts)
             if not size or any(at + length > self._elements.file.size for at, length in parts):
                 raise ValueError(f"the bytes of chunk {number} are cut short, or damaged")
@@ -218,7 +220,7 @@ class CodedChunks(FilledChunks):
         except RefShardError:
             raise
         except ValueError as e:
-            raise self._elements.damaged(f"{self.where}: {e}") from e
+            raise self._elements.make_error(f"{self.where}: {e}") from e
         source, url = self._elements.file.source, self._elements.file.url
         if self._recipe is not None:
             return make_entry_of_parts(source, parts, self._recipe, self._chunk_size, url)
@@ -226,15 +228,15 @@ class CodedChunks(FilledChunks):
             source.part(*parts[0]) if len(parts) == 1 else make_entry_of_parts(source, parts, Padded(size), size, url)
         )
 
-    def _parts(self, key: Key) -> Steps[list[Part]]:
+    def _find_parts(self, key: Key) -> Steps[list[Part]]:
         """Return the places of the bytes of a chunk."""
         elements = self._elements
         found = elements.descriptors.get(key)
         if found is None or not found.is_special:
             return (yield from elements.parts(key))
-        compressed = elements.compressed_behind(key) if key[0] == CHUNK else None
+        compressed = elements.find_compressed(key) if key[0] == CHUNK else None
         if compressed is None:
-            _, ref, _ = parse_compressed((yield from elements.stored(key)))
+            _, ref, _ = parse_compressed((yield from elements.read_stored(key)))
             compressed = COMPRESSED, ref
         return (yield from elements.parts(compressed))
 

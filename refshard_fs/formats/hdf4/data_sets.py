@@ -140,7 +140,7 @@ class Tree:
         """Count bytes that are shown; DamagedIndex if they are many more than the file has."""
         self._left -= count
         if self._left < 0:
-            raise self.elements.damaged("its names and attributes are named again and again")
+            raise self.elements.make_error("its names and attributes are named again and again")
 
     def attributes(self, members: Iterable[Key]) -> Steps[Attributes]:
         """Return the attributes among the members of a Vgroup."""
@@ -164,14 +164,14 @@ class Tree:
                 found.dtypes[name] = field.dtype.str
         return found
 
-    def data_sets(self) -> Steps[tuple[Attributes, list[DataSet]]]:
+    def read_data_sets(self) -> Steps[tuple[Attributes, list[DataSet]]]:
         """Return the attributes of the file, and its data sets in their order; others are reported."""
         roots = [ref for ref in sorted(self.groups) if self.groups[ref].kind == _FILE]
         found: list[DataSet] = []
         if not roots:
             dimensions = 0
             for key in self.keys(DATA_GROUP) or self.keys(_OLD_GROUP):
-                more = yield from self._reported(f"Data-Set-{key[1]}", self._old_data_sets(key, dimensions))
+                more = yield from self._run_and_report(f"Data-Set-{key[1]}", self._read_old_data_sets(key, dimensions))
                 dimensions += len(more[-1].dimensions) if more else 0
                 found += more
             return Attributes({}, {}), found
@@ -179,7 +179,7 @@ class Tree:
         for tag, ref in root.members:
             group = self.groups.get(ref) if tag == VGROUP else None
             if group is not None and group.kind == _VARIABLE:
-                found += yield from self._reported(group.name, self._data_set(group, ref))
+                found += yield from self._run_and_report(group.name, self._read_data_set(group, ref))
             elif group is not None and group.kind not in (_DIMENSION, _UNLIMITED):
                 self.reports[group.name] = f"it is a Vgroup of the class {group.kind!r}: expected {_VARIABLE!r}"
             elif (group is None and tag == VGROUP) or (tag, ref) not in self.elements.descriptors:
@@ -187,14 +187,14 @@ class Tree:
                 self.reports.setdefault(f"{_NAMES.get(tag, f'element {tag}/')} {ref}", reason)
         return (yield from self.attributes(root.members)), found
 
-    def _reported(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
+    def _run_and_report(self, name: str, steps: Steps[list[DataSet]]) -> Steps[list[DataSet]]:
         try:
             return (yield from steps)
         except (ValueError, struct.error, DamagedIndex) as e:
             self.reports[name] = str(e)
         return []
 
-    def _data_set(self, group: Vgroup, ref: int) -> Steps[list[DataSet]]:
+    def _read_data_set(self, group: Vgroup, ref: int) -> Steps[list[DataSet]]:
         dimensions: list[Dimension] = []
         dtype: np.dtype[Any] | None = None
         data, key = None, (VGROUP, ref)
@@ -207,10 +207,10 @@ class Tree:
                 what = _NAMES.get(tag, f"element {tag},")
                 raise ValueError(f"it lists {what} {member}, which is not in the file or cannot be read")
             if tag == VGROUP:
-                dimension = yield from self._dimension(member)
+                dimension = yield from self._read_dimension(member)
                 dimensions += [dimension] if dimension is not None else []
             elif tag == NUMBER_TYPE:
-                dtype = parse_number_type((yield from self.elements.stored((tag, member))))
+                dtype = parse_number_type((yield from self.elements.read_stored((tag, member))))
             elif tag == DATA:
                 data = tag, member
             elif tag == DATA_GROUP:
@@ -223,11 +223,11 @@ class Tree:
         attributes = yield from self.attributes(group.members)
         names = tuple(dimension.name for dimension in dimensions)
         self.spend(len(group.name) + sum(map(len, names)))
-        shape = self._shape(dimensions, layout, dtype.itemsize)
+        shape = self._find_shape(dimensions, layout, dtype.itemsize)
         unlimited = names[0] if dimensions and dimensions[0].length is None else ""
         return [DataSet(group.name, key, names, shape, dtype, attributes, data, layout, is_coordinate, unlimited)]
 
-    def _shape(self, dimensions: list[Dimension], layout: Layout | None, itemsize: int) -> tuple[int, ...]:
+    def _find_shape(self, dimensions: list[Dimension], layout: Layout | None, itemsize: int) -> tuple[int, ...]:
         """Return the lengths of dimensions; an unlimited one is as long as the values reach."""
         lengths = [dimension.length for dimension in dimensions]
         if len(lengths) > MOST_DIMENSIONS:
@@ -245,7 +245,7 @@ class Tree:
                 raise ValueError(f"its shape {shape} takes {size} bytes, its chunks are of {found}")
         return shape
 
-    def _dimension(self, ref: int) -> Steps[Dimension | None]:
+    def _read_dimension(self, ref: int) -> Steps[Dimension | None]:
         """Return the dimension that a Vgroup describes; None if it is another Vgroup."""
         if ref in self._dimensions:
             return self._dimensions[ref]
@@ -265,45 +265,45 @@ class Tree:
         self._dimensions[ref] = found
         return found
 
-    def _old_data_sets(self, key: Key, first: int) -> Steps[list[DataSet]]:
+    def _read_old_data_sets(self, key: Key, first: int) -> Steps[list[DataSet]]:
         """Return the data set of an NDG, and the scales of its dimensions; the first dimension has number ``first``."""
-        members = (yield from self.elements.stored(key))[: 4 * _MOST_MEMBERS]
+        members = (yield from self.elements.read_stored(key))[: 4 * _MOST_MEMBERS]
         refs = dict(struct.iter_unpack(">HH", members[: len(members) // 4 * 4]))
         if DIMENSIONS not in refs:
             raise ValueError("it has no dimensions")
-        described = yield from self.elements.stored((DIMENSIONS, refs[DIMENSIONS]))
+        described = yield from self.elements.read_stored((DIMENSIONS, refs[DIMENSIONS]))
         (rank,) = struct.unpack_from(">H", described)
         if rank > MOST_DIMENSIONS:
             raise ValueError(f"it has {rank} dimensions: {MOST_DIMENSIONS} can be shown")
         *lengths, _ = struct.unpack_from(f">{rank}iH", described, 2)
         dtypes = []
         for tag, ref in struct.iter_unpack(">HH", described[2 + 4 * rank :][: 4 * rank + 4]):
-            dtypes.append(parse_number_type((yield from self.elements.stored((tag, ref)))))
+            dtypes.append(parse_number_type((yield from self.elements.read_stored((tag, ref)))))
         if len(dtypes) < rank + 1:
             raise ValueError("its dimensions have no number types")
         data = (DATA, refs[DATA]) if DATA in refs else None
         layout = yield from find_layout(self.elements, data)
         names = tuple(f"fakeDim{first + number}" for number in range(rank))
-        shape = self._shape([*map(Dimension, names, lengths)], layout, dtypes[0].itemsize)
+        shape = self._find_shape([*map(Dimension, names, lengths)], layout, dtypes[0].itemsize)
         of_axes: list[dict[str, Any]] = [{} for _ in range(rank + 1)]  # the first are those of the data set
         for tag, name in _TEXTS.items():
             if tag in refs:
-                texts = (yield from self.elements.stored((tag, refs[tag]))).split(b"\0")
+                texts = (yield from self.elements.read_stored((tag, refs[tag]))).split(b"\0")
                 for of_axis, text in zip(of_axes, texts, strict=False):
                     if text:
                         of_axis[name] = decode_text(text)
         attributes = Attributes(of_axes[0], {})
         if _RANGE in refs and dtypes[0].kind != "S":
-            limits = np.frombuffer((yield from self.elements.stored((_RANGE, refs[_RANGE]))), dtypes[0]).tolist()
+            limits = np.frombuffer((yield from self.elements.read_stored((_RANGE, refs[_RANGE]))), dtypes[0]).tolist()
             attributes.shown.update(zip(("valid_max", "valid_min"), limits, strict=False))
         if _CALIBRATION in refs:
-            stored = yield from self.elements.stored((_CALIBRATION, refs[_CALIBRATION]))
+            stored = yield from self.elements.read_stored((_CALIBRATION, refs[_CALIBRATION]))
             kind = ">f8" if len(stored) == 36 else ">f4"
             attributes.shown.update(zip(_CALIBRATED, np.frombuffer(stored, kind, 4).tolist(), strict=True))
             attributes.shown["calibrated_nt"] = int.from_bytes(stored[-4:], "big")
             attributes.dtypes.update(dict.fromkeys(PACKING, kind))
         found = []
-        scales = (yield from self.elements.stored((_SCALES, refs[_SCALES]))) if _SCALES in refs else b""
+        scales = (yield from self.elements.read_stored((_SCALES, refs[_SCALES]))) if _SCALES in refs else b""
         flags = scales[:rank].ljust(rank, b"\0")
         at = rank
         for number, (name, length) in enumerate(zip(names, shape, strict=True)):

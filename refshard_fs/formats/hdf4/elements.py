@@ -64,7 +64,7 @@ class Elements:
             found.offset: key for key, found in descriptors.items() if key[0] == COMPRESSED and not found.is_special
         }
 
-    def damaged(self, reason: str) -> DamagedIndex:
+    def make_error(self, reason: str) -> DamagedIndex:
         """Return the error that names the file."""
         return DamagedIndex("", self.file.url, reason)
 
@@ -78,24 +78,24 @@ class Elements:
                 )
         loaded = self._loaded + sum(found.length for found in wanted.values())
         if loaded > min(TOGETHER, max(4 * self.file.size, 1 << 20)):
-            raise self.damaged(f"its metadata have {loaded} bytes, many of them more than once")
+            raise self.make_error(f"its metadata have {loaded} bytes, many of them more than once")
         data = yield from self.file.load([(found.offset, found.length) for found in wanted.values()])
         self._known |= zip(wanted, data, strict=True)
         self._loaded = loaded
 
-    def stored(self, key: Key) -> Steps[bytes]:
+    def read_stored(self, key: Key) -> Steps[bytes]:
         """Return the bytes of an element, or the header of a special one."""
         if key not in self._known:
             if key not in self.descriptors:
-                raise self.damaged(f"it has no element {key}, which another one names")
+                raise self.make_error(f"it has no element {key}, which another one names")
             yield from self.load([key])
         return self._known[key]
 
-    def kind(self, key: Key) -> Steps[str]:
+    def read_kind(self, key: Key) -> Steps[str]:
         """Return how an element is kept: plain, linked, compressed, chunked, external or buffered."""
         if not self.descriptors[key].is_special:
             return "plain"
-        header = yield from self.stored(key)
+        header = yield from self.read_stored(key)
         code = int.from_bytes(header[:2], "big")
         if code not in _KINDS:
             raise ManifestError(f"element {key} is special in an unknown way ({code})")
@@ -104,27 +104,27 @@ class Elements:
     def parts(self, key: Key) -> Steps[list[Part]]:
         """Return the places of the bytes of a plain or linked element."""
         if key not in self.descriptors:
-            raise self.damaged(f"it has no element {key}, which another one names")
-        kind = yield from self.kind(key)
+            raise self.make_error(f"it has no element {key}, which another one names")
+        kind = yield from self.read_kind(key)
         if kind == "plain":
             plain = self.descriptors[key]
             return [(plain.offset, plain.length)] if plain.length else []
         if kind != "linked":
             raise ManifestError(f"element {key} is {kind}, but expected to be plain or linked")
-        header = yield from self.stored(key)
+        header = yield from self.read_stored(key)
         if len(header) < 16:
-            raise self.damaged(f"the header of the linked element {key} is cut short")
+            raise self.make_error(f"the header of the linked element {key} is cut short")
         left, usual, _, table = struct.unpack_from(">iiiH", header, 2)
         parts: list[Part] = []
         tables = {0}
         size = -1  # size of a block; the first block may have another size
         while left > 0:
             if table in tables:
-                raise self.damaged(f"{left} bytes of the linked element {key} have no block")
+                raise self.make_error(f"{left} bytes of the linked element {key} have no block")
             tables.add(table)
             if len(parts) > MOST_PARTS:
                 raise ManifestError(f"the linked element {key} has more than {MOST_PARTS} blocks")
-            data = yield from self.stored((LINKED, table))
+            data = yield from self.read_stored((LINKED, table))
             table, *blocks = np.frombuffer(data, ">u2", len(data) // 2).tolist() or [0]
             for block in blocks:
                 found = self.descriptors.get((LINKED, block), NOWHERE)
@@ -134,7 +134,9 @@ class Elements:
                     break
                 taken = min(size, left)
                 if found.length < taken:
-                    raise self.damaged(f"block {block} of the linked element {key} is shorter than its {taken} bytes")
+                    raise self.make_error(
+                        f"block {block} of the linked element {key} is shorter than its {taken} bytes"
+                    )
                 parts += [(found.offset, taken)] if taken else []
                 left, size = left - taken, usual
         return _join_parts(parts)
@@ -142,13 +144,13 @@ class Elements:
     def contents(self, key: Key) -> Steps[bytes]:
         """Return the bytes of a plain or linked element that is metadata."""
         if key in self.descriptors and not self.descriptors[key].is_special:
-            return (yield from self.stored(key))
+            return (yield from self.read_stored(key))
         parts = yield from self.parts(key)
         if sum(size for _, size in parts) > MOST_BYTES:
             raise ManifestError(f"element {key} is metadata of more than {MOST_BYTES} bytes")
         return b"".join((yield from self.file.load(parts)))
 
-    def compressed_behind(self, key: Key) -> Key | None:
+    def find_compressed(self, key: Key) -> Key | None:
         """Return the compressed bytes directly after the header of an element; None if there are none.
 
         The library writes the header of a compressed chunk and the chunk in one step: so the header need not be read.

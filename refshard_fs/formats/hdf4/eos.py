@@ -34,7 +34,7 @@ class Block(NamedTuple):
     values: dict[str, str]
     blocks: list[Block]
 
-    def below(self, name: str) -> list[Block]:
+    def find_blocks(self, name: str) -> list[Block]:
         """Return the blocks in the block of this one that is called ``name``."""
         return next((block.blocks for block in self.blocks if block.name == name), [])
 
@@ -93,15 +93,15 @@ def parse_structures(text: str) -> dict[str, Structure]:
         raise ValueError(f"its StructMetadata have {len(text)} characters: at most {_LONGEST} are read")
     root = parse_odl(text)
     found = {}
-    for block in root.below("SwathStructure"):
-        found[block.values.get("SwathName", "")] = _swath(block)
-    for block in root.below("GridStructure"):
-        found[block.values.get("GridName", "")] = _grid(block)
+    for block in root.find_blocks("SwathStructure"):
+        found[block.values.get("SwathName", "")] = _parse_swath(block)
+    for block in root.find_blocks("GridStructure"):
+        found[block.values.get("GridName", "")] = _parse_grid(block)
     return found
 
 
-def _fields(block: Block, *groups: str) -> dict[str, tuple[str, ...]]:
-    fields = [field.values for group in groups for field in block.below(group)]
+def _list_fields(block: Block, *groups: str) -> dict[str, tuple[str, ...]]:
+    fields = [field.values for group in groups for field in block.find_blocks(group)]
     return {
         field.get("DataFieldName") or field.get("GeoFieldName", ""): tuple(re.findall(r'"([^"]*)"', field["DimList"]))
         for field in fields
@@ -109,40 +109,46 @@ def _fields(block: Block, *groups: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _swath(block: Block) -> Structure:
-    fields = _fields(block, "GeoField", "DataField")
+def _parse_swath(block: Block) -> Structure:
+    fields = _list_fields(block, "GeoField", "DataField")
     dimensions = fields.get("Latitude", ()) if "Longitude" in fields else ()
-    return Structure(block.values.get("SwathName", ""), fields, {}, {}, dimensions, _merged(block))
+    return Structure(block.values.get("SwathName", ""), fields, {}, {}, dimensions, _find_merged_fields(block))
 
 
-def _merged(block: Block) -> frozenset[str]:
-    lists = (merged.values.get("FieldList", "") for merged in block.below("MergedFields"))
+def _find_merged_fields(block: Block) -> frozenset[str]:
+    lists = (merged.values.get("FieldList", "") for merged in block.find_blocks("MergedFields"))
     return frozenset(name for names in lists for name in re.findall(r'"([^"]*)"', names))
 
 
-def _grid(block: Block) -> Structure:
+def _parse_grid(block: Block) -> Structure:
     values = block.values
     axes: dict[str, Axis] = {}
     crs: dict[str, Any] = {}
-    corners = _numbers(values.get("UpperLeftPointMtrs", "")) + _numbers(values.get("LowerRightMtrs", ""))
+    corners = _parse_numbers(values.get("UpperLeftPointMtrs", "")) + _parse_numbers(values.get("LowerRightMtrs", ""))
     counts = [int(values.get(name, "0")) if values.get(name, "").isdecimal() else 0 for name in ("XDim", "YDim")]
     if len(corners) == 4 and all(0 < count < 1 << 31 for count in counts):
         is_geographic = values.get("Projection") == "GCTP_GEO"
-        left, upper, right, lower = map(_degrees, corners) if is_geographic else corners
+        left, upper, right, lower = map(_unpack_degrees, corners) if is_geographic else corners
         steps = (right - left) / counts[0], (lower - upper) / counts[1]
         if values.get("GridOrigin") in _UPPER_LEFT:
             for name, first, step, count, (role, unit, axis) in zip(
                 ("XDim", "YDim"), (left, upper), steps, counts, _ROLES[is_geographic], strict=True
             ):
                 axes[name] = Axis(first + step / 2, step, count, {"standard_name": role, "units": unit, "axis": axis})
-        crs = _crs(values) | {"GeoTransform": f"{left!r} {steps[0]!r} 0.0 {upper!r} 0.0 {steps[1]!r}"}
-    fields = _fields(block, "DataField")
+        crs = _describe_crs(values) | {"GeoTransform": f"{left!r} {steps[0]!r} 0.0 {upper!r} 0.0 {steps[1]!r}"}
+    fields = _list_fields(block, "DataField")
     return Structure(
-        values.get("GridName", ""), fields, axes, crs, (), _merged(block), _problem(values, counts, corners)
+        values.get("GridName", ""),
+        fields,
+        axes,
+        crs,
+        (),
+        _find_merged_fields(block),
+        _find_problem(values, counts, corners),
     )
 
 
-def _problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
+def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
     """Return the problem of the values that make a grid's coordinates; empty if there is no problem."""
     given = {"XDim": counts[0], "YDim": counts[1]}
     if not all(given.values()):
@@ -158,13 +164,13 @@ def _problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence
         if not rule.fullmatch(value):
             return f"its {name} is {value}"
     parameters = values.get("ProjParams", "0" if projection in ("GCTP_GEO", "GCTP_UTM") else "")
-    return "" if _numbers(parameters) else f"its ProjParams are {parameters or 'missing'}"
+    return "" if _parse_numbers(parameters) else f"its ProjParams are {parameters or 'missing'}"
 
 
-def _crs(values: Mapping[str, str]) -> dict[str, Any]:
+def _describe_crs(values: Mapping[str, str]) -> dict[str, Any]:
     """Return the attributes of a grid's projection: those of CF if it is known here, otherwise those of GCTP."""
     projection, sphere = values.get("Projection", ""), values.get("SphereCode", "")
-    parameters = [*_numbers(values.get("ProjParams", "")), *[0.0] * 13][:13]
+    parameters = [*_parse_numbers(values.get("ProjParams", "")), *[0.0] * 13][:13]
     zone = values.get("ZoneCode", "")
     match projection:
         case "GCTP_GEO":
@@ -174,7 +180,7 @@ def _crs(values: Mapping[str, str]) -> dict[str, Any]:
             return {"crs_wkt": code, "spatial_ref": code}
         case "GCTP_SNSOID" if parameters[0] > 0:
             radius, east, north = parameters[0], parameters[6], parameters[7]
-            center = _degrees(parameters[4])
+            center = _unpack_degrees(parameters[4])
             wkt = (
                 f'PROJCS["Sinusoidal",GEOGCS["Sphere",DATUM["Sphere",SPHEROID["Sphere",{radius!r},0]],'
                 f'PRIMEM["Greenwich",0],UNIT["degree",0.0174532925199433]],PROJECTION["Sinusoidal"],'
@@ -194,7 +200,7 @@ def _crs(values: Mapping[str, str]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _degrees(packed: float) -> float:
+def _unpack_degrees(packed: float) -> float:
     """Return an angle in degrees that is packed as DDDMMMSSS.SS; some writers give degrees."""
     if abs(packed) <= 360:
         return packed
@@ -204,7 +210,7 @@ def _degrees(packed: float) -> float:
     return math.copysign(degrees + minutes / 60 + seconds / 3600, packed)
 
 
-def _numbers(text: str) -> list[float]:
+def _parse_numbers(text: str) -> list[float]:
     """Return the numbers of a list in parentheses; none if one of them is not finite, or no number."""
     try:
         found = [float(part) for part in text.strip("() \t\r\n").split(",")]

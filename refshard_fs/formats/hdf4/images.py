@@ -38,7 +38,7 @@ def find_images(tree: Tree) -> Steps[list[DataSet]]:
         found.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
     if not groups:  # groups of older versions
         for key in tree.keys(IMAGE_GROUP):
-            stored = yield from tree.elements.stored(key)
+            stored = yield from tree.elements.read_stored(key)
             found[f"image {key[1]}"] = key, list(struct.iter_unpack(">HH", stored[: len(stored) // 4 * 4]))
     images = []
     for name, (key, members) in found.items():
@@ -58,9 +58,9 @@ def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[Data
         data = COMPRESSED_IMAGE, refs[COMPRESSED_IMAGE]
     if IMAGE_DIMENSIONS not in refs or not (is_old or IMAGE in refs):
         raise ManifestError("it is a raster image without a shape, or without values")
-    described = yield from elements.stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
+    described = yield from elements.read_stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
     width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", described)
-    dtype = parse_number_type((yield from elements.stored((number_type[0], number_type[1]))))
+    dtype = parse_number_type((yield from elements.read_stored((number_type[0], number_type[1]))))
     dtype = np.dtype("u1") if dtype.kind == "S" else dtype
     layout = yield from find_layout(elements, data)
     if layout is None:

@@ -27,7 +27,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Steps, together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf4 import MAGIC
-from refshard_fs.formats.hdf4.chunks import CodedChunks, chunk_shape, find_layout, make_chunks
+from refshard_fs.formats.hdf4.chunks import CodedChunks, find_chunk_shape, find_layout, make_chunks
 from refshard_fs.formats.hdf4.data_sets import FEW, Attributes, DataSet, Tree
 from refshard_fs.formats.hdf4.elements import VDATA, VDATA_VALUES, VGROUP, Key, read_descriptors
 from refshard_fs.formats.hdf4.eos import KINDS, Structure, parse_structures
@@ -54,7 +54,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         elements = yield from read_descriptors(FileBytes(probe.url, source, size, probe.head))
         tree = Tree(elements)
         yield from tree.read()
-        attributes, data_sets = yield from tree.data_sets()
+        attributes, data_sets = yield from tree.read_data_sets()
         group = _Group(tree, options.zarr_format)
         yield from group.find_structures(attributes)
         for data_set in [*data_sets, *(yield from find_images(tree))]:
@@ -111,30 +111,30 @@ class _Group(ArrayGroupBuilder):
                 )
                 self.reports.setdefault(group.name, f"{why} of dimensions from there")
                 continue
-            for inner in self._members(group):
+            for inner in self._list_members(group):
                 for member in inner.members:
                     self._owners[member] = group.name
                 if inner.name in _ATTRIBUTES:
                     of_it = yield from self._tree.attributes(inner.members)
-                    self.groups.setdefault(self._path(group.name), {}).update(of_it.shown)
+                    self.groups.setdefault(self._make_path(group.name), {}).update(of_it.shown)
 
-    def _members(self, group: Vgroup) -> Iterable[Vgroup]:
+    def _list_members(self, group: Vgroup) -> Iterable[Vgroup]:
         groups = self._tree.groups
         for tag, ref in group.members:
             if tag == VGROUP and ref not in groups:
                 self.reports[f"Vgroup {ref}"] = f"{group.name!r} lists it, and the file does not have it"
         return [groups[ref] for tag, ref in group.members if tag == VGROUP and ref in groups]
 
-    def _path(self, owner: str) -> str:
+    def _make_path(self, owner: str) -> str:
         """Return the group of a grid or a swath: the root if the file has only one."""
-        return _plain(owner) if len(self._structures) > 1 else ""
+        return _make_segment(owner) if len(self._structures) > 1 else ""
 
     def show(self, data_set: DataSet) -> None:
         """Add a data set; a report, if it cannot be shown."""
         self._names_of[data_set.key] = data_set.name
         owner = self._owners.get(data_set.key, "")
-        group = self._path(owner) if owner else ""
-        path = self._free(join(group, _plain(data_set.name)))
+        group = self._make_path(owner) if owner else ""
+        path = self._free(join(group, _make_segment(data_set.name)))
         if data_set.is_coordinate and data_set.layout is None and data_set.values is None:
             if data_set.attributes.shown:
                 self._lost[data_set.name] = data_set.attributes.shown
@@ -146,7 +146,7 @@ class _Group(ArrayGroupBuilder):
 
     def _add(self, path: str, group: str, owner: str, data_set: DataSet) -> None:
         elements, dtype, layout = self._tree.elements, data_set.dtype, data_set.layout
-        names = self._names(group, data_set)
+        names = self._name_dimensions(group, data_set)
         attributes = dict(data_set.attributes.shown)
         structure = self._structures.get(owner)
         if structure is not None:
@@ -161,7 +161,7 @@ class _Group(ArrayGroupBuilder):
         array = ArrayDescription(
             f"{self.url}, data set {path!r}",
             data_set.shape,
-            chunk_shape(layout, data_set.shape, dtype.itemsize),
+            find_chunk_shape(layout, data_set.shape, dtype.itemsize),
             dtype,
             names,
             attributes,
@@ -190,16 +190,16 @@ class _Group(ArrayGroupBuilder):
                 return f"{path}_{number}"
         return path
 
-    def _names(self, group: str, data_set: DataSet) -> list[str]:
+    def _name_dimensions(self, group: str, data_set: DataSet) -> list[str]:
         """Return the names of dimensions in a group; one of another length than the first of its name has its own."""
         names: list[str] = []
         for name, extent in zip(data_set.dimensions, data_set.shape, strict=True):
             bare, _, owner = name.partition(":")
             if owner in self._structures:
                 name = bare
-            name = _plain(name)
+            name = _make_segment(name)
             if self._extents.setdefault(join(group, name), extent) != extent or name in names:
-                name = f"{name}_{_plain(data_set.name)}_{len(names)}"
+                name = f"{name}_{_make_segment(data_set.name)}_{len(names)}"
             names.append(name)
         return names
 
@@ -238,7 +238,7 @@ class _Group(ArrayGroupBuilder):
     def _report_damage(self, structure: Structure) -> None:
         """Report what a grid or a swath should have by its text, and has not."""
         if structure.problem:
-            self.reports.setdefault(structure.name, f"StructMetadata describe a grid of which {structure.problem}")
+            self.reports.setdefault(structure.name, f"StructMetadata describes the grid wrongly: {structure.problem}")
         tree = self._tree
         owned = [key for key, owner in self._owners.items() if owner == structure.name]
         names = {tree.tables[ref].name for tag, ref in owned if tag == VDATA and ref in tree.tables}
@@ -250,7 +250,7 @@ class _Group(ArrayGroupBuilder):
 
     def _add_table(self, ref: int, table: Vdata) -> Steps[None]:
         """Add the fields of a Vdata as a group; a report, if it cannot be shown."""
-        group = self._free(_plain(table.name or f"Vdata {ref}"))
+        group = self._free(_make_segment(table.name or f"Vdata {ref}"))
         self._tree.spend(len(table.name))
         try:
             if table.records:
@@ -262,11 +262,11 @@ class _Group(ArrayGroupBuilder):
         self.groups[group] = {}
         for name, array, chunks in fields:
             self._tree.spend(len(name))
-            self.add(self._free(join(group, _plain(name))), array, chunks)
+            self.add(self._free(join(group, _make_segment(name))), array, chunks)
 
     def _place(self, structure: Structure) -> None:
         """Add the coordinates and the CRS of a grid."""
-        group = self._path(structure.name)
+        group = self._make_path(structure.name)
         axes = {join(group, name): axis for name, axis in structure.axes.items()}
         for path, axis in axes.items():
             extent = self._extents.get(path, axis.length)
@@ -291,7 +291,7 @@ class _Group(ArrayGroupBuilder):
             self.add(path, array, SingleChunk(bytes(8)))
 
 
-def _plain(name: str) -> str:
+def _make_segment(name: str) -> str:
     """Return a name as one segment of a key."""
     return name.strip().replace("/", "_") or "_"
 

@@ -40,7 +40,7 @@ class FieldChunks(Chunks):
         size = min(self._count, self._records - first) * record
         parts = cut((yield from elements.parts((VDATA_VALUES, self._ref))), self._start + first * record, size)
         if sum(length for _, length in parts) < size or any(sum(part) > elements.file.size for part in parts):
-            raise elements.damaged(f"the records of its Vdata {self._ref} are cut short")
+            raise elements.make_error(f"the records of its Vdata {self._ref} are cut short")
         return make_entry_of_parts(elements.file.source, parts, self._recipe, self._recipe.size, elements.file.url)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import ManifestError, RefShardError
-from refshard_fs.formats.grib2.decoding import ibm_floats
+from refshard_fs.formats.grib2.decoding import decode_ibm_floats
 from tests.support.grib_messages import RNG, check_same_as_cfgrib, message
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
@@ -174,7 +174,7 @@ def test_second_order_values_equal_eccodes_bit_for_bit(order: str, holes: float,
 
 def test_ibm_numbers_are_exact() -> None:
     for raw, value in (("42640000", 100.0), ("c276a000", -118.625), ("00000000", 0.0), ("ffffffff", -7.2370051e75)):
-        assert ibm_floats(bytes.fromhex(raw), 1)[0] == pytest.approx(value, rel=1e-7)
+        assert decode_ibm_floats(bytes.fromhex(raw), 1)[0] == pytest.approx(value, rel=1e-7)
 
 
 @pytest.mark.parametrize("indicator", [0, 1, 2, 3, 4, 5, 10, 113, 118, 119, 120, 123, 124, 128])

@@ -167,7 +167,7 @@ def test_messages_of_equal_length_are_found_many_at_a_time() -> None:
 def scan(data: bytes) -> Files:
     """Find the messages of ``data``, of which the first 64 KiB are in memory."""
     files = Files({ROOT: data})
-    begins = files.run(messages.Grib(ROOT, Span(ROOT, 0, len(data)), len(data), data[: 64 << 10]).messages())
+    begins = files.run(messages.Grib(ROOT, Span(ROOT, 0, len(data)), len(data), data[: 64 << 10]).find_messages())
     assert [at for at, _ in begins] == offsets_of(data)
     return files
 

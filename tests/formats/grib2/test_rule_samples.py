@@ -7,7 +7,7 @@ import json
 import pytest
 
 from refshard_fs.formats.grib2.rule import Rule, Variable
-from refshard_fs.formats.grib2.rule_samples import samples_of
+from refshard_fs.formats.grib2.rule_samples import choose_samples
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,11 @@ def test_samples_are_existing_steps() -> None:
         "number": {"values": [0, 1]}, "grids": [], "variables": {},
     }  # fmt: skip
     rule = Rule.read(json.dumps(document).encode(), "it")
-    assert [sample.step for sample in samples_of(rule, 0)] == [0, 16, 17, 18, 19]
-    assert [(sample.step, sample.member) for sample in samples_of(rule, 1)] == [(0, 1), (4, 1), (5, 1), (6, 1), (7, 1)]
+    assert [sample.step for sample in choose_samples(rule, 0)] == [0, 16, 17, 18, 19]
+    assert [(sample.step, sample.member) for sample in choose_samples(rule, 1)] == [
+        (0, 1),
+        (4, 1),
+        (5, 1),
+        (6, 1),
+        (7, 1),
+    ]

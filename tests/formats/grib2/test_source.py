@@ -327,13 +327,13 @@ def test_scan_without_names_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "eccodes", None)
     data = cube()
     with pytest.raises(ValueError, match="reading GRIB needs eccodes"):
-        FileScan(data[:100], len(data)).pack(source._scanned(data, b"", "x"))
+        FileScan(data[:100], len(data)).pack(source._scan_in_memory(data, b"", "x"))
 
 
 def test_scan_survives_packing() -> None:
     data = cube()
     kind = FileScan(data[:100], len(data))
-    scan = source.Scan.of((messages.Unshown(7, "of another kind"), *source._scanned(data, b"", "x").found))
+    scan = source.Scan.of((messages.Unshown(7, "of another kind"), *source._scan_in_memory(data, b"", "x").found))
     packed = b"".join(kind.pack(scan))
     assert kind.unpack(memoryview(packed)) == scan
     for harmed in (b"", packed[:-1], b"\x92\x90" + packed[2:]):
