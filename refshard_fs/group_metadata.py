@@ -43,17 +43,18 @@ class GroupNode(NamedTuple):
 async def read_groups(
     source: Source, path: str, *, consolidated: bool, zarr_format: int | None = None, is_deep: bool = False
 ) -> dict[str, GroupNode]:
-    """Return the group ``path``, and with ``is_deep`` all groups below it, by path.
+    """Read the group ``path``, and with ``is_deep`` all groups below it; return them by path.
 
-    ``consolidated``: read the consolidated metadata of the root; ValueError if it does not have any. ``zarr_format``:
-    the version of the metadata to read; by default, that of the group. FileNotFoundError if there is no such group.
+    ``consolidated``: read the consolidated metadata of the root; ValueError if the root has none. ``zarr_format``:
+    the version of the metadata to read; by default, the version that the group has. FileNotFoundError if the
+    group does not exist.
     """
     if consolidated:
         nodes = await _read_consolidated(source, zarr_format)
     else:
         nodes = await _read_nodes(source, [path], zarr_format)
     if not _is_group(nodes.get(path, {})):
-        raise await _missing_group(source, path, nodes.get(path, {}), consolidated=consolidated)
+        raise await _make_missing_error(source, path, nodes.get(path, {}), consolidated=consolidated)
     zarr_format = 3 if "zarr.json" in nodes[path] else 2
     keyspace = await source.keyspace()
     found: dict[str, GroupNode] = {}
@@ -61,18 +62,18 @@ async def read_groups(
     while pending:
         if not consolidated:
             nodes |= await _read_nodes(source, await _list_members(source, pending), zarr_format)
-        members = _members_of(pending, nodes)
+        members = _group_by_parent(pending, nodes)
         found |= {group: _make_group(group, keyspace.in_order(members[group]), nodes) for group in pending}
         pending = [join(group, name) for group in pending for name in found[group].groups] if is_deep else []
-    return {group: found[group] for group in _in_order(path, found)}
+    return {group: found[group] for group in _walk_groups(path, found)}
 
 
-def _in_order(path: str, groups: Mapping[str, GroupNode]) -> Iterator[str]:
-    """Yield the path of a group, and of all ``groups`` below it, each before the groups in it."""
+def _walk_groups(path: str, groups: Mapping[str, GroupNode]) -> Iterator[str]:
+    """Yield the path of a group, then the paths of all ``groups`` below it, outer groups first."""
     yield path
     for name in groups[path].groups:
         if join(path, name) in groups:
-            yield from _in_order(join(path, name), groups)
+            yield from _walk_groups(join(path, name), groups)
 
 
 async def _read_consolidated(source: Source, zarr_format: int | None) -> dict[str, Documents]:
@@ -88,13 +89,13 @@ async def _read_consolidated(source: Source, zarr_format: int | None) -> dict[st
                 nodes.setdefault(path, {})[each] = own if isinstance(own, Mapping) else {}
             return nodes
     raise ValueError(
-        "expected consolidated metadata at the root of the source, because consolidated=True: without them, pass "
-        "consolidated=False"
+        "consolidated=True: expected consolidated metadata at the root of the source, found none; pass "
+        "consolidated=False to read the metadata of each node"
     )
 
 
 async def _read_nodes(source: Source, paths: Sequence[str], zarr_format: int | None) -> dict[str, Documents]:
-    """Return the documents of the nodes ``paths``, which are read together."""
+    """Read the documents of the nodes ``paths`` together; return them by path."""
     keys = [join(path, name) for path in paths for name in _DOCUMENTS[zarr_format]]
     nodes: dict[str, Documents] = {}
     for key, document in (await _read_documents(source, keys)).items():
@@ -116,7 +117,7 @@ async def _read_documents(source: Source, keys: Sequence[str]) -> dict[str, Mapp
 
 
 def _check_version(key: str, document: object) -> None:
-    """Raise ManifestError if a document does not have the version that its name says."""
+    """Raise ManifestError unless a document has the version of zarr that its name implies."""
     expected = _VERSIONS.get(parent(key)[1])
     found = document.get("zarr_format") if isinstance(document, Mapping) else None
     if expected is not None and found != expected:
@@ -133,7 +134,7 @@ async def _list_members(source: Source, groups: Iterable[str]) -> list[str]:
     return found
 
 
-def _members_of(groups: Iterable[str], nodes: Iterable[str]) -> dict[str, list[str]]:
+def _group_by_parent(groups: Iterable[str], nodes: Iterable[str]) -> dict[str, list[str]]:
     """Return the paths of the nodes in each group."""
     members: dict[str, list[str]] = {group: [] for group in groups}
     for node in nodes:
@@ -152,8 +153,8 @@ def _make_group(path: str, members: Iterable[str], nodes: Mapping[str, Documents
         if _is_group(documents):
             groups.append(name)
         elif document is not None:
-            arrays[name] = ArrayNode(member, document, _attributes(documents))
-    return GroupNode(path, 3 if "zarr.json" in nodes[path] else 2, _attributes(nodes[path]), arrays, groups)
+            arrays[name] = ArrayNode(member, document, _get_attributes(documents))
+    return GroupNode(path, 3 if "zarr.json" in nodes[path] else 2, _get_attributes(nodes[path]), arrays, groups)
 
 
 def _is_group(documents: Documents) -> bool:
@@ -162,12 +163,12 @@ def _is_group(documents: Documents) -> bool:
     return ".zgroup" in documents
 
 
-def _attributes(documents: Documents) -> dict[str, Any]:
+def _get_attributes(documents: Documents) -> dict[str, Any]:
     found = documents["zarr.json"].get("attributes") if "zarr.json" in documents else documents.get(".zattrs")
     return dict(found) if isinstance(found, Mapping) else {}
 
 
-async def _missing_group(source: Source, path: str, documents: Documents, *, consolidated: bool) -> Exception:
+async def _make_missing_error(source: Source, path: str, documents: Documents, *, consolidated: bool) -> Exception:
     """Return the error of a group that does not exist, with the names of the groups at the root."""
     if documents:
         return ValueError(f"expected a group at {path or 'the root'!r}, found an array: open its group")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 PERIOD: Final = 64  # records after which lengths may repeat, as those of the fields of each time step
-# Records up to this length are read whole instead of by windows: if lengths differ, only this finds several records
-# in a round. A round takes as long as these bytes at 12 MB/s.
+# Records up to this length are read whole, not by windows: if lengths differ, windows find one record a round, and
+# whole reads find several. A round takes as long as these bytes at 12 MB/s.
 UNEVEN: Final = 256 << 10
 EVEN: Final = 64 << 10  # the same if lengths can be foreseen: this saves a request, as long as these bytes at 160 MB/s
 FIRST_BLOCK: Final = 256 << 10  # bytes of the first such read; each further read is twice as long,

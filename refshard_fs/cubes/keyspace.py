@@ -730,7 +730,9 @@ def _open_document(
         options, shards="whole", base_url=None, depth=options.depth + 1, zarr_format=version
     )
     if options.depth > DEEPEST:
-        raise ManifestError(f"{where} joins sets that join sets: more than {DEEPEST} levels, the most allowed")
+        raise ManifestError(
+            f"{where} nests sets that join sets more than {DEEPEST} levels deep: join their inputs directly"
+        )
     open_other = options.open_other
     if open_other is None:
         raise ManifestError(f"{where} joins other sets: expected `open_other` in the options, which opens them")

@@ -94,7 +94,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def tables(self) -> Mapping[str, ChunkTable]:
-        """The references to chunks of all arrays in columns, including those in ``keys``, which are searched once."""
+        """The references to chunks of all arrays, as columns. The first call also searches ``keys`` for chunks."""
         return self._all_tables[0] if isinstance(self.members, KeyTable) else self.chunks
 
     @property

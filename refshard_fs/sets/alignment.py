@@ -1,8 +1,8 @@
 """Give sets the arrays and the coordinates of all others. No I/O here.
 
-`prepare_parts` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set lacks
-do not exist in the result. Readers show the fill value there, so an array needs one that means "missing": zeros would
-be taken for data.
+`prepare_parts` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set
+lacks do not exist in the result. Readers show the fill value there, so an array needs one that means "missing": zeros
+would be taken for data.
 """
 
 from __future__ import annotations

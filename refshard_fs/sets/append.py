@@ -109,7 +109,10 @@ def _append(
     try:
         if joined is not None:
             if rules.message is not None:
-                raise ValueError(f"message=: {sanitize(str(url))} keeps no messages, as Icechunk repositories do")
+                raise ValueError(
+                    "message=: only Icechunk repositories keep messages of commits: leave message= out for "
+                    f"{sanitize(str(url))}"
+                )
             rules = rules if rules.dim else rules._replace(dim=joined.document.dim)
             added = extend_document(fs, base, joined, sets, rules, options, preprocess)
             with progress("append", callback) as shown:

@@ -103,7 +103,7 @@ def _list_scalars(parts: Sequence[NamedSet]) -> list[str]:
 
 
 def _identify_values(parts: Sequence[NamedSet], names: Iterable[str]) -> dict[str, list[Hashable]]:
-    """Return, by name, what tells the values of a coordinate apart, of each set; those alone that all sets have."""
+    """Identify the values of each coordinate in each set, by name; skip coordinates that a set lacks."""
     found: dict[str, list[Hashable]] = {}
     for name in names:
         every = [_identify(part, _get_variable(part, name)) for part in parts]

@@ -67,7 +67,7 @@ def read_sets(
 
     def take(number: int, result: Scanned | Exception | None) -> None:
         match result:
-            case None:  # to be opened by itself
+            case None:  # `read` opens this source by itself
                 return
             case Scanned(refs, _):
                 found[number] = name_set(number, refs)

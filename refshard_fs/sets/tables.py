@@ -63,7 +63,7 @@ def read_parquet_table(data: bytes, where: str, dims: Sequence[str] | None) -> l
     columns = [f.name for f in table.schema if f.name != column and any(is_(f.type) for is_ in (*is_place, *is_text))]
     unknown = set(dims or ()).difference(columns)
     if unknown:
-        raise ValueError(f"{where} has the columns {', '.join(columns)}, and not {', '.join(sorted(unknown))}")
+        raise ValueError(f"{where} lacks the columns {', '.join(sorted(unknown))}: it has {', '.join(columns)}")
     return [(row.pop(column), row) for row in table.select([column, *(dims or columns)]).to_pylist()]
 
 

@@ -92,7 +92,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
             "set to another URL"
         )
     if message is not None and format != ICECHUNK:
-        raise ValueError(f"message=: {url} keeps no messages of commits, as Icechunk repositories do")
+        raise ValueError(f"message=: only Icechunk repositories keep messages of commits: leave message= out for {url}")
     stored, made = base, edits
     if format != HIERARCHY:
         if (whole := base.keyspace.whole_shards) is not base.keyspace:

@@ -142,7 +142,7 @@ def test_unsupported_keys_are_named(repository: str) -> None:
 def test_message_for_other_formats_is_an_error(tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(tmp_path / "refs.json"), mode="a")
     fs.pipe_file("a", b"1")
-    with pytest.raises(ValueError, match="keeps no messages"):
+    with pytest.raises(ValueError, match="only Icechunk repositories keep messages"):
         fs.commit(message="a")
     fs.discard()
 

@@ -169,7 +169,7 @@ def _decode_ieee(data: Octets, packing: Octets, stored: int) -> _Array:
     return np.frombuffer(data, f">f{size}")
 
 
-def _run_length(data: Octets, packing: Octets, stored: int) -> _Array:
+def _decode_run_length(data: Octets, packing: Octets, stored: int) -> _Array:
     """Decode numbers of levels; digits after a number state how often its level is repeated."""
     bits, highest, levels = parse_integer(packing, 12), parse_integer(packing, 13, 2), parse_integer(packing, 15, 2)
     base = (1 << bits) - 1 - highest  # base of the digits, least significant first
@@ -388,12 +388,18 @@ def find_truncation(count: int) -> int:
 
 _LOGARITHM: Final = 61
 _SCALABLE: Final[dict[int, Callable[..., Iterator[_Piece]]]] = {  # by template: decoders
-    0: _decode_simple, 2: _decode_complex, 3: _decode_complex, 40: _decode_jpeg_2000, 41: _decode_png, 42: _decode_ccsds, _LOGARITHM: _decode_simple,
-}  # fmt: skip
+    0: _decode_simple,
+    2: _decode_complex,
+    3: _decode_complex,
+    40: _decode_jpeg_2000,
+    41: _decode_png,
+    42: _decode_ccsds,
+    _LOGARITHM: _decode_simple,
+}
 _UNSCALED: Final = {
     4: _decode_ieee,
     51: _decode_spectral_complex,
-    200: _run_length,
+    200: _decode_run_length,
 }  # decoders by template; they give values
 
 

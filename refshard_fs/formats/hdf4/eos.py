@@ -149,7 +149,7 @@ def _parse_grid(block: Block) -> Structure:
 
 
 def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
-    """Return the problem of the values that make a grid's coordinates; empty if there is no problem."""
+    """Return why a grid has no coordinates: the first value that cannot be used; empty if all can."""
     given = {"XDim": counts[0], "YDim": counts[1]}
     if not all(given.values()):
         return f"its numbers of columns and rows are {given}"

@@ -150,7 +150,9 @@ def _read_renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int,
         known = found[array] = {}
         for number, name in (names if isinstance(names, dict) else {"": ""}).items():
             if not _NUMBER.fullmatch(number) or not (name is None or (isinstance(name, str) and _NAME.fullmatch(name))):
-                raise ManifestError(f"{where}: {number!r}: {name!r} is not a partition of {array!r} and its file")
+                raise ManifestError(
+                    f"{where}: expected partition numbers of {array!r} with names of files, got {number!r}: {name!r}"
+                )
             known[int(number)] = name
     return found
 

@@ -286,7 +286,7 @@ def _parse_members(data: bytes, end: End) -> Members:
     extras = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
     proven[has_extra] = slack[has_extra] == list(map(_predict_local_extra, extras, wide[has_extra].tolist()))
     proven &= (rows["flags"] & _DESCRIPTOR) == 0
-    if not end.shift:  # bytes before the archive may also be bytes that were inserted into it
+    if not end.shift:  # with a shift, bytes may also have been inserted between members
         members["head"] = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0)
     withheld = _find_odd_names(names)
     at = np.array([i for i in range(len(names)) if i not in withheld] if withheld else range(len(names)), np.intp)
