@@ -118,11 +118,11 @@ class RefShardBackend(BackendEntrypoint):
     ) -> dict[str, xr.Dataset]:
         """Open each group as a Dataset; return them by path.
 
-        Paths are relative to ``group``, or begin with "/" if there is none.
+        Paths are relative to ``group``, or begin with "/" if it is not given.
         """
         self._check_names(options)
         root = (options.get("group") or "").strip("/")
-        top = PurePosixPath("." if root else "/")
+        top = PurePosixPath("." if options.get("group") else "/")
         with _opening(_filesystem(filename_or_obj, storage_options), options) as opening:
             groups = {
                 str(top / relative(path, root)): opening.dataset(group)
