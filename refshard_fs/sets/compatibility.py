@@ -39,7 +39,8 @@ def check_shapes(path: str, one: NamedSet, other: NamedSet, axis: int) -> None:
     """Raise ManifestError if two sets' arrays ``path`` have other dimensions, or lengths along any but ``axis``."""
     a, b = one.variables[path], other.variables[path]
     if a.dims != b.dims:
-        raise difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+        found = difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+        raise ManifestError(f"{found}: drop=[{path!r}] leaves the variable out")
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
             raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)

@@ -123,7 +123,7 @@ def scalar(path: Path, number: int, change: Change | None = None) -> str:
         (without("time"), "'time'.*does not exist in set 1 .*file1.*set 0 .*file0"),
         (without("v"), "file1.* has no variable 'v', which .*file0.* has along 'time'"),
         (anew("v", data=np.zeros((2, 4), "f4")), "'v' has the length.*3 in set 0.*file0.*4 in set 1.*file1"),
-        (anew("v", data=np.zeros(2, "f4")), "'v' has the dimensions.*file0.*file1"),
+        (anew("v", data=np.zeros(2, "f4")), "'v' has the dimensions.*file0.*file1.*: drop=.'v'. leaves"),
         (attribute("v", "units", "K"), "'v' has the attribute units None in .*file0.*'K' in .*file1"),
     ],
 )
