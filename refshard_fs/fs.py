@@ -1112,7 +1112,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         sets of zarr version 2 with ``.`` between coordinates. ``callback`` counts the chunks that arrays may have.
         """
         from refshard_fs.writing.save import save  # imported only for writing
-        from refshard_fs.writing.shards import stored_keys
+        from refshard_fs.writing.shards import list_stored_keys
 
         check_spelling(storage_options, RefShardFileSystem.save)
         if format is None and url.endswith(".refshard"):
@@ -1127,7 +1127,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         with progress("save", callback) as shown:
             format = format or format_named(url)
             return save(
-                stored_keys(self.source, self._writer),
+                list_stored_keys(self.source, self._writer),
                 self.source,
                 url,
                 format,

@@ -370,7 +370,7 @@ class ArrayGroup(KeySpace):
             for name, is_directory in below.items()
         ]
         if prefix in self.grids:
-            found += yield from self._listed(prefix)
+            found += yield from self._list_array(prefix)
         return sorted(found, key=lambda listed: listed.name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
@@ -414,7 +414,7 @@ class ArrayGroup(KeySpace):
             builder.put_entry(row, entry)
         return builder.finish()
 
-    def _listed(self, path: str) -> Steps[list[Listed]]:
+    def _list_array(self, path: str) -> Steps[list[Listed]]:
         found = yield from self._existing(path)
         return [Listed(tail, None) for tail in self.grids[path].tails()] if found is None else found
 

@@ -39,7 +39,7 @@ def reconsolidate(
     match name, document:
         case ".zmetadata", {"metadata": dict(members), **rest}:
             new = {member: value for member, value in members.items() if not is_gone(join(path, member))}
-            for changed, value in _below(path, changes):
+            for changed, value in _select_below(path, changes):
                 if parent(changed)[1] not in DOCUMENTS or (is_whole and changed != key):
                     _set(new, relative(changed, path), value, bare=not is_whole)
             if is_whole:
@@ -48,11 +48,13 @@ def reconsolidate(
             return document if new == members else {"metadata": new, **rest}
         case "zarr.json", {"consolidated_metadata": {"metadata": dict(members), **inline}, **rest}:
             new = {node: value for node, value in members.items() if not is_gone(join(path, join(node, ROOT)))}
-            for changed, value in _below(path, changes):
+            for changed, value in _select_below(path, changes):
                 node = relative(parent(changed)[0], path) if parent(changed)[0] != path else ""
                 if node and parent(changed)[1] == ROOT:
                     _set(new, node, value)
-            same = {node: _bare(value) for node, value in members.items()} == {n: _bare(v) for n, v in new.items()}
+            same = {node: _drop_consolidated(value) for node, value in members.items()} == {
+                n: _drop_consolidated(v) for n, v in new.items()
+            }
             return document if same else {**rest, "consolidated_metadata": {**inline, "metadata": new}}
     return document
 
@@ -66,7 +68,7 @@ def update_consolidated(documents: Documents) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in [key for key, value in documents.items() if parent(key)[1] in DOCUMENTS and repeats(key, value)]:
         is_root = parent(key)[1] == ROOT
-        others = (k for k, _ in _below(parent(key)[0], documents) if k != key and k != CONSOLIDATED)
+        others = (k for k, _ in _select_below(parent(key)[0], documents) if k != key and k != CONSOLIDATED)
         if any((parent(k)[1] == ROOT) == is_root for k in others):
             before = parse_json(documents[key])
             after = reconsolidate(key, before, documents, lambda k: k not in documents)
@@ -89,7 +91,7 @@ def parse_json(value: Any) -> Any:
         return value
 
 
-def _below(path: str, changes: Documents) -> Iterator[tuple[str, Any]]:
+def _select_below(path: str, changes: Documents) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in changes.items() if is_within(key, path))
 
 
@@ -98,12 +100,12 @@ def _set(members: dict[str, Any], name: str, value: Any, *, bare: bool = True) -
     if isinstance(found, list):
         return
     if isinstance(found, dict):
-        members[name] = _bare(found) if bare else found
+        members[name] = _drop_consolidated(found) if bare else found
     else:
         members.pop(name, None)
 
 
-def _bare(document: Any) -> Any:
+def _drop_consolidated(document: Any) -> Any:
     """Return a node's document without its own consolidated metadata, which an outer document does not repeat."""
     if isinstance(document, dict) and "consolidated_metadata" in document:
         return {name: value for name, value in document.items() if name != "consolidated_metadata"}

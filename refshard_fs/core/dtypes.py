@@ -41,7 +41,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
         if dtype.names is not None and not dtype.hasobject:
-            dtype = with_single_fields(_without_gaps(dtype), zarr_format)
+            dtype = with_single_fields(_fill_gaps(dtype), zarr_format)
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
         raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: {e}") from None
     if dtype.hasobject:
@@ -53,7 +53,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
     return dtype
 
 
-def _without_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _fill_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return ``dtype`` with padding as extra fields, since zarr's metadata cannot express padding."""
     packed = np.dtype(_drop_titles(dtype.descr))
     if packed.itemsize != dtype.itemsize:

@@ -393,7 +393,7 @@ class _Walk:
         self._indexes: frozenset[str] = frozenset()
         self._sizes: dict[str, dict[int, int]] = {}  # sizes by array and number
 
-    def _all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
+    def _run_all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
         """Run all ``parts`` together. After an error, run them in ever smaller groups, so that each notes its own."""
         if not parts:
             return
@@ -402,8 +402,8 @@ class _Walk:
         except (OSError, RefShardError):
             if self._errors is None or len(parts) == 1:
                 raise
-            yield from self._all(parts[: len(parts) // 2])
-            yield from self._all(parts[len(parts) // 2 :])
+            yield from self._run_all(parts[: len(parts) // 2])
+            yield from self._run_all(parts[len(parts) // 2 :])
 
     def directory(self, prefix: str, array: str | None) -> Steps[None]:
         """Add everything below ``prefix``, which is a directory of chunks of ``array`` unless ``array`` is None."""
@@ -416,7 +416,7 @@ class _Walk:
             self._errors[prefix] = e
             names = [] if array is not None else [Listed(name, None) for name in (*ARRAY_DOCUMENTS, ".zattrs")]
         documents = {n.name for n in names if not n.is_directory and zarrmeta.is_metadata(n.name)}
-        yield from self._all([partial(self._document, prefix, n.name) for n in names if n.name in documents])
+        yield from self._run_all([partial(self._document, prefix, n.name) for n in names if n.name in documents])
         if prefix in self._arrays:
             array = prefix
             listing = None
@@ -431,11 +431,11 @@ class _Walk:
                 self._is_known.add(prefix)
                 self._indexes |= listing.indexes
                 self._others |= {k: size for k, size in listing.others.items() if not zarrmeta.is_metadata(k)}
-                yield from self._all([partial(self.directory, path, None) for path in listing.directories])
+                yield from self._run_all([partial(self.directory, path, None) for path in listing.directories])
                 return
         self._files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
         for some in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
-            yield from self._all([partial(self.directory, path, array) for path in some])
+            yield from self._run_all([partial(self.directory, path, array) for path in some])
 
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)

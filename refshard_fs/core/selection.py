@@ -42,7 +42,7 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
         sizes, steps, weights = shape[here], chunks[here], strides[here]
         dimension = here.stop
         if isinstance(part, slice):
-            sets.append(_of_slice(part, sizes[0], steps[0]) * weights[0])
+            sets.append(_select_slice(part, sizes[0], steps[0]) * weights[0])
             continue
         if part.dtype == bool and part.shape != tuple(sizes):
             raise IndexError(f"expected a boolean array of shape {tuple(sizes)}, got {part.shape}")
@@ -100,7 +100,7 @@ def _within(index: npt.NDArray[Any], size: int) -> Integers:
     return np.where(numbers < 0, numbers + size, numbers)
 
 
-def _of_slice(part: slice, size: int, step: int) -> Integers:
+def _select_slice(part: slice, size: int, step: int) -> Integers:
     """Return the chunks of ``step`` elements that a slice touches."""
     taken = range(*part.indices(size))
     if not taken:

@@ -72,7 +72,7 @@ class _Shared(Generic[T]):
         except StopIteration as stop:
             self._result = stop.value
             self.is_over = True
-        except Exception as e:
+        except Exception as e:  # any error of the steps: other look-ups that wait for the result raise it, too
             self.is_over = True
             if not isinstance(answer, Exception):
                 self._error = e

@@ -65,7 +65,7 @@ class TimeUnits(NamedTuple):
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> TimeUnits:
         """Return the units that attributes say; ValueError, saying why, if these are not units of times."""
-        length, since = parsed_units(attributes.get("units"))
+        length, since = parse_units(attributes.get("units"))
         calendar = calendar_of(attributes)
         return cls(length, _instant(since, calendar) * SECOND, family_of(calendar))
 
@@ -144,7 +144,7 @@ def finest(units: Iterable[TimeUnits]) -> int:
 
 def finer(length: int, like: object) -> list[str]:
     """Return all units of that length or less that count from the time that those of ``like`` do, the longest first."""
-    return [f"{_NAMES[each]} since {parsed_units(like)[1]}" for each in _NAMES if each <= length]
+    return [f"{_NAMES[each]} since {parse_units(like)[1]}" for each in _NAMES if each <= length]
 
 
 def is_time(attributes: Mapping[str, Any]) -> bool:
@@ -172,7 +172,7 @@ def family_of(calendar: str) -> str:
     return GREGORIAN[0] if calendar in GREGORIAN else calendar
 
 
-def parsed_units(units: object) -> tuple[int, str]:
+def parse_units(units: object) -> tuple[int, str]:
     """Return the nanoseconds of the unit, and the reference time."""
     match = _UNITS.fullmatch(units) if isinstance(units, str) else None
     name = "" if match is None else match[1].lower()
@@ -185,7 +185,7 @@ def parsed_units(units: object) -> tuple[int, str]:
 def format_time(value: Any, attributes: Mapping[str, Any]) -> str:
     """Return a CF time as a date; as a number with its units, where Python has no date for it."""
     with suppress(ValueError, OverflowError):
-        length, since = parsed_units(attributes.get("units"))
+        length, since = parse_units(attributes.get("units"))
         begin = instant(since)
         time = begin + timedelta(microseconds=round(float(value) * length / 1000))
         if family_of(calendar_of(attributes)) == GREGORIAN[0] and min(begin, time).year > CHANGE[0]:

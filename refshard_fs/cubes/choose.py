@@ -68,7 +68,7 @@ def _squeeze(shown: Mapping[str, Node], nodes: Nodes, dims: Sequence[str] | bool
     for path, node in shown.items():
         node.dropped = tuple(axis for axis, dim in enumerate(node.dims) if dim in dims)
         if node.dropped and node.dims == [parent(path)[1]]:
-            _add_coordinates(shown[parent(path)[0]], node.dims[:1])  # type: ignore[arg-type]
+            _add_coordinates(shown[parent(path)[0]], [parent(path)[1]])
 
 
 def _update_attributes(values: Attributes, before: Attributes) -> Attributes:

@@ -33,7 +33,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS
 from refshard_fs.cubes.document import DEEPEST, ConcatDocument
 from refshard_fs.cubes.fit import ArrayFacts, Fit, fit
-from refshard_fs.cubes.merging import merge, open_selected, selected
+from refshard_fs.cubes.merging import apply_choices, merge, open_selected
 from refshard_fs.cubes.moving import Move, consecutive, move_numbers, shift_by
 from refshard_fs.cubes.overlaid import Gap, Overlaid
 from refshard_fs.cubes.piece_view import PieceView, with_origin_of_piece
@@ -74,7 +74,7 @@ def _unread_blocks(piece: _OpenPiece, path: str, array: ConcatArray, coords: Seq
             yield placed
 
 
-def _children(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
+def _list_chunks(directory: ChunkDirectory | None, size: int | None) -> list[Listed]:
     """List a directory of chunks, all of which have the same ``size`` (None: unknown)."""
     if directory is None:
         return []
@@ -457,7 +457,7 @@ class ConcatKeySpace(KeySpace):
         found = grid.directory(directory)
         if found is not None and len(found.numbers) > LISTED:
             raise NotListable(f"{path!r} of {self.where} has {len(found.numbers)} names: at most {LISTED} are listed")
-        return sorted(_children(found, self._chunk_size(path, array)), key=by_name)
+        return sorted(_list_chunks(found, self._chunk_size(path, array)), key=by_name)
 
     def _in_all_pieces(
         self, path: str, array: ConcatArray, grid: ChunkGrid, leading: Sequence[int] | None
@@ -495,7 +495,7 @@ class ConcatKeySpace(KeySpace):
             directory = join(path, stored.directory_of(array.stored_coords(local)))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
             own = array.grid_of_piece(number, fit.places)
-            names: Sequence[Listed] = _children(own.directory(relative(directory, path)), None)
+            names: Sequence[Listed] = _list_chunks(own.directory(relative(directory, path)), None)
         else:
             names = (yield from piece.children(directory)) or ()
         named = []
@@ -765,4 +765,4 @@ def _open_document(
     if document.beside:
         beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])
         whole = yield from merge(space, beside)
-    return (yield from selected(whole, document.view))
+    return (yield from apply_choices(whole, document.view))

@@ -33,13 +33,13 @@ def open_selected(steps: Steps[KeySpace], choices: Iterable[Choice]) -> Steps[Ke
     """Open a source by ``steps``, and take each of ``choices``; metadata documents are read once."""
 
     def all_steps() -> Steps[KeySpace]:
-        return (yield from selected((yield from steps), choices))
+        return (yield from apply_choices((yield from steps), choices))
 
     return read_once(all_steps())
 
 
-def selected(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
-    """Return ``base`` with each of ``choices`` taken of what the one before it shows."""
+def apply_choices(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
+    """Apply ``choices`` to ``base`` in order, each to the result of the one before."""
     for choice in choices:
         base = yield from Selection.of(base, choice)
         if choice.assign:

@@ -27,7 +27,7 @@ from refshard_fs.cubes.chunk_codec import ChunkDecoder, blank_chunk, decode_chun
 from refshard_fs.errors import ManifestError
 
 
-def exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+def convert_exactly(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Return values as another type; None where it does not hold them all exactly."""
     with np.errstate(invalid="ignore", over="ignore"):
         stored = values.astype(dtype)
@@ -180,7 +180,7 @@ class Recoding(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.where}: {e}") from e
         numbers = np.zeros(values.shape, there.dtype)
         numbers[~missing] = there
-        out = exactly(numbers, mine.dtype)
+        out = convert_exactly(numbers, mine.dtype)
         if out is None:
             raise ValueError(f"{self.where}: a time cannot be stored exactly as {mine.dtype}")
         return out
@@ -306,16 +306,16 @@ def _encoding(document: bytes) -> _Encoding:
     if any(value is not None and type(value) not in (int, float) for value in (scale, offset)):
         raise ValueError("expected numbers as scale_factor and add_offset")
     marks = [meta.raw.get("fill_value")] if meta.zarr_format == 2 else []
-    marks += missing_values(meta, attributes, dtype)
+    marks += get_missing_values(meta, attributes, dtype)
     fills = [fill_of(msgspec.structs.replace(meta, raw={"fill_value": m}), dtype) for m in marks if m is not None]
-    meant = meant_dtype(dtype, attributes)
+    meant = find_meant_dtype(dtype, attributes)
     times = TimeUnits.of(attributes) if is_time(attributes) else None
     return _Encoding(
         meta, dtype, scale, offset, np.array([*dict.fromkeys(fills)], dtype), meant, ChunkDecoder.of(meta), times
     )
 
 
-def missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:
+def get_missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> list[int | float]:
     """Return the numbers that attributes of an array say to mean "missing"."""
     named: list[Any] = []
     for value in map(attributes.get, MISSING):
@@ -324,7 +324,7 @@ def missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np.dty
     return [value for value in known if isinstance(value, int | float)]
 
 
-def meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
+def find_meant_dtype(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> np.dtype[Any]:
     """Return the type that numbers mean, by ``_Unsigned``: some formats lack unsigned, or signed, numbers."""
     kind = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(attributes.get(_UNSIGNED)).lower()))
     return dtype if kind is None else np.dtype(f"{dtype.byteorder}{kind}{dtype.itemsize}")

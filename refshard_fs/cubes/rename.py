@@ -46,7 +46,7 @@ def rename_nodes(kept: Mapping[str, Node], nodes: Nodes, rename: Mapping[str, st
             node.rename_dimensions(own_dims)
         if names:
             group = parent(path)[0] if node.is_array else path
-            node.edit_attributes(partial(_rename_in_attributes, partial(_new_name, names, nodes, group)))
+            node.edit_attributes(partial(_rename_in_attributes, partial(_find_new_name, names, nodes, group)))
         new_path = "/".join(names.get(above, parent(above)[1]) for above in iter_paths_to(path))
         if new_path in shown:
             raise ManifestError(f"rename= gives {shown[new_path].source!r} and {path!r} one name, {new_path!r}")
@@ -60,7 +60,7 @@ def iter_paths_to(path: str) -> Iterator[str]:
     return ("/".join(parts[: depth + 1]) for depth in range(len(parts)))
 
 
-def _new_name(names: Mapping[str, str], nodes: Nodes, group: str, word: str) -> str:
+def _find_new_name(names: Mapping[str, str], nodes: Nodes, group: str, word: str) -> str:
     """Return the new name of the variable that attributes in ``group`` call ``word``: of it, or of a group above."""
     for above in [*reversed([*iter_paths_to(group)]), ""]:
         if join(above, word) in nodes:

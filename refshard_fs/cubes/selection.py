@@ -201,16 +201,16 @@ class Selection(View):
         )
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        found, others = self._by_source(keys)
-        known = [_placed(places, space.lookups(theirs)) for space, (places, theirs) in found.items()]
+        found, others = self._group_by_source(keys)
+        known = [_place_lookups(places, space.lookups(theirs)) for space, (places, theirs) in found.items()]
         return [*itertools.chain(*known), *(self.single_lookup(place, keys[place]) for place in others)]
 
     def reads(self, keys: Sequence[str]) -> list[LookUp]:
-        found, others = self._by_source(keys)
-        known = [_placed(places, space.reads(theirs)) for space, (places, theirs) in found.items()]
+        found, others = self._group_by_source(keys)
+        known = [_place_lookups(places, space.reads(theirs)) for space, (places, theirs) in found.items()]
         return [*itertools.chain(*known), *lookups_of(self, keys, others)]
 
-    def _by_source(self, keys: Sequence[str]) -> tuple[dict[KeySpace, tuple[list[int], list[str]]], list[int]]:
+    def _group_by_source(self, keys: Sequence[str]) -> tuple[dict[KeySpace, tuple[list[int], list[str]]], list[int]]:
         """Return the places of ``keys`` that sources have, and what they are there, by source; and all other places."""
         found: dict[KeySpace, tuple[list[int], list[str]]] = {}
         others: list[int] = []
@@ -227,13 +227,13 @@ class Selection(View):
     def likely(self, keys: Sequence[str]) -> dict[int, Span]:
         return {
             places[number]: span
-            for space, (places, theirs) in self._by_source(keys)[0].items()
+            for space, (places, theirs) in self._group_by_source(keys)[0].items()
             for number, span in space.likely(theirs).items()
         }
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
         spans: list[Span] = []
-        for space, (_, theirs) in self._by_source([*keys])[0].items():
+        for space, (_, theirs) in self._group_by_source([*keys])[0].items():
             spans += yield from space.full_shards(theirs)
         return spans
 
@@ -358,9 +358,9 @@ class Selection(View):
                     arrays[path] = array.shown(chunks[array.source])
             whole = {array.source: path for path, array in shown.items() if array.is_whole}
             for part in parts:
-                members |= _shown_items(part.members, whole)
-                others |= _shown_items(part.others, whole)
-                indexes |= _shown_items(dict.fromkeys(part.indexes), whole).keys()
+                members |= _list_shown(part.members, whole)
+                others |= _list_shown(part.others, whole)
+                indexes |= _list_shown(dict.fromkeys(part.indexes), whole).keys()
         return Contents(members, arrays, others, frozenset(indexes))
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
@@ -374,13 +374,13 @@ class Selection(View):
         return None
 
 
-def _shown_items(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
+def _list_shown(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
     """Return what is ``found`` by key below arrays, by the keys that are shown; ``whole`` has their new paths."""
     owners = {key: nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
     return {join(whole[p], relative(key, p)): found[key] for key, p in owners.items() if p is not None}
 
 
-def _placed(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[LookUp]:
+def _place_lookups(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[LookUp]:
     """Return look-ups of keys that are at ``places`` among others."""
     return [LookUp([places[number] for number in numbers], steps) for numbers, steps in look_ups]
 

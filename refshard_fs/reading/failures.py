@@ -158,10 +158,10 @@ def blame(key: str, error: Exception) -> Exception:
         return part
     if isinstance(error, RefShardError) and not isinstance(error, OSError):
         return error
-    return _unreachable(key, _noted_place(error, READING) or "an unknown location", error)
+    return _unreachable(key, _find_noted_place(error, READING) or "an unknown location", error)
 
 
-def _noted_place(error: Exception, mark: str) -> str | None:
+def _find_noted_place(error: Exception, mark: str) -> str | None:
     """Return the place that a note on ``error`` names after ``mark``, the innermost one of several."""
     notes: list[str] = getattr(error, "__notes__", [])
     return next((text.removeprefix(mark) for text in notes if text.startswith(mark)), None)
@@ -178,9 +178,9 @@ def source_failed(source: object, error: Exception) -> SourceNotReachable:
 
     It names the object that cannot be read, if this is another one, such as a sidecar in an archive.
     """
-    place = _noted_place(error, OPENING) or source
+    place = _find_noted_place(error, OPENING) or source
     where = sanitize(place) if isinstance(place, str) else ""
-    read = _noted_place(error, READING) or where
+    read = _find_noted_place(error, READING) or where
     reason = explain(error, read or where, of_source=True)
     return SourceNotReachable(f"{place} cannot be opened: {'' if read.startswith(where) else f'{read}: '}{reason}")
 

@@ -6,7 +6,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.source.collect import Unread, collect
 from refshard_fs.writing.save import respelling
-from refshard_fs.writing.shards import stored_keys
+from refshard_fs.writing.shards import list_stored_keys
 
 
 def collect_references(fs: RefShardFileSystem, unread: Unread | None = None) -> ReferenceSet:
@@ -14,4 +14,6 @@ def collect_references(fs: RefShardFileSystem, unread: Unread | None = None) -> 
 
     Chunks of ``unread`` arrays that would have to be decoded are not read.
     """
-    return collect(stored_keys(fs.source, fs.writer), fs.source.run, respelling(fs.source.options.open, fs.fo), unread)
+    return collect(
+        list_stored_keys(fs.source, fs.writer), fs.source.run, respelling(fs.source.options.open, fs.fo), unread
+    )

@@ -31,10 +31,10 @@ from refshard_fs.cubes.cf_times import (
     finer,
     finest,
     is_time,
-    parsed_units,
+    parse_units,
 )
 from refshard_fs.cubes.fit import difference
-from refshard_fs.cubes.recoding import MISSING, exactly, missing_values
+from refshard_fs.cubes.recoding import MISSING, convert_exactly, get_missing_values
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import ChangedSet, replace_metadata
 from refshard_fs.sets.digests import read_small_arrays
@@ -164,7 +164,7 @@ def _get_marks(variable: Variable, dtype: np.dtype[Any]) -> list[int | float]:
     """Return the values of an array that stand for missing ones."""
     fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
     fills = [fill] if isinstance(fill, int | float) else []
-    return [*fills, *missing_values(variable.meta, variable.attributes, dtype)]
+    return [*fills, *get_missing_values(variable.meta, variable.attributes, dtype)]
 
 
 def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None) -> None:
@@ -192,7 +192,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
         return
     own = str(coordinate.attributes["units"])
     texts = [fixed] if fixed else [own, *finer(finest(units.values()), own)]
-    closest = fixed or finer(min(SECOND, parsed_units(own)[0]), own)[0]  # if no units hold all times exactly
+    closest = fixed or finer(min(SECOND, parse_units(own)[0]), own)[0]  # if no units hold all times exactly
     errors: list[ManifestError] = []
     for text, rounded in dict.fromkeys([*((each, False) for each in texts), (closest, True)]):
         to = TimeUnits.of({**coordinate.attributes, "units": text})
@@ -245,7 +245,7 @@ def _convert(
         values.shape, marks[0] if marks else np.nan if is_float else 0, np.float64 if is_float else np.int64
     )
     numbers[~missing] = known
-    stored = exactly(numbers, values.dtype) if values.dtype.kind == numbers.dtype.kind else None
+    stored = convert_exactly(numbers, values.dtype) if values.dtype.kind == numbers.dtype.kind else None
     return numbers if stored is None else stored
 
 

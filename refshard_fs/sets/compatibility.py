@@ -23,7 +23,7 @@ from refshard_fs.cubes.fit import (
     fit,
     recoding_of,
 )
-from refshard_fs.cubes.recoding import missing_values
+from refshard_fs.cubes.recoding import get_missing_values
 from refshard_fs.cubes.recutting import Recut
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import replace_metadata
@@ -165,7 +165,7 @@ def _list_ignored_fields(path: str, one: NamedSet, other: NamedSet) -> frozenset
         values, variable = part.values(path), of.variables[path]
         if values is None or values.dtype.kind not in "iuf":
             return frozenset()
-        if np.isin(values, missing_values(variable.meta, variable.attributes, values.dtype)).any():
+        if np.isin(values, get_missing_values(variable.meta, variable.attributes, values.dtype)).any():
             return frozenset()
     return TYPES
 

@@ -20,7 +20,7 @@ from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.fit import difference
 from refshard_fs.cubes.moving import Move, shift_by
-from refshard_fs.cubes.recoding import exactly
+from refshard_fs.cubes.recoding import convert_exactly
 from refshard_fs.cubes.recutting import Recut, check_recut
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
@@ -270,11 +270,11 @@ class _Concatenation:
             joined = np.concatenate(every, axis)
         except ValueError:  # lengths along other dimensions differ, which `check_joinable` says
             return None
-        stored = exactly(joined, every[0].dtype)
+        stored = convert_exactly(joined, every[0].dtype)
         if stored is not None:
             return stored  # the first set's type, if it holds all values
         for part, values in zip(self.sets, every, strict=True):
-            if exactly(values, joined.dtype) is None:
+            if convert_exactly(values, joined.dtype) is None:
                 raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
         return joined
 

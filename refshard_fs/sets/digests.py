@@ -15,7 +15,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import join
 from refshard_fs.core.model import batches
-from refshard_fs.cubes.recoding import missing_values
+from refshard_fs.cubes.recoding import get_missing_values
 from refshard_fs.errors import RefShardError
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import References
@@ -192,7 +192,7 @@ class ValueDigest(msgspec.Struct, frozen=True, eq=False):
         if values is None or values.dtype.kind not in "iuf":
             return None
         variable = part.variables[path]
-        marks = set(missing_values(variable.meta, variable.attributes, values.dtype))
+        marks = set(get_missing_values(variable.meta, variable.attributes, values.dtype))
         fill = variable.meta.raw.get("fill_value")
         if variable.meta.zarr_format == 2 and isinstance(fill, int | float):
             marks.add(fill)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from refshard_fs.core.dtypes import dtype_of
-from refshard_fs.cubes.recoding import missing_values
+from refshard_fs.cubes.recoding import get_missing_values
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.variables import NamedSet
@@ -43,7 +43,7 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
         return None
     if meta.zarr_format == 2 and fill is not None:
         return None
-    named = [] if dtype is None else missing_values(meta, first.attributes, dtype)
+    named = [] if dtype is None else get_missing_values(meta, first.attributes, dtype)
     if fill in named or (marked is not None and fill == marked):
         return None
     wanted: Any = None

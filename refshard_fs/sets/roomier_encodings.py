@@ -15,7 +15,7 @@ import numpy as np
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.dtypes import common_text_type, decoded_type, dtype_of, plain_document, text_metadata
 from refshard_fs.core.version_3 import convert_fill_attribute
-from refshard_fs.cubes.recoding import STORED, meant_dtype, missing_values
+from refshard_fs.cubes.recoding import STORED, find_meant_dtype, get_missing_values
 from refshard_fs.sets.variables import NamedSet, Variable, put_attributes
 
 _UNPACKED: Final = np.dtype("<f8")
@@ -41,7 +41,7 @@ def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict
         doc = text_metadata(first.meta, common, first.meta.shape, first.meta.chunks)
         return {first.key: doc, **put_attributes(first.key, doc, first.attributes)}
     every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
-    known = [meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
+    known = [find_meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]
     packed_by = [value for variable in (first, *others) for value in _get_packing(variable) if value is not None]
     are_numbers = all(isinstance(value, int | float) for value in packed_by)
     if len(known) < len(every) or first.meta.chunks is None or not are_numbers:
@@ -68,7 +68,9 @@ def _marks_missing(variable: Variable) -> bool:
     """Whether a value of the array stands for missing ones."""
     fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
     dtype = dtype_of(variable.meta)
-    return fill is not None or (dtype is not None and bool(missing_values(variable.meta, variable.attributes, dtype)))
+    return fill is not None or (
+        dtype is not None and bool(get_missing_values(variable.meta, variable.attributes, dtype))
+    )
 
 
 def _get_packing(variable: Variable) -> list[Any]:

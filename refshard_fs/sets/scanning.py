@@ -19,7 +19,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace, Likeness
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Stat, Steps, batches, read_once
-from refshard_fs.cubes.merging import selected
+from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import RefShardError, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
@@ -234,7 +234,7 @@ class _Scanner(Engines):
 
     def _open(self, first: FirstBytes) -> Steps[KeySpace]:
         opened = yield from first.run(open_source(first.url, self.options.open))
-        return (yield from first.run(selected(opened, self.options.select)))
+        return (yield from first.run(apply_choices(opened, self.options.select)))
 
     def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
         try:

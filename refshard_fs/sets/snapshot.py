@@ -13,7 +13,7 @@ from refshard_fs.sets.rebase import MadeSet, make_set, open_read
 from refshard_fs.source.collect import pin
 from refshard_fs.tools.progress import progress
 from refshard_fs.writing.save import respelling
-from refshard_fs.writing.shards import stored_keys
+from refshard_fs.writing.shards import list_stored_keys
 
 INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
 
@@ -72,6 +72,6 @@ def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, fla
     shard_options = source.options.open.shard_options if flatten else None
     respell = respelling(source.options.open, fs.fo)
     with progress("snapshot", callback) as shown:
-        keys = stored_keys(source, fs.writer)
+        keys = list_stored_keys(source, fs.writer)
         refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)
     return make_set(adopt(refs, source.admission))

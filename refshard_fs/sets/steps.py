@@ -18,7 +18,7 @@ from refshard_fs.cubes.cf_times import (
     TimeUnits,
     calendar_of,
     instant,
-    parsed_units,
+    parse_units,
 )
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets.variables import MOST, NamedSet, Variable
@@ -67,7 +67,7 @@ class Steps(msgspec.Struct, frozen=True):
                 count, name_of = (int(match[1] or 1), match[2]) if match else (0, "")
                 if not count or name_of not in {*_SECONDS, *_MONTHS}:
                     raise ValueError(f"expected a number of {', '.join([*_SECONDS, *_MONTHS])}")
-                unit, since = parsed_units(variable.attributes.get("units"))
+                unit, since = parse_units(variable.attributes.get("units"))
                 if name_of in _SECONDS:
                     length = Fraction(_SECONDS[name_of] * count * SECOND, unit)
                     steps = cls(first, dtype, length, units=TimeUnits.of(variable.attributes))

@@ -279,7 +279,7 @@ class ShardView(ArrayView[ArrayInfo]):
         if size < length + trailer:
             raise DamagedIndex(
                 "",
-                _where(entry),
+                _describe_place(entry),
                 f"shard {shard!r} of array {path!r}: expected an index of {length + trailer} bytes, found {size} bytes",
             )
         start = size - length - trailer if level.at_end else 0
@@ -448,7 +448,7 @@ def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entr
     try:
         return entry.part(*found)
     except ValueError as e:
-        raise DamagedIndex("", _where(entry), f"shard {shard!r} of array {path!r}: {e}") from e
+        raise DamagedIndex("", _describe_place(entry), f"shard {shard!r} of array {path!r}: {e}") from e
 
 
 def _mark_existing(entry: Entry) -> Entry:
@@ -458,7 +458,7 @@ def _mark_existing(entry: Entry) -> Entry:
     return entry
 
 
-def _where(entry: Entry) -> str:
+def _describe_place(entry: Entry) -> str:
     match entry:
         case Span(url):
             return url

@@ -63,16 +63,16 @@ def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
     return (
         all(shown.get(name) == written.get(name) for name in _SAME)
         and (ours.chunks, ours.order, ours.grid.encoding) == (theirs.chunks, theirs.order, theirs.grid.encoding)
-        and all(_alike(shown.get(name) or None, written.get(name) or None) for name in _ALIKE)
+        and all(_is_alike(shown.get(name) or None, written.get(name) or None) for name in _ALIKE)
         and not written.get("storage_transformers")
     )
 
 
-def _alike(ours: object, theirs: object) -> bool:
+def _is_alike(ours: object, theirs: object) -> bool:
     """Return whether ``theirs`` describes the same codecs as ``ours``, though it may have more members."""
     match ours, theirs:
         case [*some], [*others]:
-            return len(some) == len(others) and all(map(_alike, some, others))
+            return len(some) == len(others) and all(map(_is_alike, some, others))
         case str(name), {"name": str(other)}:
             return name == other
         case {"name": "transpose", "configuration": {"order": "C" | "F" as order}}, {
@@ -80,7 +80,7 @@ def _alike(ours: object, theirs: object) -> bool:
         }:
             return axes == sorted(axes, reverse=order == "F")
         case {**members}, {**more}:
-            return all(_alike(value, more.get(name)) for name, value in members.items())
+            return all(_is_alike(value, more.get(name)) for name, value in members.items())
     return ours == theirs
 
 

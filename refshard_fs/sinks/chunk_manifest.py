@@ -43,7 +43,7 @@ class ChunkManifestSink(Sink):
             return
         with objects.directory(replaces=bool(names)) as made:
             made.put_all(written)
-            made.put_all(_below_root(nodes))
+            made.put_all(_list_below_root(nodes))
             made.put_all({_ROOT: _root_of(nodes)})  # last: without it, nothing is there
 
 
@@ -52,7 +52,7 @@ def _replace_in_place(objects: Objects, manifests: Mapping[str, bytes], nodes: M
 
     The ``manifests`` have new names. Until the documents below the root are put, the root's document has them.
     """
-    root, documents = ReplacedDocument(objects, _ROOT), _below_root(nodes)
+    root, documents = ReplacedDocument(objects, _ROOT), _list_below_root(nodes)
     replaced = set(objects.find("")) - {_ROOT}
     paths = {path for path, name in map(parent, replaced) if name == _ROOT and is_key(path)}
     try:
@@ -72,7 +72,7 @@ def _is_unfinished(objects: Objects) -> bool:
     return all(_OURS.fullmatch(name.rpartition("/")[2]) for name in objects.find(""))
 
 
-def _below_root(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+def _list_below_root(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
     """Return the documents of all nodes but the root, by name."""
     return {join(path, _ROOT): zarrmeta.dumps(document) for path, document in nodes.items() if path}
 

@@ -63,7 +63,7 @@ class IcechunkCommit:
         given = self._source.options.pool.options_of(self._url)
         storage = storage_at(self._url, given if isinstance(given, Mapping) else {})
         resolve = self._base.keyspace.resolve
-        blocks = [(*at, self._resolved(builder.finish(), resolve)) for at, builder in self._blocks.items()]
+        blocks = [(*at, self._resolve_chunks(builder.finish(), resolve)) for at, builder in self._blocks.items()]
         repository = open_repository(storage, stores_of((url for *_, chunks in blocks for url in chunks.urls), {}))
         session = writable_session(repository, self._keyspace.branch)
         if session.snapshot_id != self._keyspace.snapshot_name:
@@ -100,7 +100,7 @@ class IcechunkCommit:
                 f"{key!r} is neither metadata of zarr version 3 nor a chunk: an Icechunk repository holds nothing else"
             )
 
-    def _resolved(self, chunks: Chunks, resolve: Any) -> Chunks:
+    def _resolve_chunks(self, chunks: Chunks, resolve: Any) -> Chunks:
         """Return chunks with absolute URLs, and the versions of their targets as checks."""
         checks = {
             row: pin.version

@@ -123,7 +123,7 @@ class ParquetCommit:
             document, self._token, self._generation, self._kept, self._renamed, at, is_for_us_alone=alone
         )
         last = make_document(document, self._token, self._generation, kept)
-        return first, partial(self._rename, last, gone) if may_rename else _nothing
+        return first, partial(self._rename, last, gone) if may_rename else _leave_partitions
 
     def _change(self, layout: Layout, array: str, change: Change) -> None:
         if change.anew:
@@ -233,5 +233,5 @@ class ParquetCommit:
         Document(self._url, self._stores, self._document.made).put(data)
 
 
-def _nothing() -> None:
+def _leave_partitions() -> None:
     """Leave the partitions of the commit to another one."""

@@ -221,7 +221,7 @@ class Collection:
 
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
         array = self._arrays[path]
-        computed = {**chunks.packed, **(_decompressed(chunks) if self._for_others else {})}
+        computed = {**chunks.packed, **(_find_decompressed(chunks) if self._for_others else {})}
         there = chunks.ranges.targets != NO_TARGET
         there[list(computed)] = False
         rows = np.flatnonzero(there)
@@ -333,7 +333,7 @@ class _Attributes(NamedTuple):
     coordinates: Sequence[str] = ()
 
 
-def _decompressed(chunks: Chunks) -> dict[int, Entry]:
+def _find_decompressed(chunks: Chunks) -> dict[int, Entry]:
     """Return, by row, ranges of files that are compressed as a whole: other readers cannot read these."""
     codes = [code for code, url in enumerate(chunks.urls) if (url or "").startswith(DECOMPRESS)]
     found: dict[int, Entry] = {}

@@ -52,7 +52,7 @@ class OverlayCopy(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, overlay: Transaction) -> OverlayCopy:
         edits = overlay.edits.load_all()
-        changes = [(key, _portable(edit)) for key, edit in edits.changes().items()]
+        changes = [(key, _make_portable(edit)) for key, edit in edits.changes().items()]
         packed = zlib.compress(msgspec.msgpack.encode((list(edits.prefixes()), changes)), 1)
         worker = overlay.worker
         if worker is not None:
@@ -75,7 +75,7 @@ class OverlayCopy(msgspec.Struct, frozen=True):
 _Packed = tuple[list[str], list[tuple[str, bytes | Span | None]]]
 
 
-def _portable(edit: Edit) -> Any:
+def _make_portable(edit: Edit) -> Any:
     return None if edit is REMOVED else edit.data if isinstance(edit, Inline) else edit
 
 

@@ -291,7 +291,7 @@ class S3Target(Target):
             with os_errors():
                 return await request
         except FileNotFoundError as e:
-            raise _missing_error(e) from e
+            raise _make_missing_error(e) from e
 
 
 def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
@@ -344,7 +344,7 @@ def _load_authorities(verify: str | bool) -> ssl.SSLContext:
     return tls_context(get_cert_path(verify))
 
 
-def _missing_error(error: FileNotFoundError) -> OSError:
+def _make_missing_error(error: FileNotFoundError) -> OSError:
     """Return s3fs's error for a missing object; for a missing bucket, an error other than FileNotFoundError."""
     response = getattr(error.__cause__, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None

@@ -101,12 +101,12 @@ class ZipTarget(Target):
     @_with_fallback
     async def facts(self, path: str) -> Facts:
         member, _, opened = await self._find(path)
-        return _of_member(member, opened)
+        return _get_member_facts(member, opened)
 
     @_with_fallback
     async def current_facts(self, path: str) -> Facts:
         member, _, _ = await self._find(path)
-        return _of_member(member, await self._archive.target.current_facts(self._path))
+        return _get_member_facts(member, await self._archive.target.current_facts(self._path))
 
     @_with_fallback
     async def names(self, path: str) -> tuple[Listed, ...]:
@@ -191,7 +191,7 @@ class ZipTarget(Target):
         if stop is None:
             check_size(end - begin, most)
         if begin == end:
-            return Answer(b"", _of_member(member, opened))
+            return Answer(b"", _get_member_facts(member, opened))
         match entry:
             case Span() if is_whole and member.head:  # its local header was not read: read it with the bytes
                 found = await self._bytes(member.local, entry.start + end)
@@ -211,7 +211,7 @@ class ZipTarget(Target):
                 data = found.data[begin:end]
             case Inline():
                 raise AssertionError("only members of an archive in memory are inline")
-        return Answer(data, _of_member(member, found.facts))
+        return Answer(data, _get_member_facts(member, found.facts))
 
     def _check_member(self, name: str, member: Member, raw: bytes) -> bytes:
         """Return a stored member from its local header and its bytes, ``raw``."""
@@ -242,7 +242,7 @@ class ZipTarget(Target):
         return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}. Fetch the archive again")
 
 
-def _of_member(member: Member, archive: Facts) -> Facts:
+def _get_member_facts(member: Member, archive: Facts) -> Facts:
     """Return the facts of a member, which has the version of its archive."""
     return Facts(member.size, archive.etag, archive.last_modified)
 

@@ -84,7 +84,7 @@ def compare(first: Surveyed, second: Surveyed) -> Difference:
         changes = [comparison.changes(None, _Side(a, a.rest), _Side(b, b.rest))]
         paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
         changes += [comparison.changes(path, _side(a, path, b), _side(b, path, a)) for path in paths]
-    ours, theirs, implied = _comparable(_plain(a.documents, first), _plain(b.documents, second))
+    ours, theirs, implied = _make_comparable(_plain(a.documents, first), _plain(b.documents, second))
     documents = ((key, _fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
         groups_added=_difference(b.groups, {*a.groups, *implied}),
@@ -118,7 +118,7 @@ def _fields(a: Document, b: Document) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys([*a, *b]) if texts[0].get(name) != texts[1].get(name))
 
 
-def _comparable(
+def _make_comparable(
     a: dict[str, Document], b: dict[str, Document]
 ) -> tuple[dict[str, Document], dict[str, Document], set[str]]:
     """Return the plain documents of both sources in one form, and the groups that one of them only implies.

@@ -47,7 +47,7 @@ def refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
     if source.arrays and "" not in source.arrays and "" not in source.groups:
         text = "there is no group at the root (.zgroup or zarr.json): zarr and xarray open arrays by their paths alone"
         found.append(Refusal("zarr", "", text, is_certain=False))
-    for group, arrays in _by_group(source.arrays).items():
+    for group, arrays in _split_by_group(source.arrays).items():
         if group not in source.groups:
             continue
         named = [extents for extents in arrays if extents.dimensions]
@@ -70,7 +70,7 @@ def is_installed(package: str) -> bool:
     return False
 
 
-def _by_group(arrays: Mapping[str, Extents]) -> dict[str, list[Extents]]:
+def _split_by_group(arrays: Mapping[str, Extents]) -> dict[str, list[Extents]]:
     found: dict[str, list[Extents]] = {}
     for path, extents in arrays.items():
         if path:

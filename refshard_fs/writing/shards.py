@@ -173,7 +173,7 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
         if layout is not None and at is not None:
             shard = shards.get(at.shard)
             if shard is None:
-                shard = shards[at.shard] = _new_shard(at, path, layout, grown.get(path), old=not edits.hides(path))
+                shard = shards[at.shard] = _plan_new_shard(at, path, layout, grown.get(path), old=not edits.hides(path))
             shard.changes[at.place] = None if edit is REMOVED else (yield from load(edit))
         elif edit is REMOVED:
             removed.append(key)
@@ -255,7 +255,7 @@ def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
     return found
 
 
-def _new_shard(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
+def _plan_new_shard(at: ChunkInShard, array: str, layout: ShardLayout, grown: Growth | None, *, old: bool) -> ShardPlan:
     """Return the plan of a shard without new chunks; chunks in the new part of a growing array count as removed."""
     limits = tuple(map(len, layout.chunks(at.coords)))
     shard = ShardPlan(at.shard, array, layout, at.lengths, {}, old, limits)
@@ -310,7 +310,7 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     for key, edit in plan.data.items():
         made.put(key, edit if isinstance(edit, Span) else writer.make_edit([edit.data]))
     for shard in plan.shards:
-        url, old = run(shard.key, partial(_old, stored, shard.key)) if shard.old else ("", None)
+        url, old = run(shard.key, partial(_read_old, stored, shard.key)) if shard.old else ("", None)
         parts = None if shard.is_removed else pack_shard(shard, old, url)
         made.put(shard.key, REMOVED if parts is None else writer.make_edit(parts))
         if not shard.is_removed:
@@ -318,7 +318,7 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     return made
 
 
-def _old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
+def _read_old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
     """Return the URL and the bytes of the stored shard ``key``; None for the bytes of a shard that does not exist."""
     entry = yield from stored.lookup(key)
     match entry:
@@ -331,7 +331,7 @@ def _old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
             return url, found
 
 
-def stored_keys(source: Source, writer: Writer | None) -> KeySpace:
+def list_stored_keys(source: Source, writer: Writer | None) -> KeySpace:
     """Return the keys of a source as they are stored, or as a commit would store them: of shards, not of inner chunks.
 
     Other sets may then refer to objects of uncommitted writes, so that none of these objects is removed from now on.

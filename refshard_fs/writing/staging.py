@@ -149,7 +149,7 @@ class _Reference(msgspec.Struct, array_like=True):
     origin: Origin = ()
 
 
-def staged_reference(span: Span) -> bytes:
+def read_staged_reference(span: Span) -> bytes:
     """Return the bytes of the staged object for a reference."""
     return msgspec.json.encode(_Reference(span.url, span.start, span.stop, span.origin))
 

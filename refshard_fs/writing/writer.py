@@ -26,7 +26,7 @@ from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
 from refshard_fs.targets.generic import run_in_thread
-from refshard_fs.writing.staging import clear, stage, staged_reference
+from refshard_fs.writing.staging import clear, read_staged_reference, stage
 
 HIERARCHY: Final = "zarr-hierarchy"
 ICECHUNK: Final = "icechunk"
@@ -88,7 +88,7 @@ class Writer:
     async def refer(self, key: str, span: Span) -> None:
         """Make ``key`` refer to ``span``."""
         await self._open_async()
-        await self._stage("r", key, staged_reference(span))
+        await self._stage("r", key, read_staged_reference(span))
         self.overlay.put(key, span)
 
     def refer_now(self, key: str, span: Span) -> bool:
