@@ -297,7 +297,7 @@ def months(folder: Path, chunk: int, packed: bool) -> list[str]:
 def test_recoded_chunks_are_fetched_ahead(http_server: RangeServer, tmp_path: Path, chunk: int, packed: bool) -> None:
     paths = months(tmp_path, chunk, packed)
     urls = [http_server.put(f"{n}.nc", Path(path).read_bytes()) for n, path in enumerate(paths)]
-    cube = refshard_fs.concat(urls, "time", lazy=True)
+    cube = pickle.loads(pickle.dumps(refshard_fs.concat(urls, "time", lazy=True)))  # without the first bytes of files
     fs = refshard_fs.RefShardFileSystem(cube, skip_instance_cache=True)
     keys = [f"v/{i}.0" for i in range(-(-120 // chunk))]
     http_server.log.clear()
