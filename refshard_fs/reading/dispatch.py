@@ -76,7 +76,9 @@ class Block:
         return bool(self.readers or self.expected or self.begun)
 
     def expect(self, start: int, stop: int) -> None:
-        """Keep ``[start, stop)`` until it is read; each call expects one more read."""
+        """Keep ``[start, stop)`` until it is read; each call expects one more read, unless a longer range has it."""
+        if any(first <= start and stop <= last and (first, last) != (start, stop) for first, last in self.expected):
+            return
         self.expected[start, stop] = self.expected.get((start, stop), 0) + stop - start
 
     def expect_less(self, start: int, stop: int) -> int:

@@ -20,11 +20,12 @@ from refshard_fs.core.stats import Stats
 from refshard_fs.reading import plan
 from refshard_fs.reading.chunk_cache import ChunkCache, keeps
 from refshard_fs.reading.dispatch import OVER, QUEUED, Block, Dispatch, Reader
+from refshard_fs.reading.file_ahead import FileAhead
 from refshard_fs.reading.loading import Answers
 from refshard_fs.reading.memory import SharedBudget
 from refshard_fs.targets import Answer, Pool, Unfit, check
 from refshard_fs.targets.failures import NOT_FOUND
-from refshard_fs.targets.versioned import Version
+from refshard_fs.targets.versioned import Version, VersionedObject
 
 FIRST = 8 * plan.MIB  # bytes at the start of an object that are fetched while look-ups find out what to read of it
 # Bytes that were fetched ahead and are no longer expected, but are kept while there is room: dask reads chunks in the
@@ -35,6 +36,7 @@ SPARE = 16 * plan.MIB
 IN_VAIN: Final = 256 << 10
 LARGE = 1 << 30  # bytes: for larger ranges, memory is allocated before the request, since there may not be enough
 TURN = 32  # ranges that are read from the disk before their futures are set
+FILES = 4096  # files whose next bytes are predicted
 NEAREST = 4  # blocks before a range that are searched for one that covers it
 # Seconds for which a whole object that was fetched ahead serves readers: nothing pins its version, as an index pins the
 # version of a file, and it may be written meanwhile. A loop over an array reads its next chunks within a second.
@@ -69,6 +71,8 @@ class Fetcher:
         self.progress = 0  # the number of answered requests, plus the number of reads from blocks fetched ahead
         self._unversioned: set[str] = set()  # objects whose servers report no version
         self._questions = asyncio.Semaphore(budget.budget.requests)
+        self.follows_files = True  # whether to fetch bytes ahead of readers that go through a file
+        self._files: LRU[Hashable, FileAhead] = LRU(FILES)
 
     def read(self, readers: Iterable[Reader], ahead: Iterable[Span] = ()) -> None:
         """Set the future of each reader; also fetch the spans ``ahead``, and keep them until they are read.
@@ -267,19 +271,24 @@ class Fetcher:
             return False
         if span.size and any(block is not None for _, _, block in self._known.cover(span)):
             return False  # a part of it is in memory, or under way
-        try:
-            place = self.requests.pool.place(span.url, span.origin)
-        except Exception:  # noqa: BLE001  # not allowed, or not possible: the reader gets the error when it reads
-            return False
-        if place is None or not place[0].is_remote:
+        place = self._find_remote(span)
+        if place is None:
             return False
         # For whole objects, requesting the version first would double the requests.
         if self.requests.pool.versions.confirmed_facts(span.url, None) is None:
             if span.url in self._unversioned:
                 return False
-            if span.stop is not None and not place[0].target.tells_versions:
+            if span.stop is not None and not place.target.tells_versions:
                 return True
         return self._on_disk.has(span)
+
+    def _find_remote(self, span: Span) -> VersionedObject | None:
+        """Return the remote object of ``span``; None if it is local, or cannot be opened: its readers get the error."""
+        with contextlib.suppress(Exception):
+            place = self.requests.pool.place(span.url, span.origin)
+            if place is not None and place[0].is_remote:
+                return place[0]
+        return None
 
     def _begin_recall(self, readers: list[Reader]) -> None:
         task = self.requests.loop.create_task(self._recall(readers))
@@ -359,6 +368,8 @@ class Fetcher:
             self._join(reader, whole, span.start, span.start)
             return []
         reader.missing = span.size
+        if (file := self._files.get(_object(span))) is not None:
+            file.read += span.size
         parts = list(self._known.cover(span))
         gaps = [(start, stop) for start, stop, block in parts if block is None]
         if len(gaps) > 1 or len(parts) == len(gaps):  # one request is cheaper than a request for each of several gaps
@@ -451,10 +462,11 @@ class Fetcher:
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
             by_object.setdefault(_object(span), []).append((span, reader))
-        for members in by_object.values():
+        for which, members in by_object.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
             merging = limits.apart if any(span.apart for span, _ in members) else limits
+            last_urgent: Block | None = None
             for start, stop, places in plan.coalesce([(s.start, s.stop or 0) for s, _ in members], merging):
                 some = [members[i] for i in places]
                 url, pin, origin = some[0][0].url, some[0][0].pin, some[0][0].origin
@@ -467,6 +479,29 @@ class Fetcher:
                             block.expect(begin, end)
                         elif begin < end and reader is not None:
                             self._join(reader, block, begin, end)
+                    last_urgent = block if urgent else last_urgent
+            if any(reader is None for _, reader in members):  # `ReadAhead` follows an array of the file
+                self._files.discard(which)
+            elif last_urgent is not None and merging.gap > 0 and self.follows_files:
+                self._extend(last_urgent, which)
+
+    def _extend(self, block: Block, which: Hashable) -> None:
+        """Let the request for ``block``, of the object ``which``, fetch bytes that will probably be read next."""
+        span = block.span
+        facts = self.requests.pool.versions.known_facts(span.url)
+        if span.stop is None or facts is None or facts.size is None or self._find_remote(span) is None:
+            return
+        file = self._files.get(which)
+        if file is None:
+            file = FileAhead()
+            file.read = span.size or 0
+            self._files.put(which, file)
+        stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(which))
+        # Bytes that other blocks have are not fetched again.
+        _, stop, known = next(self._known.cover(_part(span, span.stop, stop))) if stop > span.stop else (0, 0, None)
+        if known is None and stop > span.stop:
+            block.expect(span.stop, stop)
+            block.span = _part(span, span.start, stop)
 
     def _open(self, span: Span, *, urgent: bool, shared: bool = True) -> Block:
         """Make a block, and queue its request."""
@@ -500,7 +535,10 @@ class Fetcher:
                     self._forget(spare)
 
     def _count_waste(self, block: Block) -> None:
-        self._stats.add(ahead_wasted=sum(block.expected.values()))
+        wasted = sum(block.expected.values())
+        self._stats.add(ahead_wasted=wasted)
+        if (file := self._files.get(_object(block.span))) is not None:
+            file.wasted += wasted
         block.expected.clear()
 
     @property
@@ -611,6 +649,10 @@ class BlockIndex:
         del blocks[blocks.index(block, bisect_left(blocks, block.span.start, key=_START))]
         if not blocks:
             del self._blocks[which]
+
+    def count_unread(self, which: Hashable) -> int:
+        """Return the number of bytes of the object ``which`` that are expected to be read."""
+        return sum(sum(block.expected.values()) for block in self._blocks.get(which, ()))
 
     def cover(self, span: Span) -> Iterator[tuple[int, int, Block | None]]:
         """Yield the parts of ``span``, each with a block that has it, or None; only the nearest blocks are searched.

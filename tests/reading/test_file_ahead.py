@@ -1,0 +1,98 @@
+"""Bytes of a file that will probably be read next, after requests at small distances."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import h5netcdf
+import numpy as np
+import pytest
+import xarray as xr
+
+from refshard_fs.fs import RefShardFileSystem
+from refshard_fs.reading.file_ahead import FREE, NEAR, SHARE, SURE, FileAhead
+from refshard_fs.targets.versioned import SMALL_FILE
+from tests.servers.http import RangeServer
+
+SIZE = 1 << 30
+COUNT = 60
+
+
+def extend(file: FileAhead, start: int, size: int = 1000) -> int:
+    file.read += size
+    return file.extend(start, start + size, SIZE, 0) - start - size
+
+
+def test_requests_near_each_other_are_extended() -> None:
+    file = FileAhead()
+    assert [extend(file, 5000 * i) > 0 for i in range(SURE + 2)] == [False] * SURE + [True] * 2
+
+
+def test_requests_far_from_each_other_are_not_extended() -> None:
+    file, rng = FileAhead(), random.Random(1)
+    assert not any(extend(file, rng.randrange(SIZE // NEAR) * 3 * NEAR) for _ in range(100))
+
+
+def test_indexes_and_chunks_may_lie_in_two_parts_of_a_file() -> None:
+    file, places, more = FileAhead(), [0, SIZE // 2], []
+    for i in range(10):
+        more.append(extend(file, places[i % 2]))
+        places[i % 2] += 3000 + more[-1]
+    assert more[-2:] == [FREE, FREE]
+
+
+@pytest.mark.parametrize("read", [0, 100 * FREE])
+def test_unread_bytes_are_bounded(read: int) -> None:
+    file = FileAhead()
+    file.read = read
+    unread = 0
+    for i in range(100):
+        stop = file.extend(i * NEAR, i * NEAR + 10, SIZE, unread)
+        unread += stop - i * NEAR - 10
+    assert unread <= max(FREE, read // SHARE)
+    assert unread > 0
+
+
+def test_end_of_the_file_is_not_passed() -> None:
+    file = FileAhead()
+    for i in range(SURE + 1):
+        stop = file.extend(5000 * i, 5000 * i + 10, 5000 * SURE + 300, 0)
+    assert stop == 5000 * SURE + 300
+
+
+@pytest.fixture
+def many(http_server: RangeServer, tmp_path: Path) -> str:
+    """A file of many variables that is too large to be read whole."""
+    values = np.random.default_rng(1).normal(size=(4, 30, 40))
+    with h5netcdf.File(tmp_path / "many.nc", "w") as file:
+        file.dimensions = {"t": 4, "y": 30, "x": 40}
+        for i in range(COUNT):
+            file.create_variable(f"v{i}", ("t", "y", "x"), "f8", chunks=(1, 30, 40), compression="gzip")[:] = values + i
+    data = (tmp_path / "many.nc").read_bytes()
+    assert len(data) > SMALL_FILE
+    return http_server.put("many.nc", data)
+
+
+def test_load_of_many_variables_takes_few_requests(http_server: RangeServer, many: str, tmp_path: Path) -> None:
+    with (
+        xr.open_dataset(many, engine="refshard") as ds,
+        xr.open_dataset(tmp_path / "many.nc", engine="h5netcdf") as same,
+    ):
+        before = len(http_server.requests())
+        xr.testing.assert_identical(ds.load(), same)
+    assert len(http_server.requests()) - before < COUNT // 3
+
+
+def test_bytes_in_vain_are_bounded(http_server: RangeServer, many: str) -> None:
+    """A quarter of the chunks is read."""
+    stats = {}
+    for readahead in (0, 64 << 20):
+        fs = RefShardFileSystem(many, readahead=readahead, skip_instance_cache=True)
+        for i in range(COUNT // 2):
+            fs.cat_file(f"v{i}/0.0.0")
+        stats[readahead] = fs.stats()
+        fs.invalidate_cache()
+    without, ahead = stats.values()
+    assert without["requests"] > ahead["requests"]
+    assert ahead["bytes_fetched"] - without["bytes_fetched"] <= max(FREE, ahead["bytes_wanted"] // SHARE)
