@@ -118,7 +118,7 @@ class DirectArray(BackendArray):
         """Return the chunks of a selection; None if zarr has to read it."""
         if isinstance(key, VectorizedIndexer):
             return None
-        return _Selection(self.meta, key.tuple, self._node.path)
+        return _Selection(self.meta, key.tuple, self._node.path, self.dtype)
 
     def _is_small(self, selection: _Selection) -> bool:
         """Return whether a selection is read in the calling thread; while a source is opened, none is: see `GUARD`."""
@@ -136,8 +136,7 @@ class DirectArray(BackendArray):
 
     async def _read(self, selection: _Selection) -> npt.NDArray[Any]:
         """Read a selection on the running event loop; decode chunks as they arrive."""
-        out: npt.NDArray[Any] = np.empty(selection.shape, self.dtype)
-        source = self._fs.source
+        source, out = self._fs.source, selection.out
 
         def take(number: int, data: bytes | None) -> None:
             selection.put(number, self._decode(data).values, out)
@@ -163,7 +162,7 @@ class DirectArray(BackendArray):
         cached = {key: values for key in keys if is_fixed and (values := cache.get((token, key))) is not None}
         missing = [key for key in keys if key not in cached] if cached else keys
         encoded = dict(zip(missing, source.read_chunks(missing) if missing else (), strict=True))
-        out: npt.NDArray[Any] = np.empty(selection.shape, self.dtype)
+        out = selection.out
 
         def fill(number: int) -> npt.NDArray[Any]:
             key = keys[number]
@@ -178,7 +177,7 @@ class DirectArray(BackendArray):
                     part = convert(part.reshape(-1)).reshape(part.shape)
                 except ValueError as e:
                     raise _NotDecoded(keys[number]) from e
-            if len(keys) == 1 and selection.fills(part, self.dtype) and not is_shared:
+            if len(keys) == 1 and selection.fills(part) and not is_shared:
                 return part
             selection.put_part(number, part, out)
             return out
@@ -209,14 +208,16 @@ class DirectArray(BackendArray):
 
 
 class _Selection:
-    """The chunks that a selection touches, and where their elements lie in the result, whose shape is ``shape``."""
+    """The chunks that a selection touches, and where their elements lie in the result ``out``."""
 
-    def __init__(self, meta: ArrayMeta, key: Sequence[Any], path: str) -> None:
+    def __init__(self, meta: ArrayMeta, key: Sequence[Any], path: str, dtype: np.dtype[Any]) -> None:
         assert meta.grid is not None, "`DirectArray.of` leaves such arrays to zarr"
         assert meta.chunks is not None, "`ChunkDecoder.of` leaves such arrays to zarr"
+        counts = map(_count_positions, key, meta.shape)
+        # Before the chunks are listed: metadata may state any shape.
+        self.out: npt.NDArray[Any] = np.empty([count for count in counts if count is not None], dtype)
         slices = [_split(at, *along) for at, *along in zip(key, meta.chunks, meta.shape, strict=True)]
-        self.shape = tuple(count for count, _ in slices if count is not None)
-        self._chunks = list(product(*(parts for _, parts in slices)))
+        self._chunks = list(product(*slices))
         encode = meta.grid.encoding.encode
         self.keys = [join(path, encode([along.chunk for along in chunk])) for chunk in self._chunks]
 
@@ -245,29 +246,33 @@ class _Selection:
         else:
             out[tuple(targets)] = part
 
-    def fills(self, part: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    def fills(self, part: npt.NDArray[Any]) -> bool:
         """Return whether the elements ``part`` of the only chunk can be returned as the result."""
         targets = [at.target for at in self._chunks[0]]
         is_ordered = not any(isinstance(target, np.ndarray) for target in targets)
-        return is_ordered and part.shape == self.shape and part.dtype == dtype and part.flags.writeable
+        return is_ordered and part.shape == self.out.shape and part.dtype == self.out.dtype and part.flags.writeable
 
 
-def _split(at: Any, size: int, extent: int) -> tuple[int | None, list[_ChunkSlice]]:
-    """Split an index along a dimension of ``extent`` elements by its chunks of ``size`` elements.
+def _count_positions(at: Any, extent: int) -> int | None:
+    """Return the length of the result along a dimension of ``extent`` elements; None if an integer removes it."""
+    if isinstance(at, slice):
+        return len(range(*at.indices(extent)))
+    return None if isinstance(at, int | np.integer) else len(at)
 
-    Return the length of the result along the dimension (None if an integer removes it), and the parts.
-    """
+
+def _split(at: Any, size: int, extent: int) -> list[_ChunkSlice]:
+    """Split an index along a dimension of ``extent`` elements by its chunks of ``size`` elements."""
     if isinstance(at, slice):
         indices = range(*at.indices(extent))
         if indices.step > 0:
-            return len(indices), list(_split_range(indices, size))
+            return list(_split_range(indices, size))
         at = np.arange(indices.start, indices.stop, indices.step)
     if isinstance(at, int | np.integer):
         if not -extent <= at < extent:
             raise IndexError(f"index {at} is out of bounds for a dimension of {extent} elements")
         chunk, within = divmod(int(at) % extent, size)
-        return None, [_ChunkSlice(chunk, within, None)]
-    return len(at), list(_split_positions(np.asarray(at), size, extent))
+        return [_ChunkSlice(chunk, within, None)]
+    return list(_split_positions(np.asarray(at), size, extent))
 
 
 def _split_range(indices: range, size: int) -> Iterator[_ChunkSlice]:

@@ -256,3 +256,15 @@ def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, mo
             ds["a"].load()
         assert pipeline.is_set()
     assert any(url in note for note in caught.value.__notes__)
+
+
+def test_values_of_an_absurd_shape_are_an_error(tmp_path: Path) -> None:
+    """All chunks were listed first, for hours."""
+    meta = {"zarr_format": 2, "shape": [1 << 62], "chunks": [2], "dtype": "<f8", "order": "C", "fill_value": 0}
+    refs = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**meta, "compressor": None, "filters": None}}
+    refs["a/.zattrs"] = {"_ARRAY_DIMENSIONS": ["x"]}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with xr.open_dataset(tmp_path / "refs.json", engine="refshard") as ds:
+        with pytest.raises((ValueError, MemoryError)):
+            _ = ds["a"].values
+        assert ds["a"][-1].isnull()
