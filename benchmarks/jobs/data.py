@@ -18,7 +18,19 @@ import zarr
 
 from benchmarks.jobs.job import Site
 
-__all__ = ["Days", "Era5", "Grib", "Image", "Months", "Published", "Scenes", "Steps", "Store", "VirtualSteps"]
+__all__ = [
+    "Days",
+    "Era5",
+    "Grib",
+    "Image",
+    "Months",
+    "Published",
+    "Scenes",
+    "Steps",
+    "Store",
+    "Variables",
+    "VirtualSteps",
+]
 
 
 class _Files:
@@ -95,6 +107,23 @@ class Days:
 
     def prepare(self, site: Site) -> None:
         save_cube(site, "*.nc")
+
+
+@dataclass(frozen=True)
+class Variables(_Files):
+    """A file of many small variables, each of four chunks."""
+
+    count: int
+
+    def write(self, folder: Path) -> None:
+        with h5netcdf.File(folder / "variables.nc", "w") as file:
+            file.dimensions = {"time": 4, "latitude": 20, "longitude": 30}
+            for number in range(self.count):
+                variable = file.create_variable(
+                    f"v{number:03d}", tuple(file.dimensions), "f4", chunks=(1, 20, 30), compression="gzip"
+                )
+                variable[:] = np.random.default_rng(number).normal(size=(4, 20, 30))
+                variable.attrs["units"] = "K"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import xarray as xr
 
-from benchmarks.jobs.data import Era5, Months, Scenes
+from benchmarks.jobs.data import Era5, Months, Scenes, Variables
 from benchmarks.jobs.job import Job, Site, Sizes
 from refshard_fs.xarray_backend import RefShardBackend
 
@@ -60,6 +60,22 @@ class Small(_File):
 
     def result(self, ds: xr.Dataset) -> Any:
         return ds.load()["t2m"].values
+
+
+class AllVariables(Job):
+    """Load all variables of a file, which xarray reads one after the other."""
+
+    title = "a NetCDF-4 file of {count} variables: ds.load()"
+    sizes = Sizes(Variables(60), Variables(300))
+    peer = "h5netcdf"
+
+    def ours(self, site: Site) -> Any:
+        with xr.open_dataset(f"{site.url}/variables.nc", engine=RefShardBackend) as ds:
+            return ds.load().to_array().values
+
+    def theirs(self, site: Site) -> Any:
+        with xr.open_dataset(f"{site.url}/variables.nc", engine="h5netcdf") as ds:
+            return ds.load().to_array().values
 
 
 class Window(Job):
