@@ -210,7 +210,7 @@ async def read_answer(
 def _make_error(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
-    if (status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound")) or status == 410:
+    if status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound"):  # 410: it was there
         return FileNotFoundError(f"HTTP {status}")
     if status in (400, 403) and any(words in text for words in _SIGNED_BEFORE):
         return Denied(status, EXPIRED)

@@ -279,8 +279,8 @@ def _redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:
 
 async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:
     """Return the facts in the answer to HEAD; None if it lacks the size."""
-    if response.status in (404, 410):
-        raise FileNotFoundError(f"HTTP {response.status}")
+    if response.status == 404:
+        raise FileNotFoundError("HTTP 404")
     headers = response.headers
     if response.status == 200 and response.content_length is not None and "Content-Encoding" not in headers:
         return Facts(response.content_length, headers.get("ETag"), headers.get("Last-Modified"))

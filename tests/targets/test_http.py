@@ -176,16 +176,17 @@ def test_whole_object_sent_compressed_is_inflated(http_server: RangeServer) -> N
     assert Reader().read(url) == DATA
 
 
-@pytest.mark.parametrize("status", [404, 410])
-def test_only_missing_objects_are_file_not_found(http_server: RangeServer, status: int) -> None:
+def test_only_missing_objects_are_file_not_found(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
-    http_server.fault(status)
+    http_server.fault(404)
     for read in (lambda: Reader().read(url, 0, 5), lambda: Reader().read(url), lambda: Reader().facts(url)):
         with pytest.raises(FileNotFoundError):
             read()
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 405, 407, 408, 412, 416, 418, 425, 429, 451, 500, 501, 503, 504])
+@pytest.mark.parametrize(
+    "status", [400, 401, 403, 405, 407, 408, 410, 412, 416, 418, 425, 429, 451, 500, 501, 503, 504]
+)
 def test_zarr_does_not_take_refusals_for_missing_chunks(http_server: RangeServer, status: int) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(status, method="GET")
