@@ -81,7 +81,7 @@ class DirectArray(BackendArray):
             and meta.zarr_format == 3
             and (requires_extension(meta.raw) or meta.raw.get("fill_value") is None)
         ):
-            return None  # zarr says what is wrong
+            return None  # zarr raises its error for invalid metadata
         decoder = None if meta is None or meta.grid is None else ChunkDecoder.of(meta)
         if decoder is None or decoder.dtype.hasobject:  # zarr chooses the type of texts of variable length
             return None
