@@ -46,7 +46,7 @@ def join_components(parts: Sequence[tuple[np.ndarray[Any, Any], int, tuple[int, 
         _, quantization = next(segment for segment in header.segments if segment[0] == 0xFF5C)
         length = len(quantization) - 1
         steps += struct.pack(">HHB", 0xFF5D, length, number) + quantization[4:]  # QCC instead of QCD
-        components += bytes([bits - 1, x, y])
+        components += bytes([bits - 1 + 128 * (values.dtype.kind == "i"), x, y])
         packets += one[header.first + 14 : -len(END)]
     segments = b"".join(segment for marker, segment in first.segments if marker != SIZ)
     head = b"\xff\x4f" + first.size._replace(components=components).encode() + segments + steps

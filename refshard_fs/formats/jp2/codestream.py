@@ -86,14 +86,12 @@ class Size(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type that holds the samples of all components; ValueError if only some of them have a sign."""
-        bits = max(depth & 127 for depth in self.depths) + 1
-        if len({depth & 128 for depth in self.depths}) > 1 or bits > 31:
-            raise ValueError(
-                f"its components have up to {bits} bits, some with a sign and others without ({self.depths[:4].hex()}, "
-                "as in SIZ): expected at most 31 bits, of one kind"
-            )
-        return np.dtype(f"<{'i' if self.depths[0] & 128 else 'u'}{1 if bits <= 8 else 2 if bits <= 16 else 4}")
+        """The smallest type that holds the samples of all components; ValueError if they have too many bits."""
+        has_sign = any(depth & 128 for depth in self.depths)
+        bits = max((depth & 127) + 1 + (has_sign and depth < 128) for depth in self.depths)
+        if bits > 31:
+            raise ValueError(f"its components have up to {bits} bits ({self.depths[:4].hex()}, as in SIZ): expected 31")
+        return np.dtype(f"<{'i' if has_sign else 'u'}{1 if bits <= 8 else 2 if bits <= 16 else 4}")
 
     @property
     def sampling(self) -> tuple[int, int] | None:

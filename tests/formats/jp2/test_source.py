@@ -135,7 +135,7 @@ def test_image_that_cannot_be_shown_is_refused() -> None:
     at = stream.index(b"\x07\x01\x01")
     for components, reason in (
         (b"\x07\x01\x01\x07\x04\x04\x07\x04\x04", "differ in sampling, and its components are not YCbCr"),
-        (b"\x07\x01\x01\x87\x01\x01\x07\x01\x01", "some with a sign"),
+        (b"\x1e\x01\x01\x87\x01\x01\x07\x01\x01", "32 bits"),
         (b"\x07\x00\x01" * 3, "components without samples"),
         (b"\x25\x01\x01" * 3, "38 bits"),
     ):

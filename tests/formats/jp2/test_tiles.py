@@ -96,6 +96,14 @@ def test_components_of_other_depths_are_read() -> None:
     np.testing.assert_array_equal(found, np.stack([values.astype("u2") for values, _ in parts]))
 
 
+def test_components_with_and_without_signs_are_read() -> None:
+    rng = np.random.default_rng(2)
+    signed, unsigned = rng.integers(-4096, 4096, (50, 40), "i2"), rng.integers(0, 1 << 16, (50, 40), "u2")
+    files = Files({ROOT: join_components([(signed, 13, (1, 1)), (unsigned, 16, (1, 1))])})
+    found = np.frombuffer(files.read(files.open(), "0/0.0.0") or b"", "<i4").reshape(2, 50, 40)
+    np.testing.assert_array_equal(found, np.stack([signed.astype("i4"), unsigned.astype("i4")]))
+
+
 @pytest.mark.parametrize("steps", [(2, 1), (4, 4), (13, 3)])
 def test_samples_of_every_few_columns_and_rows_are_read(steps: tuple[int, int]) -> None:
     values = smooth(45, 38)
