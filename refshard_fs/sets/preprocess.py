@@ -63,7 +63,7 @@ def read_chosen(
     The other arguments are those of `read_sets`. The workers of ``executor`` call the function, and must be able to
     import it. ``resume`` keeps what it chose until the set or the function changes.
     """
-    kept = None if resume is None else ScansFile(os.fspath(resume), options.get("select"))
+    kept = None if resume is None else ScansFile(os.fspath(resume), options)
     kind = f" by {name_of(function)} {_digest(function)} without {sorted(unread or ())}"
     urls = [str(source_of(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
     known: Known = {} if kept is None else kept.facts(filter(None, urls), kind)

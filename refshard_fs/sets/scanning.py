@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,12 +22,12 @@ from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Load, Raw, Stat, Steps, batches, read_once
 from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
-from refshard_fs.errors import RefShardError, sanitize_cause
+from refshard_fs.errors import RefShardError, TargetNotAllowed, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.failures import blame, source_failed
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
-from refshard_fs.security.admission import WEB, is_trusted
+from refshard_fs.security.admission import WEB, Admission, is_trusted
 from refshard_fs.security.policy import place_of, protocol_of, server_of
 from refshard_fs.sets.document_template import DocumentParser, is_document
 from refshard_fs.sets.file_template import FileTemplates, FirstBytes
@@ -49,7 +50,7 @@ _OTHER_DOCUMENT: Final = re.compile(rb'\s*\{\s*"refshard"\s*:\s*"')  # JSON that
 # Options that say how sources are read, and not what they mean.
 READING: Final = frozenset(["concurrency", "fast_s3", "max_memory", "retries", "timeout"])
 _UNDERSTOOD: Final = READING | {
-    *("index_cache", "max_manifest_bytes", "options", "ref_storage_args", "select", "target_options")
+    *("allow", "index_cache", "max_manifest_bytes", "options", "ref_storage_args", "select", "target_options")
 }
 
 
@@ -72,6 +73,31 @@ Known = Mapping[str, Facts]  # versions of sources in an earlier scan, by URL
 def can_scan(options: Mapping[str, Any]) -> bool:
     """Whether sources can be scanned together with these options; others say of each source what it means."""
     return options.keys() <= _UNDERSTOOD
+
+
+def find_scannable(urls: Mapping[int, str], options: Mapping[str, Any]) -> dict[int, str]:
+    """Return the ``urls`` that can be scanned together; all others are opened one by one.
+
+    With ``allow=``, a source that is not listed may be opened, and no other source may point to it: it needs a rule of
+    its own. So does a file on this machine, whose links are judged.
+    """
+    rule = _rule_for(options)(None)
+    return {number: url for number, url in urls.items() if "::" not in url and _is_listed(url, rule)}
+
+
+def _is_listed(url: str, rule: Admission) -> bool:
+    if rule.admits_all or is_trusted(url):
+        return rule.admits_all
+    try:
+        return bool(rule.admit(url))
+    except TargetNotAllowed:
+        return False
+
+
+def _rule_for(options: Mapping[str, Any]) -> Callable[[str | None], Admission]:
+    """Return the rule for the targets of a source by its URL. Credentials for sources open nothing to other sources."""
+    prefixes = [*(options.get("options") or {})]
+    return partial(Admission.of, allow=options.get("allow"), protocols=(), prefixes=prefixes)
 
 
 def choose_reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,8 +143,10 @@ def scan(
     The first bytes of the sources are put into ``heads``.
     """
     session = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
-    whole = msgspec.structs.replace(session.options.open, shards="whole")
-    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole), known, unread, heads)
+    rule_of = _rule_for(options)
+    pool = msgspec.structs.replace(session.options.pool, admission=rule_of(None), rule_of=rule_of)
+    whole = msgspec.structs.replace(session.options.open, shards="whole", rule_of=rule_of)
+    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole, pool=pool), known, unread, heads)
     try:
         scanner.wait(scanner.all, urls, found)
     finally:
@@ -167,7 +195,9 @@ class _Scanner(Engines):
         found = yield from steps if origin is None else with_origin_of_piece(steps, (origin,))
         if not isinstance(found, Scanned) or origin is None or self.options.open.rule_of is None:
             return found
-        return found._replace(refs=adopt(found.refs, self.options.open.rule_of(origin)))
+        allowed = self.admission
+        rule = self.options.open.rule_of(url) if allowed.admits_all else msgspec.structs.replace(allowed, source=url)
+        return found._replace(refs=adopt(found.refs, rule))
 
     def _read(self, url: str) -> Steps[Scanned | Unchanged | None]:
         most = self.options.open.max_manifest_bytes

@@ -45,14 +45,16 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 class ScansFile:
     """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
 
-    ``select`` is the option of a filesystem: it says which part of each source is scanned.
+    ``options`` are those of a filesystem: a scan belongs to the part of the source that ``select`` shows, and to the
+    targets that ``allow`` permits.
     """
 
-    def __init__(self, path: str, select: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         if protocol_of(path) not in (None, *LOCAL):
             raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)
-        self._selection = f" select={zarrmeta.dumps(list(select)).decode()}" if select else ""
+        given = {name: options[name] for name in ("select", "allow") if options.get(name) not in (None, ())}
+        self._conditions = "".join(f" {name}={zarrmeta.dumps(value).decode()}" for name, value in given.items())
         self._places: dict[str, tuple[Facts, int, int]] = {}  # version, offset and length of the record, by URL
         self._whole: tuple[tuple[int, int], ReferenceSet] | None = (
             None  # the last record with references: place, references
@@ -94,7 +96,7 @@ class ScansFile:
         return {url: place[0] for url, place in known.items() if place is not None}
 
     def _place(self, url: str, kind: str) -> tuple[Facts, int, int] | None:
-        return self._places.get(url + kind + self._selection) or self._places.get(url + self._selection)
+        return self._places.get(url + kind + self._conditions) or self._places.get(url + self._conditions)
 
     def find(self, url: str, kind: str = "") -> Scanned | Exception:
         """Return the kept scan of ``url``."""
@@ -133,7 +135,7 @@ class ScansFile:
 
     def keep(self, url: str, scanned: Scanned, select: Sequence[Any] = ()) -> None:
         """Add the scan of ``url``, if anything tells its version, and what a function chose of it."""
-        facts, refs, url = scanned.facts, scanned.refs, url + self._selection
+        facts, refs, url = scanned.facts, scanned.refs, url + self._conditions
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
         own = None if self._whole is None else _find_own_data(self._whole[1], refs)

@@ -20,7 +20,7 @@ from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.document_template import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, open_read
 from refshard_fs.sets.scan_workers import scan_by_workers
-from refshard_fs.sets.scanning import Known, Scanned, Unchanged, can_scan, scan
+from refshard_fs.sets.scanning import Known, Scanned, Unchanged, can_scan, find_scannable, scan
 from refshard_fs.sets.scans_file import ScansFile
 from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinates_to_read
 from refshard_fs.sets.variables import NamedSet, VariableReader
@@ -79,12 +79,11 @@ def read_sets(
 
     urls = {number: os.fspath(fo) for number, fo in enumerate(sets) if isinstance(fo, str | os.PathLike)}
     if can_scan(options):
-        unchained = {number: url for number, url in urls.items() if "::" not in url}
-        _scan(unchained, options, take, executor, resume, unread, heads)
+        _scan(find_scannable(urls, options), options, take, executor, resume, unread, heads)
     elif executor is not None or resume is not None:
         raise ValueError(
-            "executor= and resume= are for sources that are opened alike: of further options they take target_options= "
-            "and options=, and those that say how to read"
+            "executor= and resume= are for sources that are opened alike: of further options they take allow=, options= "
+            "and target_options=, and those that say how to read"
         )
     if options.keys().isdisjoint(MEANING):
         parser = DocumentParser()
@@ -135,7 +134,7 @@ def _scan(
     kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # such a scan is incomplete
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
-    kept = None if resume is None else ScansFile(os.fspath(resume), options.get("select"))
+    kept = None if resume is None else ScansFile(os.fspath(resume), options)
     known: Known = {} if kept is None else kept.facts(urls, kind)
 
     def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:

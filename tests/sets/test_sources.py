@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import refshard_fs
-from refshard_fs import RefShardFileSystem
+from refshard_fs import RefShardFileSystem, TargetNotAllowed
 from refshard_fs.cli import main
+from refshard_fs.references.values import encode
+from tests.servers.http import RangeServer
 from tests.support.joined_sets import VERSIONS, day, read
+from tests.support.set_files import plain_file
 
 zarr = pytest.importorskip("zarr")
 
@@ -57,6 +61,59 @@ def test_documents_are_read_once_each_and_together(http_server: Any) -> None:
         urls.append(http_server.put(f"{i}.json", json.dumps(inline).encode()))
     refshard_fs.concat(urls, dim="time", allow="any")
     assert sorted(entry.path for entry in http_server.log.requests(method="GET")) == [f"/{i}.json" for i in range(3)]
+
+
+def pointing_to(url: str) -> bytes:
+    """Return the JSON of a set whose array `air` lies at ``url``."""
+    refs = {**day(0, 2), "time/0": encode(bytes([0, 0, 0, 0, 1, 0, 0, 0])), "air/0.0": [url, 0, 24], "air/0.1": [url]}
+    return json.dumps({key: value for key, value in refs.items() if not key.startswith("x/")}).encode()
+
+
+def test_allowed_files_are_joined_and_read_by_one_request(http_server: RangeServer) -> None:
+    """The first bytes of each file are requested once, and read again from memory, as without `allow=`."""
+    urls = [http_server.put(f"a/{n}.nc", plain_file(n)) for n in range(6)]
+    allow = [http_server.url + "/a/"]
+    cube = refshard_fs.open(urls, "time", same=["x_bounds"], allow=allow)
+    assert len(http_server.requests()) == len(urls)
+    found = RefShardFileSystem(cube, allow=allow).cat([f"t/{n}.0" for n in range(6)])
+    assert [np.frombuffer(chunk, ">f4")[0] for chunk in found.values()] == [*range(6)]
+    assert len(http_server.requests()) == len(urls)
+
+
+@pytest.mark.parametrize("place", ["beside", "given", "local"])
+def test_references_outside_allow_are_refused(http_server: RangeServer, tmp_path: Path, place: str) -> None:
+    """A set may not point to a file of its own server that is not listed, even if the user gives this file."""
+    other = http_server.put("other/x.nc", plain_file(0))
+    url = http_server.put("a/0.json", pointing_to(other))
+    if place == "local":
+        (tmp_path / "0.json").write_bytes(pointing_to(other))
+        url = str(tmp_path / "0.json")
+    allow = [http_server.url + "/a/"]
+    with pytest.raises(TargetNotAllowed, match="outside allow="):
+        refshard_fs.concat([other, url] if place == "given" else [url], dim="time", allow=allow, on_error="skip")
+
+
+def test_files_given_outside_allow_are_joined(http_server: RangeServer, tmp_path: Path) -> None:
+    urls = [http_server.put(f"a/{n}.nc", plain_file(n)) for n in range(2)]
+    (tmp_path / "2.nc").write_bytes(plain_file(2))
+    assert len(refshard_fs.open([*urls, str(tmp_path / "2.nc")], "time", allow=[])) == 3
+
+
+def test_kept_scans_belong_to_what_is_allowed(http_server: RangeServer, tmp_path: Path) -> None:
+    url = http_server.put("a/0.json", pointing_to(http_server.url + "/other/x"))
+    given: dict[str, Any] = {"dim": "time", "resume": tmp_path / "scans"}
+    refshard_fs.concat([url], **given, allow=[http_server.url + "/"])
+    with pytest.raises(TargetNotAllowed, match="outside allow="):
+        refshard_fs.concat([url], **given, allow=[http_server.url + "/a/"])
+
+
+def test_options_of_sources_open_nothing_to_a_set(http_server: RangeServer) -> None:
+    """A set may not point to the server of another source, whose options the user gave for all sources."""
+    with RangeServer() as inside:
+        other = inside.put("x.nc", plain_file(0))
+        url = http_server.put("0.json", pointing_to(other))
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            refshard_fs.concat([url, other], dim="time", target_options={"headers": {"a": "b"}})
 
 
 def test_parquet_sets_and_paths_are_joined(tmp_path: Any) -> None:
