@@ -82,7 +82,7 @@ def read_sets(
         _scan(find_scannable(urls, options), options, take, executor, resume, unread, heads)
     elif executor is not None or resume is not None:
         raise ValueError(
-            "executor= and resume= are for sources that are opened alike: of further options they take allow=, options= "
+            "executor= and resume= are for sources that are opened alike: they take the options allow=, options= "
             "and target_options=, and those that say how to read"
         )
     if options.keys().isdisjoint(MEANING):

@@ -264,6 +264,18 @@ def test_file_replaced_after_join_is_an_error(http_server: RangeServer) -> None:
         opened(cube).cat_file("v/2.0.0")
 
 
+def test_small_file_is_shown_whole_as_it_was_joined(http_server: RangeServer) -> None:
+    """A file within 64 KiB stays in the memory of the process that joined it: its metadata and chunks fit together."""
+    urls, fields = put_fields(http_server, 40)
+    cube = refshard_fs.open(urls, "time")
+    http_server.put("1.nc", netcdf(1, np.ones((1, 40, 40), "f8")))
+    http_server.delete("2.nc")
+    fs = opened(cube)
+    assert [zlib.decompress(fs.cat_file(f"v/{n}.0.0")) for n in (1, 2)] == [fields[n].tobytes() for n in (1, 2)]
+    with pytest.raises(RefShardError):
+        opened(pickle.loads(pickle.dumps(cube))).cat_file("v/2.0.0")
+
+
 def test_forgotten_cube_reads_first_bytes_again(http_server: RangeServer) -> None:
     urls, _ = put_fields(http_server, 40)
     fs = opened(refshard_fs.open(urls, "time"))
