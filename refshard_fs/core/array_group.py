@@ -116,7 +116,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
 class Chunks:
     """Locate the chunks of one array of a format; `core.chunks.Chunks`, in contrast, are columns of any source.
 
-    Where ``are_many`` is set, listing the chunks takes long, and no other file has the same ones: a join does without.
+    ``are_many``: listing the chunks takes long, and no other file has the same chunks, so a join does not list them.
     """
 
     are_many: bool = False
@@ -143,7 +143,7 @@ class Chunks:
         return None
 
     def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
-        """Yield a chunk of each block of the array's index that has not been read, blocks after ``number`` first."""
+        """Yield the number of a chunk in each unread block of the array's index, the blocks after ``number`` first."""
         return iter(())
 
 
@@ -176,7 +176,7 @@ class FilledChunks(Chunks):
         """Raise ValueError if an unwritten chunk is too large to be made here."""
         if self._size > MOST_FILL:
             raise ValueError(
-                f"a chunk of {self._size} bytes was never written: fill values are made for at most {MOST_FILL} bytes"
+                f"the chunk was never written, and has {self._size} bytes: expected at most {MOST_FILL} bytes to fill"
             )
 
     def list_written(self, written: UInt64s, sizes: Sequence[int] | None = None) -> list[Listed] | None:
@@ -187,8 +187,8 @@ class FilledChunks(Chunks):
             ]
         if self.grid.size > UNWRITTEN + 16 * len(written):
             raise NotListable(
-                f"{self.where}: {self.grid.size} chunks, {len(written)} of them written, are too many to list; "
-                "each can still be read by its key"
+                f"{self.where}: {self.grid.size} chunks ({len(written)} written) are too many to list: "
+                "read each by its key"
             )
         return None
 
@@ -423,9 +423,7 @@ class ArrayGroup(KeySpace):
         found = yield from self._chunks[path].list_existing()
         if found is None and self.grids[path].size > LISTABLE:
             size = self.grids[path].size
-            raise NotListable(
-                f"{join(path, '*')}: {size} chunks are too many to list; each can still be read by its key"
-            )
+            raise NotListable(f"{join(path, '*')}: {size} chunks are too many to list: read each by its key")
         return found
 
 
@@ -622,15 +620,17 @@ class Contiguous(Chunks):
         if stride is not None and shape:
             if stride < last or (stride > last and chunks[0] != 1):
                 raise ManifestError(
-                    f"{where}: steps of {last} bytes at a distance of {stride} bytes: expected a larger distance, and "
-                    "chunks of one step"
+                    f"{where}: its records of {last} bytes begin every {stride} bytes: expected at least {last}, and "
+                    "chunks of one record if more"
                 )
             strides[0] = stride
         self._strides = tuple(strides)
         self._size = math.prod(chunks) * itemsize
         end = offset + (strides[0] * (shape[0] - 1) + last if shape else itemsize)
         if source.size is not None and end > source.size and all(shape):
-            raise ManifestError(f"{where}: the array ends at byte {end}, but its file has {source.size} bytes")
+            raise ManifestError(
+                f"{where}: the file ends at byte {source.size}: expected its values up to byte {end}. Fetch it again"
+            )
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()

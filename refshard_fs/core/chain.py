@@ -15,7 +15,7 @@ LAST_BLOCK: Final = 16 << 20  # up to these
 
 
 def foresee(lengths: Sequence[int]) -> Sequence[int]:
-    """Return the last lengths if they repeat those before them; one alone is taken to repeat. If none do: empty."""
+    """Return the last lengths if they repeat the lengths before them, as a single length does; else return none."""
     if len(lengths) == 1:
         return lengths
     periods = (lengths[-size:] for size in range(1, min(PERIOD, len(lengths) // 2) + 1))

@@ -45,7 +45,7 @@ class Checked(msgspec.Struct, frozen=True):
             f"{_SUMS[name](raw):08x}" if name in _SUMS else hashlib.new(name, raw, usedforsecurity=False).hexdigest()
         )
         if found != digits:
-            raise ValueError(f"expected the {name} checksum {digits} of the manifest, found {found}")
+            raise ValueError(f"its {name} checksum is {found}: expected {digits}, as in the manifest")
         return raw
 
 
@@ -57,14 +57,14 @@ def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> En
     try:
         name, digits = _parts(checksum)
         if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
-            raise ValueError(f"its checksum {checksum!r} has the wrong length for {name}")
+            raise ValueError(f"its checksum is {checksum!r}: expected another number of digits for {name}")
         match entry:
             case Inline(data):
                 return Inline(recipe.make(data))
             case Span():
                 return Packed(entry, recipe, entry.size)
             case Packed():
-                raise ValueError("it is decoded from other bytes, so that its checksum cannot be verified")
+                raise ValueError("its checksum cannot be verified, since its bytes are decoded: remove the checksum")
     except ValueError as e:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
 

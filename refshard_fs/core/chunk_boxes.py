@@ -14,7 +14,7 @@ _COMPARED: Final = 1 << 20  # pairs of a chunk and a box that are compared at on
 
 
 def strides_of(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return by how much the number of a chunk grows with its index, in each dimension of a grid of ``counts``."""
+    """Return the difference of the numbers of neighbouring chunks, along each dimension of a grid of ``counts``."""
     return np.array([math.prod(counts[axis + 1 :]) for axis in range(len(counts))], np.int64)
 
 

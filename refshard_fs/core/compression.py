@@ -56,9 +56,9 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     except errors() as e:
         raise ValueError(f"its compressed bytes are damaged: {e}") from e
     if not left:
-        raise ValueError(f"its compressed bytes do not end after {most} bytes: expected no more")
+        raise ValueError(f"its compressed bytes decode to more than {most} bytes: expected at most that many")
     if has_end and not stream.eof:
-        raise ValueError(f"its compressed bytes are cut short: expected {most} bytes, found {out.tell()}")
+        raise ValueError(f"its compressed bytes are cut short: expected {most} decoded bytes, found {out.tell()}")
     return out.getvalue()
 
 
@@ -109,7 +109,7 @@ class Inflate:
                 self._made += len(out)
                 if self._checks_ratio and self._made > max(GRACE, RATIO * self._taken):
                     raise DamagedStream(
-                        f"{self._taken} compressed bytes make {self._made} or more: expected a ratio of at most {RATIO}"
+                        f"{self._taken} bytes decompress to {self._made}: expected at most {RATIO} times as many"
                     )
                 yield out
         if is_last and not self._stream.eof:
@@ -286,7 +286,7 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
             data = data[_CHECKSUMS[name]]
         elif name in _MAKERS:
             if name == "lzma" and codec.get("format", lzma.FORMAT_XZ) not in (lzma.FORMAT_AUTO, lzma.FORMAT_XZ):
-                raise ValueError("it has a format of LZMA whose size is known only after decoding: expected xz")
+                raise ValueError("its LZMA stream does not state its decoded size: expected the format xz")
             data = _decompress_streams(_MAKERS[name], data, most)
         elif name in _SIZES:
             size = _SIZES[name](data)
@@ -306,7 +306,7 @@ def _decompress_streams(make: Callable[[], Any], data: bytes, most: int) -> byte
     parts: list[bytes] = []
     while data.strip(b"\0") or not parts:  # zeros may follow a stream
         if len(parts) == _MOST_STREAMS:
-            raise ValueError(f"it has more than {_MOST_STREAMS} compressed streams, the most that are checked")
+            raise ValueError(f"expected at most {_MOST_STREAMS} compressed streams in a chunk, found more")
         stream = make()
         parts.append(decompress(stream, data, most, has_end=False))
         most -= len(parts[-1])
@@ -329,12 +329,12 @@ def chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
     except (TypeError, ValueError):  # texts of any length, or a structured type
         size = None
     if count * (size or 1) > MOST:
-        raise ValueError(f"a chunk has {count * (size or 1):,} bytes: at most {MOST:,} are decoded here")
+        raise ValueError(f"a chunk has {count * (size or 1):,} bytes: expected at most {MOST:,}")
     return count, MOST if size is None else min(count * max(size, WIDEST) + SLACK, MOST)
 
 
 def _codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return name and document of each codec, in the order in which they decode."""
+    """Return the name and the document of each codec, in the order of decoding."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for codec in reversed(codec_documents(meta)):
         document = codec if isinstance(codec, dict) else {}

@@ -253,7 +253,7 @@ class Documents(Generic[K]):
         return found
 
     def confirm(self, path: str) -> Steps[None]:
-        """Compare the consolidated metadata of an array with its own document; ManifestError if they are outdated.
+        """Compare the consolidated metadata of an array with its own document; ManifestError if they differ.
 
         The array may have grown, since its chunks are stored in the same way.
         """

@@ -27,7 +27,7 @@ _NATIVE = re.compile(r"[A-Za-z]")  # the first character of names without a byte
 
 
 def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
-    """Parse the ``str`` or ``descr`` of a dtype; its fields become those that metadata of ``zarr_format`` can have.
+    """Parse the ``str`` or ``descr`` of a dtype; convert its fields to fields that ``zarr_format`` can hold.
 
     A name without a byte order means little-endian. ManifestError, which begins with ``where``, if it is invalid.
     """
@@ -36,7 +36,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
     try:
         spelled = ast.literal_eval(text) if text[0] in "[{('\"" else text
         if is_divided(repr(spelled)):
-            raise ValueError("it has a unit of time with a divisor")
+            raise ValueError("expected a unit of time without a divisor")
         dtype = np.dtype(spelled)
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
@@ -57,7 +57,7 @@ def _fill_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return ``dtype`` with padding as extra fields, since zarr's metadata cannot express padding."""
     packed = np.dtype(_drop_titles(dtype.descr))
     if packed.itemsize != dtype.itemsize:
-        raise ValueError("its fields overlap, or are not in ascending order")
+        raise ValueError("expected fields in ascending order that do not overlap")
     return packed
 
 
@@ -101,7 +101,7 @@ def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
         single, inner = (base, 0) if base.names is None else _spread(base)
         total += elements * (1 + inner)
         if total > MOST_FIELDS:
-            raise ValueError(f"its fields hold arrays of more than {MOST_FIELDS} elements in all")
+            raise ValueError(f"expected at most {MOST_FIELDS} elements in the arrays of its fields, found more")
         fields += [(".".join([name, *map(str, at)]), single) for at in np.ndindex(shape)]
     return np.dtype(fields), total
 

@@ -125,7 +125,7 @@ class KeySpace(ABC):
     root_documents: Mapping[str, bytes | None] = {}
     # The cube that this key space is or shows, if any: a key space with a ``document``, in which each set is a line.
     cube: Any = None
-    # What key spaces of files by the same writer have in common, if that is known.
+    # The common part of key spaces of files by the same writer, if it is known.
     likeness: Likeness | None = None
     # The uncommitted writes, if this key space shows any over ``base``.
     edits: Any = None
@@ -243,7 +243,7 @@ class KeySpace(ABC):
         return False
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return the ranges of the shards that are worth reading whole if ``keys`` are read in this order."""
+        """Return the ranges of shards: reading these shards whole saves requests if ``keys`` are read in this order."""
         yield from ()
         return []
 

@@ -31,9 +31,9 @@ def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 def _check_within(offset: int, length: int, size: int | None) -> None:
-    """Raise ValueError unless a part lies within ``size`` bytes (None: unknown)."""
+    """Raise ValueError unless a range lies within ``size`` bytes (None: unknown)."""
     if offset < 0 or length < 0 or (size is not None and offset + length > size):
-        raise ValueError(f"expected a part of the {size} bytes, got [{offset}, {offset + length})")
+        raise ValueError(f"expected a range within {size} bytes, got [{offset}, {offset + length})")
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class Span(msgspec.Struct, frozen=True):
         if self.stop is None and not self.start and first < 0 and end is None:
             return self.suffix(-first)
         if self.stop is not None or self.start < 0 or first < 0 or (end is not None and end < 0):
-            raise ValueError(f"the size of {self.url} must be known to take [{start}:{end}] of it")
+            raise ValueError(f"cannot take [{start}:{end}] of {self.url}: its size is unknown")
         if end is None:
             return self._range(self.start + first, None, exact=False)
         return self._range(self.start + first, self.start + end, exact=False) if end > first else Inline(b"")
@@ -228,7 +228,7 @@ class Packed(msgspec.Struct, frozen=True):
             return self
         if self.made is None:
             if self.start is not None or self.stop is not None:
-                raise ValueError("a slice of a slice needs the size of all decoded bytes, which is unknown")
+                raise ValueError("cannot slice a slice of decoded bytes: the size of all of them is unknown")
             return self._window(start, end)
         begin, stop = clamp(self.start, self.stop, self.made)
         first, last = clamp(start, end, stop - begin)
@@ -439,7 +439,7 @@ def drive(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]
 
 
 def meet_unknown(need: Need | tuple[Need, ...], find: Callable[[Need], tuple[Any] | None]) -> Steps[Any]:
-    """Return the answer to ``need``. Yield the parts of it for which ``find`` returns None, not a known answer."""
+    """Return the answer to ``need``; yield the parts for which ``find`` returns None in place of a known answer."""
     needs = need if isinstance(need, tuple) else (need,)
     found = [find(each) for each in needs]
     unknown = tuple(each for each, known in zip(needs, found, strict=True) if known is None)

@@ -41,7 +41,7 @@ class _Shared(Generic[T]):
                 if self.is_over:
                     return self._results()
                 need, turn = self._need, self._turn
-            assert need is not None, "steps that are not over need something"
+            assert need is not None, "unfinished steps have a need"
             error: Exception | None = None
             try:
                 answer = yield need

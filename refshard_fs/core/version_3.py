@@ -167,7 +167,9 @@ def _dtype(name: object, where: str) -> np.dtype[Any]:
             return np.dtype(object)  # text, if the first filter encodes text
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ManifestError(f"{where}: its dtype {str(name)[:80]!r} has no data type in version 3 of zarr")
+    raise ManifestError(
+        f"{where}: zarr v3 has no data type for the dtype {str(name)[:80]!r}: open the source with zarr_format=2"
+    )
 
 
 def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Spec]:
@@ -177,14 +179,14 @@ def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, wh
     filters: Sequence[Any] = doc.get("filters") or []
     if dtype.kind == "O":
         if not filters or not isinstance(filters[0], dict) or filters[0].get("id") != "vlen-utf8":
-            raise ManifestError(f"{where}: expected objects to be text (filter vlen-utf8), as version 3 of zarr has")
+            raise ManifestError(f"{where}: its dtype is '|O' without the filter vlen-utf8: zarr v3 holds text only")
         codecs.append({"name": "vlen-utf8"})
         return codecs + [_on_bytes(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c]
     on_arrays = [f for f in filters if isinstance(f, dict) and f.get("id") in _ON_ARRAYS]
     if on_arrays != list(filters[: len(on_arrays)]):
         raise ManifestError(
-            f"{where}: its filter {on_arrays[-1]['id']!r}, on arrays, follows one on bytes: version 3 of zarr has no "
-            "such order"
+            f"{where}: its filter {on_arrays[-1]['id']!r}, on arrays, follows a filter on bytes: zarr v3 has no such "
+            "order: open the source with zarr_format=2"
         )
     codecs += [_numcodecs(f) for f in on_arrays]
     for codec in on_arrays:  # the result of a filter has its own byte order
@@ -214,7 +216,7 @@ def _on_bytes(codec: Any, itemsize: int, where: str) -> Spec:
         case {"id": str(name)} if name in ON_BYTES:
             return _numcodecs(codec)
     identifier = codec.get("id") if isinstance(codec, dict) else codec
-    raise ManifestError(f"{where}: its codec {str(identifier)[:80]!r} does not exist in version 3 of zarr")
+    raise ManifestError(f"{where}: zarr v3 has no codec {str(identifier)[:80]!r}: open the source with zarr_format=2")
 
 
 def _numcodecs(codec: Mapping[str, Any]) -> Spec:

@@ -284,7 +284,9 @@ def _version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
 
 def _grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEncoding, where: str) -> ChunkGrid:
     if math.prod(counts) >= COUNTABLE:
-        raise ManifestError(f"{where}: its shape {shorten(list(shape))} has 2**63 chunks or more")
+        raise ManifestError(
+            f"{where}: its shape {shorten(list(shape))} has too many chunks: expected fewer than 2**63 chunks"
+        )
     return ChunkGrid(counts, encoding)
 
 
@@ -302,13 +304,17 @@ def _chunk_grid(
             return chunks, tuple(map(_equal_chunks, shape, chunks))
         case {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [*edges]}}:
             if len(edges) != len(shape):
-                raise ManifestError(f"{where}: its chunk_shapes have {len(edges)} dimensions, its shape {len(shape)}")
+                raise ManifestError(
+                    f"{where}: its chunk_shapes have {len(edges)} dimensions: expected {len(shape)}, as its shape"
+                )
             counts = tuple(_rectilinear(edge, extent, where) for edge, extent in zip(edges, shape, strict=True))
             return None, counts
         case {"name": "rectilinear", "configuration": {"kind": str(kind)}} if kind != "inline":
             return None, None
         case {"name": "regular" | "rectilinear"}:
-            raise ManifestError(f"{where}: its chunk_grid {shorten(spec)} has no configuration")
+            raise ManifestError(
+                f"{where}: its chunk_grid is {shorten(spec)}: expected a configuration with chunk shapes"
+            )
         case {"name": str()} | str():
             return None, None
     raise ManifestError(f"{where}: its chunk_grid is {shorten(spec)}: expected an object with a name")
@@ -362,7 +368,7 @@ def _encoding(name: Literal["default", "v2"], separator: object, field: str, whe
 def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
     chunks = integers(value, field, where)
     if len(chunks) != len(shape):
-        raise ManifestError(f"{where}: its {field} has {len(chunks)} dimensions, its shape {len(shape)}")
+        raise ManifestError(f"{where}: its {field} has {len(chunks)} dimensions: expected {len(shape)}, as its shape")
     for chunk, extent in zip(chunks, shape, strict=True):
         if not chunk and extent:  # some writers give an empty dimension chunks of 0
             raise ManifestError(f"{where}: its {field} is 0 for a dimension of {extent} elements: expected 1 or more")
@@ -427,8 +433,8 @@ _PICKLES: Final = ("pickle", "numcodecs.pickle")
 # value, so that chunks cannot be decoded. This text replaces the name of the codec, since readers name unknown codecs
 # in their errors.
 _LOST: Final = (
-    "none that is known: its writer (VirtualiZarr 1.0.0?) left out how the chunks of array %r are encoded; "
-    "if you know it, put codecs and fill_value into its zarr.json"
+    "missing: its writer (VirtualiZarr 1.0.0?) did not store how the chunks of array %r are encoded; if you know it, "
+    "put codecs and fill_value into its zarr.json"
 )
 _UNKNOWN: Final = "?"
 
@@ -477,7 +483,7 @@ def safety_problem(meta: ArrayMeta) -> str | None:
     while pending:
         match pending.pop():
             case str(text) if is_divided(text):
-                return f"its codecs have the type {text[:100]!r}, for which numpy may end the process"
+                return f"its codecs have the data type {text[:100]!r}, which can crash numpy: expected no divisor"
             case {**members}:
                 if any(members.get(name) in _PICKLES for name in ("id", "name")):
                     return "its chunks are pickles, which may run code: they are never read"

@@ -162,9 +162,9 @@ def test_short_last_piece_is_padded() -> None:
 
 
 def test_array_that_does_not_fit_its_file_is_refused() -> None:
-    with pytest.raises(ManifestError, match="but its file has 49 bytes"):
+    with pytest.raises(ManifestError, match="the file ends at byte 49"):
         Contiguous(Span("file", 0, 49), 10, (5,), (2,), 8, "a")
-    with pytest.raises(ManifestError, match="at a distance of 4 bytes"):
+    with pytest.raises(ManifestError, match="begin every 4 bytes"):
         Contiguous(Span("file", 0, 1000), 10, (5,), (1,), 8, "a", stride=4)
 
 

@@ -48,7 +48,7 @@ def test_manifest_bomb_is_refused(name: str, http_server: RangeServer) -> None:
     assert len(bomb) < MIB // 2
     url = http_server.put("/refs.json", bomb)
     for fo in (url, bomb):
-        with taking(40 * MIB), pytest.raises(ManifestError, match="expected a ratio of at most"):
+        with taking(40 * MIB), pytest.raises(ManifestError, match="expected at most .* times as many"):
             opened(fo).cat_file("k")
 
 
@@ -198,7 +198,7 @@ def test_members_cannot_share_their_bytes() -> None:
 def test_reference_set_in_an_archive_has_the_same_bound(tmp_path: Path) -> None:
     bomb = COMPRESS["xz"](b"{") + COMPRESS["xz"](b" " * 4 * MIB) * 64
     (tmp_path / "a.zip").write_bytes(archive({"refs.json": bomb}))
-    with pytest.raises(RefShardError, match="expected a ratio of at most"):
+    with pytest.raises(RefShardError, match="expected at most .* times as many"):
         opened(f"zip://refs.json::{tmp_path}/a.zip").cat_file("k")
 
 

@@ -237,7 +237,7 @@ def test_mapped_keys_of_the_source_follow_its_manifest(tmp_path: Path) -> None:
     assert fs.cat_file("there") == b"12"
     with pytest.raises(TargetChanged):
         fs.cat_file("changed")
-    for key, why in (("short", "expected a part"), ("text", "expected a part"), ("gone", "no such key")):
+    for key, why in (("short", "expected a range"), ("text", "expected a range"), ("gone", "no such key")):
         with pytest.raises(ReferenceNotReachable, match=why) as refused:
             fs.cat_file(key)
         assert "not known" not in str(refused.value)

@@ -35,5 +35,5 @@ def test_millions_of_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
     assert found == {"plain": (1, 1), "sparse": (None, ours)}
     assert fs.cat("sparse/3") == struct.pack("<i", 5)
     assert fs.cat(f"sparse/{ours - 1}") == struct.pack("<i", 7)
-    with pytest.raises(NotListable, match=f"{ours} chunks, 1 of them written, are too many to list"):
+    with pytest.raises(NotListable, match=f"{ours} chunks .1 written. are too many to list"):
         fs.ls("sparse")

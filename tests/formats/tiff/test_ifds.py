@@ -43,7 +43,7 @@ def test_damaged_tiles_and_loops_are_named() -> None:
     assert files.read(files.open(), "0/0.0") == b"12345678"
     looped = data[:-4] + struct.pack("<I", 16)
     assert "chain of IFDs loops at byte 16" in Files({ROOT: looped}).open().reports["1"]
-    with pytest.raises(ManifestError, match="image 0: the array ends at byte 1008, but"):
+    with pytest.raises(ManifestError, match="image 0: the file ends at byte .* up to byte 1008"):
         Files({ROOT: plain_tiff(b"12345678", 4, 2, t273=1000)}).open()
     beyond = Files({ROOT: plain_tiff(b"12345678", 4, 2, compression=8, t273=1000)})
     with pytest.raises(ReferenceNotReachable, match="refers to byte 1008, but has"):

@@ -270,7 +270,7 @@ def test_decompression_stops_at_the_strip_size() -> None:
     import zlib
 
     files = Files({ROOT: plain_tiff(zlib.compress(bytes(1 << 20)), 4, 2, 4, 8)})
-    with pytest.raises(ValueError, match="do not end after 4 bytes"):
+    with pytest.raises(ValueError, match="decode to more than 4 bytes"):
         files.read(files.open(), "0/0.0")
 
 
