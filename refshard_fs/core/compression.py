@@ -200,15 +200,15 @@ def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, *
 
 
 def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> npt.NDArray[Any]:
-    """Unpack ``count`` unsigned numbers of ``bits`` bits each, at most 32, most significant bit first.
+    """Unpack ``count`` unsigned numbers of ``bits`` bits each, at most 64, most significant bit first.
 
     Raises ValueError if ``data`` are too short.
     """
-    if len(data) * 8 < bits * count or not 0 < bits <= 32:
+    if len(data) * 8 < bits * count or not 0 < bits <= 64:
         raise ValueError(f"expected {count} values of {bits} bits, found {len(data)} bytes")
-    if bits in (8, 16, 32):
+    if bits in (8, 16, 32, 64):
         return np.frombuffer(data, f">u{bits // 8}", count)
-    dtype = "u1" if bits < 8 else "u2" if bits < 16 else "u4"
+    dtype = "u1" if bits < 8 else "u2" if bits < 16 else "u4" if bits < 32 else "u8"
     data = memoryview(data)[: -(-bits * count // 8)]
     unpack = _unpacker(bits, dtype)
     return _unpack_by_numpy(data, bits, count, dtype) if unpack is None else unpack(data, dtype, bits)[:count]
@@ -230,13 +230,13 @@ def _unpacker(bits: int, dtype: str) -> Callable[..., npt.NDArray[Any]] | None:
 
 
 def _unpack_by_numpy(data: bytes | memoryview, bits: int, count: int, dtype: str) -> npt.NDArray[Any]:
-    numbers = np.empty(count, dtype)
+    numbers, room = np.empty(count, dtype), 32 if bits <= 32 else 64
     for first in range(0, count, _UNPACKED):  # a multiple of 8, so that each part begins with a whole byte
         some = numbers[first : first + _UNPACKED]
         part = np.frombuffer(data, "u1", -(-bits * some.size // 8), first * bits // 8)
-        digits = np.zeros((some.size, 32), "u1")
-        digits[:, 32 - bits :] = np.unpackbits(part, count=bits * some.size).reshape(-1, bits)
-        some[:] = np.packbits(digits).view(">u4")
+        digits = np.zeros((some.size, room), "u1")
+        digits[:, room - bits :] = np.unpackbits(part, count=bits * some.size).reshape(-1, bits)
+        some[:] = np.packbits(digits).view(f">u{room // 8}")
     return numbers
 
 

@@ -194,6 +194,7 @@ def _decode_simple(data: Octets, packing: Octets, bits: int, stored: int) -> Ite
 
 
 def _unpack(data: Octets, bits: int, count: int) -> _Array:
+    """Unpack numbers of at most 64 bits; without bits, all are 0."""
     return unpack_bits(data, bits, count) if bits else np.zeros(count, "u1")
 
 
@@ -243,6 +244,17 @@ def _decode_ccsds(data: Octets, packing: Octets, bits: int, stored: int) -> Iter
     room = size * (stored + block * interval)  # padding may follow the last value of a block
     decoded = decode_by_imagecodecs("aec_decode", data, "grib", out=room, **options)
     return _cut(np.frombuffer(decoded, f"<u{size}")[:stored], stored)
+
+
+def _read_columns(data: Octets, at: int, sizes: Sequence[int], groups: int) -> tuple[list[_Array], int]:
+    """Return numbers of each of the ``groups``, in columns from the byte ``at`` on, and the end of the last column."""
+    if max(sizes) > 32:
+        raise ValueError(f"its groups have numbers of {max(sizes)} bits: expected at most 32")
+    columns = []
+    for bits in sizes:
+        columns.append(_unpack(data[at:], bits, groups).astype("i8"))
+        at += -(-bits * groups // 8)
+    return columns, at
 
 
 def _unpack_groups(data: Octets, groups: Sequence[_Array], limits: _Array | None, stored: int) -> Iterator[_Piece]:
@@ -320,15 +332,8 @@ def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> It
     at = size * (order + 1) if order else 0
     firsts = [parse_integer(data, 1 + size * number, size) for number in range(order)]
     least = parse_signed(data, 1 + size * order, size) if order else 0
-    parts = []
-    for each in (
-        bits,
-        parse_integer(packing, 37),
-        parse_integer(packing, 47),
-    ):  # references, widths and lengths of the groups
-        parts.append(_unpack(data[at:], each, groups).astype("i8"))
-        at += -(-each * groups // 8)
-    references, widths, lengths = parts
+    sizes = bits, parse_integer(packing, 37), parse_integer(packing, 47)
+    (references, widths, lengths), at = _read_columns(data, at, sizes, groups)
     widths += parse_integer(packing, 36)
     lengths = lengths * parse_integer(packing, 42) + parse_integer(packing, 38, 4)
     lengths[-1] = parse_integer(packing, 43, 4)
@@ -448,7 +453,7 @@ class Values1(_FieldValues, frozen=True):
         if flags & _OTHER_TYPES:
             raise ValueError(f"values packed with flags {flags:#x} are not decoded")
         spare = 8 * (len(data) - 11) - unused - stored * bits  # sections are padded to an even length
-        if bits > 32 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
+        if bits > 64 or spare < 0 or (bits and stored and spare >= max(bits, 16)):
             raise ValueError(f"expected {stored} values of {bits} bits, found {len(data) - 11} bytes")
         if not bits or not stored:
             return self._place(np.broadcast_to(reference, stored), bitmap)  # the reference is not scaled
@@ -482,11 +487,8 @@ class Values1(_FieldValues, frozen=True):
             *firsts, bias = unpack_bits(data[26:], width, order + 1).tolist()
             sign = 1 << width - 1
             bias, at = (sign - bias if bias & sign else bias), 26 + -(-width * (order + 1) // 8)
-        parts = []
-        for bits in (parse_integer(data, 22), parse_integer(data, 23), parse_integer(data, 11)):
-            parts.append(_unpack(data[at:], bits, groups).astype("i8"))
-            at += -(-bits * groups // 8)
-        widths, lengths, references = parts
+        sizes = tuple(parse_integer(data, octet) for octet in (22, 23, 11))
+        (widths, lengths, references), at = _read_columns(data, at, sizes, groups)
         references += bias
         if order:  # a group without bits keeps the place of the first values
             begin = (0, references), (0, widths), (order, lengths)

@@ -23,6 +23,7 @@ from refshard_fs.formats.grib2.messages import (
     Parameter,
     Surface,
     Unshown,
+    count_points,
     parse_integer,
     parse_signed,
 )
@@ -190,15 +191,11 @@ def _count(grid: bytes) -> int:
     at = parse_integer(grid, 5) + 4 * parse_integer(grid, 4)  # position of the list of points in each row
     if parse_integer(grid, 5) == 255 or down == 0xFFFF:
         raise ValueError("its grid has no number of points in a row")
-    corners = [parse_signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21)]
-    parallels = parse_integer(grid, 26, 2) if parse_integer(grid, 6) in (4, 14) else 0
     rows = [parse_integer(grid, at + 2 * row, 2) for row in range(down)]
-    if parallels and (corners[3] - corners[1]) % 360 < 360 - 2 * 360 / max(rows, default=1):
-        # Rows of an area state the number of points on the whole circle, but the file has only some of them.
-        raise ValueError(
-            f"its reduced grid is an area, from {corners[1]} to {corners[3]} degrees east: it is not shown"
-        )
-    return sum(rows)
+    if parse_integer(grid, 6) not in (4, 14):
+        return sum(rows)
+    west, east = (parse_signed(grid, octet, 3) for octet in (14, 21))
+    return count_points(rows, parse_integer(grid, 26, 2), west, east, 1000)
 
 
 def describe_grid(grid: bytes) -> Grid:

@@ -18,6 +18,7 @@ from refshard_fs.formats.grib2.messages import (
     TEMPLATES,
     TO_AND_FRO,
     Parameter,
+    count_points,
     parse_integer,
     parse_signed,
 )
@@ -90,22 +91,19 @@ class Points(msgspec.Struct, frozen=True):
                 )
         if self.edition == 1:
             is_gaussian, begin, size = kind in (4, 14), parse_integer(grid, 5) + 4 * parse_integer(grid, 4), 2
-            across, rows, missing = parse_integer(grid, 7, 2), parse_integer(grid, 9, 2), 0xFFFF
-            has_rows, basic, parallels = (
-                parse_integer(grid, 5) != 255 and begin <= len(grid),
-                0,
-                parse_integer(grid, 26, 2),
-            )
-            north, west, south, east = (parse_signed(grid, octet, 3) / 1000 for octet in (11, 14, 18, 21))
+            across, rows, parallels = (parse_integer(grid, octet, 2) for octet in (7, 9, 26))
+            has_rows, basic = parse_integer(grid, 5) != 255 and begin <= len(grid), 0
+            corners, degree = [parse_signed(grid, octet, 3) for octet in (11, 14, 18, 21)], 1000
         elif kind in _ROWS:
             is_gaussian, begin, size = kind != 0, _ROWS[kind], parse_integer(grid, 11)
-            across, rows, missing = parse_integer(grid, 31, 4), parse_integer(grid, 35, 4), 0xFFFFFFFF
-            has_rows, basic, parallels = size > 0, parse_integer(grid, 39, 4), parse_integer(grid, 68, 4)
-            north, west, south, east = (parse_signed(grid, octet, 4) / 1e6 for octet in (47, 51, 56, 60))
+            across, rows, basic, parallels = (parse_integer(grid, octet, 4) for octet in (31, 35, 39, 68))
+            has_rows = size > 0
+            corners, degree = [parse_signed(grid, octet, 4) for octet in (47, 51, 56, 60)], 1_000_000
             if len(grid) != begin - 1 + size * rows * has_rows:
                 raise ValueError(f"its grid has a section of {len(grid)} bytes, which do not fit {rows} rows")
         else:
             return
+        missing = 0xFFFF if self.edition == 1 else 0xFFFFFFFF
         points = across * rows if self.edition == 1 else parse_integer(grid, 7, 4)
         if across != missing and not has_rows and points == across * rows:
             return
@@ -113,11 +111,13 @@ class Points(msgspec.Struct, frozen=True):
             raise ValueError(f"its grid of {points} points has {rows} rows of {across}, and no number for each row")
         counts = [parse_integer(grid, begin + row * size, size) for row in range(rows)] or [0]
         limits = (2, 8 * parallels + 16) if is_gaussian else (0, points)
-        is_possible = basic == 0 and max(abs(north), abs(south)) <= 90 and max(abs(west), abs(east)) <= 720
-        is_whole = sum(counts) == self.count and limits[0] <= min(counts) and max(counts) <= limits[1]
-        if not is_possible or not is_whole:
-            corners = (north, west, south, east)
-            reason = f"{min(counts)} to {max(counts)} points in a row, corners {corners}, basic angle {basic}"
+        north, west, south, east = corners
+        is_possible = basic == 0 and max(-north, north, -south, south) <= 90 * degree
+        is_possible = is_possible and max(-west, west, -east, east) <= 720 * degree
+        found = count_points(counts, parallels, west, east, degree) if is_gaussian and is_possible else sum(counts)
+        if not is_possible or found != self.count or min(counts) < limits[0] or max(counts) > limits[1]:
+            degrees = tuple(corner / degree for corner in corners)
+            reason = f"{min(counts)} to {max(counts)} points in a row, corners {degrees}, basic angle {basic}"
             raise ValueError(f"expected a reduced grid of {self.count} points, found {reason}")
 
 

@@ -122,6 +122,20 @@ def parse_signed(data: Octets, octet: int, size: int) -> int:
     return found if found < sign else sign - found
 
 
+def count_points(rows: Sequence[int], parallels: int, west: int, east: int, degree: int) -> int:
+    """Return the number of points of a reduced Gaussian grid between two meridians, in parts of a ``degree``.
+
+    ``rows`` are the numbers of points on whole circles of latitude. A row of an area has those that lie in it.
+    """
+    circle = 360 * degree
+    east += -((east - west) // circle) * circle if east < west else 0
+    widest = max(rows, default=1) or 1
+    missing = circle - (east - west)  # eccodes takes a grid from pole to pole for whole if it lacks a point more
+    if (missing - 2) * widest <= circle * (2 if len(rows) == 2 * parallels else 1):
+        return sum(rows)
+    return sum(max(east * count // circle + -west * count // circle + 1, 0) for count in rows)
+
+
 class Surface(NamedTuple):
     """A level: its kind (code table 4.5; 255: none), and its value, in the kind's unit."""
 

@@ -41,6 +41,15 @@ def test_fields_of_every_packing_are_decoded(packing: str, bits: int) -> None:
     np.testing.assert_allclose(array(data, "t")[...].ravel(), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [33, 48, 56])
+def test_numbers_of_more_than_32_bits_are_decoded(bits: int) -> None:
+    data = message(packingType="grid_simple", bitsPerValue=bits)
+    handle = eccodes.codes_new_from_message(data)
+    want = eccodes.codes_get_values(handle).astype("f4")
+    eccodes.codes_release(handle)
+    np.testing.assert_array_equal(array(data, "t")[...].ravel(), want)
+
+
 @pytest.mark.parametrize("truncation", [20, 63])
 @pytest.mark.parametrize(
     ("sample", "packing"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refshard_fs.formats.grib2.library import Points
-from tests.support.grib_messages import message, on_level
+from tests.support.grib_messages import check_same_as_cfgrib, message, on_level
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -82,6 +82,36 @@ def test_rows_of_one_point_never_reach_eccodes(edition: int, points: int) -> Non
     if edition == 2:  # a basic angle, octets 39 to 42
         with pytest.raises(ValueError, match="basic angle 4294967295"):
             recipe.make(grid[:38] + b"\xff" * 4 + grid[42:])
+
+
+def write_area(sample: str, first: int, rows: int, west: float, east: float) -> bytes:
+    """Return a message of an area of a sample's reduced grid; eccodes counts its points."""
+    handle = eccodes.codes_grib_new_from_samples(sample)
+    latitudes = np.unique(eccodes.codes_get_array(handle, "latitudes"))[::-1]
+    counts = eccodes.codes_get_array(handle, "pl")[first : first + rows]
+    eccodes.codes_set(handle, "Nj", rows)
+    eccodes.codes_set_array(handle, "pl", counts)
+    corners = latitudes[first], west, latitudes[first + rows - 1], east
+    for corner, value in zip(("First", "Last"), (corners[:2], corners[2:]), strict=True):
+        eccodes.codes_set(handle, f"latitudeOf{corner}GridPointInDegrees", value[0])
+        eccodes.codes_set(handle, f"longitudeOf{corner}GridPointInDegrees", value[1])
+    points = sum(int(east * count // 360 + -west * count // 360) + 1 for count in counts.tolist())
+    if sample.endswith("2"):
+        eccodes.codes_set(handle, "numberOfDataPoints", points)
+    eccodes.codes_set_values(handle, np.arange(points) % 40 + 0.0)
+    return bytes(eccodes.codes_get_message(handle))
+
+
+@pytest.mark.parametrize("sample", ["reduced_gg_pl_32_grib1", "reduced_gg_pl_32_grib2", "reduced_gg_pl_80_grib2"])
+def test_area_of_a_reduced_grid_is_that_of_cfgrib(tmp_path: Path, sample: str) -> None:
+    """Before it was mended: edition 1 refused it, and in edition 2 its coordinates could not be read."""
+    for number, (first, rows, west, east) in enumerate([(20, 15, 0, 39.375), (0, 40, -20.5, 33.3), (3, 9, 90, 400)]):
+        path = tmp_path / f"{number}.grib"
+        path.write_bytes(write_area(sample, first, rows, west, east))
+        got = check_same_as_cfgrib(path)
+        handle = eccodes.codes_new_from_message(path.read_bytes())
+        for name in ("latitude", "longitude"):
+            np.testing.assert_array_equal(got[name], eccodes.codes_get_array(handle, f"{name}s"))
 
 
 def test_corners_in_units_of_many_degrees_never_reach_eccodes() -> None:
