@@ -102,7 +102,11 @@ def _rule_for(options: Mapping[str, Any]) -> Callable[[str | None], Admission]:
 
 def choose_reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a filesystem that reads the objects at ``urls`` as the user's ``options`` say."""
-    passed = {name: value for name, value in options.items() if name in (*READING, "options", "max_manifest_bytes")}
+    passed = {
+        name: value
+        for name, value in options.items()
+        if name in (*READING, "index_cache", "options", "max_manifest_bytes")
+    }
     credentials = options.get("ref_storage_args", options.get("target_options"))
     if credentials is not None:
         places = dict.fromkeys(place_of(url) or url for url in urls)
