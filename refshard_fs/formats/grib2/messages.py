@@ -472,6 +472,12 @@ class Grib(FileBytes):
             start += len(data) - (SIGN - 1)  # the magic number may lie across the end
             size = min(4 * len(data), BLOCK, self.size - start)
             data = yield Load(self.part(start, size), Raw())
+        if (at, data, start) == (-1, MAGIC[:1], due):
+            # Subsets of a file whose ranges are one byte too long, as Herbie's, end so. This one byte can also be left
+            # of a file that is cut short, so it is reported.
+            reason = "the file ends with the first byte of a message: the fields before it are whole"
+            self.unshown.append(Unshown(due, reason))
+            return None
         if at < 0 and (cut := _CUT_SIGN.search(data)):
             begin, left = start + cut.start(), len(data) - cut.start()
             raise ManifestError(f"{self.url}: the message at byte {begin} has only {left} bytes: the file is cut short")

@@ -280,7 +280,7 @@ def test_unsupported_fields_are_reported() -> None:
 
 def test_truncated_files_are_errors() -> None:
     whole = message_1(np.where(RNG.random(496) < 0.5, np.nan, 3.5), sample="regular_ll_sfc_grib1")
-    for cut in {*range(len(whole) + 1, len(whole) + 17), *range(len(whole) + 20, 2 * len(whole), 29)}:
+    for cut in {*range(len(whole) + 2, len(whole) + 17), *range(len(whole) + 20, 2 * len(whole), 29)}:
         with pytest.raises(ManifestError, match=f"files://x.*byte {len(whole)}"):
             Files({ROOT: (whole + whole)[:cut]}).open("grib2")
 

@@ -225,9 +225,25 @@ def test_sidecar_of_another_file_is_an_error(tmp_path: Path, monkeypatch: pytest
             files.open()
 
 
-@pytest.mark.parametrize("left", [1, 3, 4, 7, 15])
-@pytest.mark.parametrize("before", [b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n"])
-def test_file_truncated_in_its_magic_bytes_is_an_error(left: int, before: bytes) -> None:
+@pytest.mark.parametrize("is_small", [True, False])
+def test_subset_with_the_first_byte_of_a_message_is_read(is_small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "WHOLE", (2 << 20) * is_small)
+    whole = on_level(500, shortName="t") * 2
+    keyspace = Files({ROOT: whole + b"G"}).open()
+    assert "t" in keyspace.grids
+    assert "ends with the first byte of a message" in keyspace.reports[f"the message at byte {len(whole)}"]
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [
+        (before, left)
+        for before in (b"", bulletin(b""), bytes(40), bytes(70_000), b"\x01\r\r\n")
+        for left in (1, 2, 3, 4, 7, 15)
+        if before or left > 1
+    ],
+)
+def test_file_truncated_in_its_magic_bytes_is_an_error(before: bytes, left: int) -> None:
     whole = on_level(500, shortName="t")
     with pytest.raises(ManifestError, match=f"byte {len(whole + before)} has only {left} bytes: the file is cut short"):
         Files({ROOT: whole + before + whole[:left]}).open()
