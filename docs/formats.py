@@ -27,6 +27,7 @@ OF = {
     "n5": "n5-hierarchies",
     "neuroglancer-precomputed": "neuroglancer-precomputed-volumes",
     "refshard-concat": "sets-joined-lazily",
+    "safe": "jpeg-2000",
     "tiff": "tiff",
     "zarr-hierarchy": "zarr-hierarchies",
     "zip": "zip",

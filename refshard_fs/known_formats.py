@@ -45,6 +45,7 @@ BUILT_IN = (
     fits.FORMAT,
     tiff.FORMAT,
     jp2.FORMAT,
+    jp2.SAFE,
     dmrpp.FORMAT,
     grib2.FORMAT,
     grib2.RULE,

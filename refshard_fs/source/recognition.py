@@ -158,8 +158,6 @@ def _format_of(probe: Probe, name: str | None) -> Format:
         kinds = Counter(name.rpartition(".")[2] for name in inside if "." in name[1:])
         if kinds:  # the pattern has the most frequent suffix
             remedy = f"To join its files, open '{probe.url.rstrip('/')}/*.{kinds.most_common(1)[0][0]}'"
-        if "manifest.safe" in inside:
-            remedy = "It is a SAFE product: open the images or measurements in it, such as GRANULE/*/IMG_DATA/*_B04.jp2"
     elif not probe.head:
         what, remedy = "an empty document", "Was it written to the end?"
     else:

@@ -5,10 +5,11 @@ The order of axes is (band, y, x), or (y, x). Names, coordinates and the pyramid
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from refshard_fs.core.array_group import ArrayDescription
 from refshard_fs.core.format import FileBytes, OpenOptions, Probe
+from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Steps
 from refshard_fs.core.rasters import RasterGroupBuilder
@@ -33,14 +34,55 @@ from refshard_fs.formats.tiff.ifds import Tiff
 GEO_TIFF = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03")  # the UUID of a box with a GeoTIFF
 
 
+class Image(NamedTuple):
+    """An image that was read up to its tiles; ``attributes`` are those of its samples, ``most`` is of `check_cost`."""
+
+    file: FileBytes
+    boxes: Boxes
+    header: Header
+    tiles: TileIndex
+    levels: int
+    most: int
+    place: Georeference | None
+    attributes: dict[str, Any]
+
+    def add_level(self, group: RasterGroupBuilder, path: str, level: int, zarr_format: int) -> None:
+        """Add the array of a resolution level, and its coordinates, to a group."""
+        header, size, (folder, name) = self.header, self.header.size, parent(path)
+        bands = (size.bands,) if size.bands > 1 else ()
+        shape, chunks, whole = (*bands, *size.shape(level)), size.chunks(level), None
+        if chunks is None or header.find_obstacle(level):
+            chunks = size.shape(level)
+            whole = WholeRecipe(header, header.first - self.boxes.start, level, (size.bands, *chunks), self.most)
+        names = group.name_dimensions(path, ("band", "y", "x")[-len(shape) :], shape)
+        placed = {} if self.place is None else self.place.add(group, folder, (*size.shape(level), size.bands), names)
+        array = ArrayDescription(
+            f"{self.file.url}: image {name}", shape, (*bands, *chunks), size.dtype, [*names.values()],
+            {**self.attributes, **placed}, file_codecs=("jpeg2000",),
+        )  # fmt: skip
+        if whole is not None:
+            group.add(path, array, WholeChunks(self.file, self.boxes.start, self.boxes.stop, whole))
+        else:
+            group.add(path, array, TileChunks(self.tiles, array.grid(zarr_format), level, self.most))
+
+
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a JPEG 2000 file."""
-    file = FileBytes(probe.url, *probe.file("JPEG 2000 file"), probe.head)
     group = RasterGroupBuilder(probe.url)
+    image = yield from read_image(probe, group)
+    names = [str(level) for level in range(image.levels + 1)]
+    for level, name in enumerate(names):
+        image.add_level(group, name, level, options.zarr_format)
+    group.add_pyramids("", [("", names)] if image.levels else [], {})
+    return group.keyspace(options.zarr_format, group.groups.pop(""))
+
+
+def read_image(probe: Probe, group: RasterGroupBuilder) -> Steps[Image]:
+    """Read the boxes and the main header of a file; ManifestError if its image cannot be shown."""
+    file = FileBytes(probe.url, *probe.file("JPEG 2000 file"), probe.head)
     try:
         boxes = yield from read_boxes(file)
         header = yield from read_header(file, boxes.start, boxes.stop)
-        size, dtype = header.size, header.size.dtype
         most = header.check_cost(file.size)
         levels, reason = _count_levels(header, most)
     except ValueError as e:
@@ -49,26 +91,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         group.reports["lower resolutions"] = f"only {levels} are shown: {reason}"
     if boxes.streams > 1:
         group.reports["other images"] = f"it has {boxes.streams} code streams: only the first is shown"
-    place = yield from _locate(boxes, size.shape(0), group)
-    described = _describe(boxes, group)
+    place = yield from _locate(boxes, header.size.shape(0), group)
     index = TileIndex(file, probe, header, boxes.stop)
-    bands = (size.bands,) if size.bands > 1 else ()
-    for level in range(levels + 1):
-        name, shape, chunks = str(level), (*bands, *size.shape(level)), size.chunks(level)
-        whole = None
-        if chunks is None or header.find_obstacle(level):
-            chunks = size.shape(level)
-            whole = WholeRecipe(header, header.first - boxes.start, level, (size.bands, *chunks), most)
-        names = group.name_dimensions(name, ("band", "y", "x")[-len(shape) :], shape)
-        placed = {} if place is None else place.add(group, "", (*size.shape(level), size.bands), names)
-        where, axes = f"{probe.url}: image {name}", [*names.values()]
-        array = ArrayDescription(
-            where, shape, (*bands, *chunks), dtype, axes, {**described, **placed}, file_codecs=("jpeg2000",)
-        )
-        tiles = TileChunks(index, array.grid(options.zarr_format), level, most)
-        group.add(name, array, tiles if whole is None else WholeChunks(file, boxes.start, boxes.stop, whole))
-    group.add_pyramids("", [("", [str(level) for level in range(levels + 1)])] if levels else [], {})
-    return group.keyspace(options.zarr_format, group.groups.pop(""))
+    return Image(file, boxes, header, index, levels, most, place, _describe(boxes, group))
 
 
 def _count_levels(header: Header, most: int) -> tuple[int, str]:

@@ -153,13 +153,6 @@ def test_small_file_opens_in_one_round(tmp_path: Path) -> None:
     assert rounds_to_open(tmp_path / "a.jp2") == 1
 
 
-def test_error_for_a_safe_folder_has_a_remedy(tmp_path: Path) -> None:
-    for name in ("manifest.safe", "MTD_MSIL1C.xml"):
-        (tmp_path / name).touch()
-    with pytest.raises(ManifestError, match="SAFE product: open the images .*IMG_DATA"):
-        RefShardFileSystem(str(tmp_path)).ls("")
-
-
 def test_only_the_first_of_several_code_streams_is_shown() -> None:
     first, second = (encode(smooth(20, size)) for size in (30, 40))
     keyspace = Files({ROOT: jp2_file(second, box(b"jp2c", first))}).open()
