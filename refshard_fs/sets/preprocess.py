@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from types import CodeType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from refshard_fs.core.model import Facts, Stat, Steps, batches
 from refshard_fs.cubes.choice import Choice
@@ -18,7 +18,7 @@ from refshard_fs.references.reference_set import adopt
 from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.rebase import open_read
 from refshard_fs.sets.scanning import Known, Scanned, Unchanged
-from refshard_fs.sets.scans_file import ScansFile
+from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.sources import TOGETHER
 from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
@@ -27,13 +27,6 @@ from refshard_fs.source.in_memory_source import source_of
 
 Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
 PIECE: Final = 64  # sets that a worker opens in one call
-
-
-class Chosen(NamedTuple):
-    """The part of a set that the function chose: the choices, as JSON, and the references."""
-
-    select: list[Any]
-    scanned: Scanned
 
 
 def name_of(function: Preprocess) -> str:
@@ -63,45 +56,33 @@ def read_chosen(
     The other arguments are those of `read_sets`. The workers of ``executor`` call the function, and must be able to
     import it. ``resume`` keeps what it chose until the set or the function changes.
     """
-    kept = None if resume is None else ScansFile(os.fspath(resume), options)
-    kind = f" by {name_of(function)} {_digest(function)} without {sorted(unread or ())}"
     urls = [str(source_of(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
-    known: Known = {} if kept is None else kept.facts(filter(None, urls), kind)
     variables, parts, own = VariableReader(), dict[int, NamedSet](), dict[str, tuple[Choice, ...]]()
 
-    def take(number: int, found: Chosen | Unchanged | Exception) -> None:
+    def take(number: int, found: Scanned | Exception | None) -> None:
         if isinstance(found, Exception):
             if failed is None or isinstance(found, TargetNotAllowed):
                 raise found
             failed[number] = found
             return
-        if kept is not None and isinstance(found, Unchanged):
-            scanned = kept.find(urls[number], kind)
-            if isinstance(scanned, Exception):
-                raise scanned
-            found = Chosen(kept.select_of(urls[number], kind), scanned)
-        elif kept is not None and isinstance(found, Chosen) and urls[number]:
-            kept.keep(urls[number] + kind, found.scanned, found.select)
-        assert isinstance(found, Chosen), "a kept scan has references"
+        assert found is not None, "each set is opened here"
         fo = sets[number]
         name = f"set {number} ({fo})" if isinstance(fo, str) else f"set {number}"
         select = {"select": [*(options.get("select") or ()), *found.select]} if found.select else {}
-        refs = found.scanned.refs
-        parts[number] = NamedSet(name, refs, variables.read(refs, name), fo=fo, options={**options, **select})
+        read = variables.read(found.refs, name)
+        parts[number] = NamedSet(name, found.refs, read, fo=fo, options={**options, **select})
         if isinstance(fo, str):
             own[fo] = tuple(map(Choice.read, found.select))
         count(1)
 
-    try:
+    identity = f"{name_of(function)} {_digest(function)}"
+    with open_scans(resume, filter(None, urls), options, unread, identity) as (known, resolve):
         pieces = list(batches(range(len(sets)), PIECE))
         choose = partial(choose_parts, options=dict(options), function=function, known=known, unread=unread)
         tasks = [[sets[number] for number in piece] for piece in pieces]
         for piece, results in zip(pieces, (map if executor is None else executor.map)(choose, tasks), strict=True):
             for number, result in zip(piece, results, strict=True):
-                take(number, result)
-    finally:
-        if kept is not None:
-            kept.close()
+                take(number, resolve(urls[number], result))
     return [parts[number] for number in sorted(parts)], own
 
 
@@ -118,11 +99,11 @@ def show_by(fo: Any, options: Mapping[str, Any], function: Preprocess) -> RefSha
 
 def choose_parts(
     sets: Sequence[Any], *, options: Mapping[str, Any], function: Preprocess, known: Known, unread: Unread | None
-) -> list[Chosen | Unchanged | Exception]:
+) -> list[Scanned | Unchanged | Exception]:
     """Return the part of each set that ``function`` chooses, or the error of a set that cannot be read."""
     name = name_of(function)
 
-    def choose(fo: Any) -> Chosen | Unchanged | Exception:
+    def choose(fo: Any) -> Scanned | Unchanged | Exception:
         try:
             source = open_read(fo, options)
             facts = None
@@ -142,7 +123,7 @@ def choose_parts(
         except (RefShardError, FileNotFoundError) as e:
             return e
         select = list(shown.storage_options.get("select", ()))[len(source.storage_options.get("select") or ()) :]
-        return Chosen(select, Scanned(refs, facts))
+        return Scanned(refs, facts, select)
 
     with ThreadPoolExecutor(TOGETHER) as pool:
         return list(pool.map(choose, sets))

@@ -55,10 +55,14 @@ _UNDERSTOOD: Final = READING | {
 
 
 class Scanned(NamedTuple):
-    """The references of a source, URLs absolute, coordinates inline; ``facts`` tell its version if it is one object."""
+    """The references of a source, URLs absolute, coordinates inline; ``facts`` tell its version if it is one object.
+
+    ``select`` is the part of the source that ``preprocess`` chose, as JSON.
+    """
 
     refs: ReferenceSet
     facts: Facts | None = None
+    select: Sequence[Any] = ()
 
 
 class Unchanged:

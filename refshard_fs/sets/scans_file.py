@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,8 @@ from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.sets.scanning import Scanned
+from refshard_fs.sets.scanning import Known, Scanned, Unchanged
+from refshard_fs.source.collect import Unread
 from refshard_fs.stores.links import path_to_write
 
 _MAGIC: Final = b"refshard scans 1\n"
@@ -46,15 +47,18 @@ class ScansFile:
     """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
 
     ``options`` are those of a filesystem: a scan belongs to the part of the source that ``select`` shows, and to the
-    targets that ``allow`` permits.
+    targets that ``allow`` permits; also to the ``unread`` arrays, and to ``function``, a text that identifies the code
+    of ``preprocess``.
     """
 
-    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, options: Mapping[str, Any], unread: Unread | None = None, function: str = "") -> None:
         if protocol_of(path) not in (None, *LOCAL):
             raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)
         given = {name: options[name] for name in ("select", "allow") if options.get(name) not in (None, ())}
         self._conditions = "".join(f" {name}={zarrmeta.dumps(value).decode()}" for name, value in given.items())
+        self._kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # such a scan is incomplete
+        self._function = f" by {function}" if function else ""
         self._places: dict[str, tuple[Facts, int, int]] = {}  # version, offset and length of the record, by URL
         self._whole: tuple[tuple[int, int], ReferenceSet] | None = (
             None  # the last record with references: place, references
@@ -90,34 +94,31 @@ class ScansFile:
         self._file.seek(end)
         self._file.truncate()
 
-    def facts(self, urls: Iterable[str], kind: str = "") -> dict[str, Facts]:
-        """Return the versions of those of ``urls`` that were scanned, in part (of that ``kind``) or as a whole."""
-        known = {url: self._place(url, kind) for url in urls}
+    def facts(self, urls: Iterable[str]) -> dict[str, Facts]:
+        """Return the versions of those of ``urls`` that were scanned, without the unread arrays or as a whole."""
+        known = {url: self._place(url) for url in urls}
         return {url: place[0] for url, place in known.items() if place is not None}
 
-    def _place(self, url: str, kind: str) -> tuple[Facts, int, int] | None:
-        return self._places.get(url + kind + self._conditions) or self._places.get(url + self._conditions)
+    def _place(self, url: str) -> tuple[Facts, int, int] | None:
+        whole = url + self._function + self._conditions
+        return self._places.get(url + self._function + self._kind + self._conditions) or self._places.get(whole)
 
-    def find(self, url: str, kind: str = "") -> Scanned | Exception:
+    def find(self, url: str) -> Scanned | Exception:
         """Return the kept scan of ``url``."""
-        place = self._place(url, kind)
+        place = self._place(url)
         if place is None:
             raise KeyError(url)
         facts, start, length = place
         try:
             record = self._record(start, length)
             if record.refs:
-                return Scanned(swell(record.refs), facts)
+                return Scanned(swell(record.refs), facts, record.select)
             base = self._read_references(*record.like)
         except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
         members = SharedMembers(base.members, record.data)
-        return Scanned(msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members), facts)
-
-    def select_of(self, url: str, kind: str = "") -> list[Any]:
-        """Return the part of ``url`` that a function chose; ``url`` was scanned before."""
-        place = self._place(url, kind)
-        return [] if place is None else self._record(*place[1:]).select
+        refs = msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members)
+        return Scanned(refs, facts, record.select)
 
     def _record(self, start: int, length: int) -> _Record:
         self._file.seek(start)
@@ -133,17 +134,18 @@ class ScansFile:
             self._whole = (start, length), refs
         return self._whole[1]
 
-    def keep(self, url: str, scanned: Scanned, select: Sequence[Any] = ()) -> None:
-        """Add the scan of ``url``, if anything tells its version, and what a function chose of it."""
-        facts, refs, url = scanned.facts, scanned.refs, url + self._conditions
+    def keep(self, url: str, scanned: Scanned) -> None:
+        """Add the scan of ``url``, if anything tells its version."""
+        facts, refs, select = scanned.facts, scanned.refs, list(scanned.select)
+        url += self._function + self._kind + self._conditions
         if facts is None or (facts.etag is None and facts.last_modified is None):
             return
         own = None if self._whole is None else _find_own_data(self._whole[1], refs)
         if self._whole is not None and own is not None:
             target = str(refs.urls[0])
-            self._write(_Record(url, facts, like=self._whole[0], target=target, data=own, select=list(select)))
+            self._write(_Record(url, facts, like=self._whole[0], target=target, data=own, select=select))
         else:
-            self._whole = self._write(_Record(url, facts, shrink(refs), select=list(select))), refs
+            self._whole = self._write(_Record(url, facts, shrink(refs), select=select)), refs
 
     def _write(self, record: _Record) -> tuple[int, int]:
         """Add a record; return where it lies."""
@@ -156,6 +158,39 @@ class ScansFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+# Called with the URL and the result of a scan; returns the result, or the kept scan of a source that is unchanged.
+Resolve = Callable[[str, Scanned | Exception | Unchanged | None], Scanned | Exception | None]
+
+
+@contextlib.contextmanager
+def open_scans(
+    path: str | os.PathLike[str] | None,
+    urls: Iterable[str],
+    options: Mapping[str, Any],
+    unread: Unread | None,
+    function: str = "",
+) -> Iterator[tuple[Known, Resolve]]:
+    """Open the file of scans at ``path``; return the known versions of ``urls``, and a function that keeps results.
+
+    Without a path nothing is known, and nothing is kept.
+    """
+    file = None if path is None else ScansFile(os.fspath(path), options, unread, function)
+
+    def resolve(url: str, result: Scanned | Exception | Unchanged | None) -> Scanned | Exception | None:
+        if isinstance(result, Unchanged):
+            assert file is not None, "only a known source is unchanged"
+            return file.find(url)
+        if file is not None and url and isinstance(result, Scanned):
+            file.keep(url, result)
+        return result
+
+    try:
+        yield {} if file is None else file.facts(urls), resolve
+    finally:
+        if file is not None:
+            file.close()
 
 
 def _find_own_data(base: ReferenceSet, refs: ReferenceSet) -> dict[str, bytes] | None:

@@ -20,8 +20,8 @@ from refshard_fs.sets.collect_references import collect_references
 from refshard_fs.sets.document_template import DocumentParser
 from refshard_fs.sets.rebase import MadeSet, open_read
 from refshard_fs.sets.scan_workers import scan_by_workers
-from refshard_fs.sets.scanning import Known, Scanned, Unchanged, can_scan, find_scannable, scan
-from refshard_fs.sets.scans_file import ScansFile
+from refshard_fs.sets.scanning import Scanned, Unchanged, can_scan, find_scannable, scan
+from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinates_to_read
 from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import Unread
@@ -69,7 +69,7 @@ def read_sets(
         match result:
             case None:  # `read` opens this source by itself
                 return
-            case Scanned(refs, _):
+            case Scanned(refs=refs):
                 found[number] = name_set(number, refs)
             case error:
                 if failed is None or isinstance(error, TargetNotAllowed) or not isinstance(error, RefShardError):
@@ -131,28 +131,17 @@ def _scan(
     heads: Heads | None,
 ) -> None:
     """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
-    kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # such a scan is incomplete
     numbers = list(given)
     urls = [str(source_of(url, None, None, True)) for url in given.values()]
-    kept = None if resume is None else ScansFile(os.fspath(resume), options)
-    known: Known = {} if kept is None else kept.facts(urls, kind)
+    with open_scans(resume, urls, options, unread) as (known, resolve):
 
-    def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
-        if kept is not None and isinstance(result, Unchanged):
-            result = kept.find(urls[place], kind)
-        elif kept is not None and isinstance(result, Scanned):
-            kept.keep(urls[place] + kind, result)
-        assert not isinstance(result, Unchanged), "a kept scan has references"
-        take(numbers[place], result)
+        def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
+            take(numbers[place], resolve(urls[place], result))
 
-    try:
         if urls and executor is not None:
             scan_by_workers(executor, urls, options, found, known, unread)
         elif urls:
             scan(urls, options, found, known, unread, heads)
-    finally:
-        if kept is not None:
-            kept.close()
 
 
 def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:

@@ -107,6 +107,14 @@ def test_choices_are_kept_until_file_or_function_changes(folder: Path) -> None:
         refshard_fs.open(f"{folder}/*.nc", "time", preprocess=another, resume=f"{folder}/scans")
 
 
+def test_whole_scan_stands_for_no_function(folder: Path) -> None:
+    """A file that keeps scans of whole sources has none of the parts that a function chooses."""
+    kept = f"{folder}/scans"
+    refshard_fs.concat([f"{folder}/0.nc"], "x", resume=kept)
+    eager = refshard_fs.concat(f"{folder}/*.nc", "time", preprocess=day_of_name, resume=kept)
+    xr.testing.assert_equal(xr.open_dataset(eager, engine="refshard").load(), rest_of(folder))
+
+
 def test_named_preprocess_function_is_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "stranger.py").write_text("raise SystemExit('a document ran code')")
     monkeypatch.syspath_prepend(folder)

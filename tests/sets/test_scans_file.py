@@ -11,7 +11,13 @@ import pytest
 
 import refshard_fs
 from refshard_fs.cli import main
+from refshard_fs.core.columns import Texts
+from refshard_fs.core.model import Facts
 from refshard_fs.errors import ManifestError, SourceNotReachable
+from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.sets.scanning import Scanned, Unchanged
+from refshard_fs.sets.scans_file import open_scans
+from refshard_fs.source.collect import Unread
 from tests.servers.http import RangeServer
 from tests.support.set_files import days, days_of, plain_file
 
@@ -106,3 +112,20 @@ def test_command_has_resume(tmp_path: Path) -> None:
     size = kept.stat().st_size
     assert main(arguments) == 0
     assert kept.stat().st_size == size > 0
+
+
+def test_kept_scans_are_found_in_any_process(tmp_path: Path) -> None:
+    """The order in which a process iterates over texts decides no name of a record."""
+    facts, refs = Facts(3, "etag"), ReferenceSet(Texts.of(["memory://a"]), {}, {})
+    names = [f"name {n}" for n in range(50)]
+    for function in ("", "module:function 0123"):
+        path = str(tmp_path / f"scans{function[:1]}")
+        with open_scans(path, [], {}, Unread(frozenset(names)), function) as (_, resolve):
+            resolve("memory://a", Scanned(refs, facts, [{"drop": ["x"]}]))
+        with open_scans(path, ["memory://a"], {}, Unread(frozenset(names[::-1])), function) as (known, resolve):
+            assert known == {"memory://a": facts}
+            found = resolve("memory://a", Unchanged())
+            assert isinstance(found, Scanned)
+            assert found.select == [{"drop": ["x"]}]
+        with open_scans(path, ["memory://a"], {}, Unread(frozenset(names)), "another") as (known, _):
+            assert known == {}
