@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, overload
@@ -294,6 +295,14 @@ _NONE = np.uint64(1 << 63)  # a bit in the column of ends that marks None
 _NO_TEXT = b"\xff"  # the bytes of None, which are not valid UTF-8
 
 
+@lru_cache(1024)
+def _end_of_one(length: int) -> npt.NDArray[np.uint64]:
+    """Return the column of ends of a single text: a hundred thousand files have the same few."""
+    ends = np.array([length], np.uint64)
+    ends.flags.writeable = False
+    return ends
+
+
 class Texts(Sequence[str | None]):
     """An immutable sequence of texts or None. ``data`` is all texts, joined; ``ends`` is the end of each in it."""
 
@@ -308,6 +317,8 @@ class Texts(Sequence[str | None]):
         """Make a sequence of ``texts``; bytes are UTF-8, in which lone surrogates are allowed."""
         not_none = (_NO_TEXT if text is None else text for text in texts)
         encoded = [text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass") for text in not_none]
+        if len(encoded) == 1 and encoded[0] != _NO_TEXT:
+            return cls(np.frombuffer(encoded[0], np.uint8), _end_of_one(len(encoded[0])))
         ends = np.fromiter(accumulate(map(len, encoded)), np.uint64, len(encoded))
         if _NO_TEXT in encoded:
             ends[[text == _NO_TEXT for text in encoded]] |= _NONE

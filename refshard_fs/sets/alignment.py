@@ -58,7 +58,8 @@ def prepare_parts(
     if has_gaps:
         incomplete |= {path for part in parts for path in part.along(dim) if not part.variables[path].is_coordinate}
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
-    places = [{**own, **of_texts} for own, of_texts in zip(aligned.places, texts.places, strict=True)]
+    pairs = zip(aligned.places, texts.places, strict=True)
+    places = [{**own, **of_texts} if of_texts else own for own, of_texts in pairs]
     return Aligned(_add_lacking(aligned.parts, dim, lacking), places, {**aligned.unions, **texts.unions}), fills
 
 

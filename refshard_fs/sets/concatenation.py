@@ -28,7 +28,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.origins import NOTHING, Origins
-from refshard_fs.sets.changed_set import grid_of, place_chunks
+from refshard_fs.sets.changed_set import NO_CHUNKS, grid_of, place_chunks
 from refshard_fs.sets.common_units import find_times
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, check_shapes
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, change_type, put_attributes
@@ -96,6 +96,9 @@ class _Concatenation:
     def _collect_origins(self) -> Origins:
         if not any(part.refs.origins for part in self.sets):
             return NOTHING
+        first = self.sets[0].refs.origins
+        if all(part.refs.origins is first for part in self.sets):  # files of one server
+            return first
         named = [(url, part.refs.origins.of(url)) for part in self.sets for url in part.refs.urls if url is not None]
         return Origins.combine(named, frozenset().union(*(part.refs.origins.servers for part in self.sets)))
 
@@ -224,6 +227,8 @@ class _Concatenation:
         """Add a set's inline chunks of an array; return its references, by the targets of all sets."""
         rows, inline = place_chunks(self.sets[number], path, grid, along)
         self.side |= inline
+        if rows is NO_CHUNKS:
+            return rows
         targets = rows.ranges.targets + np.uint32(self.first_targets[number])
         return rows._replace(ranges=rows.ranges._replace(targets=targets))
 
@@ -246,7 +251,8 @@ class _Concatenation:
         start, parts = 0, []
         for number, (part, length, size) in enumerate(zip(self.sets, lengths, sizes, strict=True)):
             if path in part.refs.tables:
-                parts.append(self._place_chunks(path, number, grid, {axis: shift_by(start)}))
+                placed = self._place_chunks(path, number, grid, {axis: shift_by(start)})
+                parts += [] if placed is NO_CHUNKS else [placed]
             start += -(-length // size) if size else 0
         self.tables[path] = ChunkTable.from_parts(grid, parts)
         if all(path in part.digests for part in self.sets):

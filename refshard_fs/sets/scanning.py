@@ -38,12 +38,14 @@ from refshard_fs.source.in_memory_source import arguments_of
 from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Engines
+from refshard_fs.targets.versioned import Versions
 from refshard_fs.writing.save import respelling
 
 ROUND: Final = 16  # sources whose look-ups are driven together: each waits for all of them
 ROUNDS: Final = 16  # such rounds that are under way at once, so that some are decoded while others wait
 LIKENESSES: Final = 16  # kinds of files by one writer whose references are remembered in a scan
 REMEMBERED: Final = 32 << 20  # bytes of indexes of sources that are being scanned
+VERSIONS: Final = 4096  # versions of objects that are being read: many times `ROUND` × `ROUNDS`
 _OTHER_DOCUMENT: Final = re.compile(rb'\s*\{\s*"refshard"\s*:\s*"')  # JSON that is opened, and no set of references
 
 
@@ -166,6 +168,7 @@ class _Scanner(Engines):
 
     def __init__(self, options: Settings, known: Known, unread: Unread | None, heads: Heads | None) -> None:
         super().__init__(options, LRU(REMEMBERED), heads)
+        self._versions = Versions(VERSIONS)
         self._unread = unread
         self._known = known
         self._variables = VariableReader()

@@ -202,11 +202,11 @@ class Version:
 
 
 class Versions:
-    """The versions of a session's objects: the `REMEMBERED` most recently opened ones."""
+    """The versions of a session's objects: the ``most`` recently opened ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = REMEMBERED) -> None:
         self._lock = fork_safe(threading.Lock())  # an object has one record
-        self._known: LRU[str, Version] = LRU(REMEMBERED)
+        self._known: LRU[str, Version] = LRU(most)
 
     def of(self, url: str, *, only_size: bool = False) -> Version:
         """Return the version of ``url``; with ``only_size``, answers are compared by size alone."""

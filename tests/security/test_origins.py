@@ -58,6 +58,18 @@ def put(server: RangeServer, refs: dict[str, Any], name: str = "refs", **more: A
     return server.put(f"/set/{name}.json", json.dumps({"version": 1, "refs": refs, **more}).encode())
 
 
+def test_origins_of_sets_of_a_server_are_one_object() -> None:
+    """A hundred thousand files of a server have the same origins, which take 400 bytes."""
+
+    def adopt(name: str) -> Origins:
+        adoption = Adoption(Admission.of(f"https://a.org/{name}", None, (), ()))
+        adoption.add(f"https://a.org/{name}")
+        return adoption.origins(NOTHING)
+
+    assert adopt("1.nc") is adopt("2.nc")
+    assert adopt("1.nc").servers == {"https://a.org"}
+
+
 def own(folder: Path, format: str = "json") -> str:
     """Save a set of the user's, of one file of this machine; return where."""
     (folder / "own").write_bytes(b"o")
