@@ -185,7 +185,8 @@ def _diff(arguments: Namespace) -> int:
     """Show arrays, metadata and references that differ."""
     from refshard_fs.tools.diff import compare
 
-    found = compare(open_source(arguments, "A"), open_source(arguments, "B"))
+    # Chunks are compared in their order: no partition of a lazy set is needed a second time.
+    found = compare(*(open_source(arguments, name, cache_size=2) for name in ("A", "B")))
     if arguments.json:
         print_json(found, same=found.is_empty)
         return int(not found.is_empty)

@@ -111,6 +111,10 @@ class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
         self.guard = guard
         super().__init__(guard.find(host, port), port, **options)  # fsspec's own connections lead to this address
 
+    def __del__(self) -> None:
+        if "ftp" in vars(self):  # not if the connection failed: then fsspec's method is an AttributeError
+            super().__del__()
+
 
 class FsspecTarget(Target):
     """The objects of one filesystem instance; an ``owned`` instance is closed with the target.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from refshard_fs.cli import main
+from refshard_fs.tools import diff
 from tests.support.cli_sets import ARRAY, V3_ARRAY, Refs
 
 
@@ -114,3 +115,19 @@ def test_colours_are_for_terminals_only(
     said = capsys.readouterr().out
     assert "2 of 3 (+1 outside)" in said
     assert ("\x1b[33mwarning" in said) == ("\x1b" in said) == coloured
+
+
+def test_diff_keeps_few_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 million references as JSON and as parquet, the partitions that 128 allow take 130 MB."""
+    kept: list[int] = []
+    original = diff.compare
+
+    def compare(*sources: Any) -> Any:
+        kept.extend(source.storage_options["cache_size"] for source in sources)
+        return original(*sources)
+
+    monkeypatch.setattr(diff, "compare", compare)
+    source = tmp_path / "refs.json"
+    source.write_text(json.dumps({".zgroup": '{"zarr_format": 2}'}))
+    assert main(["diff", str(source), str(source)]) == 0
+    assert kept == [2, 2]

@@ -23,8 +23,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from refshard_fs.core.model import Listed, Pin
-from refshard_fs.errors import TargetChanged
+from refshard_fs.errors import TargetChanged, TargetNotAllowed
 from refshard_fs.targets import Pool, PoolOptions, Retry, generic
+from refshard_fs.targets.connections import Guard
 from refshard_fs.targets.failures import HttpStatus, Incomplete, Unfit, Unreadable
 from tests.servers.http import RangeServer
 from tests.support.target_reading import AT_ONCE, Reader, with_pool
@@ -441,3 +442,10 @@ def test_requested_facts_are_never_cached() -> None:
 
     with pytest.raises(TargetChanged):
         with_pool(PoolOptions({"odd": fs}, retry=AT_ONCE), read)
+
+
+def test_refused_ftp_address_is_the_only_error() -> None:
+    """fsspec's own destructor raises AttributeError if the address was refused before the first connection."""
+    with pytest.raises(TargetNotAllowed):
+        generic.GuardedFtp("127.0.0.1", guard=Guard(own=False))
+    gc.collect()  # pytest reports an error of a destructor
