@@ -140,7 +140,13 @@ class ParameterName(NamedTuple):
 _DISCIPLINES: Final = frozenset([0, 1, 2, 3, 4, 10, 20, 192])  # 192: ECMWF's own
 _CENTRES: Final = frozenset([7, 34, 54, 74, 78, 85, 98])  # with local parameters; others have WMO's alone
 _TABLES: Final = 28
+# In these classes of ECMWF (of Copernicus' atmosphere service), and from this version of WMO's tables on, eccodes names
+# fields of chemistry by their quantity, whatever the constituent.
+_CLASSES: Final = frozenset([19, 36, 44, 55])
+_CHEMICAL_TABLES: Final = 34
 _NO_CENTRE: Final = 255
+# eccodes has these names for fields with a list of coordinates of levels, as ICON's; it is asked without this list.
+_GENERAL: Final = {(150, 255): "generalVertical", (150, 150): "generalVerticalLayer"}
 
 _KEYS: Final = ("paramId", "shortName", "name", "units", "cfName", "cfVarName", "typeOfLevel")
 _CF: Final = {"long_name": "name", "units": "units", "standard_name": "cfName"}
@@ -156,7 +162,8 @@ def name_parameter(parameter: Parameter) -> ParameterName:
     """Return the name that eccodes has for a parameter; made of its numbers without eccodes, or without a name."""
     kind = (parameter.discipline,) if parameter.edition == 2 else ()
     numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
-    names = f"parameter_{numbers}", f"level_{parameter.surfaces[0].kind}"
+    kinds = parameter.surfaces[0].kind, parameter.surfaces[1].kind
+    names = f"parameter_{numbers}", _GENERAL.get(kinds, f"level_{kinds[0]}")
     if parameter.discipline not in _DISCIPLINES:
         return ParameterName(*names, {})
     try:
@@ -246,6 +253,9 @@ def _set_parameter(library: Any, handle: Any, parameter: Parameter) -> None:
                 keys |= {f"scaleFactorOf{limit}": factor, f"scaledValueOf{limit}": scaled}
     if parameter.centre in _CENTRES:
         keys |= {"centre": parameter.centre, "localTablesVersion": int(parameter.tables[1] > 0)}
+    if parameter.centre == ECMWF and parameter.project in _CLASSES and _CHEMICAL_TABLES <= parameter.tables[0] < 255:
+        keys |= {"tablesVersion": _CHEMICAL_TABLES, "setLocalDefinition": 1, "localDefinitionNumber": 1}
+        keys["marsClass"] = parameter.project
     if parameter.statistic != 255:
         keys |= {"typeOfStatisticalProcessing": parameter.statistic, "lengthOfTimeRange": parameter.length}
     for key, value in keys.items():

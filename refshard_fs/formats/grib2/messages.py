@@ -37,6 +37,7 @@ FILLING: Final = bytes(range(127))  # ASCII text and zeros lie between messages
 MOST: Final = 1 << 18  # messages in a file
 FIELDS: Final = 1 << 10  # fields in a message
 NEXT: Final = {0: (1,), 1: (2, 3), 2: (3,), 3: (4,), 4: (5,), 5: (6,), 6: (7,), 7: (2, 3, 4)}  # the order of sections
+_LOCAL: Final = 9  # bytes of section 2 that are parsed: in ECMWF's local definitions, the class is at octet 8
 END: Final = b"7777"  # the end of a message
 SECTION: Final = 1 << 22  # bytes of a section that is read when the file is opened: grids may list points
 
@@ -167,6 +168,7 @@ class Parameter(NamedTuple):
     surfaces: tuple[Surface, Surface]
     kind: int = 0  # the number at the template's `Product.kind`
     axes: tuple[tuple[int, ...], ...] = ()  # along the template's `Product.axes`
+    project: int = 0  # ECMWF's class of a field of chemistry, on which its name depends
     edition: int = 2  # 1: table and number are `category` and `number`, `statistic` is the time range indicator
 
 
@@ -275,6 +277,7 @@ def parse_field(sections: dict[int, bytes], parts: dict[int, tuple[int, int]], d
         *kind, parse_integer(one, 6, 2), tables, template, parse_integer(one, 20), statistic, length, surfaces,
         parse_integer(product, layout.kind[1]) if layout.kind[1] else 0,
         tuple(_parse_axis(product, octet, size) for _, octet, size in layout.axes),
+        int.from_bytes(sections.get(2, b"")[7:9]) if _CHEMICAL in layout.axes else 0,
     )  # fmt: skip
     member = parse_integer(product, layout.member) if layout.member else 0
     return Field(
@@ -543,6 +546,8 @@ class Grib(FileBytes):
                 if position + size > begin + len(window):
                     begin, window = position, (yield Load(self.part(position, size), Raw()))
                 sections[number] = window[position - begin : position - begin + size]
+            if number == 2:
+                sections[2] = window[position - begin :][: min(size, _LOCAL)]
             is_same = number == 6 and 6 in parts and window[position - begin + 5] == 254  # repeats the last bitmap
             if not is_same:
                 parts[number] = (position, size)

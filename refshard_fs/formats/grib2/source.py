@@ -45,7 +45,7 @@ SIDECARS: Final = (".idx", ".index")  # wgrib2's and ECMWF's, after the file's n
 # these bytes at 60 MB/s, and windows and sidecars take a request each.
 WHOLE: Final = 2 << 20
 SHORT: Final = 64 << 10  # bytes of a short message: the windows of few long messages are far smaller than the file
-VERSION: Final = 5  # version of scans in the index cache: increased whenever a file would have other fields
+VERSION: Final = 6  # version of scans in the index cache: increased whenever a file would have other fields
 FIELD_BYTES: Final = 1 << 10  # bytes of a field in memory, without its grid
 LARGEST: Final = 1 << 27  # points of a grid that is shown, 512 MiB of them; the largest in use have some 30 million
 SMALL: Final = 1 << 23  # and of a grid in a small file, of which

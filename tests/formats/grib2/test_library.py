@@ -58,6 +58,26 @@ def test_names_without_eccodes_are_not_cached(monkeypatch: pytest.MonkeyPatch) -
     assert "sst" in Files({ROOT: data}).open().grids
 
 
+@pytest.mark.parametrize("project", ["mc", "od"])
+@pytest.mark.parametrize("tables", [28, 35])
+@pytest.mark.parametrize("quantity", [1, 2])  # columns, ratios of mixture
+def test_names_of_chemistry_depend_on_the_class(project: str, tables: int, quantity: int) -> None:
+    """Before it was mended: CAMS' columns had numbers as names, and its ratios the name of one constituent."""
+    local = {"setLocalDefinition": 1, "localDefinitionNumber": 1, "class": project}
+    chemical = {"productDefinitionTemplateNumber": 40, "parameterCategory": 20, "parameterNumber": quantity}
+    surface = {"typeOfFirstFixedSurface": 1, "typeOfSecondFixedSurface": 8} if quantity == 1 else {}
+    data = message(centre="ecmf", tablesVersion=tables, **chemical, constituentType=4, **surface, **local)
+    handle = eccodes.codes_new_from_message(data)
+    name = eccodes.codes_get(handle, "cfVarName")
+    eccodes.codes_release(handle)
+    assert (f"parameter_0_20_{quantity}" if name == "unknown" else name) in Files({ROOT: data}).open().grids
+
+
+def test_levels_of_icon_have_their_names() -> None:
+    for second, name in ((255, "generalVertical"), (150, "generalVerticalLayer")):
+        assert name in Files({ROOT: message(typeOfFirstFixedSurface=150, typeOfSecondFixedSurface=second)}).open().grids
+
+
 def test_grid_that_eccodes_does_not_know_has_no_coordinates() -> None:
     """A transverse Mercator projection; cfgrib shows it without latitudes and longitudes, too."""
     keys = {"gridDefinitionTemplateNumber": 12, "Nx": 4, "Ny": 3, "numberOfDataPoints": 12}
