@@ -219,6 +219,42 @@ def test_no_module_asks_for_the_format_of_a_source() -> None:
         assert not asked & imported, path
 
 
+# Who may ask for the class of a key space of another room.
+ASK_FOR_CLASSES = {
+    "source/recognition.py": "a plug-in may return anything in place of a KeySpace",
+    "formats/chunk_manifest/prefix_map.py": "it mounts hierarchies itself, and opens one that cannot be listed anew",
+}
+
+
+def test_no_module_asks_for_classes_of_key_spaces() -> None:
+    """Whatever the room: the class of a key space is for the folder that defines it."""
+    bases: dict[str, set[str]] = {}
+    defined: dict[str, set[Path]] = {}
+    for path in modules():
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                names = {inner.id for base in node.bases for inner in ast.walk(base) if isinstance(inner, ast.Name)}
+                bases.setdefault(node.name, set()).update(names)
+                defined.setdefault(node.name, set()).add(path.parent)
+    spaces = {"KeySpace"}
+    while more := {name for name, known in bases.items() if known & spaces} - spaces:
+        spaces |= more
+    assert len(spaces) > 15
+    found = set()
+    for path in modules():
+        for node in nodes(path):
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
+                    asked = {inner.id for inner in ast.walk(kinds) if isinstance(inner, ast.Name)}
+                case ast.MatchClass(cls=ast.Name(id=name)):
+                    asked = {name}
+                case _:
+                    continue
+            if any(path.parent not in defined[name] for name in asked & spaces):
+                found.add(place_of(path))
+    assert found == ASK_FOR_CLASSES.keys()
+
+
 def test_every_format_has_a_recognition_function() -> None:
     folders = {path.parent.name for path in (ROOT / "formats").glob("*/__init__.py")}
     of_formats = {known.module.split(".")[2] for known in BUILT_IN if known.module.startswith("refshard_fs.formats.")}

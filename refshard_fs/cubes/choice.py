@@ -68,7 +68,7 @@ class Assigned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         data = base64.b64encode(values.tobytes()).decode()
         return cls(dims, values.dtype.str, values.shape, data, dict(attrs))
 
-    def description(self, path: str) -> ArrayDescription:
+    def describe(self, path: str) -> ArrayDescription:
         """Return what its metadata say; ManifestError where its parts do not fit each other."""
         where = f"assign= of {path!r}"
         try:
@@ -151,9 +151,9 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         found: dict[str, Any] = zarrmeta.loads(zarrmeta.dumps(msgspec.to_builtins(self)))
         return found
 
-    def added(self, zarr_format: int) -> ArrayGroup:
+    def make_source(self, zarr_format: int) -> ArrayGroup:
         """Return the assigned arrays as a source."""
-        arrays = {path.strip("/"): one.description(path) for path, one in self.assign.items()}
+        arrays = {path.strip("/"): one.describe(path) for path, one in self.assign.items()}
         chunks = {path.strip("/"): SingleChunk(one.values()) for path, one in self.assign.items()}
         return ArrayGroup(arrays, chunks, zarr_format, {})
 

@@ -47,11 +47,13 @@ class Fit(NamedTuple):
 
     def stored_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates of a chunk, or the first ones of several, in a piece; None if it has none there."""
-        return _if_complete([self.places[k].element(at) if k in self.places else at for k, at in enumerate(leading)])
+        return _if_complete(
+            [self.places[k].find_element(at) if k in self.places else at for k, at in enumerate(leading)]
+        )
 
     def shown_chunk(self, leading: Sequence[int]) -> list[int] | None:
         """Return the coordinates at which a piece's chunk is shown; None if the piece has no such chunk."""
-        return _if_complete([self.places[k].place(at) if k in self.places else at for k, at in enumerate(leading)])
+        return _if_complete([self.places[k].find_place(at) if k in self.places else at for k, at in enumerate(leading)])
 
     @property
     def is_same(self) -> bool:

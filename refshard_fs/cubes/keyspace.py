@@ -577,7 +577,7 @@ class ConcatKeySpace(KeySpace):
             known = (yield from piece.contents(path)).arrays.get(path)
             chunks = (yield from KeySpace.contents(piece, path)).arrays[path] if known is None else known
         self._check_count(path, chunks.count)
-        along: dict[int, Move] = {axis: placement.places for axis, placement in fit.places.items()}
+        along: dict[int, Move] = {axis: placement.find_places for axis, placement in fit.places.items()}
         along[array.axis] = move_to_cube(array.starts[number], fit.places.get(array.axis))
         numbers, is_inside = move_numbers(chunks.column, own, array.grid, along)
         sizes = chunks.sizes
@@ -610,7 +610,7 @@ class ConcatKeySpace(KeySpace):
         piece, fit = yield from self._piece(number, path, array)
         if fit.is_absent:
             return np.zeros(0, np.int64), piece.resolve, ChunksBuilder(0).finish()
-        along: dict[int, Move] = {axis: placement.elements for axis, placement in fit.places.items()}
+        along: dict[int, Move] = {axis: placement.find_elements for axis, placement in fit.places.items()}
         along[array.axis] = move_to_piece(array.starts[number], fit.places.get(array.axis))
         own = array.shown_grid_of_piece(number, fit.places)
         stored, is_inside = move_numbers(numbers, array.grid, own, along)
@@ -632,7 +632,7 @@ def move_to_cube(start: int, placement: Placement | None) -> Move:
     """
     if placement is None:
         return shift_by(start)
-    places = placement.places
+    places = placement.find_places
 
     def move(coords: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         found = places(coords)
@@ -643,7 +643,7 @@ def move_to_cube(start: int, placement: Placement | None) -> Move:
 
 def move_to_piece(start: int, placement: Placement | None) -> Move:
     """Return the move from chunk coordinates of the joined array to those of a piece, which begins at ``start``."""
-    elements = None if placement is None else placement.elements
+    elements = None if placement is None else placement.find_elements
     return shift_by(-start) if elements is None else lambda coords: elements(coords - start)
 
 

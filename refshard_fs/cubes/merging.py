@@ -44,5 +44,5 @@ def apply_choices(base: KeySpace, choices: Iterable[Choice]) -> Steps[KeySpace]:
         base = yield from Selection.of(base, choice)
         if choice.assign:
             is_version_3 = any(key.endswith("zarr.json") for key in (yield from base.documents()))
-            base = yield from merge(base, [choice.added(3 if is_version_3 else 2)])
+            base = yield from merge(base, [choice.make_source(3 if is_version_3 else 2)])
     return base

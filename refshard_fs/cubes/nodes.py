@@ -78,18 +78,18 @@ class Node:
         if not self.dropped:
             return
 
-        def kept(values: Any) -> Any:
+        def remove_dropped(values: Any) -> Any:
             return (
                 [v for axis, v in enumerate(values) if axis not in self.dropped] if isinstance(values, list) else values
             )
 
-        dims = [dim or "" for dim in kept(self.dims)]
+        dims = [dim or "" for dim in remove_dropped(self.dims)]
         document = dict(self.array)
         for name in {"shape", "chunks", "dimension_names"} & document.keys():
-            document[name] = kept(list(document[name] or ()) or None)
+            document[name] = remove_dropped(list(document[name] or ()) or None)
         grid = document.get("chunk_grid")
         if grid is not None:
-            chunks = kept(list(grid["configuration"]["chunk_shape"]))
+            chunks = remove_dropped(list(grid["configuration"]["chunk_shape"]))
             document["chunk_grid"] = {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunks}}
         self.documents["zarr.json" if "zarr.json" in self.documents else ".zarray"] = document
         self.edit_attributes(lambda attrs: {**attrs, DIMENSIONS: dims} if DIMENSIONS in attrs else attrs)
@@ -98,17 +98,17 @@ class Node:
     def rename_dimensions(self, names: Mapping[str, str]) -> None:
         """Rename dimensions, wherever the metadata name them."""
 
-        def renamed(attributes: Attributes) -> Attributes:
+        def rename_in(attributes: Attributes) -> Attributes:
             dims = attributes.get(DIMENSIONS)
-            return {**attributes, DIMENSIONS: changed(dims)} if isinstance(dims, list) else attributes
+            return {**attributes, DIMENSIONS: rename_each(dims)} if isinstance(dims, list) else attributes
 
-        def changed(dims: list[Any]) -> list[Any]:
+        def rename_each(dims: list[Any]) -> list[Any]:
             return [names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
 
         document = self.documents.get("zarr.json")
         if document is not None and isinstance(document.get("dimension_names"), list):
-            document["dimension_names"] = changed(document["dimension_names"])
-        self.edit_attributes(renamed)
+            document["dimension_names"] = rename_each(document["dimension_names"])
+        self.edit_attributes(rename_in)
 
 
 def _object(value: Any) -> dict[str, Any]:

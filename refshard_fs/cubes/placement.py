@@ -48,7 +48,7 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
         """All runs by their place: the place, the number of the first element, and the length."""
         return sorted((at, start, length) for (at, length), start in zip(self.runs, self.starts, strict=False))
 
-    def within(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    def find_runs(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield the runs in the places ``[begin, stop)``, cut to these: place, first element and length."""
         if self.shown is not None:
             begin, stop = max(begin, 0), min(stop, self.shown)
@@ -61,23 +61,23 @@ class Placement(msgspec.Struct, frozen=True, dict=True):
             if low < high:
                 yield low, start + low - at, high - low
 
-    def element(self, place: int) -> int | None:
+    def find_element(self, place: int) -> int | None:
         """Return the number of the element at a place; None if the piece has none there."""
-        return next((start for _, start, _ in self.within(place, place + 1)), None)
+        return next((start for _, start, _ in self.find_runs(place, place + 1)), None)
 
-    def place(self, element: int) -> int | None:
+    def find_place(self, element: int) -> int | None:
         """Return the place of an element; None if the piece has not so many, or does not show it."""
         run = bisect_right(self.starts, element) - 1
         at = self.runs[run][0] + element - self.starts[run] if element < self.length else -1
         return at if at >= 0 and (self.shown is None or at < self.shown) else None
 
-    def places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def find_places(self, elements: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the places of elements that the piece has; -1 for elements that it does not show."""
         run = np.searchsorted(self.starts, elements, side="right") - 1
         at = np.array([at for at, _ in self.runs], np.int64)[run] + elements - np.array(self.starts, np.int64)[run]
         return at if self.shown is None else np.where(at < self.shown, np.maximum(at, -1), -1)
 
-    def elements(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def find_elements(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers of the elements at ``places``; -1 where the piece has none."""
         if not self.runs:
             return np.full(len(places), -1)

@@ -117,7 +117,7 @@ def cut_sections(
     for k, (coord, size, theirs, extent) in enumerate(zip(coords, recut.chunks, sizes, piece.shape, strict=True)):
         first = coord * size - (start if k == axis else 0)
         if k in placements:
-            runs = [(at - first, low, low + n) for at, low, n in placements[k].within(first, first + size)]
+            runs = [(at - first, low, low + n) for at, low, n in placements[k].find_runs(first, first + size)]
         else:
             end = extent if k == axis and not is_last else -(-extent // theirs) * theirs
             low, high = max(first, 0), min(first + size, end)

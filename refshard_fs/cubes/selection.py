@@ -31,7 +31,7 @@ class _Array(msgspec.Struct, frozen=True):
     """An array that is shown: its source, its path and grid there, its grid here, and how many chunks lie before it.
 
     Chunks of an array that is ``recut`` are joined of sections; its elements begin at ``starts``. The source's axes in
-    ``dropped``, along which there is one chunk, are not shown; `full` adds them to coordinates.
+    ``dropped``, along which there is one chunk, are not shown; `insert_dropped` adds them to coordinates.
     """
 
     space: KeySpace
@@ -44,7 +44,7 @@ class _Array(msgspec.Struct, frozen=True):
     meta: ArrayMeta | None = None
     dropped: tuple[int, ...] = ()
 
-    def full(self, coords: Sequence[int], filling: int = 0) -> Sequence[int]:
+    def insert_dropped(self, coords: Sequence[int], filling: int = 0) -> Sequence[int]:
         """Return coordinates, or counts, along all axes of the source, given those that are shown."""
         if not self.dropped:
             return coords
@@ -54,14 +54,14 @@ class _Array(msgspec.Struct, frozen=True):
     @property
     def counts(self) -> Sequence[int]:
         """How many chunks are shown along each axis of the source."""
-        return () if self.grid is None else self.full(self.grid.counts, 1)
+        return () if self.grid is None else self.insert_dropped(self.grid.counts, 1)
 
     @property
     def is_whole(self) -> bool:
         """Whether all chunks are shown, under the keys that they have below the array."""
         return self.stored == self.grid and self.recut is None and not any(self.before)
 
-    def source_numbers(self, numbers: Numbers) -> Numbers:
+    def find_source_numbers(self, numbers: Numbers) -> Numbers:
         """Return the numbers in the source of chunks, given those here."""
         if self.is_whole or self.stored is None or not self.counts:
             return numbers
@@ -69,7 +69,7 @@ class _Array(msgspec.Struct, frozen=True):
         there = [along + first for along, first in zip(coords, self.before, strict=True)]
         return np.asarray(np.ravel_multi_index(there, self.stored.counts), np.uint64)
 
-    def shown(self, chunks: ArrayChunks) -> ArrayChunks:
+    def renumber(self, chunks: ArrayChunks) -> ArrayChunks:
         """Return the source's chunks that are shown, by their numbers here."""
         if self.is_whole or self.grid is None or not self.counts:
             return chunks
@@ -165,7 +165,7 @@ class Selection(View):
         coords = array.grid.decode(tail)
         if coords is None or not array.grid.contains(coords):
             return None
-        coords = tuple(array.full(coords))
+        coords = tuple(array.insert_dropped(coords))
         if array.recut is not None:
             return array, coords
         there = [at + first for at, first in zip(coords, array.before, strict=True)]
@@ -316,7 +316,7 @@ class Selection(View):
         there = ""
         if leading is not None:
             axes = [axis for axis in range(len(array.counts)) if axis not in array.dropped]
-            above = array.full([*leading, *[0] * (len(axes) - len(leading))])[: axes[len(leading)]]
+            above = array.insert_dropped([*leading, *[0] * (len(axes) - len(leading))])[: axes[len(leading)]]
             there = stored.directory_of([a + b for a, b in zip(above, array.before)])  # noqa: B905  # the first ones
         listed_there = yield from array.space.children(join(array.source, there))
         shown: list[Listed] = []
@@ -355,7 +355,7 @@ class Selection(View):
                 if array.recut is not None and array.grid is not None:
                     arrays[path] = ArrayChunks(array.grid, [range(array.grid.size)])
                 elif array.source in chunks:
-                    arrays[path] = array.shown(chunks[array.source])
+                    arrays[path] = array.renumber(chunks[array.source])
             whole = {array.source: path for path, array in shown.items() if array.is_whole}
             for part in parts:
                 members |= _list_shown(part.members, whole)
@@ -367,7 +367,7 @@ class Selection(View):
         known = self._arrays.get(array)
         if known is None or known.recut is not None or known.stored is None:
             return (yield from super().chunks(array, numbers, grid))
-        return (yield from known.space.chunks(known.source, known.source_numbers(numbers), known.stored))
+        return (yield from known.space.chunks(known.source, known.find_source_numbers(numbers), known.stored))
 
     def snapshot(self, threshold: int, on_progress: Any) -> Steps[Any]:
         yield from ()

@@ -56,7 +56,9 @@ def prepare_parts(
     lacking = _find_lacking(parts, dim) if is_outer else []
     incomplete = {*lacking, *_find_incomplete(parts, aligned.unions)}
     if has_gaps:
-        incomplete |= {path for part in parts for path in part.along(dim) if not part.variables[path].is_coordinate}
+        incomplete |= {
+            path for part in parts for path in part.axes_along(dim) if not part.variables[path].is_coordinate
+        }
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
     pairs = zip(aligned.places, texts.places, strict=True)
     places = [{**own, **of_texts} if of_texts else own for own, of_texts in pairs]
@@ -65,7 +67,7 @@ def prepare_parts(
 
 def _find_lacking(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
     """Return the arrays along ``dim`` that not all sets have."""
-    along = {path for part in parts for path in part.along(dim)}
+    along = {path for part in parts for path in part.axes_along(dim)}
     return sorted(path for path in along if any(path not in part.variables for part in parts))
 
 
@@ -106,7 +108,7 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
         if all(some[0] > some[-1] for some in known if len(some) > 1) and any(len(some) > 1 for some in known):
             union = union[::-1]
         if name in regular and len(union):
-            union = Steps.of(regular[name], first.variables[path], union[0], first.name).all_of(union, first, name)
+            union = Steps.of(regular[name], first.variables[path], union[0], first.name).fill_in(union, first, name)
         own[name], unions[name], chosen[name] = values, union, path
     for part in parts:
         for path, variable in part.variables.items():
@@ -211,4 +213,4 @@ def _place_chunks(part: NamedSet, path: str, axis: int, placement: Placement, to
             f"{size}, and begins at {start} of the {total} of all sets: its chunks begin inside others, which "
             "references cannot express. concat(..., lazy=True) joins pieces of them when they are read"
         )
-    return chunks.places
+    return chunks.find_places

@@ -78,7 +78,7 @@ class _Times(NamedTuple):
     bounds: Sequence[str]
     owners: Sequence[int]
 
-    def places(self, parts: Sequence[NamedSet]) -> list[tuple[int, str]]:
+    def list_arrays(self, parts: Sequence[NamedSet]) -> list[tuple[int, str]]:
         """Return all arrays, by number of their set and path."""
         return [(n, path) for path in (self.path, *self.bounds) for n in self.owners if path in parts[n].variables]
 
@@ -173,7 +173,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
     first = parts[times.owners[0]]
     coordinate = first.variables[times.path]
     units: dict[tuple[int, str], TimeUnits] = {}
-    for number, path in times.places(parts):
+    for number, path in times.list_arrays(parts):
         attributes = times.attributes(parts[number], path)
         try:
             units[number, path] = TimeUnits.of(attributes)

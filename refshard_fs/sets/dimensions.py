@@ -98,7 +98,7 @@ def _list_scalars(parts: Sequence[NamedSet]) -> list[str]:
     """Return the scalars of the first set that may be coordinates: times, and those that attributes call so."""
     variables = parts[0].variables
     named = find_auxiliary(variables)
-    scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].along(v.path)]
+    scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].axes_along(v.path)]
     return [v.path for v in scalars if v.path in named or is_time(v.attributes) or "standard_name" in v.attributes]
 
 

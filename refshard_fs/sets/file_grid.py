@@ -23,7 +23,7 @@ class FileGrid(NamedTuple):
     @classmethod
     def by_names(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
         """Return the grid of files, and those that do not match; ManifestError where two files have one place."""
-        named = [(url, pattern.places(url)) for url in urls]
+        named = [(url, pattern.parse_places(url)) for url in urls]
         others = [url for url, places in named if places is None]
         return cls.of([(url, places) for url, places in named if places is not None], dims), others
 

@@ -33,7 +33,7 @@ def make_gap(
     values = None if extent is None or stored is None else extent.values(stored.path)
     empty = NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}, units=like.units)
     changed = ChangedSet(msgspec.structs.replace(like, name=name) if with_others else empty)
-    for path in like.along(dim):
+    for path in like.axes_along(dim):
         variable = like.variables[path]
         if extent is None or not variable.is_coordinate:
             changed.put_empty(like, path, dim, length)

@@ -45,7 +45,7 @@ def insert_regular_gaps(
     if first is None or not len(every):
         return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     steps = Steps.of(freq, first, every[0], parts[0].name)
-    places = [steps.places(own, part, dim) for part, own in zip(parts, values, strict=True)]
+    places = [steps.count_steps(own, part, dim) for part, own in zip(parts, values, strict=True)]
     ends = [int(own.max(initial=0)) + 1 for own in places]
     if max(ends) > MOST:
         name = parts[ends.index(max(ends))].name

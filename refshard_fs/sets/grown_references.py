@@ -36,7 +36,7 @@ class GrownReferences(NamedTuple):
 
     before: ReferenceSet
     whole: ReferenceSet
-    along: frozenset[str]  # paths of the arrays that grow
+    joined: frozenset[str]  # paths of the arrays that grow
     added: int
     holds_pins: bool
     remark: str  # a warning about the servers that the new set names
@@ -76,14 +76,14 @@ class GrownReferences(NamedTuple):
         pieces = [trim(old, dim, 0, kept.old), trim(new, dim, kept.start, kept.stop)]
         whole = concatenate(add_digests(pieces, [dim], rules.same), dim, rules.same)
         added = whole.length(dim) - old.length(dim)
-        return cls(before, whole.refs, frozenset(old.along(dim)), added, holds_pins, new.refs.origins.remark)
+        return cls(before, whole.refs, frozenset(old.axes_along(dim)), added, holds_pins, new.refs.origins.remark)
 
     def find_edits(self) -> Iterator[tuple[str, Edit]]:
         """Yield each key that changes, with its new content."""
         before, whole, first_new = self.before, self.whole, len(self.before.urls)  # URLs of the new set come last
         for path, table in whole.tables.items():
             known = before.tables.get(path)
-            if known is not None and path in self.along:
+            if known is not None and path in self.joined:
                 yield from _find_removed(path, known, whole, before)
             part = table.part()
             is_new = part.ranges.targets >= (0 if known is None else first_new)

@@ -23,7 +23,7 @@ def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[Na
 
     An array that is not small, or cannot be read, stays as it is.
     """
-    paths = dict.fromkeys(path for dim in dims for part in parts for path in part.along(dim))
+    paths = dict.fromkeys(path for dim in dims for part in parts for path in part.axes_along(dim))
     wanted = [path for path in paths if _must_be_held(path, parts, dims)]
     if not wanted:
         return list(parts)

@@ -145,7 +145,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         digest = hashlib.sha256(data).hexdigest()
         return LazySet(data, digest, self.remark, describe(document), self.opened_with, self.first_bytes)
 
-    def respelled(self, respell: Callable[[str], str]) -> LazySet:
+    def respell_urls(self, respell: Callable[[str], str]) -> LazySet:
         """Return the set with other URLs."""
         data = self.document.dumps(respell)
         return LazySet(data, hashlib.sha256(data).hexdigest(), self.remark, self.joined, self.opened_with)

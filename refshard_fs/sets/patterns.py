@@ -60,7 +60,7 @@ class Pattern(NamedTuple):
         names = re.compile(regex + _escape_literal(text[at:]) + r"\Z")
         return cls(text, re.sub(r"\*+", "*", _FIELD.sub("*", text)), names, fields)
 
-    def places(self, name: str) -> dict[str, Place] | None:
+    def parse_places(self, name: str) -> dict[str, Place] | None:
         """Return the place of the file ``name`` along each dimension; None if the pattern does not match."""
         match = self.names.search(name)
         if match is None:

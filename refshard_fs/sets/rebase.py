@@ -169,7 +169,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
             raise
         if missing == "raise":
             _check_all_begin_some(prefixes, joined.urls)
-        return joined.respelled(lambda url: respell(url) or url)
+        return joined.respell_urls(lambda url: respell(url) or url)
     origins = _find_moved_origins(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
     if missing == "raise":
         _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])

@@ -158,7 +158,7 @@ def scan(
     whole = msgspec.structs.replace(session.options.open, shards="whole", rule_of=rule_of)
     scanner = _Scanner(msgspec.structs.replace(session.options, open=whole, pool=pool), known, unread, heads)
     try:
-        scanner.wait(scanner.all, urls, found)
+        scanner.wait(scanner.scan_all, urls, found)
     finally:
         scanner.wait(scanner.close)
 
@@ -179,7 +179,7 @@ class _Scanner(Engines):
             lambda url, refs: split_coordinate_chunks(NamedSet(url, refs, self._variables.read(refs, url))),
         )
 
-    async def all(self, urls: Sequence[str], found: Found) -> None:
+    async def scan_all(self, urls: Sequence[str], found: Found) -> None:
         """Scan the sources at ``urls``."""
         pieces = batches(range(len(urls)), ROUND)
         tasks = [asyncio.create_task(self._scan_some(pieces, urls, found)) for _ in range(ROUNDS)]

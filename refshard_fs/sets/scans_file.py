@@ -94,7 +94,7 @@ class ScansFile:
         self._file.seek(end)
         self._file.truncate()
 
-    def facts(self, urls: Iterable[str]) -> dict[str, Facts]:
+    def find_versions(self, urls: Iterable[str]) -> dict[str, Facts]:
         """Return the versions of those of ``urls`` that were scanned, without the unread arrays or as a whole."""
         known = {url: self._place(url) for url in urls}
         return {url: place[0] for url, place in known.items() if place is not None}
@@ -187,7 +187,7 @@ def open_scans(
         return result
 
     try:
-        yield {} if file is None else file.facts(urls), resolve
+        yield {} if file is None else file.find_versions(urls), resolve
     finally:
         if file is not None:
             file.close()

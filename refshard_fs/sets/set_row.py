@@ -77,7 +77,7 @@ class SetRow(msgspec.Struct, frozen=True):
         with_lead = [*self.parts[:first], replace_metadata(stored, shown), *self.parts[first + 1 :]]
         parts, places, unions = self._prepare_parts(with_lead)
         lead = parts[first]
-        axes, variables = lead.along(dim), lead.variables
+        axes, variables = lead.axes_along(dim), lead.variables
         metadata = {**self.metadata, **_find_changed_documents(lead, stored)}
         recut = {**choose_recut_shapes(parts, dim, self.rules.chunks, self.rules.subchunks, places), **self.recut}
         whole = concatenate(parts, dim, self.rules.same, recut=recut)
@@ -121,7 +121,7 @@ class SetRow(msgspec.Struct, frozen=True):
             metadata=metadata,
             bounds=dict(self.bounds),
             stacked=() if self.stacking is None else self.stacking.paths,
-            unions={d: {path: axis for path, axis in lead.along(d).items() if path in axes} for d in unions},
+            unions={d: {path: axis for path, axis in lead.axes_along(d).items() if path in axes} for d in unions},
             pieces=tuple(lines),
             held=held,
             select=self.rules.select if any(line.url for line in lines) else (),

@@ -139,7 +139,9 @@ def stack_like(part: NamedSet, dim: str, other: NamedSet) -> NamedSet:
 def _is_scalar(part: NamedSet, dim: str) -> bool:
     """Whether a set has one known value of a dimension, a scalar, and nothing along it."""
     variable = part.variables.get(dim)
-    return variable is not None and variable.meta.shape == () and not part.along(dim) and part.values(dim) is not None
+    return (
+        variable is not None and variable.meta.shape == () and not part.axes_along(dim) and part.values(dim) is not None
+    )
 
 
 def _find_varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:

@@ -87,7 +87,7 @@ class Steps(msgspec.Struct, frozen=True):
             raise ManifestError(f"{where}: a step is {steps.step} of these units, which {dtype} cannot hold")
         return steps
 
-    def places(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
+    def count_steps(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
         """Return the steps from the first value to each of ``values``; ManifestError if not an integer."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
@@ -100,14 +100,14 @@ class Steps(msgspec.Struct, frozen=True):
             )
         return places
 
-    def all_of(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
+    def fill_in(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
         """Return ``values``, which begin with the first one, and all steps between them."""
-        last = int(self.places(values[-1:], part, dim)[0])
+        last = int(self.count_steps(values[-1:], part, dim)[0])
         if not 0 <= last < MOST:
             raise ManifestError(
                 f"{dim!r} would have {last + 1:,} values with those of {part.name}, of {MOST:,} at most"
             )
-        self.places(values, part, dim)
+        self.count_steps(values, part, dim)
         return self.values(np.arange(last + 1))
 
     def values(self, places: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -83,7 +83,7 @@ def _find_texts(parts: Sequence[NamedSet], dim: str | None) -> Iterator[tuple[st
     of_others: set[str | None] = {dim}
     for part in parts:
         of_others.update(d for v in part.variables.values() for d in (v.dims[:-1] if _is_text(v) else v.dims))
-    for path in dict.fromkeys(path for part in parts for path in part.along(dim)):
+    for path in dict.fromkeys(path for part in parts for path in part.axes_along(dim)):
         own = [part.variables.get(path) for part in parts]
         if all(v is None or (_is_text(v) and v.dims[-1] not in of_others) for v in own):
             names = tuple(None if v is None else v.dims[-1] for v in own)

@@ -18,7 +18,7 @@ def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False)
     """
     changed, coordinate = ChangedSet(part), part.coordinate(dim)
     is_changed = False
-    for path, axis in part.along(dim).items():
+    for path, axis in part.axes_along(dim).items():
         variable, meta = part.variables[path], part.variables[path].meta
         if start == 0 and stop == meta.shape[axis]:
             continue

@@ -88,13 +88,13 @@ class NamedSet(msgspec.Struct, frozen=True):
     # Of a part of a set in a document: its first element along the dimension, and how many the set has; see `Piece`.
     take: tuple[int, int] | None = None
 
-    def along(self, dim: str | None) -> dict[str, int]:
+    def axes_along(self, dim: str | None) -> dict[str, int]:
         """Return which axis of which array is the dimension, by path."""
         return {path: v.dims.index(dim) for path, v in self.variables.items() if dim is not None and dim in v.dims}
 
     def length(self, dim: str) -> int:
         """Return the length of a dimension; ManifestError where arrays disagree."""
-        lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.along(dim).items()}
+        lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.axes_along(dim).items()}
         if not lengths:
             raise ManifestError(f"{self.name} has nothing along {dim!r} that says how long it is")
         if len(set(lengths.values())) > 1:

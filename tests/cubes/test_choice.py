@@ -43,7 +43,7 @@ def test_integers_drop_dimensions_in_json() -> None:
 def test_assigned_values_that_do_not_fit_are_errors(given: Any) -> None:
     whole = {"dims": ["x"], "dtype": "|u1", "shape": [1], "data": "AA==", **given}
     with pytest.raises(ManifestError, match="assign="):
-        Choice.read({"assign": {"a": whole}}).added(2)
+        Choice.read({"assign": {"a": whole}}).make_source(2)
 
 
 @pytest.mark.parametrize("given", [{"kept": []}, {"drop": "a"}, {"isel": {"x": [0, 1, 2]}}, [], None])

@@ -15,19 +15,19 @@ def test_places_and_elements_are_inverse(order: list[int], count: int) -> None:
     places = np.array(order[:count])
     placement = Placement.of(places)
     assert placement.length == count
-    np.testing.assert_array_equal(placement.places(np.arange(count)), places)
-    np.testing.assert_array_equal(placement.elements(places), np.arange(count))
+    np.testing.assert_array_equal(placement.find_places(np.arange(count)), places)
+    np.testing.assert_array_equal(placement.find_elements(places), np.arange(count))
     for element, place in enumerate(places.tolist()):
-        assert placement.place(element) == place
-        assert placement.element(place) == element
+        assert placement.find_place(element) == place
+        assert placement.find_element(place) == element
     for place in set(order[count:]):
-        assert placement.element(place) is None
+        assert placement.find_element(place) is None
 
 
 def test_slice_shows_its_elements_only() -> None:
     placement = Placement.of_slice(3, 4, 10)
-    assert [placement.place(element) for element in range(10)] == [None] * 3 + [0, 1, 2, 3] + [None] * 3
-    assert placement.places(np.arange(10)).tolist() == [-1, -1, -1, 0, 1, 2, 3, -1, -1, -1]
+    assert [placement.find_place(element) for element in range(10)] == [None] * 3 + [0, 1, 2, 3] + [None] * 3
+    assert placement.find_places(np.arange(10)).tolist() == [-1, -1, -1, 0, 1, 2, 3, -1, -1, -1]
 
 
 def test_divided_chunks_have_no_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_chunk_opens_only_its_own_files(tmp_path: Path, http_server: RangeServer
     files = year(tmp_path, CUTS["a chunk a month"], compression="gzip")
     urls = [http_server.put(f"y/{i}.nc", Path(file).read_bytes()) for i, file in enumerate(files)]
     cube = refshard_fs.concat(urls, "time", lazy=True, allow="any")
-    fs = RefShardFileSystem(cube, allow="any", skip_instance_cache=True)
+    sent = pickle.loads(pickle.dumps(cube))  # without the bytes of files that joining has read
+    fs = RefShardFileSystem(sent, allow="any", skip_instance_cache=True)
     fs.cat_file("v/0.0.0")
     http_server.log.clear()
     data = np.frombuffer(fs.cat_file("v/2.0.0"), "<f4")  # days 62 to 92: of March, and two of April

@@ -101,7 +101,7 @@ class ManifestView(ArrayView[Declaration]):
         arrays = self._documents.arrays.values()
         return (
             self._is_committed
-            or isinstance(self.base, Composite | EditedKeySpace)
+            or isinstance(self.base, Composite)
             or any(a.manifest is not None or a.problem is not None for a in arrays)
         )
 
