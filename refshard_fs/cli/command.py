@@ -103,7 +103,9 @@ def _add_opening_options(parser: ArgumentParser) -> None:
     pairs: Any = {"metavar": "KEY=VALUE", "type": pair, "action": "append"}
     group.add_argument("--fo-option", help="option of the source's filesystem", **pairs)
     group.add_argument("--remote-protocol", metavar="NAME", help="protocol of references that name none")
-    group.add_argument("--remote-options", metavar="JSON", type=_mapping, help="options of the targets' filesystem")
+    group.add_argument(
+        "--remote-options", metavar="JSON", type=_parse_mapping, help="options of the targets' filesystem"
+    )
     group.add_argument(
         "--option", help="any other argument of RefShardFileSystem; VALUE is JSON, or else text", **pairs
     )
@@ -188,7 +190,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def _parse_mapping(text: str) -> dict[str, Any]:
     try:
         return object_in(text, repr(text))
     except ManifestError as e:
@@ -216,7 +218,7 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     line of its own. Nothing is cut off.
     """
     table = [heading, *([printable(cell) for cell in row] for row in rows)]
-    widths = _widths(table, shutil.get_terminal_size().columns)
+    widths = _measure_widths(table, shutil.get_terminal_size().columns)
     for row in table:
         style: Style = "bold" if row is heading else ""
         cells = [textwrap.wrap(cell, width, **_WHOLE_WORDS) for cell, width in zip(row, widths, strict=True)]
@@ -232,7 +234,7 @@ def print_table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 _WHOLE_WORDS: Final[Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def _widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
+def _measure_widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
     """Return the widths of columns, together ``most`` characters, or more if their longest words need more."""
     columns = list(zip(*table, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -312,7 +314,7 @@ def as_options(text: str) -> str:
     >>> print(as_options("if it is public: options={'s3://b/': {'anon': True}}"))
     if it is public: --option 'options={"s3://b/": {"anon": true}}'
     """
-    return _ARGUMENT.sub(_option, _DICT.sub(_option_of, text))
+    return _ARGUMENT.sub(_parse_option, _DICT.sub(_option_of, text))
 
 
 def _option_of(match: re.Match[str]) -> str:
@@ -322,7 +324,7 @@ def _option_of(match: re.Match[str]) -> str:
     return f"--option 'options={spelled}'" if match[1] == "options" else f"--remote-options '{spelled}'"
 
 
-def _option(match: re.Match[str]) -> str:
+def _parse_option(match: re.Match[str]) -> str:
     name, value = match[1], match[2].strip("'")
     if name == "format" and value in ("parquet", "json", "chunk-manifest", "icechunk"):
         return f"--format {value}"

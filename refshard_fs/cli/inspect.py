@@ -51,7 +51,7 @@ def _info(arguments: Namespace) -> None:
     if found.arrays:
         print_line()
         heading = ["array", "shape", "chunk", "shard", "dtype", "codecs", "chunks", "bytes"]
-        rows = list(map(_array_row, found.arrays))
+        rows = list(map(_make_array_row, found.arrays))
         if all(array.shards is None for array in found.arrays):
             for row in (*rows, heading):
                 del row[heading.index("shard")]
@@ -72,7 +72,7 @@ def _info(arguments: Namespace) -> None:
         print_line(f"warning: {as_options(warning)}", "yellow")
 
 
-def _array_row(array: refshard_fs.ArraySummary) -> list[str]:
+def _make_array_row(array: refshard_fs.ArraySummary) -> list[str]:
     present = "not listable" if array.present is None else f"{array.present:,}"
     possible = "?" if array.possible is None else f"{array.possible:,}"
     stray = f" (+{array.stray:,} outside)" if array.stray else ""
@@ -123,7 +123,7 @@ def _tree(arguments: Namespace) -> None:
     if arguments.json:
         print_json(found)
     else:
-        print_line(_label(found, found.path or "/"), "bold")
+        print_line(_make_label(found, found.path or "/"), "bold")
         _print_below(found, "")
 
 
@@ -131,11 +131,11 @@ def _print_below(node: refshard_fs.Node, indent: str) -> None:
     for child in node.children:
         last = child is node.children[-1]
         name = child.path.rpartition("/")[2]
-        print_line(f"{indent}{'└── ' if last else '├── '}{_label(child, name)}")
+        print_line(f"{indent}{'└── ' if last else '├── '}{_make_label(child, name)}")
         _print_below(child, indent + ("    " if last else "│   "))
 
 
-def _label(node: refshard_fs.Node, name: str) -> str:
+def _make_label(node: refshard_fs.Node, name: str) -> str:
     if node.kind == "array":
         return f"{name} ({shape_text(node.shape or (), node.dimensions)}) {node.dtype}"
     return name + ("" if name == "/" else "/") + (" ..." if node.cut else "")

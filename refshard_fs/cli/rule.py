@@ -14,7 +14,7 @@ from refshard_fs.core.stats import count_text
 _SHOWN: Final = 10  # names of each kind that are printed
 
 
-def _numbers(text: str) -> list[int | list[int]]:
+def _parse_numbers(text: str) -> list[int | list[int]]:
     """Parse numbers such as "0-120,123-384/3" to the form of a document."""
     found: list[int | list[int]] = []
     try:
@@ -42,8 +42,8 @@ def _numbers(text: str) -> list[int | list[int]]:
     argument("--stop", "time of the last run; without it, the archive has no end", "TIME"),
     argument("--every", "hours between runs (%(default)s)", "HOURS", type=positive, default=6),
     argument("--due", "hours after which a run is complete (%(default)s)", "HOURS", type=positive, default=24),
-    argument("--steps", "steps in hours, such as 0-120,123-384/3", "NUMBERS", type=_numbers, default=[0]),
-    argument("--members", "members of an ensemble, such as 0-30", "NUMBERS", type=_numbers),
+    argument("--steps", "steps in hours, such as 0-120,123-384/3", "NUMBERS", type=_parse_numbers, default=[0]),
+    argument("--members", "members of an ensemble, such as 0-30", "NUMBERS", type=_parse_numbers),
     argument("--names", "names of members in names of files, such as c00,p01", "NAME,NAME..."),
     argument("--option", "argument of RefShardFileSystem; VALUE is JSON, or else text", "KEY=VALUE", type=pair,
              action="append", default=[]),
@@ -62,7 +62,7 @@ def _rule(arguments: Namespace) -> int:
     source = refshard_fs.RefShardFileSystem({}, **dict(arguments.option)).source
     resolve = resolver(OpenOptions(), directory_of(path))
     is_new = arguments.action == "new"
-    rule = Rule.read(_draft(arguments) if is_new else path.read_bytes(), str(path))
+    rule = Rule.read(_draft_rule(arguments) if is_new else path.read_bytes(), str(path))
     due = datetime.now(UTC) - timedelta(hours=rule.time.due)
     at = min(due, parse_time(rule.time.stop)) if rule.time.stop else due
     run = (parse_time(arguments.run) if arguments.run else at) - rule.start
@@ -90,7 +90,7 @@ def _rule(arguments: Namespace) -> int:
     return int(not found.is_same)
 
 
-def _draft(arguments: Namespace) -> bytes:
+def _draft_rule(arguments: Namespace) -> bytes:
     """Return a document from the command line, without variables."""
     from refshard_fs.core.zarrmeta import dumps
 

@@ -20,8 +20,8 @@ from refshard_fs.core.columns import UInt64s
 from refshard_fs.core.dtypes import with_single_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
 from refshard_fs.core.keyspace import Chooser, KeySpace, find_chunk, tails
-from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, together
-from refshard_fs.core.version_3 import for_xarray, group_3, version_3
+from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, run_together
+from refshard_fs.core.version_3 import convert_document, convert_group, encode_for_xarray
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 
 # The most chunks of an array that are listed, at 120 bytes each. A damaged header may claim any number of chunks.
@@ -97,8 +97,8 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         }
         if zarr_format == 3:
             if self.is_masked and self.fill_value is not None and self.dtype.kind in _MASKED:
-                attributes["_FillValue"] = for_xarray(self.fill_value, self.dtype)
-            yield "zarr.json", version_3(document, dtype, ENCODINGS[3], attributes, self.where)
+                attributes["_FillValue"] = encode_for_xarray(self.fill_value, self.dtype)
+            yield "zarr.json", convert_document(document, dtype, ENCODINGS[3], attributes, self.where)
             return
         if compressor is not None:
             compressor.pop("typesize", None)  # only version 3 has it
@@ -132,7 +132,7 @@ class Chunks:
 
     def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
         """Return the entries of several chunks, which are looked up together."""
-        return (yield from together([self.entry(number) for number in numbers]))
+        return (yield from run_together([self.entry(number) for number in numbers]))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         """Return the chunks that exist, by their keys relative to the array; None if all chunks of the grid exist.
@@ -464,7 +464,7 @@ class _Documents(Mapping[str, bytes]):
         nodes = {path: list(array.metadata(zarr_format)) for path, array in arrays.items()}
         for path, attributes in groups.items():
             if zarr_format == 3:
-                nodes[path] = [("zarr.json", group_3(attributes))]
+                nodes[path] = [("zarr.json", convert_group(attributes))]
             else:
                 nodes[path] = [(".zgroup", {"zarr_format": 2}), (".zattrs", dict(attributes))]
         places: dict[str, int] = {}

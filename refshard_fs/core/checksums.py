@@ -40,7 +40,7 @@ class Checked(msgspec.Struct, frozen=True):
     checksum: str
 
     def make(self, raw: bytes) -> bytes:
-        name, digits = _parts(self.checksum)
+        name, digits = _split_checksum(self.checksum)
         found = (
             f"{_SUMS[name](raw):08x}" if name in _SUMS else hashlib.new(name, raw, usedforsecurity=False).hexdigest()
         )
@@ -55,7 +55,7 @@ def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> En
         return entry
     recipe = Checked(checksum)
     try:
-        name, digits = _parts(checksum)
+        name, digits = _split_checksum(checksum)
         if len(digits) != (8 if name in _SUMS else hashlib.new(name, usedforsecurity=False).digest_size * 2):
             raise ValueError(f"its checksum is {checksum!r}: expected another number of digits for {name}")
         match entry:
@@ -69,7 +69,7 @@ def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> En
         raise ManifestError(f"{where}: {key!r}: {e}") from e
 
 
-def _parts(checksum: str) -> tuple[str, str]:
+def _split_checksum(checksum: str) -> tuple[str, str]:
     spelled = _SPELLED.fullmatch(checksum)
     if spelled is None or (spelled[1] not in _SUMS and spelled[1] not in _HASHES):
         names = ", ".join([*_SUMS, *_HASHES])

@@ -222,9 +222,9 @@ class ChunkTable:
             numbers = self.present()
             if len(numbers) == self.ranges.rows:
                 return Part(numbers, self.ranges)
-        return Part(numbers, self.ranges.take(self._places(numbers)))
+        return Part(numbers, self.ranges.take(self._find_rows(numbers)))
 
-    def _places(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _find_rows(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the rows of chunks that exist."""
         return numbers if self.numbers is None else self.numbers.searchsorted(numbers)
 
@@ -247,7 +247,7 @@ class ChunkTable:
 
     def sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which must exist; None for whole targets."""
-        lengths = self.ranges.lengths[self._places(numbers)]
+        lengths = self.ranges.lengths[self._find_rows(numbers)]
         out: list[int | None] = lengths.tolist()
         for i in np.flatnonzero(lengths == WHOLE):
             out[i] = None

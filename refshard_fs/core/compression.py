@@ -29,7 +29,7 @@ def zstd() -> Any:
     return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
-def errors() -> tuple[type[Exception], ...]:
+def list_errors() -> tuple[type[Exception], ...]:
     """Return the errors that decompressors raise for damaged input."""
     return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
 
@@ -53,7 +53,7 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
             left -= out.write(decoded)
             if not decoded:
                 break
-    except errors() as e:
+    except list_errors() as e:
         raise ValueError(f"its compressed bytes are damaged: {e}") from e
     if not left:
         raise ValueError(f"its compressed bytes decode to more than {most} bytes: expected at most that many")
@@ -124,7 +124,7 @@ class Inflate:
                 self._stream = make()
             try:
                 out = self._stream.decompress(left, PIECE)
-            except errors() as e:
+            except list_errors() as e:
                 raise DamagedStream(str(e)) from e
             # zlib returns input that it has not used yet; the others keep it.
             left = self._stream.unused_data if self._stream.eof else getattr(self._stream, "unconsumed_tail", b"")
@@ -276,8 +276,8 @@ _CHECKSUMS: Final = {"crc32c": slice(-4), "fletcher32": slice(-4)}  # the slice 
 
 def check_chunk(meta: ArrayMeta, data: bytes) -> None:
     """Raise ValueError if ``data`` would decode to more bytes or elements than a chunk of the array may have."""
-    count, most = chunk_limits(meta)
-    codecs = _codecs(meta)
+    count, most = find_chunk_limits(meta)
+    codecs = _list_codecs(meta)
     for place, (name, codec) in enumerate(codecs):
         is_last = all(later in _SAME_SIZE or later in _CHECKSUMS for later, _ in codecs[place + 1 :])
         if name in _COUNTED:
@@ -318,10 +318,10 @@ def is_bounded(meta: ArrayMeta) -> bool:
     """Return whether `check_chunk` knows all codecs of an array: then an accepted chunk decodes in seconds at most."""
     # Not zfpy: it decodes to the size that its own bytes state.
     bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {*_CHECKSUMS, *_MAKERS, *_SIZES}
-    return all(name in bounded for name, _ in _codecs(meta))
+    return all(name in bounded for name, _ in _list_codecs(meta))
 
 
-def chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
+def find_chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
     """Return the number of elements of a chunk, and its most bytes before decoding; ValueError if it is too large."""
     count = math.prod(meta.chunks or ())
     try:
@@ -333,7 +333,7 @@ def chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
     return count, MOST if size is None else min(count * max(size, WIDEST) + SLACK, MOST)
 
 
-def _codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
+def _list_codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the name and the document of each codec, in the order of decoding."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for codec in reversed(codec_documents(meta)):
@@ -355,12 +355,12 @@ def check_blosc(data: bytes) -> None:
         raise ValueError(f"its blosc frame is cut short: expected {max(stated, 16)} bytes, found {len(data)}")
 
 
-def _blosc_size(data: bytes) -> int:
+def _parse_blosc_size(data: bytes) -> int:
     check_blosc(data)
     return int.from_bytes(data[4:8], "little")
 
 
-def _zstd_size(data: bytes) -> int | None:
+def _parse_zstd_size(data: bytes) -> int | None:
     try:
         size: int | None = zstd().get_frame_info(data).decompressed_size
     except zstd().ZstdError as e:
@@ -382,7 +382,7 @@ _MAKERS: Final[Mapping[str, Callable[[], Any]]] = {
     "lzma": lambda: lzma.LZMADecompressor(memlimit=MOST),
 }
 _SIZES: Final[Mapping[str, Callable[[bytes], int | None]]] = {
-    "blosc": _blosc_size,
+    "blosc": _parse_blosc_size,
     "lz4": lambda data: int.from_bytes(data[:4], "little"),
-    "zstd": _zstd_size,
+    "zstd": _parse_zstd_size,
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import is_within, join, parent, relative, splits
+from refshard_fs.core.keys import is_within, iterate_splits, join, parent, relative
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 
 ROOT: Final = "zarr.json"
@@ -22,7 +22,7 @@ def find_consolidated(keys: Iterable[str]) -> list[str]:
     for key in keys:
         name = parent(key)[1]
         wanted = (ROOT,) if name == ROOT else (CONSOLIDATED,) if zarrmeta.is_metadata(key) else DOCUMENTS
-        found |= {join(path, document): None for path, _ in splits(key) for document in wanted}
+        found |= {join(path, document): None for path, _ in iterate_splits(key) for document in wanted}
     return sorted(found, key=lambda key: -key.count("/"))
 
 
@@ -66,7 +66,7 @@ def update_consolidated(documents: Documents) -> dict[str, Any]:
     copy that readers have.
     """
     found: dict[str, Any] = {}
-    for key in [key for key, value in documents.items() if parent(key)[1] in DOCUMENTS and repeats(key, value)]:
+    for key in [key for key, value in documents.items() if parent(key)[1] in DOCUMENTS and may_repeat(key, value)]:
         is_root = parent(key)[1] == ROOT
         others = (k for k, _ in _select_below(parent(key)[0], documents) if k != key and k != CONSOLIDATED)
         if any((parent(k)[1] == ROOT) == is_root for k in others):
@@ -77,7 +77,7 @@ def update_consolidated(documents: Documents) -> dict[str, Any]:
     return found
 
 
-def repeats(key: str, value: Any) -> bool:
+def may_repeat(key: str, value: Any) -> bool:
     """Return whether the document ``value`` at ``key`` may have consolidated metadata."""
     member = "consolidated_metadata" if parent(key)[1] == ROOT else "metadata"
     return (member.encode() if isinstance(value, bytes) else member) in value

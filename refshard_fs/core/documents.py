@@ -19,9 +19,9 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
-from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join, parent, relative
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merge_listings
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
 from refshard_fs.errors import ManifestError
 
@@ -220,13 +220,13 @@ class Documents(Generic[K]):
     def with_sizes(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
         """Return ``names``, which lie in ``prefix``, with the sizes of metadata documents as they are shown."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
-        entries = yield from together([self.lookup(join(prefix, name)) for name in documents])
+        entries = yield from run_together([self.lookup(join(prefix, name)) for name in documents])
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
         return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
 
     def find_array(self, key: str) -> str | None:
         """Return the path of the known array that ``key`` lies below; None if no array is known there."""
-        return nearest(key, self.arrays)
+        return find_nearest(key, self.arrays)
 
     def is_unconfirmed(self, path: str) -> bool:
         """Return whether the array ``path`` is known only from consolidated metadata."""
@@ -287,8 +287,8 @@ class Documents(Generic[K]):
 
     def _discover(self, key: str) -> Steps[None]:
         """Read the metadata of the arrays that ``key`` may belong to, as a chunk or as a directory of chunks."""
-        for paths in _candidates(key):
-            yield from together([self.lookup(join(path, name)) for path in paths for name in ARRAY_DOCUMENTS])
+        for paths in _list_candidates(key):
+            yield from run_together([self.lookup(join(path, name)) for path in paths for name in ARRAY_DOCUMENTS])
             if any(path in self.arrays for path in paths):
                 return
 
@@ -327,14 +327,14 @@ class ArrayView(View, Generic[K]):
 
     def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
         """Return array, coordinates, and whether these lie in its grid; None if the base finds ``key``."""
-        path, grid = yield from self._own_grid_above(key)
+        path, grid = yield from self._find_grid_above(key)
         coords = None if grid is None else grid.decode(relative(key, path))
         return None if grid is None or coords is None else (path, coords, grid.contains(coords))
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
-        for path in self._doubtful([key]):
+        for path in self._separate_doubtful([key]):
             yield from self._documents.confirm(path)
         at = yield from self.chunk_of(key)
         if at is None:
@@ -349,7 +349,7 @@ class ArrayView(View, Generic[K]):
         return self._look_all_up(keys, reads=True)
 
     def _look_all_up(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
-        doubtful = self._doubtful(keys)
+        doubtful = self._separate_doubtful(keys)
         if not doubtful:
             return self.certain_lookups(keys, reads=reads)
         places = {number for numbers in doubtful.values() for number in numbers}
@@ -370,7 +370,7 @@ class ArrayView(View, Generic[K]):
 
     def likely(self, keys: Sequence[str]) -> dict[int, Span]:
         found: dict[int, Span] = {}
-        for numbers in self._doubtful(keys).values():
+        for numbers in self._separate_doubtful(keys).values():
             for number, (_, steps) in zip(numbers, self.base.lookups([keys[n] for n in numbers]), strict=False):
                 with contextlib.suppress(Exception):  # the look-up of the key raises it again
                     try:
@@ -380,7 +380,7 @@ class ArrayView(View, Generic[K]):
                         found |= {number: entry} if isinstance(entry, Span) else {}
         return found
 
-    def _doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
+    def _separate_doubtful(self, keys: Sequence[str]) -> dict[str, list[int]]:
         """Return the arrays that have to be confirmed before look-ups, and the positions of their ``keys``."""
         if not self.confirms:
             return {}
@@ -398,13 +398,13 @@ class ArrayView(View, Generic[K]):
         yield from self._documents.confirm(path)
         found: list[Entry | None] = [None] * len(keys)
         some = self.lookups(keys)
-        for (places, _), entries in zip(some, (yield from together([steps for _, steps in some])), strict=True):
+        for (places, _), entries in zip(some, (yield from run_together([steps for _, steps in some])), strict=True):
             for place, entry in zip(places, entries, strict=True):
                 found[place] = entry
         return found
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        at = yield from self._chunk_directory(prefix)
+        at = yield from self._parse_chunk_directory(prefix)
         if at is not None:
             return (yield from self.chunks_in(*at, None))
         found = yield from self.base.children(prefix)
@@ -444,22 +444,22 @@ class ArrayView(View, Generic[K]):
         return (yield from super().chunks(array, numbers, grid))
 
     def is_directory(self, prefix: str) -> Steps[bool]:
-        at = yield from self._chunk_directory(prefix)
+        at = yield from self._parse_chunk_directory(prefix)
         return (yield from (self.base.is_directory(prefix) if at is None else self.has_chunks_in(*at)))
 
-    def _own_grid_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
+    def _find_grid_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
         """Return the array that ``key`` lies below, and its `own_grid`."""
         path = yield from self._documents.array_of(key)
         return ("", None) if path is None else (path, self.own_grid(path))
 
-    def _chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
+    def _parse_chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
         """Return array and leading coordinates if ``prefix`` is a directory of chunks that this view finds."""
-        path, grid = yield from self._own_grid_above(prefix)
+        path, grid = yield from self._find_grid_above(prefix)
         leading = None if grid is None else grid.leading(relative(prefix, path))
         return None if leading is None else (path, leading)
 
 
-def _candidates(key: str) -> Iterator[list[str]]:
+def _list_candidates(key: str) -> Iterator[list[str]]:
     """Yield groups of paths of arrays that ``key`` may be a chunk of, the most likely group first."""
     parts = key.split("/")
     first = len(parts)

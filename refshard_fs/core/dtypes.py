@@ -238,9 +238,9 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         if dtype.kind in "SU":
             return np.array(fill if dtype.kind == "U" else base64.b64decode(fill), dtype)[()] if fill else dtype.type()
         if dtype.kind == "c" and isinstance(fill, list):
-            real, imaginary = map(_number, fill)
+            real, imaginary = map(_parse_number, fill)
             return np.array(complex(real, imaginary), dtype)[()]
-        number = _number(fill)
+        number = _parse_number(fill)
         if dtype.kind in "iumM" and number != int(number):
             raise ValueError("it is not an integer")
         if dtype.kind in "mM":
@@ -252,7 +252,7 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         raise ValueError(f"its fill_value is {fill!r}: expected a value of {dtype}: {e}") from e
 
 
-def _number(fill: Any) -> Any:
+def _parse_number(fill: Any) -> Any:
     """Return a fill value, or a part of a complex one, as a number: some have names in JSON."""
     if isinstance(fill, str) and fill in ("NaN", "Infinity", "-Infinity"):
         return float(fill)

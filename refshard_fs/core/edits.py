@@ -20,9 +20,9 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
-from refshard_fs.core.consolidated import DOCUMENTS, parse_json, reconsolidate, repeats
+from refshard_fs.core.consolidated import DOCUMENTS, may_repeat, parse_json, reconsolidate
 from refshard_fs.core.forks import fork_safe
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, splits
+from refshard_fs.core.keys import ChunkGrid, is_within, iterate_splits, join, parent
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
@@ -165,7 +165,7 @@ class Edits:
     def hides(self, key: str) -> bool:
         """Return whether ``key`` is a removed prefix, or lies below one."""
         prefixes = self._prefixes
-        return bool(prefixes) and (key in prefixes or any(path in prefixes for path, _ in splits(key)))
+        return bool(prefixes) and (key in prefixes or any(path in prefixes for path, _ in iterate_splits(key)))
 
     def put(self, key: str, edit: Edit) -> None:
         """Set the edit of ``key``."""
@@ -270,7 +270,7 @@ class EditedKeySpace(View):
     def __init__(self, base: KeySpace, edits: Edits) -> None:
         super().__init__(base)
         self.edits = edits
-        self.grids = _grids_with_edits(base, edits)
+        self.grids = _edit_grids(base, edits)
         self.in_memory = base.in_memory
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -312,7 +312,7 @@ class EditedKeySpace(View):
         if not isinstance(entry, Inline) or not self._may_repeat_edits(key):
             return entry
         is_anew = key == self.consolidated_anew
-        if not is_anew and not repeats(key, entry.data):
+        if not is_anew and not may_repeat(key, entry.data):
             return entry
         before, changes = parse_json(entry.data), documents_in(self.edits)
         after = reconsolidate(key, before, changes, self.edits.hides, is_whole=is_anew)
@@ -384,7 +384,7 @@ class EditedKeySpace(View):
         return False
 
 
-def _grids_with_edits(base: KeySpace, edits: Edits) -> Grids:
+def _edit_grids(base: KeySpace, edits: Edits) -> Grids:
     """Return the grids of ``base``, changed for arrays whose metadata was written or removed.
 
     The grids do not refer to the key space that has them: a reference cycle would delay freeing it.

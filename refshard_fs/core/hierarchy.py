@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.consolidated import DOCUMENTS, ROOT, parse_json, repeats
+from refshard_fs.core.consolidated import DOCUMENTS, ROOT, may_repeat, parse_json
 from refshard_fs.core.keys import is_key, join, parent
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import (
@@ -28,7 +28,7 @@ from refshard_fs.core.model import (
     Stat,
     Steps,
     Tree,
-    together,
+    run_together,
 )
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.errors import ManifestError, NotListable
@@ -131,7 +131,7 @@ class Hierarchy(KeySpace):
         arrays: set[str] = set()
         groups, level = {""}, [""]
         while level:
-            for part in (yield from together([self._find_named(path) for path in level])):
+            for part in (yield from run_together([self._find_named(path) for path in level])):
                 keys |= part.keys
                 arrays |= part.arrays
             level = sorted({parent(key)[0] for key in keys} - arrays - groups)
@@ -190,7 +190,7 @@ def check_name(key: str, url: str) -> None:
 def _has_members(document: tuple[str, bytes | None]) -> bool:
     """Return whether a document of the root has consolidated metadata."""
     name, data = document
-    if data is None or not repeats(name, data) or name not in DOCUMENTS:
+    if data is None or not may_repeat(name, data) or name not in DOCUMENTS:
         return False
     doc = parse_json(data)
     members = doc.get("consolidated_metadata") if isinstance(doc, dict) and name == ROOT else doc
@@ -232,10 +232,10 @@ def _parse_node(data: bytes, key: str) -> Node:
         return Node(False)
     attributes = doc.get("attributes") if name == ROOT else doc if name == ".zattrs" else None
     found = attributes.get("ome", attributes) if isinstance(attributes, dict) else None
-    return Node(name == ".zarray" or doc.get("node_type") == "array", tuple(_members(found)))
+    return Node(name == ".zarray" or doc.get("node_type") == "array", tuple(_list_named_members(found)))
 
 
-def _members(attributes: Any) -> Iterator[str]:
+def _list_named_members(attributes: Any) -> Iterator[str]:
     """Yield the paths that the attributes of OME-Zarr name: resolutions, labels, wells, images, series."""
     match attributes:
         case {"multiscales": [*scales]}:

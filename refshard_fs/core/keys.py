@@ -61,7 +61,7 @@ def parent(key: str) -> tuple[str, str]:
     return head, name
 
 
-def splits(key: str) -> Iterator[tuple[str, str]]:
+def iterate_splits(key: str) -> Iterator[tuple[str, str]]:
     """Yield each directory that contains ``key``, from the nearest to the root, and the key relative to it."""
     end = key.rfind("/")
     while end > 0:
@@ -71,9 +71,9 @@ def splits(key: str) -> Iterator[tuple[str, str]]:
         yield "", key
 
 
-def nearest(key: str, paths: Container[str]) -> str | None:
+def find_nearest(key: str, paths: Container[str]) -> str | None:
     """Return the nearest directory in ``paths`` that contains ``key``; None if there is none."""
-    return next((path for path, _ in splits(key) if path in paths), None)
+    return next((path for path, _ in iterate_splits(key) if path in paths), None)
 
 
 def relative(key: str, path: str) -> str:
@@ -129,10 +129,10 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
         try:
             return tuple(map(_SMALL.__getitem__, parts))
         except KeyError:
-            return _large(parts)
+            return _parse_large(parts)
 
 
-def _large(parts: list[str]) -> tuple[int, ...] | None:
+def _parse_large(parts: list[str]) -> tuple[int, ...] | None:
     """Return the coordinates in ``parts``, of any size; None if a part is not written as in keys."""
     try:
         coords = tuple(map(int, parts))

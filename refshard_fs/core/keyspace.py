@@ -22,7 +22,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, column_of
 from refshard_fs.core.chunks import Listing as ArrayListing
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, join, relative, splits
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, iterate_splits, join, relative
 from refshard_fs.core.model import (
     Directories,
     Entry,
@@ -34,7 +34,7 @@ from refshard_fs.core.model import (
     Steps,
     answer_from_listing,
     batches,
-    together,
+    run_together,
 )
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS
 from refshard_fs.errors import RefShardError
@@ -142,7 +142,7 @@ class KeySpace(ABC):
 
     @cached_property
     def _ranks(self) -> Mapping[str, int]:
-        nodes = ((*reversed([above for above, _ in splits(path)]), path) for path in self.order)
+        nodes = ((*reversed([above for above, _ in iterate_splits(path)]), path) for path in self.order)
         return {node: rank for rank, node in enumerate(dict.fromkeys(chain.from_iterable(nodes)))}
 
     @property
@@ -338,7 +338,9 @@ class KeySpace(ABC):
         """Look up all ``keys`` together; return their entries."""
         look_ups = self.lookups(keys)
         found: list[Entry | None] = [None] * len(keys)
-        for look_up, entries in zip(look_ups, (yield from together([each.steps for each in look_ups])), strict=True):
+        for look_up, entries in zip(
+            look_ups, (yield from run_together([each.steps for each in look_ups])), strict=True
+        ):
             for place, entry in zip(look_up.places, entries, strict=True):
                 found[place] = entry
         return found
@@ -398,7 +400,7 @@ class _Walk:
         if not parts:
             return
         try:
-            yield from together([part() for part in parts]) if len(parts) > 1 else parts[0]()
+            yield from run_together([part() for part in parts]) if len(parts) > 1 else parts[0]()
         except (OSError, RefShardError):
             if self._errors is None or len(parts) == 1:
                 raise
@@ -579,7 +581,7 @@ def lookups_of(base: KeySpace, keys: Sequence[str], places: Sequence[int]) -> li
 
 def find_chunk(grids: Mapping[str, ChunkGrid], key: str) -> ChunkPlace | None:
     """Return the chunk with the key ``key`` in one of the arrays with ``grids``; None if it is not a chunk key."""
-    for path, rest in splits(key):
+    for path, rest in iterate_splits(key):
         grid = grids.get(path)
         number = None if grid is None else grid.number(rest)
         if number is not None:
@@ -672,7 +674,7 @@ def tails(grid: ChunkGrid, numbers: UInt64s) -> Iterable[str]:
     return map(grid.encoding.separator.join, zip(*reversed(columns), strict=True))
 
 
-def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
+def sort_chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list[str], UInt64s]:
     """Return the sorted keys of the chunks ``numbers``, each with ``stem`` before it, and the numbers in this order.
 
     Separators sort before digits, so keys sort like tuples of the texts of their coordinates. If most chunks of the
@@ -680,14 +682,14 @@ def chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple[list
     """
     if grid.counts and grid.size <= 2 * len(numbers):
         head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
-        return _most_names(grid, numbers, stem + head)
+        return _make_most_names(grid, numbers, stem + head)
     names = [stem + tail for tail in tails(grid, numbers)]
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], numbers[order]
 
 
-def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:
-    """Return the result of `chunk_names` by making all keys of the grid in order."""
+def _make_most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str], UInt64s]:
+    """Return the result of `sort_chunk_names` by making all keys of the grid in order."""
     names, places = [stem], np.zeros(1, np.int64)
     for dimension, count in enumerate(grid.counts):
         labels = np.array([str(i) for i in range(count)])
@@ -704,7 +706,7 @@ def _most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list[str]
     return names, places.view(np.uint64)
 
 
-def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list[Listed]:
+def list_chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list[Listed]:
     """List the directory ``path``, relative to the array, of the chunks in a table, sorted.
 
     ``stem`` is the directory's full path with a slash, for the `Listing`.
@@ -719,9 +721,9 @@ def chunks_below(table: ChunkTable, path: str, stem: str = "") -> Listing | list
         firsts = present[np.flatnonzero(np.diff(children, prepend=children[:1] + np.uint64(1)))]
         return [Listed(name, None, True) for name in sorted(map(directory.child, firsts.tolist()))]
     if not table.grid.is_nested:
-        paths, numbers = chunk_names(table.grid, present, stem)
+        paths, numbers = sort_chunk_names(table.grid, present, stem)
         return Listing(stem, paths, table.sizes(numbers))
-    paths, places = chunk_names(ChunkGrid((len(directory.numbers),), _BARE), present - np.uint64(start), stem)
+    paths, places = sort_chunk_names(ChunkGrid((len(directory.numbers),), _BARE), present - np.uint64(start), stem)
     return Listing(stem, paths, table.sizes(places + np.uint64(start)))
 
 

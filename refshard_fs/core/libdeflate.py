@@ -49,7 +49,7 @@ def fast_gzip(data: Any, expected: int) -> bytearray | None:
 
 
 @cache
-def _codecs() -> dict[str, Any]:
+def _define_codecs() -> dict[str, Any]:
     """Return subclasses of numcodecs' codecs, by identifier, that decode with libdeflate."""
     from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy  # slow to import, so imported only here
     from numcodecs.gzip import GZip
@@ -86,5 +86,5 @@ def fast_codec(codec: Any, expected: int) -> Any:
     kind = getattr(codec, "codec_id", None)
     if kind not in ("zlib", "gzip") or _library() is None:
         return codec
-    fast = _codecs()[kind]
+    fast = _define_codecs()[kind]
     return fast(codec.level, expected) if type(codec) in fast.__mro__ else codec

@@ -518,7 +518,7 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
         yield items[start : start + most]
 
 
-def together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
+def run_together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
     """Run all ``many`` steps in rounds and return their results, in order; the first error ends all of them.
 
     Each round yields all needs together. Steps may append to ``many``: these begin in the same round.

@@ -9,8 +9,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
 from refshard_fs.core.columns import ChunkTable, Part
-from refshard_fs.core.keys import splits
-from refshard_fs.core.keyspace import KeySpace, chunks_below, merge_listings
+from refshard_fs.core.keys import iterate_splits
+from refshard_fs.core.keyspace import KeySpace, list_chunks_below, merge_listings
 from refshard_fs.core.model import Listed, Steps
 from refshard_fs.security.origins import NOTHING, Origins
 
@@ -55,10 +55,10 @@ class PartedKeySpace(KeySpace):
                     found.append([Listed(level.child(start), None, True)])
             else:
                 parts = yield from self.parts(array, start, stop)
-                found.append(chunks_below(ChunkTable.from_parts(grid, parts), rest, stem))
+                found.append(list_chunks_below(ChunkTable.from_parts(grid, parts), rest, stem))
         listed = merge_listings(*found, documents or ())
         return None if documents is None and not listed else listed
 
     def split_path(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Yield (array, rest) for each array in which the directory ``prefix`` may lie."""
-        return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.grids)
+        return (at for at in ((prefix, ""), *iterate_splits(prefix)) if at[0] in self.grids)

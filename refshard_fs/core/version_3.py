@@ -54,25 +54,25 @@ def data_type(dtype: np.dtype[Any], where: str) -> DataType:
         case "b" | "i" | "u" | "f" | "c" if dtype.name not in _UNKNOWN:
             return DataType(dtype.name, {"b": False, "c": [0.0, 0.0], "f": 0.0}.get(dtype.kind, 0), endian)
         case "S":
-            return DataType(_spec("null_terminated_bytes", length_bytes=dtype.itemsize), "", None)
+            return DataType(_make_spec("null_terminated_bytes", length_bytes=dtype.itemsize), "", None)
         case "U":
-            return DataType(_spec("fixed_length_utf32", length_bytes=dtype.itemsize), "", endian)
+            return DataType(_make_spec("fixed_length_utf32", length_bytes=dtype.itemsize), "", endian)
         case "V" if dtype.names is None:
-            return DataType(_spec("raw_bytes", length_bytes=dtype.itemsize), _zeros(dtype.itemsize), None)
+            return DataType(_make_spec("raw_bytes", length_bytes=dtype.itemsize), _zeros(dtype.itemsize), None)
         case "V":
             # zarr 3.1 has the name "structured"; later versions accept it for their "struct".
-            fields = list(_fields(dtype, where))
-            return DataType(_spec("structured", fields=fields), _zeros(dtype.itemsize), "little")
+            fields = list(_convert_fields(dtype, where))
+            return DataType(_make_spec("structured", fields=fields), _zeros(dtype.itemsize), "little")
         case "M" | "m":
             unit, factor = np.datetime_data(dtype)
             name = "numpy.datetime64" if dtype.kind == "M" else "numpy.timedelta64"
-            return DataType(_spec(name, unit=unit, scale_factor=factor), _NOT_A_TIME, endian)
+            return DataType(_make_spec(name, unit=unit, scale_factor=factor), _NOT_A_TIME, endian)
         case "O":  # text, encoded by the first filter
             return DataType("string", "", None)
     raise ManifestError(f"{where}: zarr v3 has no data type for {dtype}: open the source with zarr_format=2")
 
 
-def _fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
+def _convert_fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
     for name in dtype.names or ():
         if dtype[name].subdtype is not None:
             shape = dtype[name].shape
@@ -92,16 +92,16 @@ def _zeros(size: int) -> str:
     return base64.b64encode(bytes(size)).decode()
 
 
-def _spec(name: str, **configuration: Any) -> Spec:
+def _make_spec(name: str, **configuration: Any) -> Spec:
     return {"name": name, "configuration": configuration}
 
 
-def group_3(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def convert_group(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Make the version 3 metadata of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
 
 
-def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> dict[str, Any]:
+def convert_array(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Convert an array's ``.zarray`` (at ``key``) and attributes to version 3."""
     where = repr(key)
     meta = array_meta(doc, where)
@@ -112,14 +112,14 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
     problem = decoding_problem(meta, key)
     if problem is not None:
         raise ManifestError(f"{where}: {problem}")
-    dtype = _dtype(doc.get("dtype"), where)
+    dtype = _parse_dtype(doc.get("dtype"), where)
     shown = dict(attributes)
     if doc.get("fill_value") is not None and (dtype.kind != "O" or doc["fill_value"] != 0):
         shown.setdefault("_FillValue", doc["fill_value"])
     try:
         if "_FillValue" in shown:
-            shown["_FillValue"] = for_xarray(shown["_FillValue"], dtype)
-        return version_3(
+            shown["_FillValue"] = encode_for_xarray(shown["_FillValue"], dtype)
+        return convert_document(
             {**doc, "chunks": [c or 1 for c in meta.chunks or ()]}, dtype, meta.grid.encoding, shown, where
         )
     except ManifestError:
@@ -128,7 +128,7 @@ def array_3(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: str) -> 
         raise ManifestError(f"{where}: expected a fill_value of its dtype {doc.get('dtype')!r}: {e}") from e
 
 
-def version_3(
+def convert_document(
     doc: Mapping[str, Any], dtype: np.dtype[Any], encoding: ChunkKeyEncoding, attributes: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
     """Convert the version 2 metadata ``doc`` of an array of ``dtype`` to version 3.
@@ -147,10 +147,10 @@ def version_3(
         "node_type": "array",
         "shape": list(doc["shape"]),
         "data_type": found.name,
-        "chunk_grid": _spec("regular", chunk_shape=list(doc["chunks"])),
-        "chunk_key_encoding": _spec(encoding.name, separator=encoding.separator),
-        "fill_value": _fill_value(doc.get("fill_value"), dtype.kind, found.default),
-        "codecs": _codecs(doc, dtype, found.endian, where),
+        "chunk_grid": _make_spec("regular", chunk_shape=list(doc["chunks"])),
+        "chunk_key_encoding": _make_spec(encoding.name, separator=encoding.separator),
+        "fill_value": _convert_fill(doc.get("fill_value"), dtype.kind, found.default),
+        "codecs": _convert_codecs(doc, dtype, found.endian, where),
         "attributes": shown,
     }
     if isinstance(names, list) and len(names) == len(doc["shape"]):
@@ -158,7 +158,7 @@ def version_3(
     return out
 
 
-def _dtype(name: object, where: str) -> np.dtype[Any]:
+def _parse_dtype(name: object, where: str) -> np.dtype[Any]:
     """Parse a dtype of version 2 without fields."""
     try:
         if isinstance(name, str) and _DTYPE.fullmatch(name):
@@ -172,35 +172,37 @@ def _dtype(name: object, where: str) -> np.dtype[Any]:
     )
 
 
-def _codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Spec]:
+def _convert_codecs(doc: Mapping[str, Any], dtype: np.dtype[Any], endian: str | None, where: str) -> list[Spec]:
     codecs: list[Spec] = []
     if doc.get("order") == "F" and len(doc["shape"]) > 1:
-        codecs.append(_spec("transpose", order=list(range(len(doc["shape"])))[::-1]))
+        codecs.append(_make_spec("transpose", order=list(range(len(doc["shape"])))[::-1]))
     filters: Sequence[Any] = doc.get("filters") or []
     if dtype.kind == "O":
         if not filters or not isinstance(filters[0], dict) or filters[0].get("id") != "vlen-utf8":
             raise ManifestError(f"{where}: its dtype is '|O' without the filter vlen-utf8: zarr v3 holds text only")
         codecs.append({"name": "vlen-utf8"})
-        return codecs + [_on_bytes(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c]
+        return codecs + [
+            _convert_bytes_codec(c, dtype.itemsize, where) for c in (*filters[1:], doc.get("compressor")) if c
+        ]
     on_arrays = [f for f in filters if isinstance(f, dict) and f.get("id") in _ON_ARRAYS]
     if on_arrays != list(filters[: len(on_arrays)]):
         raise ManifestError(
             f"{where}: its filter {on_arrays[-1]['id']!r}, on arrays, follows a filter on bytes: zarr v3 has no such "
             "order: open the source with zarr_format=2"
         )
-    codecs += [_numcodecs(f) for f in on_arrays]
+    codecs += [_make_numcodecs_spec(f) for f in on_arrays]
     for codec in on_arrays:  # the result of a filter has its own byte order
         match codec:
             case {"encode_dtype": str(encoded)} | {"astype": str(encoded)} if encoded[:1] in ("<", ">", "|"):
                 endian = _ENDIAN.get(encoded[0])
-    codecs.append({"name": "bytes"} if endian is None else _spec("bytes", endian=endian))
+    codecs.append({"name": "bytes"} if endian is None else _make_spec("bytes", endian=endian))
     compressor = doc.get("compressor")
     for codec in (*filters[len(on_arrays) :], *([compressor] if compressor is not None else [])):
-        codecs.append(_on_bytes(codec, dtype.itemsize, where))
+        codecs.append(_convert_bytes_codec(codec, dtype.itemsize, where))
     return codecs
 
 
-def _on_bytes(codec: Any, itemsize: int, where: str) -> Spec:
+def _convert_bytes_codec(codec: Any, itemsize: int, where: str) -> Spec:
     match codec:
         case {"id": "blosc", "cname": cname, "clevel": level, **rest}:
             shuffle = rest.get("shuffle", 1)
@@ -208,22 +210,24 @@ def _on_bytes(codec: Any, itemsize: int, where: str) -> Spec:
                 shuffle = 2 if itemsize == 1 else 1
             spelled = _SHUFFLES.get(shuffle, "shuffle") if isinstance(shuffle, int) else "shuffle"
             typesize, blocksize = rest.get("typesize", max(itemsize, 1)), rest.get("blocksize", 0)
-            return _spec("blosc", cname=cname, clevel=level, shuffle=spelled, typesize=typesize, blocksize=blocksize)
+            return _make_spec(
+                "blosc", cname=cname, clevel=level, shuffle=spelled, typesize=typesize, blocksize=blocksize
+            )
         case {"id": "gzip", **rest}:
-            return _spec("gzip", level=rest.get("level", 1))
+            return _make_spec("gzip", level=rest.get("level", 1))
         case {"id": "zstd", **rest}:
-            return _spec("zstd", level=rest.get("level", 0), checksum=bool(rest.get("checksum", False)))
+            return _make_spec("zstd", level=rest.get("level", 0), checksum=bool(rest.get("checksum", False)))
         case {"id": str(name)} if name in ON_BYTES:
-            return _numcodecs(codec)
+            return _make_numcodecs_spec(codec)
     identifier = codec.get("id") if isinstance(codec, dict) else codec
     raise ManifestError(f"{where}: zarr v3 has no codec {str(identifier)[:80]!r}: open the source with zarr_format=2")
 
 
-def _numcodecs(codec: Mapping[str, Any]) -> Spec:
-    return _spec(f"numcodecs.{codec['id']}", **{name: value for name, value in codec.items() if name != "id"})
+def _make_numcodecs_spec(codec: Mapping[str, Any]) -> Spec:
+    return _make_spec(f"numcodecs.{codec['id']}", **{name: value for name, value in codec.items() if name != "id"})
 
 
-def _fill_value(value: Any, kind: str, default: Any) -> Any:
+def _convert_fill(value: Any, kind: str, default: Any) -> Any:
     """Convert a fill value to version 3: the type's default if version 2 has none."""
     if value is None:
         return default
@@ -239,20 +243,20 @@ def _fill_value(value: Any, kind: str, default: Any) -> Any:
     return value
 
 
-def for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
+def encode_for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
     """Encode a fill value as xarray does in attributes of version 3: floats are base64 of a double, complex of two."""
     if dtype.kind == "c" and isinstance(value, list):
-        return [for_xarray(part, np.dtype("f8")) for part in value]
+        return [encode_for_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or isinstance(value, list):
         return value
     number = float(value) if not isinstance(value, str) or value in ("NaN", "Infinity", "-Infinity") else None
     return value if number is None else base64.standard_b64encode(struct.pack("<d", number)).decode()
 
 
-def of_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
+def decode_from_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
     """Decode a fill value that xarray encoded in attributes of version 3; return other values unchanged."""
     if dtype.kind == "c" and isinstance(value, list):
-        return [of_xarray(part, np.dtype("f8")) for part in value]
+        return [decode_from_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or not isinstance(value, str):
         return value
     try:
@@ -265,4 +269,4 @@ def convert_fill_attribute(attributes: Mapping[str, Any], old: np.dtype[Any], ne
     """Convert ``_FillValue`` in attributes of version 3 for a new dtype, since xarray encodes it by dtype."""
     if "_FillValue" not in attributes:
         return dict(attributes)
-    return {**attributes, "_FillValue": for_xarray(of_xarray(attributes["_FillValue"], old), new)}
+    return {**attributes, "_FillValue": encode_for_xarray(decode_from_xarray(attributes["_FillValue"], old), new)}

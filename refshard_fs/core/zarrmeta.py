@@ -111,9 +111,9 @@ def array_meta(doc: Mapping[str, Any], where: str) -> ArrayMeta | None:
     """
     match doc:
         case {"zarr_format": 3, "node_type": "array"}:
-            return _version_3(doc, where)
+            return _parse_version_3(doc, where)
         case {"zarr_format": 2, "shape": _} | {"zarr_format": 2, "chunks": _}:
-            return _version_2(doc, where)
+            return _parse_version_2(doc, where)
     return None
 
 
@@ -140,9 +140,9 @@ def chunking(doc: Mapping[str, Any]) -> Any:
         return None
     encoding = None if meta.grid is None else meta.grid.encoding
     if meta.zarr_format == 3:
-        codecs = _names(doc.get("codecs"))
+        codecs = _list_codec_names(doc.get("codecs"))
     else:
-        codecs = _names([doc.get("compressor"), *(doc.get("filters") or ())])
+        codecs = _list_codec_names([doc.get("compressor"), *(doc.get("filters") or ())])
     others = sorted(name for name, value in doc.items() if value and name not in _STANDARD)
     return meta.zarr_format, meta.chunks, encoding, meta.dtype, meta.order, codecs, others
 
@@ -165,13 +165,13 @@ def requires_extension(doc: Mapping[str, Any]) -> bool:
     return not all(isinstance(value, Mapping) and value.get("must_understand") is False for value in others)
 
 
-def _names(codecs: Any) -> Any:
+def _list_codec_names(codecs: Any) -> Any:
     """Return the names of codecs of either version; for sharding also the shape and the codecs of inner chunks."""
     found: list[Any] = []
     for codec in codecs if isinstance(codecs, list) else ():
         match codec:
             case {"name": "sharding_indexed" as name, "configuration": {"chunk_shape": shape, "codecs": inner}}:
-                found.append((name, shape, _names(inner)))
+                found.append((name, shape, _list_codec_names(inner)))
             case {"name": name} | {"id": name}:
                 found.append(name)
             case other:
@@ -233,7 +233,7 @@ def consolidated_nodes(
         version_3 = holder.get("zarr_format") == 3
         if version_3 and inline is None:
             continue
-        members = _object(_object(inline if version_3 else holder, where).get("metadata", {}), where)
+        members = _parse_object(_parse_object(inline if version_3 else holder, where).get("metadata", {}), where)
         for key, value in members.items():
             path, name = (key, "zarr.json") if version_3 else parent(key)
             path = join(base, path)
@@ -242,14 +242,14 @@ def consolidated_nodes(
             except ValueError as e:
                 raise ManifestError(f"{key[:1000]!r} in {where}: {e}") from e
             is_node = name in ARRAY_DOCUMENTS
-            content = _object(value, f"{key!r} in {where}") if is_node else value
+            content = _parse_object(value, f"{key!r} in {where}") if is_node else value
             is_array = is_node and (name == ".zarray" or content.get("node_type") == "array")
             yield path, name, content, is_array
             if name == "zarr.json" and path and not is_array:
                 pending.append((path, content))
 
 
-def _object(value: object, where: str) -> Mapping[str, Any]:
+def _parse_object(value: object, where: str) -> Mapping[str, Any]:
     """Return a JSON object; parse it if it is text."""
     if isinstance(value, str):
         return object_in(value, where)
@@ -258,31 +258,31 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _version_2(doc: Mapping[str, Any], where: str) -> ArrayMeta:
-    shape = integers(doc.get("shape"), "shape", where)
-    chunks = _chunks(doc.get("chunks"), "chunks", shape, where)
+def _parse_version_2(doc: Mapping[str, Any], where: str) -> ArrayMeta:
+    shape = check_integers(doc.get("shape"), "shape", where)
+    chunks = _parse_chunks(doc.get("chunks"), "chunks", shape, where)
     if "shards" in doc:  # in the prototype of sharding for v2, the number of inner chunks per shard
-        shards = _chunks(doc["shards"], "shards", shape, where)
+        shards = _parse_chunks(doc["shards"], "shards", shape, where)
         chunks = tuple(chunk * shard for chunk, shard in zip(chunks, shards, strict=True))
     separator = doc.get("dimension_separator")
-    encoding = _encoding("v2", "." if separator is None else separator, "dimension_separator", where)
+    encoding = _make_encoding("v2", "." if separator is None else separator, "dimension_separator", where)
     order = doc.get("order", "C")
     if order not in ("C", "F"):
         raise ManifestError(f"{where}: its order is {shorten(order)}: expected 'C' or 'F'")
-    grid = _grid(shape, tuple(map(_equal_chunks, shape, chunks)), encoding, where)
-    return ArrayMeta(2, shape, chunks, grid, _dtype(doc.get("dtype"), "dtype", where), order, doc)
+    grid = _make_grid(shape, tuple(map(_count_equal_chunks, shape, chunks)), encoding, where)
+    return ArrayMeta(2, shape, chunks, grid, _parse_dtype(doc.get("dtype"), "dtype", where), order, doc)
 
 
-def _version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
-    shape = integers(doc.get("shape"), "shape", where)
-    dtype = _dtype(doc.get("data_type"), "data_type", where)
-    chunks, counts = _chunk_grid(doc.get("chunk_grid"), shape, where)
-    encoding = _chunk_key_encoding(doc.get("chunk_key_encoding"), where)
-    grid = None if counts is None or encoding is None else _grid(shape, counts, encoding, where)
+def _parse_version_3(doc: Mapping[str, Any], where: str) -> ArrayMeta:
+    shape = check_integers(doc.get("shape"), "shape", where)
+    dtype = _parse_dtype(doc.get("data_type"), "data_type", where)
+    chunks, counts = _parse_chunk_grid(doc.get("chunk_grid"), shape, where)
+    encoding = _parse_key_encoding(doc.get("chunk_key_encoding"), where)
+    grid = None if counts is None or encoding is None else _make_grid(shape, counts, encoding, where)
     return ArrayMeta(3, shape, chunks, grid, dtype, "C", doc)
 
 
-def _grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEncoding, where: str) -> ChunkGrid:
+def _make_grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEncoding, where: str) -> ChunkGrid:
     if math.prod(counts) >= COUNTABLE:
         raise ManifestError(
             f"{where}: its shape {shorten(list(shape))} has too many chunks: expected fewer than 2**63 chunks"
@@ -290,24 +290,26 @@ def _grid(shape: tuple[int, ...], counts: tuple[int, ...], encoding: ChunkKeyEnc
     return ChunkGrid(counts, encoding)
 
 
-def _equal_chunks(extent: int, chunk: int) -> int:
+def _count_equal_chunks(extent: int, chunk: int) -> int:
     return -(-extent // chunk) if chunk else 0
 
 
-def _chunk_grid(
+def _parse_chunk_grid(
     spec: object, shape: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
     """Return the shape of chunks (None if it varies), and the chunks per dimension; None if they are unknown."""
     match spec:
         case {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}:
-            chunks = _chunks(chunk_shape, "chunk_shape", shape, where)
-            return chunks, tuple(map(_equal_chunks, shape, chunks))
+            chunks = _parse_chunks(chunk_shape, "chunk_shape", shape, where)
+            return chunks, tuple(map(_count_equal_chunks, shape, chunks))
         case {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [*edges]}}:
             if len(edges) != len(shape):
                 raise ManifestError(
                     f"{where}: its chunk_shapes have {len(edges)} dimensions: expected {len(shape)}, as its shape"
                 )
-            counts = tuple(_rectilinear(edge, extent, where) for edge, extent in zip(edges, shape, strict=True))
+            counts = tuple(
+                _count_unequal_chunks(edge, extent, where) for edge, extent in zip(edges, shape, strict=True)
+            )
             return None, counts
         case {"name": "rectilinear", "configuration": {"kind": str(kind)}} if kind != "inline":
             return None, None
@@ -320,7 +322,7 @@ def _chunk_grid(
     raise ManifestError(f"{where}: its chunk_grid is {shorten(spec)}: expected an object with a name")
 
 
-def _rectilinear(edges: object, extent: int, where: str) -> int:
+def _count_unequal_chunks(edges: object, extent: int, where: str) -> int:
     """Return the number of chunks that cover ``extent``.
 
     ``edges`` is one length of all chunks, or a list of lengths and of pairs [length, repeats].
@@ -330,7 +332,7 @@ def _rectilinear(edges: object, extent: int, where: str) -> int:
             covered = chunks = 0
             for entry in edges:
                 edge, repeats = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, 1)
-                size, times = integer(edge, "chunk_shapes", where), integer(repeats, "chunk_shapes", where)
+                size, times = check_integer(edge, "chunk_shapes", where), check_integer(repeats, "chunk_shapes", where)
                 if not size or not times:
                     raise ManifestError(
                         f"{where}: its chunk_shapes contain {shorten(entry)}: expected positive numbers"
@@ -340,10 +342,10 @@ def _rectilinear(edges: object, extent: int, where: str) -> int:
             if covered < extent:
                 raise ManifestError(f"{where}: its chunk_shapes cover only {covered} of {extent} elements")
             return chunks
-    return _equal_chunks(extent, _chunks([edges], "chunk_shapes", (extent,), where)[0])
+    return _count_equal_chunks(extent, _parse_chunks([edges], "chunk_shapes", (extent,), where)[0])
 
 
-def _chunk_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
+def _parse_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
     match spec:
         case None | "default":
             return ChunkKeyEncoding("default", "/")
@@ -352,21 +354,21 @@ def _chunk_key_encoding(spec: object, where: str) -> ChunkKeyEncoding | None:
         case {"name": "default" | "v2" as name, **rest}:
             match rest:
                 case {"configuration": {"separator": separator}} | {"separator": separator}:
-                    return _encoding(name, separator, "chunk_key_encoding", where)
-            return _chunk_key_encoding(name, where)
+                    return _make_encoding(name, separator, "chunk_key_encoding", where)
+            return _parse_key_encoding(name, where)
         case {"name": str()} | str():
             return None
     raise ManifestError(f"{where}: its chunk_key_encoding is {shorten(spec)}: expected an object with a name")
 
 
-def _encoding(name: Literal["default", "v2"], separator: object, field: str, where: str) -> ChunkKeyEncoding:
+def _make_encoding(name: Literal["default", "v2"], separator: object, field: str, where: str) -> ChunkKeyEncoding:
     if separator in (".", "/"):
         return ChunkKeyEncoding(name, str(separator))
     raise ManifestError(f"{where}: its {field} has the separator {shorten(separator)}: expected '.' or '/'")
 
 
-def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
-    chunks = integers(value, field, where)
+def _parse_chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+    chunks = check_integers(value, field, where)
     if len(chunks) != len(shape):
         raise ManifestError(f"{where}: its {field} has {len(chunks)} dimensions: expected {len(shape)}, as its shape")
     for chunk, extent in zip(chunks, shape, strict=True):
@@ -375,15 +377,15 @@ def _chunks(value: object, field: str, shape: tuple[int, ...], where: str) -> tu
     return chunks
 
 
-def integers(value: object, field: str, where: str) -> tuple[int, ...]:
+def check_integers(value: object, field: str, where: str) -> tuple[int, ...]:
     """Check a list of integers; return it as a tuple."""
     match value:
         case [*items]:
-            return tuple(integer(item, field, where) for item in items)
+            return tuple(check_integer(item, field, where) for item in items)
     raise ManifestError(f"{where}: its {field} is {shorten(value)}: expected a list of integers")
 
 
-def integer(value: object, field: str, where: str, least: int = 0) -> int:
+def check_integer(value: object, field: str, where: str, least: int = 0) -> int:
     """Check an integer from ``least`` to 2**63 - 1; return it."""
     match value:
         case bool():
@@ -400,7 +402,7 @@ def is_divided(dtype: str) -> bool:
     return _DIVIDED.search(dtype) is not None
 
 
-def _dtype(value: object, field: str, where: str) -> str:
+def _parse_dtype(value: object, field: str, where: str) -> str:
     text = value
     match value:
         case {"name": str()} | [_, *_]:
@@ -455,7 +457,9 @@ def transformer_problem(doc: Mapping[str, Any]) -> str | None:
     """Return an error text if the array has storage transformers, so that its chunks are unknown; else None."""
     found = doc.get("storage_transformers")
     return (
-        f"its storage_transformers are {_short_json(found)}: expected none, since none are supported" if found else None
+        f"its storage_transformers are {_shorten_json(found)}: expected none, since none are supported"
+        if found
+        else None
     )
 
 
@@ -466,14 +470,14 @@ def decoding_problem(meta: ArrayMeta, path: str) -> str | None:
         if codecs == [lost_codec(path)]:
             return f"its codecs are {_LOST % path}"
         if not names_codecs(codecs):
-            return f"its codecs are {_short_json(codecs)}: expected a list of codecs with names"
+            return f"its codecs are {_shorten_json(codecs)}: expected a list of codecs with names"
         return transformer_problem(meta.raw)
     for member, codecs in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
         names = [
             codec.get("id") if isinstance(codec, dict) else None for codec in _as_list(codecs) if codec is not None
         ]
         if not isinstance(codecs, list) or not all(isinstance(name, str) for name in names):
-            return f"its member '{member}' is {_short_json(meta.raw[member])}: expected codecs with an 'id'"
+            return f"its member '{member}' is {_shorten_json(meta.raw[member])}: expected codecs with an 'id'"
     return None
 
 
@@ -555,10 +559,10 @@ def codec_documents(meta: ArrayMeta) -> list[Any]:
 
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
     """Return the names of an array's codecs in the order in which they encode, codecs of inner chunks in brackets."""
-    return tuple(map(_codec_name, codec_documents(meta)))
+    return tuple(map(_find_codec_name, codec_documents(meta)))
 
 
-def _short_json(value: Any) -> str:
+def _shorten_json(value: Any) -> str:
     return dumps(value).decode()[:100]
 
 
@@ -566,10 +570,10 @@ def _as_list(codecs: Any) -> list[Any]:
     return codecs if isinstance(codecs, list) else [codecs]
 
 
-def _codec_name(codec: Any) -> str:
+def _find_codec_name(codec: Any) -> str:
     match codec:
         case {"name": "sharding_indexed", "configuration": {"codecs": [*inner]}}:
-            return f"sharding_indexed[{', '.join(map(_codec_name, inner))}]"
+            return f"sharding_indexed[{', '.join(map(_find_codec_name, inner))}]"
         case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
             return f"{name}({kind})"
         case {"name": str(name)} | {"id": str(name)} | str(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 
-from refshard_fs.core.keys import join, nearest, parent
+from refshard_fs.core.keys import find_nearest, join, parent
 from refshard_fs.cubes.choice import COORDINATES, Attributes, Choice
 from refshard_fs.cubes.nodes import Node, Nodes
 from refshard_fs.cubes.rename import iter_paths_to, rename_nodes
@@ -78,7 +78,7 @@ def _update_attributes(values: Attributes, before: Attributes) -> Attributes:
 
 def _is_in(path: str, paths: Container[str]) -> bool:
     """Whether ``path`` is one of ``paths``, or lies below one."""
-    return path in paths or nearest(path, paths) is not None
+    return path in paths or find_nearest(path, paths) is not None
 
 
 def _paths_to_keep(nodes: Nodes, paths: set[str]) -> set[str]:

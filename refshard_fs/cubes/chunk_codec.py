@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.compression import check_blosc, check_chunk, chunk_limits
+from refshard_fs.core.compression import check_blosc, check_chunk, find_chunk_limits
 from refshard_fs.core.dtypes import decoded_type, text_codec
 from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.version_3 import ON_BYTES
@@ -84,7 +84,7 @@ def _inflate(meta: ArrayMeta, codecs: Sequence[Any], data: bytes, itemsize: int)
 
     Other chunks have to be checked before they are decoded.
     """
-    count, most = chunk_limits(meta)
+    count, most = find_chunk_limits(meta)
     if any(codec.codec_id not in _KEEP_SIZE for codec in codecs[1:]):  # these may make more: `check_chunk` bounds them
         return None
     kind = codecs[0].codec_id if codecs else ""

@@ -22,7 +22,7 @@ from refshard_fs.cubes import NAME
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.placement import Placement
 from refshard_fs.errors import ManifestError
-from refshard_fs.references.values import from_base64
+from refshard_fs.references.values import decode_base64
 
 DEEPEST: Final = 8  # documents within documents
 PLAIN: Final = 1 << 20  # bytes of the longest document that is not compressed: about 10,000 pieces
@@ -200,7 +200,7 @@ class ConcatDocument(_Head, frozen=True, kw_only=True):
             raise ManifestError(f"{where}: its unions have no dimension {min(strange)!r}")
         head = {name: getattr(given, name) for name in _Head.__struct_fields__}
         beside = tuple(cls.of(each, where, depth + 1) for each in given.beside)
-        held = {path: from_base64(data) for path, data in given.held.items()}
+        held = {path: decode_base64(data) for path, data in given.held.items()}
         return cls(**head, pieces=pieces, held=held, beside=beside)
 
     def dumps(self, respell: Callable[[str], str] = str) -> bytes:
@@ -272,7 +272,7 @@ def _piece(line: _Line, given: _Json, where: str, depth: int) -> Piece:
     if given.coordinate is not None and line.values is None:
         raise ValueError(f"the set {url!r} lacks the values of the coordinate {given.coordinate!r}")
     try:
-        values = None if line.values is None else from_base64(line.values)
+        values = None if line.values is None else decode_base64(line.values)
     except ValueError as e:
         raise ValueError(f"the coordinate of the set {url!r}: {e}") from e
     if document is None and not (line.places or line.take or line.select):

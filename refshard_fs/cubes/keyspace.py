@@ -24,10 +24,10 @@ from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.documents import Documents
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, join, relative, splits
+from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, iterate_splits, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, tails
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, run_together
 from refshard_fs.core.sharing import Sharing
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS
@@ -159,7 +159,7 @@ class ConcatKeySpace(KeySpace):
         Where a document shows these, another piece may come first.
         """
         found: dict[str, dict[str, Any]] = {}
-        paths = {above for path in self.document.axes for above, _ in splits(path)} | self.document.axes.keys()
+        paths = {above for path in self.document.axes for above, _ in iterate_splits(path)} | self.document.axes.keys()
         for key in (join(path, name) for path in sorted(paths) for name in (*METADATA, ".zattrs")):
             data = None if key in self.document.metadata else (yield from self.first.read(key))
             doc = None if data is None else zarrmeta.object_in(data, f"{key!r} of {self.where}")
@@ -245,7 +245,7 @@ class ConcatKeySpace(KeySpace):
         keys = [join(path, encode(array.stored_coords(coords))) for coords in stored if coords is not None]
         look_ups = piece.lookups(keys)
         in_part: list[Entry | None] = [None] * len(keys)
-        for look_up, some in zip(look_ups, (yield from together([each.steps for each in look_ups])), strict=True):
+        for look_up, some in zip(look_ups, (yield from run_together([each.steps for each in look_ups])), strict=True):
             for at, entry in zip(look_up.places, some, strict=True):
                 in_part[at] = entry
         if fit.recoding is not None:
@@ -260,7 +260,7 @@ class ConcatKeySpace(KeySpace):
         first = bisect_right(starts, begin) - 1
         stop = min(bisect_left(starts, begin + size), len(starts) - 1)
         numbers = range(first, stop)[: SECTIONS + 1]  # `check_sections` refuses more than SECTIONS
-        pieces = yield from together([self._piece(number, path, array) for number in numbers])
+        pieces = yield from run_together([self._piece(number, path, array) for number in numbers])
         flat = []
         try:
             for number, (piece, fit) in zip(numbers, pieces, strict=True):
@@ -272,7 +272,7 @@ class ConcatKeySpace(KeySpace):
         except ValueError as e:
             raise ManifestError(f"{path!r} of {self.where}: {e}") from e
         keys = [join(path, source.tail(array.stored_coords(w.coords))) for _, source, w in flat]
-        found = yield from together([piece.lookup(key) for (piece, _, _), key in zip(flat, keys, strict=True)])
+        found = yield from run_together([piece.lookup(key) for (piece, _, _), key in zip(flat, keys, strict=True)])
         return join_sections(recut, [(source, w, entry) for (_, source, w), entry in zip(flat, found, strict=True)])
 
     def _array_of(self, key: str) -> Steps[tuple[str, ConcatArray | None, ChunkGrid | None]]:
@@ -468,7 +468,7 @@ class ConcatKeySpace(KeySpace):
         """
         found: dict[str, Listed] = {}
         for some in batches(range(len(self.document.pieces)), TOGETHER):
-            listings = yield from together([self._listing(number, path, array, grid, leading) for number in some])
+            listings = yield from run_together([self._listing(number, path, array, grid, leading) for number in some])
             found |= {listed.name: listed for listing in listings for listed in listing}
             if len(found) > LISTED:
                 directory = path if leading is None else join(path, grid.directory_of(leading))
@@ -543,7 +543,7 @@ class ConcatKeySpace(KeySpace):
                 size = WHOLE if size is None else size
                 return ArrayChunks(array.grid, np.arange(count, dtype=np.uint64), np.full(count, size, np.uint64))
             for some in batches(range(len(self.document.pieces)), TOGETHER):
-                found = yield from together([self._numbers_in(number, path, array, first) for number in some])
+                found = yield from run_together([self._numbers_in(number, path, array, first) for number in some])
                 for numbers, own in found:
                     count += len(numbers)
                     self._check_count(path, count)
@@ -598,7 +598,7 @@ class ConcatKeySpace(KeySpace):
         rows = [some for some in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if len(some)]
         for batch in batches(rows, TOGETHER):
             steps = [self._chunks_in(int(owners[some[0]]), array, shown, column[some]) for some in batch]
-            for some, (places, resolve, chunks) in zip(batch, (yield from together(steps)), strict=True):
+            for some, (places, resolve, chunks) in zip(batch, (yield from run_together(steps)), strict=True):
                 builder.put_chunks(some[places], chunks, resolve)
         return builder.finish()
 
@@ -763,6 +763,6 @@ def _open_document(
         theirs = msgspec.structs.replace(theirs, root_documents=roots)
     whole: KeySpace = space
     if document.beside:
-        beside = yield from together([_open_document(other, where, theirs, resolve) for other in document.beside])
+        beside = yield from run_together([_open_document(other, where, theirs, resolve) for other in document.beside])
         whole = yield from merge(space, beside)
     return (yield from apply_choices(whole, document.view))

@@ -7,7 +7,7 @@ from typing import Any
 
 from refshard_fs.core.keys import parent
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Steps, read_once, together
+from refshard_fs.core.model import Steps, read_once, run_together
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.nodes import group_by_node
 from refshard_fs.cubes.read_all_documents import read_all_documents
@@ -22,7 +22,7 @@ def merge(base: KeySpace, others: Sequence[KeySpace]) -> Steps[KeySpace]:
     spaces = [base, *others]
     owners: dict[str, KeySpace] = {}  # sources by the path of an array or a group
     shown: dict[str, dict[str, Any]] = {}
-    for space, documents in zip(spaces, (yield from together(list(map(read_all_documents, spaces)))), strict=True):
+    for space, documents in zip(spaces, (yield from run_together(list(map(read_all_documents, spaces)))), strict=True):
         nodes = {parent(key)[0] for key in documents} - owners.keys()
         owners |= dict.fromkeys(nodes, space)
         shown |= {key: document for key, document in documents.items() if parent(key)[0] in nodes}

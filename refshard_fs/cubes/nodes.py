@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from refshard_fs.core.consolidated import reconsolidate, repeats
+from refshard_fs.core.consolidated import may_repeat, reconsolidate
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.cubes.choice import DIMENSIONS, Attributes
@@ -175,7 +175,7 @@ def collect_documents(nodes: Mapping[str, Node]) -> dict[str, dict[str, Any]]:
     """Return the documents of ``nodes``, by key; those that repeat others repeat these."""
     found = {join(path, name): document for path, node in nodes.items() for name, document in node.documents.items()}
     for key in sorted(found, key=lambda key: -key.count("/")):
-        if parent(key)[1] in ("zarr.json", CONSOLIDATED) and repeats(key, found[key]):
+        if parent(key)[1] in ("zarr.json", CONSOLIDATED) and may_repeat(key, found[key]):
             others = {other: document for other, document in found.items() if other != key}
             found[key] = reconsolidate(key, found[key], others, lambda gone: gone not in found)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
-from refshard_fs.core.consolidated import parse_json, reconsolidate, repeats
+from refshard_fs.core.consolidated import may_repeat, parse_json, reconsolidate
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.keyspace import KeySpace, View, by_name
@@ -70,7 +70,7 @@ class Overlaid(View):
     def _consolidated_document(self, key: str) -> Steps[Entry | None]:
         """Return the root's document, in which consolidated metadata are those that are shown."""
         data = yield from self.base.read(key)
-        if data is None or not repeats(key, data):
+        if data is None or not may_repeat(key, data):
             return (yield from self.base.lookup(key))
         document = parse_json(data)  # a reader of the key gets the bytes as they are if they are no JSON
         changed = reconsolidate(key, document, self._metadata, lambda _: False)

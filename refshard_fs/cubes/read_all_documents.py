@@ -8,7 +8,7 @@ from typing import Any, Final
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, run_together
 from refshard_fs.core.zarrmeta import CONSOLIDATED, NODE_DOCUMENTS
 from refshard_fs.cubes.nodes import Node
 
@@ -44,13 +44,13 @@ def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     root = (yield from _read(base, "", every[:1])) or (yield from _read(base, "", every[1:]))
     names = ("zarr.json",) if "zarr.json" in root else every[1:] if root else every  # nodes have their group's version
     for _ in range(DEEPEST):
-        nodes = yield from together([_read(base, path, names) for path in level])
+        nodes = yield from run_together([_read(base, path, names) for path in level])
         groups = []
         for path, documents in zip(level, nodes, strict=True):
             found |= {join(path, name): document for name, document in documents.items()}
             if not Node(path, documents).is_array:
                 groups.append(path)
-        listings = yield from together([base.children(path) for path in groups])
+        listings = yield from run_together([base.children(path) for path in groups])
         level = [
             join(path, listed.name)
             for path, names in zip(groups, listings, strict=True)
@@ -64,7 +64,7 @@ def _walk(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
 
 def _read(base: KeySpace, path: str, names: Sequence[str]) -> Steps[dict[str, dict[str, Any]]]:
     """Return those documents ``names`` of a node that there are, by name."""
-    read = yield from together([base.read(join(path, name)) for name in names])
+    read = yield from run_together([base.read(join(path, name)) for name in names])
     return {
         name: zarrmeta.object_in(data, repr(join(path, name)))
         for name, data in zip(names, read, strict=True)

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.compression import chunk_limits
+from refshard_fs.core.compression import find_chunk_limits
 from refshard_fs.core.dtypes import decoded_type, fill_of, text_codec
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
-from refshard_fs.core.version_3 import of_xarray
+from refshard_fs.core.version_3 import decode_from_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.cf_times import UNITS, TimeUnits, are_alike, is_time
 from refshard_fs.cubes.chunk_codec import ChunkDecoder, blank_chunk, decode_chunk, encode_chunk
@@ -251,8 +251,8 @@ def recoding(
             raise ValueError("no data type can hold the values of both")
         if one.dtype.kind == "O" and (text_codec(other.meta) or "vlen-utf8") != text_codec(one.meta):
             raise ValueError("one has texts, and the other has bytes")
-        chunk_limits(one.meta)  # before chunks of that size are made
-        chunk_limits(other.meta)
+        find_chunk_limits(one.meta)  # before chunks of that size are made
+        find_chunk_limits(other.meta)
         encode_chunk(one.meta, blank_chunk(one.meta, one.dtype))
         if decode_chunk(other.meta, encode_chunk(other.meta, blank_chunk(other.meta, other.dtype))) is None:
             raise ValueError("its chunks cannot be decoded here")
@@ -320,7 +320,7 @@ def get_missing_values(meta: ArrayMeta, attributes: Mapping[str, Any], dtype: np
     named: list[Any] = []
     for value in map(attributes.get, MISSING):
         named += value if isinstance(value, list) else [value]
-    known = [of_xarray(value, dtype) if meta.zarr_format == 3 else value for value in named]
+    known = [decode_from_xarray(value, dtype) if meta.zarr_format == 3 else value for value in named]
     return [value for value in known if isinstance(value, int | float)]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import MOST, chunk_limits
+from refshard_fs.core.compression import MOST, find_chunk_limits
 from refshard_fs.core.dtypes import decoded_type, fill_of, plain_document
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import blank_chunk, decode_chunk, encode_chunk
@@ -47,7 +47,7 @@ def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
             raise ValueError("expected numbers or texts, in chunks of one size")
-        chunk_limits(meta)  # before a chunk of that size is made
+        find_chunk_limits(meta)  # before a chunk of that size is made
         if decode_chunk(meta, encode_chunk(meta, blank_chunk(meta, dtype))) is None:
             raise ValueError("they cannot be decoded here")
     except ValueError as e:

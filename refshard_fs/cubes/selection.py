@@ -12,9 +12,9 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
-from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, nearest, parent, relative
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, find_nearest, is_within, join, parent, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merge_listings
-from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, together
+from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.choose import choose
@@ -149,12 +149,12 @@ class Selection(View):
         return frozenset().union(*(space.strangers for space in self._spaces))
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        urls = yield from together([space.some_urls() for space in self._spaces])
+        urls = yield from run_together([space.some_urls() for space in self._spaces])
         return list(itertools.chain.from_iterable(urls))
 
     def _place(self, key: str) -> tuple[_Array, tuple[int, ...] | str] | None:
         """Return the array that ``key`` lies below, and the key in the source; of one that is recut, coordinates."""
-        path = nearest(key, self._arrays)
+        path = find_nearest(key, self._arrays)
         if path is None or zarrmeta.is_metadata(key):
             return None
         array, tail = self._arrays[path], relative(key, path)
@@ -258,7 +258,7 @@ class Selection(View):
             return
         shown = self._shown_paths[at[0]]
         for other in at[0].keys_of_other_parts(at[1]):
-            path = nearest(other, shown)
+            path = find_nearest(other, shown)
             array = None if path is None else self._arrays.get(shown[path])
             if path is not None and array is not None and array.is_whole:
                 yield join(shown[path], relative(other, path))
@@ -270,14 +270,14 @@ class Selection(View):
     def is_directory(self, prefix: str) -> Steps[bool]:
         if prefix in self._tree:
             return True
-        path = nearest(prefix, self._arrays)
+        path = find_nearest(prefix, self._arrays)
         if path is not None and self._arrays[path].is_whole:
             array = self._arrays[path]
             return (yield from array.space.is_directory(join(array.source, relative(prefix, path))))
         return path is not None and bool((yield from self.children(prefix)))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
-        path = prefix if prefix in self._arrays else nearest(prefix, self._arrays)
+        path = prefix if prefix in self._arrays else find_nearest(prefix, self._arrays)
         known = self._tree.get(prefix)
         own = None if known is None else sorted(map(self._to_row, itertools.repeat(prefix), known.items()), key=by_name)
         if path is None:
@@ -347,7 +347,7 @@ class Selection(View):
             if space.is_reference_set or space.holds_all_metadata:
                 parts = [(yield from space.contents("", errors))] if shown else []
             else:
-                parts = yield from together(
+                parts = yield from run_together(
                     [space.contents(array.source, errors) for array in shown.values() if array.recut is None]
                 )
             chunks = {path: found for part in parts for path, found in part.arrays.items()}
@@ -376,7 +376,7 @@ class Selection(View):
 
 def _list_shown(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
     """Return what is ``found`` by key below arrays, by the keys that are shown; ``whole`` has their new paths."""
-    owners = {key: nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
+    owners = {key: find_nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
     return {join(whole[p], relative(key, p)): found[key] for key, p in owners.items() if p is not None}
 
 

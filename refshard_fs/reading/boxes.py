@@ -25,7 +25,7 @@ class Boxes:
     @classmethod
     def around(cls, grid: ChunkGrid, numbers: Sequence[int]) -> Boxes | None:
         """Choose boxes such that the chunks ``numbers`` are exactly one of them; None if this is not possible."""
-        low, high = _bounds(grid, numbers)
+        low, high = _find_bounds(grid, numbers)
         extents = tuple(last - first + 1 for first, last in zip(low, high, strict=True))
         is_aligned = all(first % extent == 0 for first, extent in zip(low, extents, strict=True))
         return cls(grid, extents) if is_aligned and math.prod(extents) == len(numbers) else None
@@ -34,7 +34,7 @@ class Boxes:
         """Return the number of the box that has exactly the chunks ``numbers``; None if there is none."""
         if self.is_of_chunks:
             return numbers[0] if len(numbers) == 1 else None
-        low, high = _bounds(self.grid, numbers)
+        low, high = _find_bounds(self.grid, numbers)
         size = 1
         for first, last, extent, count in zip(low, high, self.extents, self.grid.counts, strict=True):
             if first % extent or last != min(first + extent, count) - 1:
@@ -58,7 +58,7 @@ class Boxes:
             yield chunk
 
 
-def _bounds(grid: ChunkGrid, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+def _find_bounds(grid: ChunkGrid, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the smallest and the largest coordinates of chunks."""
     coords = list(zip(*map(grid.coords, numbers), strict=True))
     return [min(along) for along in coords], [max(along) for along in coords]

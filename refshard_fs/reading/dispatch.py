@@ -180,17 +180,17 @@ class Dispatch(Share):
             return
         self.notify()
         for host in self._hosts.values():
-            while host.active < self.budget.requests and (block := self._next(host)) is not None:
+            while host.active < self.budget.requests and (block := self._take_next(host)) is not None:
                 self._begin(block)
 
-    def _next(self, host: Host) -> Block | None:
+    def _take_next(self, host: Host) -> Block | None:
         """Return the next block, counted as under way; None if there is none, or no room for it."""
         for queue, most in ((host.urgent, self.budget.memory), (host.later, self.budget.ahead)):
             while queue and queue[0].state != QUEUED:
                 queue.popleft()
             if not queue:
                 continue
-            size = self._unpaid(queue[0])
+            size = self._count_unpaid(queue[0])
             while not self.shared.begin(self, host.name, size, most):
                 # Evict prefetched blocks to make room for a block that a reader is waiting for.
                 if queue is host.later or not self.lacks(size, most):
@@ -201,14 +201,18 @@ class Dispatch(Share):
             return queue.popleft()
         return None
 
-    def _unpaid(self, block: Block) -> int:
+    def _count_unpaid(self, block: Block) -> int:
         """Return the bytes to reserve for ``block``, without the bytes that its readers have reserved."""
         paid = [(start, stop) for reader, start, stop in block.readers if reader.is_paid]
         if not paid:
-            return self._size(block)
-        return 0 if block.span.stop is None else max(self._size(block) - sum(stop - start for start, stop in paid), 0)
+            return self._estimate_size(block)
+        return (
+            0
+            if block.span.stop is None
+            else max(self._estimate_size(block) - sum(stop - start for start, stop in paid), 0)
+        )
 
-    def _size(self, block: Block) -> int:
+    def _estimate_size(self, block: Block) -> int:
         """Return the bytes to reserve for ``block``; if its end is unknown, the mean size of recent objects.
 
         An object that is fetched ahead may be larger than the recent ones, but has to fit in the reserved bytes.

@@ -61,11 +61,11 @@ def explain(error: BaseException, where: str = "", *, of_source: bool = False) -
     text = f"{error}" if is_ours and str(error) else f"{type(error).__name__}: {error}".rstrip(": ")
     notes: list[str] = getattr(error, "__notes__", [])
     reason = "; ".join([text, *(note for note in notes if not note.startswith((READING, OPENING)))])
-    advice = _advice(error, where, reason, of_source=of_source)
+    advice = _choose_advice(error, where, reason, of_source=of_source)
     return f"{reason.rstrip('.')}. {advice}" if advice else reason
 
 
-def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -> str:
+def _choose_advice(error: BaseException, where: str, reason: str, *, of_source: bool) -> str:
     text = str(error)
     match error:
         case Denied() if EXPIRED in text:
@@ -75,7 +75,7 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
         case HttpStatus(code="NoSuchBucket"):
             return _BUCKET
         case Denied() | PermissionError():
-            return _credentials(where, reason)
+            return _advise_credentials(where, reason)
         case IsADirectoryError():
             return "" if of_source else "It is a directory, but references must point to files"
         case FileNotFoundError():
@@ -100,11 +100,11 @@ def _advice(error: BaseException, where: str, reason: str, *, of_source: bool) -
         case ValueError():  # bytes that cannot be decoded
             return "" if of_source else _OTHER
     if "NoCredentialsError" in text:
-        return _credentials(where, reason)
+        return _advise_credentials(where, reason)
     return _HOST if "Cannot connect to host" in text else ""
 
 
-def _credentials(where: str, reason: str) -> str:
+def _advise_credentials(where: str, reason: str) -> str:
     """Return the option that passes credentials, with the bucket or server in it, ready to be pasted."""
     if WITHOUT in reason:  # the reason says this already
         return ""

@@ -105,7 +105,7 @@ class Fetcher:
                 continue
             for start, stop, block in self._known.cover(span):
                 if block is None and span.stop is not None:
-                    fresh.append((_part(span, start, stop), None))
+                    fresh.append((_cut_span(span, start, stop), None))
                 else:
                     (block or self._open(span, urgent=False)).expect(start, stop)
         self._fetch(fresh)
@@ -185,7 +185,7 @@ class Fetcher:
             start = Span(span.url, span.start, stop, exact=False, pin=span.pin, dense=True, origin=span.origin)
             if span.start < 0:
                 continue
-            ((_, _, block), *_) = self._known.cover(_part(start, start.start, start.start + 1))
+            ((_, _, block), *_) = self._known.cover(_cut_span(start, start.start, start.start + 1))
             if block is None:
                 block = self._open(start, urgent=False)
             elif not block.begun:
@@ -364,11 +364,11 @@ class Fetcher:
         self._waiting[reader.future] = reader
         reader.future.add_done_callback(self._on_reader_done)
         if not span.size:
-            whole = self._expected(reader) or self._open(span, urgent=True, shared=False)
+            whole = self._find_expected(reader) or self._open(span, urgent=True, shared=False)
             self._join(reader, whole, span.start, span.start)
             return []
         reader.missing = span.size
-        if (file := self._files.get(_object(span))) is not None:
+        if (file := self._files.get(_identify_object(span))) is not None:
             file.read += span.size
         parts = list(self._known.cover(span))
         gaps = [(start, stop) for start, stop, block in parts if block is None]
@@ -380,9 +380,9 @@ class Fetcher:
         for start, stop, block in parts:
             if block is not None:
                 self._join(reader, block, start, stop)
-        return [(_part(span, start, stop), reader) for start, stop in gaps]
+        return [(_cut_span(span, start, stop), reader) for start, stop in gaps]
 
-    def _expected(self, reader: Reader) -> Block | None:
+    def _find_expected(self, reader: Reader) -> Block | None:
         """Return the block of a whole object that was fetched ahead for ``reader``, unless it is no longer fresh."""
         if reader.span.start or reader.span.stop is not None or reader.most is not None:
             return None
@@ -398,7 +398,7 @@ class Fetcher:
     def _join(self, reader: Reader, block: Block, start: int, stop: int) -> None:
         """Let ``reader`` wait for ``[start, stop)`` of ``block``, or give it the bytes if they have arrived."""
         if block.data is not None or block.absence is not None:
-            self._deliver(reader, block, start, stop)
+            self._give(reader, block, start, stop)
             self._keep_or_drop(block)
             return
         if not block.readers and block.state == QUEUED:  # it was in the queue for later, and is now urgent
@@ -406,7 +406,7 @@ class Fetcher:
         reader.blocks.append(block)
         block.readers.append((reader, start, stop))
 
-    def _deliver(self, reader: Reader, block: Block, start: int, stop: int) -> None:
+    def _give(self, reader: Reader, block: Block, start: int, stop: int) -> None:
         """Give ``reader`` bytes ``[start, stop)`` of an arrived block, or all of a whole object, or its absence."""
         span = reader.span
         if span.stop is None:
@@ -461,7 +461,7 @@ class Fetcher:
         """Request spans, merged, for their readers, or (reader None) to keep them until they are read."""
         by_object: dict[Hashable, list[tuple[Span, Reader | None]]] = {}
         for span, reader in fresh:
-            by_object.setdefault(_object(span), []).append((span, reader))
+            by_object.setdefault(_identify_object(span), []).append((span, reader))
         for which, members in by_object.items():
             dense = all(span.dense for span, _ in members)
             limits = self.limits.dense if dense else self.limits
@@ -498,10 +498,10 @@ class Fetcher:
             self._files.put(which, file)
         stop = file.extend(span.start, span.stop, facts.size, self._known.count_unread(which))
         # Bytes that other blocks have are not fetched again.
-        _, stop, known = next(self._known.cover(_part(span, span.stop, stop))) if stop > span.stop else (0, 0, None)
+        _, stop, known = next(self._known.cover(_cut_span(span, span.stop, stop))) if stop > span.stop else (0, 0, None)
         if known is None and stop > span.stop:
             block.expect(span.stop, stop)
-            block.span = _part(span, span.start, stop)
+            block.span = _cut_span(span, span.start, stop)
 
     def _open(self, span: Span, *, urgent: bool, shared: bool = True) -> Block:
         """Make a block, and queue its request."""
@@ -537,7 +537,7 @@ class Fetcher:
     def _count_waste(self, block: Block) -> None:
         wasted = sum(block.expected.values())
         self._stats.add(ahead_wasted=wasted)
-        if (file := self._files.get(_object(block.span))) is not None:
+        if (file := self._files.get(_identify_object(block.span))) is not None:
             file.wasted += wasted
         block.expected.clear()
 
@@ -571,14 +571,14 @@ class Fetcher:
             block.expected = {(0, size): size} if block.expected else {}
             self.requests.keep(block, size)
         for reader, start, stop in block.readers:
-            self._deliver(reader, block, start, stop)
+            self._give(reader, block, start, stop)
         block.readers = []
         self._keep_or_drop(block)
 
     def _measure(self, block: Block, size: int) -> None:
         """Set the end of ``block``, which was unknown; request again the ranges of readers that reach beyond it."""
         end = block.span.start + size
-        block.span = _part(block.span, block.span.start, end)
+        block.span = _cut_span(block.span, block.span.start, end)
         self._request_again([reader for reader, _, stop in block.readers if stop > end])
         for piece in [piece for piece in block.expected if piece[1] > end]:
             del block.expected[piece]
@@ -635,13 +635,13 @@ class BlockIndex:
 
     def put(self, block: Block) -> None:
         if block.span.stop is None:
-            self._whole[_object(block.span)] = block
+            self._whole[_identify_object(block.span)] = block
             return
-        blocks = self._blocks.setdefault(_object(block.span), [])
+        blocks = self._blocks.setdefault(_identify_object(block.span), [])
         blocks.insert(bisect_right(blocks, block.span.start, key=_START), block)
 
     def take(self, block: Block) -> None:
-        which = _object(block.span)
+        which = _identify_object(block.span)
         if block.span.stop is None:
             del self._whole[which]
             return
@@ -660,10 +660,10 @@ class BlockIndex:
         A whole object has one part, which is empty until the object arrives.
         """
         if span.stop is None:
-            whole = self._whole.get(_object(span))
+            whole = self._whole.get(_identify_object(span))
             yield 0, 0 if whole is None else len(whole.data or b""), whole
             return
-        blocks = self._blocks.get(_object(span), ())
+        blocks = self._blocks.get(_identify_object(span), ())
         at, end = span.start, span.stop or 0
         while True:
             i = bisect_right(blocks, at, key=_START)
@@ -684,11 +684,11 @@ _START: Callable[[Block], Any] = attrgetter("span.start")
 _STOP: Callable[[Block], Any] = attrgetter("span.stop")
 
 
-def _object(span: Span) -> Hashable:
+def _identify_object(span: Span) -> Hashable:
     """Return the object and version of ``span``: ranges of different versions must not share a request."""
     return span.url, span.pin, span.origin
 
 
-def _part(span: Span, start: int, stop: int) -> Span:
+def _cut_span(span: Span, start: int, stop: int) -> Span:
     """Return ``[start, stop)`` of the object of ``span``."""
     return Span(span.url, start, stop, pin=span.pin, dense=span.dense, apart=span.apart, origin=span.origin)

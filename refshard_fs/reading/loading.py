@@ -129,11 +129,11 @@ async def load(
         return value, getattr(value, "nbytes", len(data))
     name, value = None, None
     if keep is not None and isinstance(index, Packable):
-        name = _name(need.entry, index, keep)
+        name = _name_file(need.entry, index, keep)
         if name is not None:
             value = await asyncio.to_thread(_load_kept, keep, name, index)
     if value is None:
-        value = await (run(index.scan(need.entry)) if is_made_by_steps else _stream(need.entry, index, read))
+        value = await (run(index.scan(need.entry)) if is_made_by_steps else _decode_stream(need.entry, index, read))
         if keep is not None and name is not None:
             if is_made_by_steps or keep.everything or getattr(value, "nbytes", 0) >= WORTH_KEEPING:
                 _put(keep, name, index, value)
@@ -162,12 +162,12 @@ async def _decode(index: Index, data: bytes) -> Any:
     return await asyncio.to_thread(decode, index, data)
 
 
-async def _stream(entry: Entry, index: Any, read: Read) -> Any:
+async def _decode_stream(entry: Entry, index: Any, read: Read) -> Any:
     """Decode piece by piece, while the next piece is being read."""
     match entry:
         case Span(url, 0, None, pin=pin) if pin is not None and (pin.size or 0) > MANY:
             local = policy.protocol_of(url) in (None, *policy.LOCAL)
-            pieces = _pieces(entry, pin.size or 0, PIECE if local else REMOTE_PIECE)
+            pieces = _split_to_pieces(entry, pin.size or 0, PIECE if local else REMOTE_PIECE)
         case _:
             pieces = []
     if len(pieces) < 2:
@@ -195,13 +195,13 @@ def _return_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _pieces(entry: Span, size: int, step: int) -> list[Span]:
+def _split_to_pieces(entry: Span, size: int, step: int) -> list[Span]:
     """Split ``entry``, of ``size`` bytes, into spans of ``step`` bytes."""
     starts = range(0, size, step)
     return [Span(entry.url, start, min(start + step, size), pin=entry.pin, origin=entry.origin) for start in starts]
 
 
-def _name(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
+def _name_file(entry: Entry, index: Packable, keep: IndexCache) -> str | None:
     """Return the name of the decoded ``entry`` in the cache; None if it is too small, or its version is unknown."""
     state = hashlib.sha256(index.identity())
     match entry:
@@ -370,7 +370,7 @@ class Answers:
 
     def put(self, need: Need, value: Any, weight: int, pool: Pool) -> None:
         """Keep ``value``, of ``weight`` bytes, as the answer to ``need``."""
-        url, origin = _source(need)
+        url, origin = _find_source(need)
         seen = None if url is None else pool.versions.of(url).seen
         if isinstance(need, Load) and isinstance(need.entry, Span) and _is_short(need):
             self._put_read(need, need.entry.url, need.entry.origin, value, pool)
@@ -387,7 +387,7 @@ def _is_short(need: Load) -> bool:
     return False
 
 
-def _source(need: Need) -> tuple[str | None, Origin]:
+def _find_source(need: Need) -> tuple[str | None, Origin]:
     """Return the URL of the object whose version an answer is bound to (None if the need has a pin), and its origin."""
     match need:
         case Load((Span(pin=None) as span) | Packed(source=Span(pin=None) as span), index):

@@ -164,7 +164,7 @@ class Lookups:
                 try:
                     with name_location(entry):
                         sized = partial(index_for_size, pool=self.pool)
-                        read = partial(self._document, keep=not is_streamed(need.index))
+                        read = partial(self._read_document, keep=not is_streamed(need.index))
                         value, weight = await load(need, read, self.run, self._answers.keep, sized)
                 except NOT_FOUND:
                     if isinstance(entry, Span) and entry.optional:
@@ -186,7 +186,7 @@ class Lookups:
             self._answers.put(need, value, weight, self.pool)
         return value
 
-    async def _document(self, entry: Entry, *, keep: bool) -> bytes:
+    async def _read_document(self, entry: Entry, *, keep: bool) -> bytes:
         """Read an index or a document; more bytes than the limit are an error.
 
         With ``keep``, ranges may be kept on disk; not pieces of streamed documents, which may contain URLs.

@@ -153,7 +153,7 @@ class Prefetcher:
             numbers = [at.number for at in places if at is not None]
             if len(numbers) < len(keys) or places[0] is None:
                 continue
-            array = self._array(keyspace, places[0].array, numbers)
+            array = self._find_array(keyspace, places[0].array, numbers)
             number = None if array is None else array.boxes.number_of(numbers)
             if array is None or number is None:
                 continue
@@ -163,7 +163,7 @@ class Prefetcher:
                 late.add(array)
             sizes = [span.size or 0 for span in spans]
             if spans and spans[0].stop is None:
-                sizes = [self._size(span) for span in array.objects]
+                sizes = [self._find_size(span) for span in array.objects]
                 array.objects = spans
             if sizes and all(sizes):
                 size = sum(sizes)
@@ -173,7 +173,7 @@ class Prefetcher:
             if array.chunk:  # if sizes are unknown, nothing is fetched ahead
                 self._follow(array, numbers, late=array in late)
 
-    def _size(self, span: Span) -> int:
+    def _find_size(self, span: Span) -> int:
         """Return the size of a whole object, or 0 if it has not been read."""
         facts = self._fetcher.requests.pool.versions.known_facts(span.url)
         return (facts.size or 0) if facts is not None else 0
@@ -185,7 +185,7 @@ class Prefetcher:
             self._fetcher.drop(array.fetched, stop=True)
             array.issued.clear()
 
-    def _array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
+    def _find_array(self, keyspace: KeySpace, path: str, numbers: Sequence[int]) -> _Array | None:
         """Return the array at ``path``, divided into boxes like the chunks ``numbers``; None if these form no box."""
         token, grid = (id(keyspace), path), keyspace.grids[path]
         array = self._arrays.get(token)

@@ -148,22 +148,22 @@ class ReadAhead:
         self._goes_on = False
         self._step_to(number)
         self._coming.clear()
-        beyond = self._beyond(number)
+        beyond = self._find_beyond(number)
         self._is_run, self._is_astray = beyond is not None, False
         if beyond is not None:
             self._foreseen = max(self._foreseen, SURE)
-        following = self._following() if beyond is None else iter(beyond)
+        following = self._iterate_following() if beyond is None else iter(beyond)
         wrong = self._unread.difference(islice(following, 2 * len(self._unread) + STEPS), (number,))
         self._unread -= wrong
         drop += wrong
-        self._further = self._following() if beyond is None else iter(beyond)
+        self._further = self._iterate_following() if beyond is None else iter(beyond)
         self._next = next(self._further, None)
 
-    def _beyond(self, number: int) -> range | None:
+    def _find_beyond(self, number: int) -> range | None:
         """Return the chunks beyond the run that ``number`` belongs to; None if the run is short."""
         beyond = self._run_of_last() or self._run_of_all(number)
         if beyond is None and self._direction and list(self._recent)[-2:] == [number - self._direction, number]:
-            beyond = self._from(number, self._direction)
+            beyond = self._list_from(number, self._direction)
         self._direction = 0 if beyond is None else beyond.step
         return beyond
 
@@ -173,7 +173,7 @@ class ReadAhead:
             return None
         *before, last, latest = self._recent
         is_up = last + latest > sum(before)
-        return self._from(max(self._recent), 1) if is_up else self._from(min(self._recent), -1)
+        return self._list_from(max(self._recent), 1) if is_up else self._list_from(min(self._recent), -1)
 
     def _run_of_all(self, number: int) -> range | None:
         """Return the chunks beyond the nearer end of the run of all read neighbours at ``number``."""
@@ -184,9 +184,9 @@ class ReadAhead:
             high += 1
         if high - low + 1 < RUN:
             return None
-        return self._from(high, 1) if high - number <= number - low else self._from(low, -1)
+        return self._list_from(high, 1) if high - number <= number - low else self._list_from(low, -1)
 
-    def _from(self, number: int, step: int) -> range:
+    def _list_from(self, number: int, step: int) -> range:
         """Return the chunks after ``number`` in one direction."""
         return range(number + step, self._size if step > 0 else -1, step)
 
@@ -197,10 +197,10 @@ class ReadAhead:
                 del self._steps[:-STEPS]
         self._last = number
 
-    def _following(self) -> Iterator[int]:
+    def _iterate_following(self) -> Iterator[int]:
         """Yield the chunks that follow the last one, by repeating the steps of the last period."""
         assert self._last is not None
-        again = cycle(self._steps[-_period(self._steps) :])
+        again = cycle(self._steps[-_find_period(self._steps) :])
         return takewhile(range(self._size).__contains__, islice(accumulate(again, initial=self._last), 1, None))
 
     def _go_on(self) -> int | None:
@@ -234,7 +234,7 @@ class ReadAhead:
         return number is not None and self._at is not None and number // self._plane == self._at // self._plane
 
 
-def _period(steps: Sequence[int]) -> int:
+def _find_period(steps: Sequence[int]) -> int:
     """Return the period of ``steps``: the distance to the earlier steps that agree longest with the last ones.
 
     If the last step did not occur before, this is the number of all steps.

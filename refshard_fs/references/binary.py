@@ -195,7 +195,7 @@ def _columns_start(header_length: int) -> int:
 
 
 def _build(header: _Header, view: memoryview) -> ReferenceSet:
-    columns = dict(zip(_COLUMNS, _columns(header, view), strict=True))
+    columns = dict(zip(_COLUMNS, _split_columns(header, view), strict=True))
     ranges, key_ranges = (Ranges(*(columns[start + name] for name in Ranges._fields)) for start in ("", "key_"))
     chunks, row, number = {}, 0, 0
     for table in header.tables:
@@ -224,7 +224,7 @@ def _build(header: _Header, view: memoryview) -> ReferenceSet:
     return ReferenceSet(urls, chunks, keys, header.version, pins, where, Origins(header.origins))
 
 
-def _columns(header: _Header, view: memoryview) -> list[Column]:
+def _split_columns(header: _Header, view: memoryview) -> list[Column]:
     found, at = [], 0
     for i, (count, (dtype, is_steps)) in enumerate(zip(header.counts, _COLUMNS.values(), strict=True)):
         if header.parts is None:

@@ -20,7 +20,7 @@ from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.references.chunk_keys import Keys, place_chunks
 from refshard_fs.references.json_scan import Members, scan
 from refshard_fs.references.key_table import KeyTable, Value
-from refshard_fs.references.pieces import PAD, Positions, distinct
+from refshard_fs.references.pieces import PAD, Positions, find_distinct
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, GridReader
 
@@ -243,7 +243,7 @@ class ReferenceBuilder:
         if len(self._urls) != 1:
             urls = Texts.concatenate(self._urls)
             starts, stops = urls.spans()
-            is_first, numbers = distinct(b"".join((urls.data.data, PAD)), starts, stops)
+            is_first, numbers = find_distinct(b"".join((urls.data.data, PAD)), starts, stops)
             self._renumber(urls.where(is_first), numbers)
         return self._urls[0]
 
@@ -283,7 +283,7 @@ class ReferenceBuilder:
                 raise ManifestError(f"{self._where}: expected strings as keys, got {key!r}")
             name = self._normalise_key(key)
             try:
-                found[name] = read = _value(value, urls)
+                found[name] = read = _parse_value(value, urls)
             except ManifestError as e:
                 raise type(e)(f"{key!r} of {self._where}: {e}") from e
             if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
@@ -303,7 +303,7 @@ class ReferenceBuilder:
             raise ManifestError(f"{key[:200]!r} of {self._where}: {e}") from e
 
 
-def _value(value: Any, urls: dict[str | None, int]) -> Value:
+def _parse_value(value: Any, urls: dict[str | None, int]) -> Value:
     """Convert a member's value; its URL gets a number in ``urls``."""
     match value:
         case str():

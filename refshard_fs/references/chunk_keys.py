@@ -8,14 +8,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from refshard_fs.core.columns import UInt64s
-from refshard_fs.core.keys import ChunkGrid, join, nearest
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join
 from refshard_fs.references.pieces import (
     PAD,
     Booleans,
     Buffer,
     Positions,
     begins_with,
-    distinct,
+    find_distinct,
     join_pieces,
     numbers_before,
     runs,
@@ -93,7 +93,7 @@ class Keys(NamedTuple):
         last = np.concatenate(([-1], slashes))[slashes.searchsorted(self.stops)]
         ends = np.maximum(last, self.starts)
         begun = runs(self.text, self.starts, ends)  # most keys lie in the same directory as the one before
-        firsts, kinds = distinct(self.text, self.starts[begun], ends[begun])
+        firsts, kinds = find_distinct(self.text, self.starts[begun], ends[begun])
         spans = zip(self.starts[begun[firsts]].tolist(), ends[begun[firsts]].tolist(), strict=True)
         directories = [bytes(self.text[start:stop]).decode("utf-8", "surrogatepass") for start, stop in spans]
         places: dict[str | None, int] = {}
@@ -139,7 +139,7 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
     count = len(keys.starts)
     if not grids or not count:
         return
-    path = nearest(keys.key(count // 2), grids)
+    path = find_nearest(keys.key(count // 2), grids)
     if path is not None:  # the usual case: all keys of a block are chunks of one array
         prefix = _prefix(path)
         if begins_with(keys.text, keys.starts, prefix).all():
@@ -147,7 +147,7 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
             if numbers is not None:
                 yield ChunkKeys(path, np.arange(count), numbers)
                 return
-    for path, rows in keys.by_directory(lambda directory: nearest(join(directory, "0"), grids)).items():
+    for path, rows in keys.by_directory(lambda directory: find_nearest(join(directory, "0"), grids)).items():
         some, skipped, grid = keys.take(rows), len(_prefix(path)), grids[path]
         numbers = chunk_numbers(some, skipped, grid)
         if numbers is None:

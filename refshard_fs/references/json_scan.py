@@ -23,7 +23,7 @@ from refshard_fs.references.pieces import (
     Buffer,
     Positions,
     begins_with,
-    distinct,
+    find_distinct,
     join_pieces,
     numbers_before,
     runs,
@@ -61,7 +61,7 @@ def scan(block: bytes | memoryview) -> Members | None:
         text.decode()
     escapes = None
     if b"\\" in text:
-        escapes = _without_escapes(text)
+        escapes = _remove_escapes(text)
         if escapes is None:
             return None
         text = escapes.text
@@ -115,7 +115,7 @@ class _Escapes(NamedTuple):
     meanings: npt.NDArray[np.uint8]
 
 
-def _without_escapes(text: bytes | bytearray) -> _Escapes | None:
+def _remove_escapes(text: bytes | bytearray) -> _Escapes | None:
     """Replace escapes of one letter; return the text, and the places and meanings; None if there are other escapes."""
     characters = np.frombuffer(text, np.uint8)
     if characters[: -len(PAD)].min() <= 1:
@@ -172,7 +172,7 @@ def _urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UIn
     begun = runs(text, starts, stops)  # usually many consecutive references have the same URL
     counts = np.diff(begun, append=len(starts))
     starts, stops = starts[begun], stops[begun]
-    is_first, numbers = distinct(text, starts, stops)
+    is_first, numbers = find_distinct(text, starts, stops)
     starts, stops = starts[is_first], stops[is_first]
     data = np.frombuffer(join_pieces(text, starts, stops), np.uint8)
     urls = Texts(data, (stops - starts).cumsum().view(np.uint64))

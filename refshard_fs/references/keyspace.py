@@ -12,8 +12,16 @@ import numpy as np
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers
 from refshard_fs.core.columns import NO_TARGET, Row, distinct_codes
 from refshard_fs.core.dtypes import LONG, check_length
-from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, join, parent, splits
-from refshard_fs.core.keyspace import KeySpace, Listing, Run, chunks_below, find_chunk, has_chunks_below, merge_listings
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, iterate_splits, join, parent
+from refshard_fs.core.keyspace import (
+    KeySpace,
+    Listing,
+    Run,
+    find_chunk,
+    has_chunks_below,
+    list_chunks_below,
+    merge_listings,
+)
 from refshard_fs.core.model import Entry, Inline, Listed, Origin, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from refshard_fs.errors import ManifestError
@@ -170,7 +178,7 @@ class FlatKeySpace(KeySpace):
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         yield from ()
         stem = prefix + "/" if prefix else ""
-        chunks = [chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
+        chunks = [list_chunks_below(self.refs.chunks[path], below, stem) for path, below in self._tables_at(prefix)]
         directories = [Listed(name, None, True) for name in self._tree.get(prefix, ())]
         found = merge_listings(*chunks, self._files(prefix, stem), directories)
         return found if found or not prefix or prefix in self._rows else None
@@ -249,4 +257,4 @@ class FlatKeySpace(KeySpace):
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
         """Return (array, rest) for each array in columns that ``prefix`` may be a directory of."""
-        return (at for at in ((prefix, ""), *splits(prefix)) if at[0] in self.refs.chunks)
+        return (at for at in ((prefix, ""), *iterate_splits(prefix)) if at[0] in self.refs.chunks)

@@ -148,7 +148,7 @@ def _last_digits(words: UInt64s) -> Numbers:
 
 
 @cache
-def _multipliers(seed: int) -> tuple[list[int], UInt64s]:
+def _make_multipliers(seed: int) -> tuple[list[int], UInt64s]:
     """Return an odd number for each word and, at the end, one for the size."""
     drawn = np.frombuffer(hashlib.shake_256(seed.to_bytes(8, "little")).digest(HASHED + 8), "<u8") | np.uint64(1)
     return drawn.tolist(), drawn
@@ -156,7 +156,7 @@ def _multipliers(seed: int) -> tuple[list[int], UInt64s]:
 
 def hash_of(piece: bytes, seed: int = SEED) -> int:
     """Return the hash of one piece."""
-    multipliers, _ = _multipliers(seed)
+    multipliers, _ = _make_multipliers(seed)
     total = len(piece) * multipliers[-1]
     for i in range(0, min(len(piece), HASHED), 8):
         word = int.from_bytes(piece[i : i + 8], "little")
@@ -166,7 +166,7 @@ def hash_of(piece: bytes, seed: int = SEED) -> int:
 
 def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) -> UInt64s:
     """Return the hash of each piece."""
-    _, multipliers = _multipliers(seed)
+    _, multipliers = _make_multipliers(seed)
     sizes = stops - starts
     total: UInt64s = sizes.view(np.uint64) * multipliers[-1]
     left: Any = slice(None)
@@ -181,7 +181,7 @@ def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) 
     return total
 
 
-def distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
+def find_distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
     """Return which pieces do not equal an earlier one, and for each piece, its number among these distinct pieces.
 
     Equal pieces may count as different if others with the same hash lie between them, which is very rare.

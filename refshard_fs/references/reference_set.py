@@ -13,7 +13,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import NO_TARGET, ChunkTable, Part, Row, Texts, renumber
 from refshard_fs.core.edits import Edit, Edits
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
-from refshard_fs.core.keyspace import Grids, chunk_names, find_chunk
+from refshard_fs.core.keyspace import Grids, find_chunk, sort_chunk_names
 from refshard_fs.core.model import Inline, Origin, Pin, Span
 from refshard_fs.core.zarrmeta import is_array_document
 from refshard_fs.errors import ManifestError
@@ -85,7 +85,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Yield every key."""
         yield from self.keys
         for path, table in self.chunks.items():
-            yield from chunk_names(table.grid, table.present(), path + "/" if path else "")[0]
+            yield from sort_chunk_names(table.grid, table.present(), path + "/" if path else "")[0]
 
     @cached_property
     def grids(self) -> Mapping[str, ChunkGrid]:

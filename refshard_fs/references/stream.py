@@ -18,7 +18,7 @@ from refshard_fs.core.columns import NO_TARGET, WHOLE
 from refshard_fs.core.keys import ChunkGrid, join, parent
 from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import Entry, Steps, batches
-from refshard_fs.core.version_3 import array_3, group_3
+from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
@@ -105,13 +105,13 @@ class ReferenceStream:
 
         If the array has at most ``few`` partitions, all of them are yielded.
         """
-        for numbers in self._partition_numbers(array, size, few):
+        for numbers in self._list_partition_numbers(array, size, few):
             chunks = self.chunks(array, numbers)
             if self.on_progress is not None:
                 self.on_progress(len(numbers))
             yield numbers, chunks
 
-    def _partition_numbers(self, array: str, size: int, few: int = 0) -> Iterator[range]:
+    def _list_partition_numbers(self, array: str, size: int, few: int = 0) -> Iterator[range]:
         stop = self.grids[array].size
         count = -(-stop // size)
         blocks: Iterable[int] = range(count)
@@ -168,7 +168,7 @@ class ReferenceStream:
             return
         known: dict[str | None, None] = {}
         for array in self.grids:
-            for numbers in self._partition_numbers(array, size):
+            for numbers in self._list_partition_numbers(array, size):
                 if self.on_progress is not None:
                     self.on_progress(len(numbers))
                 urls = dict.fromkeys(map(self._respell, self._locate(array, numbers).urls))
@@ -247,7 +247,7 @@ def convert_documents(
             attributes = docs.get(".zattrs", {})
             array = docs.get(".zarray")
             key = join(path, ".zarray")
-            found[path] = group_3(attributes) if array is None else array_3(array, attributes, key)
+            found[path] = convert_group(attributes) if array is None else convert_array(array, attributes, key)
     for path, doc in found.items():
         if doc.get("node_type") == "array" and path not in grids:
             raise ManifestError(f"{join(path, 'zarr.json')!r}: its chunk grid or chunk keys are not supported")
@@ -255,7 +255,7 @@ def convert_documents(
         path = inner
         while path:
             path = parent(path)[0]
-            outer = found.setdefault(path, group_3({}))
+            outer = found.setdefault(path, convert_group({}))
             if outer.get("node_type") == doc.get("node_type") == "array":
                 raise ManifestError(f"{join(inner, 'zarr.json')!r} must not be within the array {path!r}")
-    return found or {"": group_3({})}
+    return found or {"": convert_group({})}

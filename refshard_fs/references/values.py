@@ -53,7 +53,7 @@ def decode(value: Value) -> bytes:
     """Decode an inline value to bytes; ValueError if it is not valid base64 or text."""
     match value:
         case str():
-            return from_base64(value) if value.startswith("base64:") else value.encode()
+            return decode_base64(value) if value.startswith("base64:") else value.encode()
         case bytes():
             return value
         case dict():
@@ -62,7 +62,7 @@ def decode(value: Value) -> bytes:
             raise TypeError(f"expected inline data, got the reference {value!r}")
 
 
-def from_base64(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Decode base64, which may begin with "base64:"; ValueError if it is damaged."""
     try:
         return base64.b64decode("".join(text.removeprefix("base64:").split()), validate=True)

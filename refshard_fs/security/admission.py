@@ -24,7 +24,7 @@ from refshard_fs.security.policy import (
     ARCHIVES,
     DECOMPRESS,
     LOCAL,
-    climbs,
+    leads_out,
     links,
     longest_prefix,
     protocol_of,
@@ -163,11 +163,14 @@ def network_of(host: str) -> Network:
         except OSError:
             return Network.PRIVATE if "." not in host or host.endswith(_INSIDE) else Network.PUBLIC
     if isinstance(address, ipaddress.IPv4Address):
-        return _network(address, is_public=_is_public(address))
-    inner = _embedded_addresses(address)
+        return _parse_network(address, is_public=_is_public(address))
+    inner = _find_embedded_addresses(address)
     is_public = address.is_global and address not in _DOCUMENTS if address in _UNICAST else bool(inner)
     return max(
-        [_network(address, is_public=is_public), *(_network(each, is_public=_is_public(each)) for each in inner)]
+        [
+            _parse_network(address, is_public=is_public),
+            *(_parse_network(each, is_public=_is_public(each)) for each in inner),
+        ]
     )
 
 
@@ -176,7 +179,7 @@ def is_private(host: str) -> bool:
     return network_of(host) is not Network.PUBLIC
 
 
-def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_public: bool) -> Network:
+def _parse_network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_public: bool) -> Network:
     if is_public:
         return Network.PUBLIC
     near = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
@@ -190,7 +193,7 @@ def _is_public(address: ipaddress.IPv4Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _embedded_addresses(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
+def _find_embedded_addresses(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
     """Return the IPv4 addresses that ``address`` embeds, in any of the known ways."""
     addresses = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
@@ -277,7 +280,7 @@ class Admission(msgspec.Struct, frozen=True):
             return DECOMPRESS + admitted, access
         if self.source is not None and self._is_source(url):
             return url, Access.OWN
-        if cache := self._cache_before(url):
+        if cache := self._add_cache_before(url):
             inner = msgspec.structs.replace(self, source=(self.source or "")[len(cache) :])
             admitted, access = inner.admit(url[len(cache) :])
             if access is Access.OWN:
@@ -321,9 +324,9 @@ class Admission(msgspec.Struct, frozen=True):
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
-        return f"{url}/" == below or url == source or (url.startswith(below) and not climbs(url))
+        return f"{url}/" == below or url == source or (url.startswith(below) and not leads_out(url))
 
-    def _cache_before(self, url: str) -> str:
+    def _add_cache_before(self, url: str) -> str:
         """Return the cache (``simplecache::``) in front of the source if ``url`` has it too, and ``""`` otherwise."""
         cache, mark, _ = (self.source or "").partition("::")
         is_cache = mark and "://" not in cache and cache not in ARCHIVES

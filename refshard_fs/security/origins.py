@@ -16,7 +16,7 @@ import msgspec
 
 from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.security.admission import Admission, normalize, origin_of
-from refshard_fs.security.policy import DECOMPRESS, climbs, links, longest_prefix, protocol_of, server_of
+from refshard_fs.security.policy import DECOMPRESS, leads_out, links, longest_prefix, protocol_of, server_of
 
 _NAMED: Final = 5  # servers in a remark; it counts the others
 MEMBER = "from"  # the name of the record in a document
@@ -44,7 +44,7 @@ class Origins(msgspec.Struct, frozen=True):
 
     def _servers_below(self, url: str) -> tuple[str, ...]:
         server = server_of(url)
-        stem = server if climbs(url) else url.rstrip("/")
+        stem = server if leads_out(url) else url.rstrip("/")
         while len(stem) > len(server):
             if (found := self.by_prefix.get(stem)) is not None:
                 return found

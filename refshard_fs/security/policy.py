@@ -95,7 +95,7 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
     """
     if not table:
         return None
-    if climbs(url):
+    if leads_out(url):
         url = server_of(_first(url)[0])
     prefixes = _prefixes_by_stem(tuple(table))
     end = len(url)
@@ -114,7 +114,7 @@ def _prefixes_by_stem(prefixes: tuple[str, ...]) -> dict[str, str]:
     return {prefix if prefix.endswith("://") else prefix.rstrip("/"): prefix for prefix in reversed(prefixes)}
 
 
-def climbs(url: str) -> bool:
+def leads_out(url: str) -> bool:
     """Whether a server may resolve ``url`` to a place outside the directories in it.
 
     That includes ``..`` percent-encoded once or more, with backslashes, or with parameters that some servers ignore

@@ -53,7 +53,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     nests = [
         Nest(_divide(level.chunk_shape, inner), level.axes, partial(_with_slots, level.offsets)) for level in levels
     ]
-    slots_of(_largest(cuts, nests[0].part))
+    slots_of(_find_largest(cuts, nests[0].part))
     for outer, nest in pairwise(nests):
         slots_of(_divide(outer.part, nest.part))
     chunk_grid = {"name": "regular", "configuration": {"chunk_shape": list(inner)}}
@@ -179,27 +179,29 @@ def _cuts(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
 
 def _cut_of(edges: Any, inner: int) -> Cut:
     if not isinstance(edges, list):
-        return Equal(_quotient(int(edges), inner))
+        return Equal(_divide_exactly(int(edges), inner))
     runs = [tuple(map(int, entry)) if isinstance(entry, list) else (int(entry), 1) for entry in edges]
     if sum(times for _, times in runs) > _EDGES:
         raise ValueError(f"expected at most {_EDGES} shards of various sizes along a dimension, found more")
-    return Ragged(tuple(accumulate(_quotient(size, inner) for size, times in runs for _ in range(times))))
+    return Ragged(tuple(accumulate(_divide_exactly(size, inner) for size, times in runs for _ in range(times))))
 
 
-def _largest(cuts: Sequence[Cut], part: Coords) -> Coords:
+def _find_largest(cuts: Sequence[Cut], part: Coords) -> Coords:
     """Return the slots of the largest shard along each dimension; ValueError if parts do not divide a shard."""
     lengths = [
         {cut.length} if isinstance(cut, Equal) else {stop - start for start, stop in pairwise((0, *cut.ends))}
         for cut in cuts
     ]
-    return tuple(max(_quotient(length, inner) for length in some) for some, inner in zip(lengths, part, strict=True))
+    return tuple(
+        max(_divide_exactly(length, inner) for length in some) for some, inner in zip(lengths, part, strict=True)
+    )
 
 
 def _divide(outer: Coords, inner: Coords) -> Coords:
-    return tuple(map(_quotient, outer, inner))
+    return tuple(map(_divide_exactly, outer, inner))
 
 
-def _quotient(outer: int, inner: int) -> int:
+def _divide_exactly(outer: int, inner: int) -> int:
     if outer <= 0 or outer % inner:
         raise ValueError(f"expected shards of whole chunks: shards of {outer} along a dimension have chunks of {inner}")
     return outer // inner

@@ -95,7 +95,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if kind == "morton_order":
         if doc.get("compressor") is not None or doc.get("filters"):
             return Unsharded(None, doc, "its slots have one size, but its chunks are compressed")
-        slot = math.prod(meta.chunks) * _itemsize(meta.dtype)
+        slot = math.prod(meta.chunks) * _find_itemsize(meta.dtype)
         if slot * math.prod(lengths) >= zarrmeta.COUNTABLE:
             raise ValueError(f"expected a shard of at most 2**63 bytes: its slots of {slot} bytes take more")
         level = MaskLevel(lengths, slot, options.get("slots", "fortran"))
@@ -125,7 +125,7 @@ def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
     return tuple(given)
 
 
-def _itemsize(spelled: str) -> int:
+def _find_itemsize(spelled: str) -> int:
     try:
         dtype = np.dtype(spelled)
     except (TypeError, ValueError, SyntaxError) as e:  # SyntaxError: numpy parses some texts as fields

@@ -22,7 +22,7 @@ from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, NodeView
 from refshard_fs.core.keys import ChunkGrid, join, relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
-from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, together
+from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, run_together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -116,7 +116,7 @@ class ShardView(ArrayView[ArrayInfo]):
     def array_info(self, path: str) -> Steps[ArrayInfo | None]:
         """Return the facts about the array ``path``, after reading its metadata if needed; None if there is none."""
         if path not in self._documents.arrays:
-            yield from together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
+            yield from run_together([self._documents.lookup(join(path, name)) for name in ARRAY_DOCUMENTS])
         return self._documents.arrays.get(path)
 
     def own_grid(self, path: str) -> ChunkGrid | None:
@@ -178,7 +178,7 @@ class ShardView(ArrayView[ArrayInfo]):
         full = [count >= _FULL * size for (_, size), count in wanted.items()]
         if len(full) > 1 and all(full[:-1]):
             full[-1] = True
-        found = yield from together(
+        found = yield from run_together(
             [self.base.lookup(name) for (name, _), yes in zip(wanted, full, strict=True) if yes]
         )
         return [entry for entry in found if isinstance(entry, Span)]
@@ -211,14 +211,16 @@ class ShardView(ArrayView[ArrayInfo]):
             if not isinstance(entry, Span) or entry != Span(entry.url, optional=True):
                 yield from self._documents.confirm(path)
             elif reads and len(wanted) >= _FULL * math.prod(lengths) and self._is_small(path, entry.url):
-                _, whole = yield from together([self._documents.confirm(path), _answer(Head(entry.url, _WHOLE))])
+                _, whole = yield from run_together([self._documents.confirm(path), _answer(Head(entry.url, _WHOLE))])
                 now = self._layout(path)
                 is_same = now.grid.shards == layout.grid.shards and now.levels(lengths) == levels
                 if is_same and whole is not None and whole[0].size == len(whole[1]):
                     self._begun.add(path)
                     return (yield from self._in_level(Inline(whole[1]), levels, 0, wanted, name, path))
             elif is_unconfirmed:
-                yield from together([self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))])
+                yield from run_together(
+                    [self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))]
+                )
         except (OSError, RefShardError):  # perhaps of this shard alone: other shards may be readable
             pass
         self._begun.add(path)
@@ -262,7 +264,7 @@ class ShardView(ArrayView[ArrayInfo]):
             for part, places in inner
         ]
         # A single look-up yields one need at a time, and its answer may be remembered.
-        answers = [(yield from steps[0])] if len(steps) == 1 else (yield from together(steps))
+        answers = [(yield from steps[0])] if len(steps) == 1 else (yield from run_together(steps))
         for (_, places), entries in zip(inner, answers, strict=True):
             for place, chunk in zip(places, entries, strict=True):
                 found[place] = chunk
@@ -321,7 +323,7 @@ class ShardView(ArrayView[ArrayInfo]):
         cells = {lengths: _cells(layout, lengths) for lengths in levels}
         for batch in batches(list(sizes), _BATCH):
             steps = [self._table(array, layout.key(array, shard), levels[sizes[shard]][0]) for shard in batch]
-            for shard, loaded in zip(batch, (yield from together(steps)), strict=True):
+            for shard, loaded in zip(batch, (yield from run_together(steps)), strict=True):
                 if loaded is None:
                     continue
                 found, ranges = _rows(layout, shard, cells[sizes[shard]], loaded[1])
@@ -344,7 +346,7 @@ class ShardView(ArrayView[ArrayInfo]):
         directories: list[str] = []
         level = [""]
         while level:
-            lists = yield from together([self.base.children(join(path, prefix)) for prefix in level])
+            lists = yield from run_together([self.base.children(join(path, prefix)) for prefix in level])
             below: list[str] = []
             for prefix, names in zip(level, lists, strict=True):
                 for listed in names or ():
@@ -381,7 +383,7 @@ class ShardView(ArrayView[ArrayInfo]):
                 self._in_shard(path, shard, lengths, [layout.slots(layout.split(c)[2], lengths) for c in chunks])
                 for lengths, shard, chunks in batch
             ]
-            for (_, _, chunks), entries in zip(batch, (yield from together(steps)), strict=True):
+            for (_, _, chunks), entries in zip(batch, (yield from run_together(steps)), strict=True):
                 there = [(coords, entry) for coords, entry in zip(chunks, entries, strict=True) if entry is not None]
                 found += [Listed(grid.encoding.encode(coords).rpartition("/")[2], e.size) for coords, e in there]
         return sorted(found, key=by_name)

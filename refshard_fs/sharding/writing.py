@@ -10,7 +10,7 @@ import msgspec
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import DocumentIndex, NodeView
 from refshard_fs.core.keys import parent
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
@@ -97,7 +97,7 @@ def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocu
     Raises ManifestError if a written array does not fit into its shards.
     """
     paths = list(_arrays(key, data))
-    found = yield from together([view.array_info(array) for array in paths])
+    found = yield from run_together([view.array_info(array) for array in paths])
     stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
     document = DocumentIndex(*parent(key), -1, _Resharding(stored, view.options)).decode(data)
     return StoredDocument(document.data, {array: seen.layout for array, seen in document.arrays.items()})

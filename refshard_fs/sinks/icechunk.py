@@ -25,7 +25,7 @@ from fsspec.asyn import get_loop, sync
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE
-from refshard_fs.core.keys import ChunkGrid, join, nearest
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join
 from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.errors import ConflictError, ManifestError, sanitize
@@ -303,7 +303,7 @@ def _divide_documents(references: ReferenceStream) -> tuple[list[tuple[str, Any]
     """
     documents, left_out = [], []
     for key, value in references.documents():
-        if zarrmeta.is_metadata(key) or nearest(key, references.grids) is not None:
+        if zarrmeta.is_metadata(key) or find_nearest(key, references.grids) is not None:
             documents.append((key, value))
         else:
             left_out.append(key)

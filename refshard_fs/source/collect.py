@@ -16,7 +16,7 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents
 from refshard_fs.core.columns import NO_TARGET, WHOLE, ChunkTable, Part, Row, Texts, UInt64s
 from refshard_fs.core.edits import Edits, strip_edits
 from refshard_fs.core.format import OpenOptions
-from refshard_fs.core.keys import ChunkGrid, join, nearest, parent
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join, parent
 from refshard_fs.core.keyspace import KeySpace, Run
 from refshard_fs.core.model import (
     Entry,
@@ -29,7 +29,7 @@ from refshard_fs.core.model import (
     Stat,
     Steps,
     batches,
-    together,
+    run_together,
 )
 from refshard_fs.cubes.read_all_documents import read_all_documents
 from refshard_fs.errors import ManifestError, NotListable
@@ -87,7 +87,7 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
     """
     if unread is not None and keyspace.url_of is not None:  # listing the chunks takes a request for each thousand
         collection = Collection(keyspace, (yield from _contents_to_compare(keyspace, unread)))
-        yield from together([collection.add_array(path) for path in collection.paths])
+        yield from run_together([collection.add_array(path) for path in collection.paths])
     elif unread is not None:
         collection = yield from _collect_all(keyspace, (yield from keyspace.contents_to_join(unread.choose)))
     else:
@@ -120,7 +120,7 @@ def _contents_to_compare(keyspace: KeySpace, unread: Unread) -> Steps[Contents]:
             grids[parent(key)[0]] = meta.grid
     left = unread.choose(members, grids)
     compared = [path for path in grids if path not in left]
-    listed = yield from together([_find_chunks(keyspace, path, grids[path]) for path in compared])
+    listed = yield from run_together([_find_chunks(keyspace, path, grids[path]) for path in compared])
     first = {path: ArrayChunks(grids[path], [range(min(grids[path].size, 1))]) for path in left}
     return Contents(members, first | dict(zip(compared, listed, strict=True)))
 
@@ -169,12 +169,12 @@ def collect_keys(
 def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Steps[Collection]:
     """Collect the references of all keys in ``contents``; ``options`` are those of `Collection`."""
     collection = Collection(keyspace, contents, **options)
-    yield from together([collection.add_array(path) for path in contents.arrays])
+    yield from run_together([collection.add_array(path) for path in contents.arrays])
     others = list(contents.others.keys() - contents.indexes)
     others += [key for key, value in contents.members.items() if isinstance(value, list)]
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
     if with_manifests:  # their directories may hold objects of earlier commits
-        others = [key for key in others if nearest(key, with_manifests) is None]
+        others = [key for key in others if find_nearest(key, with_manifests) is None]
     for keys in batches(sorted(others), TOGETHER):
         for key, entry in zip(keys, (yield from keyspace.entries(keys)), strict=True):
             collection.add(key, entry)

@@ -103,7 +103,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def version(self) -> Version:
         """The version of the source to open."""
-        when = self.as_of if self.as_of is None or isinstance(self.as_of, datetime) else _moment(self.as_of)
+        when = self.as_of if self.as_of is None or isinstance(self.as_of, datetime) else _parse_time(self.as_of)
         if when is not None and when.tzinfo is None:
             when = when.replace(tzinfo=UTC)
         time = None if when is None else (when - EPOCH) // timedelta(microseconds=1)
@@ -115,7 +115,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return None if isinstance(self.fo, InMemorySource) else self.fo
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -360,7 +360,7 @@ class Options(msgspec.Struct, frozen=True):
         return {
             group: [
                 _option(field, hint)
-                for field, hint in zip(msgspec.structs.fields(kind), _hints(kind), strict=True)
+                for field, hint in zip(msgspec.structs.fields(kind), _list_hints(kind), strict=True)
                 if hasattr(hint, "__metadata__")
             ]
             for group, kind in get_type_hints(cls).items()
@@ -377,7 +377,7 @@ class Option(NamedTuple):
     effect: str
 
 
-def _hints(kind: type) -> list[Any]:
+def _list_hints(kind: type) -> list[Any]:
     return list(get_type_hints(kind, include_extras=True).values())
 
 

@@ -205,7 +205,7 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
         if names and (found := (yield from _probe_zarr(url, most, names))) is not None:
             return found
     try:
-        facts, head = yield from _head(url, min(options.head, most))
+        facts, head = yield from _read_head(url, min(options.head, most))
     except OSError as e:  # a web server may refuse the URL of a directory, and serve the objects below it
         if _is_final(e):
             raise
@@ -247,7 +247,7 @@ def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None
     return Probe(url, None, b"", frozenset(there), there, frozenset(ROOT_DOCUMENTS) - there.keys())
 
 
-def _head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
+def _read_head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
     """Return the facts and the first bytes of a document, by one request if the server supports ranges."""
     try:
         found: tuple[Facts, bytes] | None = yield Head(url, length)
@@ -270,7 +270,7 @@ def _probe_directory(url: str, most: int) -> Steps[Probe]:
     below, known = locator(url), all_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
-    documents = yield from _documents(below, dict(zip(wanted, stats, strict=True)), most)
+    documents = yield from _read_documents(below, dict(zip(wanted, stats, strict=True)), most)
     if any(document.data.lstrip()[:1] == b"<" for document in documents.values()):
         raise NoSuchSource(f"{url}: there is no source. The server answers every request with {PAGE}")
     if names:
@@ -288,7 +288,9 @@ def _probe_directory(url: str, most: int) -> Steps[Probe]:
     return Probe(url, None, b"", present, documents)
 
 
-def _documents(below: Callable[[str], str], facts: dict[str, Facts | None], most: int) -> Steps[dict[str, Document]]:
+def _read_documents(
+    below: Callable[[str], str], facts: dict[str, Facts | None], most: int
+) -> Steps[dict[str, Document]]:
     there = {name: f for name, f in facts.items() if f is not None}
     for name, found in there.items():
         check_size(found.size, most, below(name))

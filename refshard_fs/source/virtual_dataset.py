@@ -15,7 +15,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Part, Ranges, Texts
 from refshard_fs.core.keys import join
-from refshard_fs.core.version_3 import array_3, group_3
+from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.reference_set import ReferenceSet
 
@@ -34,7 +34,7 @@ def references_of(dataset: Any) -> ReferenceSet:
     tables: dict[str, ChunkTable] = {}
     members: dict[str, bytes] = {}
     for path, node in _nodes(dataset):
-        members[join(path, "zarr.json")] = zarrmeta.dumps(group_3(_attributes(node)))
+        members[join(path, "zarr.json")] = zarrmeta.dumps(convert_group(_attributes(node)))
         for name, variable in node.variables.items():
             where = join(path, str(name))
             manifest = getattr(variable.data, "manifest", None)
@@ -92,7 +92,7 @@ def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dic
         "compressor": None,
     }
     attributes = {attribute: _plain(value) for attribute, value in encoded.attrs.items()}
-    made = array_3(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
+    made = convert_array(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
     if not values.size:
         return made, {}
     data = VLenUTF8().encode(values.astype(object)) if is_text else values.tobytes()

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 
 from refshard_fs.core.model import ABSENT, Facts, Version
 from refshard_fs.errors import ReadOnlyError, SourceNotReachable, sanitize
-from refshard_fs.security.policy import climbs, locator, protocol_of
+from refshard_fs.security.policy import leads_out, locator, protocol_of
 from refshard_fs.stores.drafts import replace_directory, sync_file
 from refshard_fs.stores.stale_drafts import locked_directory, remove_stale_drafts
 from refshard_fs.stores.store import Buffer, Condition, ObjectBytes, Place, Store, facts_in
@@ -44,7 +44,7 @@ class Objects:
 
     def name_of(self, url: str) -> str | None:
         """Return the name of the object at ``url``; None if it is not below this URL."""
-        is_below = url.startswith(self.url + "/") and not climbs(url)
+        is_below = url.startswith(self.url + "/") and not leads_out(url)
         return url[len(self.url) + 1 :] if is_below else None
 
     def is_at(self, url: str) -> bool:

@@ -18,8 +18,8 @@ from refshard_fs.stores.store import (
     ObjectBytes,
     Place,
     Store,
-    conflict_error,
     load_file,
+    make_conflict_error,
     sum_of,
 )
 from refshard_fs.targets.failures import Incomplete, as_os_error, os_errors
@@ -64,12 +64,12 @@ class S3Store(Store):
             with _body(parts) as body:
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
         except Exception as e:  # errors of botocore, which is slow to import; raised again unless it is a conflict
-            if not when or _status(e) not in _REFUSED:
+            if not when or _find_status(e) not in _REFUSED:
                 raise as_os_error(e) from e
-            is_certain = not _was_repeated(e)
+            is_certain = not _is_repeated(e)
             there = None if is_certain else self.fetch(place.path)  # if certain, another writer wrote equal bytes
             if there is None or sum_of([there.data]) != sum_of(parts):
-                raise conflict_error(place, condition, is_certain=is_certain) from e
+                raise make_conflict_error(place, condition, is_certain=is_certain) from e
             return there.facts  # an earlier try wrote it, and its answer was lost
         self.fs.invalidate_cache(place.path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
@@ -79,10 +79,10 @@ class S3Store(Store):
         try:
             self.call("call_s3", "delete_object", Bucket=bucket, Key=key, **_headers_of(condition))
         except OSError as e:
-            if condition is None or _status(e) not in _REFUSED:
+            if condition is None or _find_status(e) not in _REFUSED:
                 raise
             if self.facts(place.path) is not None:
-                raise conflict_error(place, condition) from e
+                raise make_conflict_error(place, condition) from e
         self.fs.invalidate_cache(place.path)  # the object is gone, even if an earlier try removed it
 
 
@@ -130,13 +130,13 @@ def _headers_of(condition: Condition) -> dict[str, str]:
     return {}
 
 
-def _status(error: Exception) -> int | None:
+def _find_status(error: Exception) -> int | None:
     """Return the HTTP status of the answer behind ``error``; None if there was no answer."""
     status: int | None = _metadata_of(error).get("HTTPStatusCode")
     return status
 
 
-def _was_repeated(error: Exception) -> bool:
+def _is_repeated(error: Exception) -> bool:
     """Return whether botocore sent the request more than once: an earlier one may have succeeded without an answer."""
     return bool(_metadata_of(error).get("RetryAttempts"))
 

@@ -50,7 +50,7 @@ def remove_stale_drafts(folder: str, name: str) -> None:
 
 
 def _remove_if_stale(path: str) -> None:
-    if os.path.islink(path) or time.time() - _last_touched(path) < UNTOUCHED or not _is_unlocked(path):
+    if os.path.islink(path) or time.time() - _find_last_change(path) < UNTOUCHED or not _is_unlocked(path):
         return
     if os.path.isdir(path):
         shutil.rmtree(path)
@@ -58,7 +58,7 @@ def _remove_if_stale(path: str) -> None:
         os.unlink(path)
 
 
-def _last_touched(path: str) -> float:
+def _find_last_change(path: str) -> float:
     """Return the time of the last change of a file, or of anything in a directory."""
     times = [os.stat(path).st_mtime]
     for folder, _, names in os.walk(path):

@@ -66,7 +66,7 @@ def is_version(one: Version, other: Version) -> bool:
     return one.size == other.size and one.last_modified == other.last_modified
 
 
-def conflict_error(place: Place, condition: Condition, *, is_certain: bool = True) -> ConflictError:
+def make_conflict_error(place: Place, condition: Condition, *, is_certain: bool = True) -> ConflictError:
     """Return the error for an object that does not meet ``condition``.
 
     If not ``is_certain``, the store's answer to an earlier try was lost.
@@ -178,7 +178,7 @@ class Store:
     def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
         """Raise ConflictError if an object does not meet ``condition``."""
         if condition is not None and not is_version(condition, self.facts(place.path) or ABSENT):
-            raise conflict_error(place, condition, is_certain=is_certain)
+            raise make_conflict_error(place, condition, is_certain=is_certain)
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
         """Write the concatenated ``parts`` as an object; return its new version, if the store reports it.

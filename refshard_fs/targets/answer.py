@@ -149,13 +149,13 @@ _IDENTITY = ("", "identity")
 _INFLATED = ("gzip", "deflate")
 
 
-def range_headers(start: int, stop: int | None, etag: str | None = None) -> dict[str, str]:
+def make_range_headers(start: int, stop: int | None, etag: str | None = None) -> dict[str, str]:
     """Return the headers of a request for bytes ``[start, stop)``, if the object has the version ``etag``."""
-    headers = {"Range": range_header(start, stop)} if start or stop is not None else {}
+    headers = {"Range": make_range_header(start, stop)} if start or stop is not None else {}
     return headers if etag is None else {**headers, "If-Match": etag}
 
 
-def range_header(start: int, stop: int | None) -> str:
+def make_range_header(start: int, stop: int | None) -> str:
     """Return the Range header for bytes ``[start, stop)``; a negative start counts from the end."""
     if stop is None:
         return f"bytes={start}-" if start >= 0 else f"bytes={start}"
@@ -186,7 +186,7 @@ async def read_answer(
             raise Unfit(f"expected a range of the plain object, got one of the compressed object ({encoding})")
         length, total = _parse_range(content_range, response.content_length, start, stop)
         check_size(length, most)
-        data = await _body(response, length + 1)  # one byte more shows that the body is too long
+        data = await _read_body(response, length + 1)  # one byte more shows that the body is too long
         if len(data) > length:
             raise Unfit(f"expected {length} bytes, got more")
         if len(data) < length:
@@ -194,12 +194,12 @@ async def read_answer(
     elif status == 200:
         if encoding not in _IDENTITY and not (inflates and encoding in _INFLATED):
             raise Unfit(f"expected the plain object, got it compressed ({encoding})")
-        data, total = await _first_bytes(response, stop, most, is_plain=encoding in _IDENTITY)
+        data, total = await _read_first_bytes(response, stop, most, is_plain=encoding in _IDENTITY)
         data = data if start == 0 else data[start:stop]
         if start or stop is not None:
             unasked = max(response.content.total_bytes - len(data), 0)
     else:
-        text = await _error_text(response)
+        text = await _read_error_text(response)
         size = _parse_size(headers.get("content-range", ""), text) if status == 416 else None
         if size is None or start < size != 0:
             raise _make_error(status, headers, text)
@@ -243,7 +243,7 @@ def _parse_range(text: str, sent: int | None, start: int, stop: int | None) -> t
         begin = max(total + start, 0) if start < 0 else start
         right = (first, last) == (begin, min(total if stop is None else stop, total) - 1)
     if not right:
-        raise Unfit(f"expected the range {range_header(start, stop)}, got Content-Range {text!r}")
+        raise Unfit(f"expected the range {make_range_header(start, stop)}, got Content-Range {text!r}")
     length = last - first + 1
     if sent is not None and sent != length:
         raise (Incomplete if sent < length else Unfit)(f"expected {length} bytes by Content-Range {text!r}, got {sent}")
@@ -259,7 +259,7 @@ def _is_whole(content_range: str, sent: int | None) -> bool:
     return match[3] == str(size) and sent in (None, size)
 
 
-async def _first_bytes(
+async def _read_first_bytes(
     response: aiohttp.ClientResponse, stop: int | None, most: int | None, *, is_plain: bool
 ) -> tuple[bytes, int | None]:
     """Return the first ``stop`` bytes of a whole object (None: all, at most ``most``), and its size, if known."""
@@ -268,7 +268,7 @@ async def _first_bytes(
     if limit is None:
         check_size(size, most)
         limit = 1 + (size if size is not None else MOST_UNSIZED if most is None else most)
-    data = await _body(response, limit, is_plain=is_plain)
+    data = await _read_body(response, limit, is_plain=is_plain)
     if size is None:
         if stop is None:
             check_size(len(data), limit - 1)
@@ -278,7 +278,7 @@ async def _first_bytes(
     return data, size
 
 
-async def _body(response: aiohttp.ClientResponse, limit: int, *, is_plain: bool = True) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse, limit: int, *, is_plain: bool = True) -> bytes:
     """Return a body, or its first ``limit`` bytes without waiting for the rest.
 
     A large body of known length is not copied.
@@ -299,11 +299,11 @@ async def _body(response: aiohttp.ClientResponse, limit: int, *, is_plain: bool 
     return room.getvalue()
 
 
-async def _error_text(response: aiohttp.ClientResponse) -> bytes:
+async def _read_error_text(response: aiohttp.ClientResponse) -> bytes:
     import aiohttp
 
     try:
-        return await _body(response, _ERROR_TEXT, is_plain=False)
+        return await _read_body(response, _ERROR_TEXT, is_plain=False)
     except aiohttp.ClientError:
         return b""  # the status alone makes the error
 

@@ -85,7 +85,7 @@ class LoopConnections:
                 keepalive_timeout=KEPT,
                 resolver=resolver,
                 socket_factory=self._new_socket,
-                ssl=_default_context(),
+                ssl=_make_default_context(),
             )
         return connector
 
@@ -251,7 +251,7 @@ def tls_context(bundle: str) -> ssl.SSLContext:
     return ssl.create_default_context(**where)  # type: ignore[arg-type]  # mypy takes the values for any argument's
 
 
-def _default_context() -> ssl.SSLContext | bool:
+def _make_default_context() -> ssl.SSLContext | bool:
     """Return the TLS context for servers: with the system's authorities (True), or certifi's if the system has none."""
     paths = ssl.get_default_verify_paths()
     if paths.cafile or (paths.capath and os.listdir(paths.capath)):  # both are None if nothing is there

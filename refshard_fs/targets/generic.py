@@ -46,7 +46,7 @@ _ONE_PER_FILE = "simplecache"  # it takes a file for complete while another read
 
 def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
     """Return the lock to hold while ``fs`` serves ``path``; a null context if it can serve several callers at once."""
-    fs = _innermost(fs)
+    fs = _find_innermost(fs)
     per_file = _ONE_PER_FILE in protocols_of(fs)
     if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _serves_one(below):
         fs, per_file = below, False
@@ -60,7 +60,7 @@ def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextMana
     return locks[hash(path) % len(locks)]
 
 
-def _innermost(fs: AbstractFileSystem) -> AbstractFileSystem:
+def _find_innermost(fs: AbstractFileSystem) -> AbstractFileSystem:
     while isinstance(fs, DirFileSystem):
         fs = fs.fs
     return fs
@@ -145,7 +145,7 @@ class FsspecTarget(Target):
         given: dict[str, Any] = {}
         if start or stop is not None:
             if start < 0 or stop is None:  # some filesystems take no suffix, or no range without an end
-                facts = await self._recent(path)
+                facts = await self._ask_recent(path)
                 if facts.size is None:
                     raise Unfit(
                         f"expected the size of {path} from its filesystem, to read its end, got none: read it from "
@@ -165,12 +165,12 @@ class FsspecTarget(Target):
         try:
             data = bytes(await self._call("cat_file", path, **given))
         except Exception as e:  # any filesystem's error; raised again unless the range lies past the end
-            beyond = await self._facts_beyond(path, start, e)
+            beyond = await self._find_facts_beyond(path, start, e)
             if beyond is None:
                 raise
             return Answer(b"", beyond)
         if stop is not None and len(data) != stop - start:
-            facts = facts or await self._recent(path)
+            facts = facts or await self._ask_recent(path)
             if len(data) == facts.size and len(data) > stop - start:  # the filesystem ignored the range
                 data = data[start:stop]
         if stop is None:
@@ -191,12 +191,12 @@ class FsspecTarget(Target):
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
-        size, copied = info.get("size"), await self._copied_size(path)
+        size, copied = info.get("size"), await self._find_copied_size(path)
         if copied is not None and copied != size:
             return Facts(copied)  # the version of the copy is unknown
         return Facts(size, *version_in(info))
 
-    async def _copied_size(self, path: str) -> int | None:
+    async def _find_copied_size(self, path: str) -> int | None:
         """Return the size of the copy that fsspec's ``simplecache`` reads instead of the object; None without one."""
         find_copy = getattr(self.fs, "_check_file", None) if isinstance(self.fs, SimpleCacheFileSystem) else None
         if find_copy is None:  # if a later fsspec has no such method, a stale copy fails the check of its length
@@ -214,7 +214,7 @@ class FsspecTarget(Target):
             self.fs.invalidate_cache(listed)
         return await self.facts(path)
 
-    async def _recent(self, path: str) -> Facts:
+    async def _ask_recent(self, path: str) -> Facts:
         """Return the facts of an object; all its readers within `RECENT` seconds share one request."""
         now = asyncio.get_running_loop().time()
         asked, task = self._asked.get(path, (-math.inf, None))
@@ -225,7 +225,7 @@ class FsspecTarget(Target):
             self._asked[path] = now, task
         return await asyncio.shield(task)
 
-    async def _facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
+    async def _find_facts_beyond(self, path: str, start: int, error: Exception) -> Facts | None:
         """Return the facts of the object if it ends before ``start``, and ``error`` may mean that; otherwise None."""
         if getattr(error, "status", None) != 416 and "not satisfiable" not in str(error):
             return None
@@ -303,7 +303,7 @@ def _ftp_connection(fs: AbstractFileSystem) -> Iterator[None]:
     fsspec keeps one control connection, even after a timeout or after the server closed it. It reports every refusal,
     such as "450 busy", as a missing file, but only 550 means that.
     """
-    fs = _innermost(fs)
+    fs = _find_innermost(fs)
     if not isinstance(fs, FTPFileSystem):
         yield
         return
@@ -314,7 +314,7 @@ def _ftp_connection(fs: AbstractFileSystem) -> Iterator[None]:
     except TargetNotAllowed:
         raise
     except Exception as e:
-        match next((cause for cause in _causes(e) if not isinstance(cause, _MISSING)), None):
+        match next((cause for cause in _iterate_causes(e) if not isinstance(cause, _MISSING)), None):
             case ftplib.error_perm(args=(str(reply), *_)) as refusal:
                 if reply.startswith("550"):  # the reply of most servers for a missing file
                     raise
@@ -343,7 +343,7 @@ def _reconnect(fs: FTPFileSystem) -> None:
 _MISSING = (FileNotFoundError, IndexError, StopIteration)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # causes may form a cycle
         seen.add(id(error))
@@ -353,7 +353,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def has_coroutines(fs: AbstractFileSystem) -> bool:
     """Whether ``fs`` has coroutines that work. `DirFileSystem` has coroutines over synchronous filesystems too."""
-    fs = _innermost(fs)
+    fs = _find_innermost(fs)
     return isinstance(fs, AsyncFileSystem) and bool(fs.async_impl)
 
 

@@ -26,7 +26,7 @@ from yarl import URL
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import TargetNotAllowed, sanitize
 from refshard_fs.security.admission import Access, remedy
-from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
+from refshard_fs.targets.answer import Answer, Target, make_range_headers, read_answer
 from refshard_fs.targets.connections import Guard, Judge, close_with, drop_certificate, open_session
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.logs import log_request
@@ -111,10 +111,10 @@ class HttpTarget(Target):
         async def take(response: aiohttp.ClientResponse) -> Answer:
             return await read_answer(response, start, stop, most, inflates=True, waited=now() - began)
 
-        return await self._request("GET", path, range_headers(start, stop, etag), take)
+        return await self._request("GET", path, make_range_headers(start, stop, etag), take)
 
     async def facts(self, path: str) -> Facts:
-        facts = await self._request("HEAD", path, {}, _facts_in)
+        facts = await self._request("HEAD", path, {}, _read_facts)
         if facts is None:  # HEAD is refused, or its answer lacks the size: a range of one byte has it
             facts = (await self.read(path, 0, 1)).facts
         return facts
@@ -134,14 +134,14 @@ class HttpTarget(Target):
         take: Callable[[aiohttp.ClientResponse], Awaitable[T]],
     ) -> T:
         """Send a request, follow redirects, and return the result of ``take`` for the last answer."""
-        home = location = self._location(path)
+        home = location = self._find_location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
                 with _naming(location.url), log_request(method, str(location.url), headers.get("Range")) as log:
                     async with await self._send(method, location, headers) as response:
                         log.status = response.status
                         if response.status in _REDIRECTS and self._follows:
-                            location = self._next_location(home, location, response)
+                            location = self._follow_redirect(home, location, response)
                             continue
                         if home.until is not None and response.status >= 300 and response.status not in (412, 416):
                             break  # the remembered location is outdated: ask the object's own server again
@@ -157,7 +157,7 @@ class HttpTarget(Target):
                     f"{sanitize(str(location.url))}: give the URL at the end of the redirects"
                 )
             self._locations.pop(path, None)
-            home = location = self._location(path)
+            home = location = self._find_location(path)
 
     async def _send(self, method: str, location: _Location, headers: Mapping[str, str]) -> Any:
         """Return the context of a response."""
@@ -170,14 +170,14 @@ class HttpTarget(Target):
                     session = self._sessions[which] = await self._open(*which)
         options = self._away_options if location.away else self._home_options
         if location.away:
-            options = options | _bare_tls(options, session)
+            options = options | _make_bare_tls(options, session)
         if self._asks_environment and "proxy" not in options and (proxy := _proxy_of(location.url)) is not None:
             options = {**options, "proxy": proxy}
         together = (self._headers if location.away else self._home_headers).copy()
         together.update(headers)
         return session.request(method, location.url, headers=together, **options)
 
-    def _location(self, path: str) -> _Location:
+    def _find_location(self, path: str) -> _Location:
         location = self._locations.get(path)
         if location is None or (location.until is not None and location.until < asyncio.get_running_loop().time()):
             if len(self._locations) >= _LOCATIONS:
@@ -191,7 +191,7 @@ class HttpTarget(Target):
         url: URL = self.fs.encode_url(path)
         return url
 
-    def _next_location(self, home: _Location, location: _Location, response: aiohttp.ClientResponse) -> _Location:
+    def _follow_redirect(self, home: _Location, location: _Location, response: aiohttp.ClientResponse) -> _Location:
         """Return the location in the redirect ``response``; TargetNotAllowed if the rule refuses it."""
         where = response.headers.get("location", "")
         try:
@@ -210,7 +210,7 @@ class HttpTarget(Target):
 
     # Sessions.
 
-    def _proxies(self) -> frozenset[str]:
+    def _list_proxies(self) -> frozenset[str]:
         """Return host and port of the proxies in the options, and in the environment if the options trust it."""
         client = self.fs.client_kwargs
         named = [self._home_options.get("proxy"), client.get("proxy")]
@@ -237,13 +237,13 @@ class HttpTarget(Target):
             elif home is not None and harmless == given:
                 harmless["cookie_jar"] = home.cookie_jar  # only servers have put cookies into it
             given = harmless
-        guard = None if self._judge is None else Guard(access is Access.OWN, self._proxies())
+        guard = None if self._judge is None else Guard(access is Access.OWN, self._list_proxies())
         if guard is not None and (away or not guard.own):  # the user's connector is for servers that the user named
             given = {name: value for name, value in given.items() if not name.startswith("connector")}
         return open_session(self, guard, **given)
 
 
-def _bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
+def _make_bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
     """Return the TLS option for the server of a redirect: the same authorities, without a client certificate.
 
     If a later aiohttp keeps a connector's context elsewhere, use the system's authorities.
@@ -255,14 +255,14 @@ def _bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dic
 def _proxy_of(url: URL) -> str | None:
     """Return the HTTP proxy for ``url`` in the environment or the settings of the system; None without one."""
     names = f"{url.scheme}_proxy", f"{url.scheme}_PROXY".upper(), "REQUEST_METHOD"
-    proxy = _proxy_for(url.scheme, tuple(map(os.environ.get, names)))
+    proxy = _find_proxy_for(url.scheme, tuple(map(os.environ.get, names)))
     if proxy is None or not proxy.startswith(("http://", "https://")) or proxy_bypass(url.host or ""):
         return None
     return proxy
 
 
 @lru_cache(maxsize=64)
-def _proxy_for(scheme: str, variables: tuple[str | None, ...]) -> str | None:
+def _find_proxy_for(scheme: str, variables: tuple[str | None, ...]) -> str | None:
     """Return the proxy for a scheme, found once for each value of its ``variables`` in the environment.
 
     `getproxies` goes through the whole environment, which takes a sixth of a request's CPU time.
@@ -277,7 +277,7 @@ def _redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:
     )
 
 
-async def _facts_in(response: aiohttp.ClientResponse) -> Facts | None:
+async def _read_facts(response: aiohttp.ClientResponse) -> Facts | None:
     """Return the facts in the answer to HEAD; None if it lacks the size."""
     if response.status == 404:
         raise FileNotFoundError("HTTP 404")

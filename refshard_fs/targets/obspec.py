@@ -70,7 +70,7 @@ def urls_of(store: Any) -> str:
     named = config if isinstance(config, Mapping) else {}
     place = named.get("bucket") or named.get("container_name")
     if kind in _SCHEMES and (place or kind == "LocalStore"):
-        return f"{_SCHEMES[kind]}://{place or ''}/{_prefix(store)}".rstrip("/") + "/"
+        return f"{_SCHEMES[kind]}://{place or ''}/{_find_prefix(store)}".rstrip("/") + "/"
     return f"obspec://{kind}-{StoreFileSystem.of(store).name[:12]}/"
 
 
@@ -105,14 +105,14 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec is un
         path = unquote(urlsplit(url).path) if is_web else url
         if not is_web and "://" in url:
             path = url.partition("://")[2].partition("/")[2]
-        path, own = path.strip("/"), _prefix(self.store)
+        path, own = path.strip("/"), _find_prefix(self.store)
         return path[len(own) :].lstrip("/") if f"{path}/".startswith(f"{own}/") else path
 
 
 _known: weakref.WeakValueDictionary[int, StoreFileSystem] = weakref.WeakValueDictionary()
 
 
-def _prefix(store: Any) -> str:
+def _find_prefix(store: Any) -> str:
     """Return the path that a store puts before its own paths."""
     prefix, url = getattr(store, "prefix", None), getattr(store, "url", None)
     if not prefix and isinstance(url, str):

@@ -120,11 +120,11 @@ class Pool:
 
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         if url.startswith(policy.DECOMPRESS):  # the rules judge the file itself
-            return self._decompressed(url, origin)
-        rules = self._rules(origin)
-        return self._object(url, credentials_for(url, self._options, rules, resolve=_resolve_links), rules)
+            return self._open_decompressed(url, origin)
+        rules = self._list_rules(origin)
+        return self._open_object(url, credentials_for(url, self._options, rules, resolve=_resolve_links), rules)
 
-    def _object(self, url: str, grant: Grant, rules: Rules) -> tuple[VersionedObject, str] | None:
+    def _open_object(self, url: str, grant: Grant, rules: Rules) -> tuple[VersionedObject, str] | None:
         """Return the object at ``url``, opened as ``grant`` says, and its path in its target."""
         found = self._target_at(grant, rules)
         if found is None:
@@ -139,7 +139,7 @@ class Pool:
         version = self.versions.of(url, only_size=only_size)
         return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
 
-    def _decompressed(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
+    def _open_decompressed(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         """Return the object that decompressing a whole file makes; None without an event loop."""
         from refshard_fs.targets.decompressed import DecompressedTarget  # few sources need it
 
@@ -168,7 +168,7 @@ class Pool:
         Only the user's own credentials write objects: TargetNotAllowed is raised where they may not be sent. Links in a
         local path are not resolved here, because writes have their own rule for them.
         """
-        rules = self._rules(())
+        rules = self._list_rules(())
         grant = credentials_for(url, self._options, rules)
         if grant.access is not Access.OWN:
             rule = "objects are written only with your own credentials, and you gave none for this URL"
@@ -183,7 +183,7 @@ class Pool:
         for target in targets:
             await target.close()
 
-    def _rules(self, origin: Origin) -> Rules:
+    def _list_rules(self, origin: Origin) -> Rules:
         """Return the rules for the URLs of the source, or of the sets at ``origin``; none if all are admitted."""
         known = self._of_origin.get(origin)
         if known is None:
@@ -205,14 +205,14 @@ class Pool:
             return self._target_of_instance(token, given, url, judge, access)
         options = portable_options(given)
         if others := policy.links(url)[1:]:
-            given_of = {_protocol_in_chain(link): self._options.options_of(link) for link in others}
+            given_of = {_find_protocol(link): self._options.options_of(link) for link in others}
             joined = options | {
                 name: portable_options(own) for name, own in given_of.items() if own and name not in options
             }
             if protocol == "zip":
-                return self._member(url, (*token, repr(given_of)), options, joined, rules)
+                return self._open_member(url, (*token, repr(given_of)), options, joined, rules)
             if judge is not None:
-                joined = _guard_links(joined, map(_protocol_in_chain, others), judge, access)
+                joined = _guard_links(joined, map(_find_protocol, others), judge, access)
                 token = (*token, repr(rules))
             return self._chain((*token, repr(given_of)), joined, url)
         if protocol in _NEED_NO_LOOP and not options:
@@ -226,7 +226,7 @@ class Pool:
         link, path = split_chain(url)
         return self._get_or_make((*token, "::", link), lambda _: FsspecTarget(chain_opener(url, options)), path)
 
-    def _member(
+    def _open_member(
         self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
     ) -> tuple[Target, str] | None:
         """Return the target of a ZIP's members, opened with the ``options`` of its links by protocol.
@@ -237,7 +237,7 @@ class Pool:
 
         _, *others = policy.links(url)
         outer = "::".join(others)
-        if archives.needs_fsspec(options, list(map(_protocol_in_chain, others))):
+        if archives.needs_fsspec(options, list(map(_find_protocol, others))):
             return self._chain(token, joined, url)
 
         def open_archive(_: asyncio.AbstractEventLoop) -> Target:
@@ -245,7 +245,7 @@ class Pool:
             own = options if len(others) > 1 else options.get(which[-1])
             if own:
                 which, given = ("in a chain", repr(own), which[-1]), own
-            place = self._object(outer, Grant(_resolve_links(outer, rules), Access.OWN, which, given), rules)
+            place = self._open_object(outer, Grant(_resolve_links(outer, rules), Access.OWN, which, given), rules)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()
@@ -266,7 +266,7 @@ class Pool:
         if immediate is not None:
             return immediate, fs._strip_protocol(url)
         return self._get_or_make(
-            (*token, "instance"), lambda loop: self._for_loop(fs, loop, judge, access), fs._strip_protocol(url)
+            (*token, "instance"), lambda loop: self._copy_for_loop(fs, loop, judge, access), fs._strip_protocol(url)
         )
 
     def _target_by_options(
@@ -285,12 +285,12 @@ class Pool:
 
         def open_target(loop: asyncio.AbstractEventLoop) -> Target:
             guarded = cls if judge is None else _guard(cls, options, access)
-            fs = _new_instance(guarded, options, loop, by_configuration=access is not Access.NONE)
+            fs = _make_new_instance(guarded, options, loop, by_configuration=access is not Access.NONE)
             place = getattr(fs, "base", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
             if judge is not None and access is not Access.OWN and place and is_private(origin_of(str(place))[1]):
                 raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", remedy(url))
             is_named = _names_endpoint(options)
-            return self._target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=is_named)
+            return self._make_target(fs, judge, access, owned=bool(fs.async_impl), names_endpoint=is_named)
 
         return self._get_or_make(identity, open_target, cls._strip_protocol(url))
 
@@ -304,7 +304,7 @@ class Pool:
             target = self._targets[token] = make(self.loop)
         return target, path
 
-    def _for_loop(
+    def _copy_for_loop(
         self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None, access: Access
     ) -> Target:
         """Return a target of ``fs``, or of a copy on ``loop`` if the copy is needed or can be read without ``fs``."""
@@ -323,10 +323,10 @@ class Pool:
             if home is None or home is loop:
                 fs._refshard_home = loop
                 return FsspecTarget(fs)
-        again = _new_instance(type(fs), portable_options(fs), loop, *fs.storage_args)
-        return self._target(again, judge, access, owned=True, names_endpoint=True)
+        again = _make_new_instance(type(fs), portable_options(fs), loop, *fs.storage_args)
+        return self._make_target(again, judge, access, owned=True, names_endpoint=True)
 
-    def _target(
+    def _make_target(
         self, fs: AbstractFileSystem, judge: Judge | None, access: Access, *, owned: bool, names_endpoint: bool
     ) -> Target:
         """Return the target of an asynchronous instance on this loop. An endpoint in its options may be private."""
@@ -397,7 +397,7 @@ def _resolve_links(url: str, rules: Rules) -> str:
     return url
 
 
-def _protocol_in_chain(link: str) -> str:
+def _find_protocol(link: str) -> str:
     """Return the protocol of a link behind the first of a chain; it may consist of its protocol alone."""
     return policy.protocol_of(link) or ("file" if "/" in link else link)
 
@@ -410,7 +410,7 @@ def _check_ambient(protocol: str, url: str) -> None:
         raise TargetNotAllowed(url, rule, remedy(url, "To read it with these credentials"))
 
 
-def _new_instance(
+def _make_new_instance(
     cls: type[AbstractFileSystem],
     options: dict[str, Any],
     loop: asyncio.AbstractEventLoop,

@@ -21,7 +21,7 @@ from yarl import URL
 
 from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
-from refshard_fs.targets.answer import Answer, Target, range_headers, read_answer
+from refshard_fs.targets.answer import Answer, Target, make_range_headers, read_answer
 from refshard_fs.targets.connections import Guard, open_session, tls_context
 from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, os_errors
 from refshard_fs.targets.generic import FsspecTarget, run_in_thread, share_task
@@ -185,7 +185,7 @@ class S3Target(Target):
 
     # Requests of our own.
     async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
-        headers = {**ready.headers, **range_headers(start, stop, etag)}
+        headers = {**ready.headers, **make_range_headers(start, stop, etag)}
         if self._session is None:
             self._session = open_session(self, self._guard, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
         session, loop = self._session, asyncio.get_running_loop()
@@ -201,7 +201,7 @@ class S3Target(Target):
     async def _prepare(self, path: str) -> _Ready | None:
         """Return the request for an object, with a new signature; None if s3fs must make it."""
         name, _, key = path.partition("/")
-        bucket = None if not key or "?versionId=" in key else await self._bucket(name)
+        bucket = None if not key or "?versionId=" in key else await self._get_bucket(name)
         if bucket is None:
             return None
         url = bucket.base + quote(key, safe="/~")
@@ -218,7 +218,7 @@ class S3Target(Target):
         s3fs is slow: botocore takes longer to parse the time of an object than a server takes to list it.
         """
         name, _, prefix = path.rstrip("/").partition("/")
-        bucket = await self._bucket(name)
+        bucket = await self._get_bucket(name)
         if bucket is None:
             return ()
         prefix = prefix and prefix + "/"
@@ -241,7 +241,7 @@ class S3Target(Target):
             return ()
         return tuple(sorted(found, key=lambda listed: listed.name) if delimiter else found)
 
-    async def _bucket(self, name: str) -> _Bucket | None:
+    async def _get_bucket(self, name: str) -> _Bucket | None:
         """Return the address of a bucket; None if s3fs must send the requests."""
         if not self._fast or name in self._left_to_s3fs:
             return None
@@ -255,7 +255,7 @@ class S3Target(Target):
         await fs.set_session()
         client = await fs.get_s3(name)
         config = client.meta.config
-        verify = _verification(fs, client)
+        verify = _find_verification(fs, client)
         if config.proxies or config.client_cert or verify is None or has_own_hooks(client):
             return None
         members = client.meta.service_model.operation_model("GetObject").input_shape.members
@@ -331,7 +331,7 @@ async def _sign(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str
     return dict(request.headers.items())
 
 
-def _verification(fs: S3Client, client: Any) -> str | bool | None:
+def _find_verification(fs: S3Client, client: Any) -> str | bool | None:
     """Return the bundle of authorities of ``client``, or whether it verifies servers; None if it has other options."""
     arguments = getattr(client.meta.config, "connector_args", None) or {}
     verify = {session.verify for session in fs.http_sessions}

@@ -41,7 +41,7 @@ _PIECE = 1 << 20  # bytes that are read from a file at once
 
 
 @cache
-def _loader(data_path: str | None) -> Any:
+def _make_loader(data_path: str | None) -> Any:
     """Return a loader of botocore's documents, which keeps them; ``data_path`` is the user's setting."""
     return create_loader(data_path)
 
@@ -75,7 +75,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
         """Make botocore's client. botocore's own documents, 2 MB of JSON, are parsed once for all clients."""
         if self.session is None:
             self.session = AioSession(**self.kwargs)
-            loader = _loader(self.session.get_config_variable("data_path"))
+            loader = _make_loader(self.session.get_config_variable("data_path"))
             self.session.register_component("data_loader", loader)
         return await super().set_session(refresh, kwargs or {})
 
@@ -170,7 +170,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
         if is_chunked:  # aiohttp sends this header itself
             del headers["Transfer-Encoding"]
-        body = _pieces(request.body) if isinstance(request.body, io.IOBase) else request.body
+        body = _read_pieces(request.body) if isinstance(request.body, io.IOBase) else request.body
         try:
             with log_request(request.method, url, headers.get("Range")) as log:
                 session = await self._session()
@@ -196,7 +196,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         async with self._opening:
             if self._http is None or self._http.closed:
                 options = dict(self._connecting)
-                context = options.pop("ssl_context", None) or await run_in_thread(self._context)
+                context = options.pop("ssl_context", None) or await run_in_thread(self._make_context)
                 if self._guard is not None:
                     options["resolver"] = GuardedResolver(self._guard)
                 self._http = open_session(
@@ -209,7 +209,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
                 )
             return self._http
 
-    def _context(self) -> ssl.SSLContext | bool:
+    def _make_context(self) -> ssl.SSLContext | bool:
         if self.verify is False and not self._certificates:
             return False
         if self._authorities is None and not self._certificates:
@@ -224,7 +224,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         return context
 
 
-async def _pieces(file: Any) -> AsyncIterator[bytes]:
+async def _read_pieces(file: Any) -> AsyncIterator[bytes]:
     """Yield a file in pieces. aiohttp would close the file, which botocore rewinds for another try."""
     while piece := await run_in_thread(lambda: file.read(_PIECE)):
         yield piece

@@ -25,7 +25,7 @@ from refshard_fs.core.model import ABSENT, OWN, Absent, Facts, Listed, Pin, Span
 from refshard_fs.core.stats import Stats
 from refshard_fs.errors import CostlyPattern, RefShardError, TargetChanged, sanitize
 from refshard_fs.security.policy import protocol_of, server_of
-from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check, range_header
+from refshard_fs.targets.answer import Answer, ImmediateTarget, Target, check, make_range_header
 from refshard_fs.targets.failures import NOT_FOUND as MISSING
 from refshard_fs.targets.failures import HttpStatus, Retry, Unfit, as_failure
 from refshard_fs.targets.logs import log_request, logger
@@ -155,7 +155,7 @@ class Version:
         """Return the error for an answer which says that the condition of a request fails."""
         if self.seen is not None:
             return self._change_error(f"its ETag is no longer {self.seen.etag}")
-        return self._mismatch_error(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")
+        return self._make_mismatch_error(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")
 
     def _compare(self, seen: Facts, found: Facts) -> None:
         if None not in (seen.size, found.size) and seen.size != found.size:
@@ -167,14 +167,14 @@ class Version:
                 raise self._change_error(f"its ETag was {seen.etag} and is {found.etag}")
         then, now = seen.last_modified, found.last_modified
         if then is not None and now is not None and then != now:
-            raise self._change_error(f"it was last modified {_date(then)}, and then {_date(now)}")
+            raise self._change_error(f"it was last modified {_format_date(then)}, and then {_format_date(now)}")
 
     def _compare_pin(self, pin: Pin, found: Facts) -> None:
         if None not in (pin.size, found.size) and pin.size != found.size:
-            raise self._mismatch_error(f"its size is {found.size} bytes, not {pin.size}")
+            raise self._make_mismatch_error(f"its size is {found.size} bytes, not {pin.size}")
         if pin.etag is not None and found.etag is not None:
             if opaque_tag(pin.etag) != opaque_tag(found.etag) and not found.etag.startswith(OWN):
-                raise self._mismatch_error(f"its ETag is {found.etag}, not {pin.etag}")
+                raise self._make_mismatch_error(f"its ETag is {found.etag}, not {pin.etag}")
         then, now = pin.last_modified, found.last_modified
         if then is None or now is None or (pin.etag is not None and found.etag is not None):
             return
@@ -183,9 +183,9 @@ class Version:
             return
         if pin.exact:  # some servers tell fractions of a second, others cut them off
             if abs(modified - recorded) >= (0.0001 if "." in then and "." in now else 1):
-                raise self._mismatch_error(f"it was last modified {_date(now)}, not {_date(then)}")
+                raise self._make_mismatch_error(f"it was last modified {_format_date(now)}, not {_format_date(then)}")
         elif modified > recorded + 1:
-            raise self._mismatch_error(f"it was last modified {_date(now)}, after {_date(then)}")
+            raise self._make_mismatch_error(f"it was last modified {_format_date(now)}, after {_format_date(then)}")
 
     def _change_error(self, what: str) -> TargetChanged:
         remedy = "invalidate_cache() starts over with the present object"
@@ -196,7 +196,7 @@ class Version:
             )
         return TargetChanged("", self.url, f"it was replaced since it was first read here: {what}; {remedy}")
 
-    def _mismatch_error(self, what: str) -> TargetChanged:
+    def _make_mismatch_error(self, what: str) -> TargetChanged:
         remedy = "make the references again; `refshard check` names all replaced objects"
         return TargetChanged("", self.url, f"it is not the object that the manifest was made for: {what}; {remedy}")
 
@@ -275,10 +275,10 @@ def parse_time(text: str) -> float | None:
 
 
 def _range_of(start: int, stop: int | None) -> str | None:
-    return None if start == 0 and stop is None else range_header(start, stop)
+    return None if start == 0 and stop is None else make_range_header(start, stop)
 
 
-def _date(text: str) -> str:
+def _format_date(text: str) -> str:
     """Return a time for a text: seconds since the epoch become a date in UTC, other forms are unchanged."""
     try:
         return str(datetime.fromtimestamp(float(text), UTC)) if _NUMBER.match(text) else text

@@ -173,7 +173,7 @@ class ZipTarget(Target):
             try:
                 answer = need.index.decode(found.data)
             except ValueError as e:
-                raise self._damage_error(e) from e
+                raise self._make_damage_error(e) from e
 
     async def _bytes(self, start: int, stop: int) -> Answer:
         answer = await self._archive.read(self._path, start, stop)
@@ -218,15 +218,15 @@ class ZipTarget(Target):
         try:
             begin = make_local_header(name, member).decode(raw)
         except ValueError as e:
-            raise self._damage_error(f"{name!r}: {e}") from e
+            raise self._make_damage_error(f"{name!r}: {e}") from e
         if begin != member.head:
-            raise self._damage_error(f"the local header of {name!r} is longer than the directory permits")
+            raise self._make_damage_error(f"the local header of {name!r} is longer than the directory permits")
         self._check_sum(name, member, raw[begin:])
         return raw[begin:]
 
     def _check_sum(self, name: str, member: Member, data: bytes) -> None:
         if (crc := zlib.crc32(data)) != member.crc:
-            raise self._damage_error(f"expected the CRC-32 {member.crc:08x} of {name!r}, got {crc:08x}")
+            raise self._make_damage_error(f"expected the CRC-32 {member.crc:08x} of {name!r}, got {crc:08x}")
 
     async def _inflate(self, entry: Packed) -> Answer:
         (source,) = entry.spans
@@ -234,11 +234,11 @@ class ZipTarget(Target):
         try:
             data = await run_in_thread(lambda: entry.finish([found.data]))
         except ValueError as e:
-            raise self._damage_error(e) from e
+            raise self._make_damage_error(e) from e
         assert data is not None, "the archive exists"
         return Answer(data, found.facts)
 
-    def _damage_error(self, what: object) -> Unreadable:
+    def _make_damage_error(self, what: object) -> Unreadable:
         return Unreadable(f"a member of the ZIP at {self._url} is damaged: {what}. Fetch the archive again")
 
 

@@ -17,7 +17,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import UInt64s, renumber
 from refshard_fs.core.keys import ChunkGrid, is_within, join, parent
 from refshard_fs.core.model import batches
-from refshard_fs.core.version_3 import array_3, group_3
+from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.collect import with_packing_type
@@ -134,7 +134,7 @@ def _make_comparable(
                 _convert(documents, path)
             elif is_version_3 and path not in other and _is_implied(path, other):
                 key = join(path, "zarr.json")
-                if documents.get(key) == group_3({}) | {"attributes": {}}:
+                if documents.get(key) == convert_group({}) | {"attributes": {}}:
                     del documents[key]
                     implied.add(path)
     return *both, implied
@@ -214,7 +214,7 @@ def _convert(documents: dict[str, Document], path: str) -> None:
     if isinstance(array, bytes) or isinstance(attributes, bytes):
         return
     try:
-        found = group_3(attributes) if array is None else array_3(array, attributes, join(path, ".zarray"))
+        found = convert_group(attributes) if array is None else convert_array(array, attributes, join(path, ".zarray"))
     except ManifestError:
         return
     for name in old:

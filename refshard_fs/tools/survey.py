@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
 from refshard_fs.core.columns import NO_TARGET, WHOLE, UInt64s
 from refshard_fs.core.edits import strip_edits
-from refshard_fs.core.keys import ChunkGrid, join, nearest, parent, relative
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, batches
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
@@ -234,7 +234,7 @@ def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | 
 
 def array_of(key: str, arrays: Mapping[str, object]) -> str:
     """Return the path of the array that ``key`` lies in; the root's, if in none."""
-    return nearest(key, arrays) or ""
+    return find_nearest(key, arrays) or ""
 
 
 class _Surveying:

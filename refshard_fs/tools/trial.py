@@ -21,9 +21,9 @@ from typing import Any, Final
 import msgspec
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.compression import MOST, check_chunk, chunk_limits, is_bounded
+from refshard_fs.core.compression import MOST, check_chunk, find_chunk_limits, is_bounded
 from refshard_fs.core.dtypes import itemsize_of
-from refshard_fs.core.keys import splits
+from refshard_fs.core.keys import iterate_splits
 from refshard_fs.core.zarrmeta import ArrayMeta, safety_problem
 from refshard_fs.errors import ManifestError, sanitize
 
@@ -54,7 +54,7 @@ class Trial:
         if meta.zarr_format == 2 and "shards" in meta.raw:
             raise ValueError("no version of zarr reads the shards of the version 2 prototype")
         self._meta, self._chunks, self._grid = meta, meta.chunks, meta.grid
-        chunk_limits(meta)
+        find_chunk_limits(meta)
         zarr = importlib.import_module("zarr")
         self._is_zarr_2 = zarr.__version__.startswith("2.")
         name = ".zarray" if meta.zarr_format == 2 else "zarr.json"
@@ -135,7 +135,7 @@ class OpeningGuard:
 
     def check(self, key: str, data: bytes) -> None:
         """Raise ManifestError if decoding ``data``, the chunk ``key``, takes too much."""
-        for path, tail in splits(key):
+        for path, tail in iterate_splits(key):
             meta = None if zarrmeta.is_metadata(key) else self._meta(path)
             if meta is None:
                 continue

@@ -17,10 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from refshard_fs.core.consolidated import find_consolidated, parse_json, reconsolidate, repeats
+from refshard_fs.core.consolidated import find_consolidated, may_repeat, parse_json, reconsolidate
 from refshard_fs.core.edits import Edits
 from refshard_fs.core.hierarchy import check_name
-from refshard_fs.core.keys import is_within, join, parent, splits
+from refshard_fs.core.keys import is_within, iterate_splits, join, parent
 from refshard_fs.core.model import ABSENT, Span, Version
 from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, dumps, grid_of, is_array_document, is_metadata
 from refshard_fs.errors import ConflictError, TargetChanged
@@ -243,7 +243,7 @@ class HierarchyCommit:
 
     def _in_step(self, name: str, data: bytes, changes: Mapping[str, bytes | None], plan: Plan) -> bytes:
         """Return the document ``name`` with consolidated metadata that are equal to the other documents."""
-        if not repeats(name, data):
+        if not may_repeat(name, data):
             return data
         before = parse_json(data)
         after = reconsolidate(
@@ -350,8 +350,8 @@ def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
     """Return the objects to remove before ``put``: local files where directories will be, and the reverse."""
     removed = set(removed)
     put = set(put) if removed else set()
-    in_the_way = {above for name in put for above, _ in splits(name) if above in removed}
-    return in_the_way | {name for name in removed if any(above in put for above, _ in splits(name))}
+    in_the_way = {above for name in put for above, _ in iterate_splits(name) if above in removed}
+    return in_the_way | {name for name in removed if any(above in put for above, _ in iterate_splits(name))}
 
 
 def _describes_array(name: str, data: bytes) -> bool:

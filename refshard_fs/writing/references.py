@@ -10,7 +10,7 @@ import numpy as np
 from refshard_fs.core.columns import Row
 from refshard_fs.core.edits import REMOVED, Edits, entry_of
 from refshard_fs.core.model import Inline, Span
-from refshard_fs.references.values import decode, encode, from_base64
+from refshard_fs.references.values import decode, decode_base64, encode
 
 _NO_EDITS: Final = Edits()
 
@@ -53,7 +53,7 @@ class WritableReferences(MutableMapping[str, Any]):
             case [str() | None as url, int() | np.integer() as offset, int() | np.integer() as length]:
                 self._fs.refer(key, url, int(offset), int(length))
             case bytes() if value.startswith(b"base64:"):  # kerchunk's form of inlined values
-                self._fs.pipe_file(key, from_base64(value.decode("latin-1")))
+                self._fs.pipe_file(key, decode_base64(value.decode("latin-1")))
             case str() | bytes() | dict():
                 self._fs.pipe_file(key, decode(value))
             case _ if hasattr(value, "to_bytes") and not isinstance(value, int):  # zarr 3's buffers, of kerchunk

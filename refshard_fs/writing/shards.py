@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, Spooled
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative, splits
+from refshard_fs.core.keys import ChunkGrid, is_within, iterate_splits, join, parent, relative
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
@@ -213,7 +213,7 @@ class _Arrays:
         return known
 
     def _find(self, key: str) -> Steps[tuple[str, ShardLayout | None]]:
-        for path, _ in splits(key):
+        for path, _ in iterate_splits(key):
             if path in self._written:
                 layout = self._written[path]
                 if layout is None and self._view is not None and not self._edits.hides(path):

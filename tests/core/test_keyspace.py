@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.core.columns import ChunkTable, Part, Row
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
-from refshard_fs.core.keyspace import chunk_names, chunks_below, has_chunks_below
+from refshard_fs.core.keyspace import has_chunks_below, list_chunks_below, sort_chunk_names
 
 encodings = st.builds(ChunkKeyEncoding, st.sampled_from(["default", "v2"]), st.sampled_from([".", "/"]))
 grids = st.builds(ChunkGrid, st.lists(st.integers(0, 13), max_size=4).map(tuple), encodings)
@@ -42,7 +42,7 @@ def test_listings_agree_with_keys(table: ChunkTable, depth: int) -> None:
     for number, _ in table.rows():
         directories.add("/".join(table.grid.tail(number).split("/")[:-1][:depth]))
     for below in [*directories, "c/99", "0/0/0/0/0", "01", "x", "c/-1"]:
-        listed = chunks_below(table, below)
+        listed = list_chunks_below(table, below)
         found = {child.name: "directory" if child.is_directory else child.size for child in listed}
         assert found == expected(table, below)
         assert [child.name for child in listed] == sorted(found)
@@ -51,7 +51,7 @@ def test_listings_agree_with_keys(table: ChunkTable, depth: int) -> None:
 
 @given(tables())
 def test_chunk_names_are_sorted_with_their_numbers(table: ChunkTable) -> None:
-    found, numbers = chunk_names(table.grid, table.present())
+    found, numbers = sort_chunk_names(table.grid, table.present())
     assert found == sorted(map(table.grid.tail, table.present().tolist()))
     assert [table.grid.number(name) for name in found] == numbers.tolist()
 
@@ -59,15 +59,15 @@ def test_chunk_names_are_sorted_with_their_numbers(table: ChunkTable) -> None:
 def test_few_chunks_of_a_huge_grid_are_listed_quickly() -> None:
     grid = ChunkGrid((10**9, 10**9), ChunkKeyEncoding("v2", "."))
     table = ChunkTable.from_parts(grid, [Part.from_rows([(n, Row(0, 0, n)) for n in (10**18 - 1, 5, 10**9)])])
-    assert [(child.name, child.size) for child in chunks_below(table, "")] == [
+    assert [(child.name, child.size) for child in list_chunks_below(table, "")] == [
         ("0.5", 5),
         ("1.0", 10**9),
         ("999999999.999999999", 10**18 - 1),
     ]
     slashes = ChunkGrid((10**9, 10**9), ChunkKeyEncoding("default", "/"))
     table = ChunkTable(slashes, table.ranges, table.numbers)
-    assert [child.name for child in chunks_below(table, "c")] == ["0", "1", "999999999"]
-    assert [child.name for child in chunks_below(table, "c/999999999")] == ["999999999"]
+    assert [child.name for child in list_chunks_below(table, "c")] == ["0", "1", "999999999"]
+    assert [child.name for child in list_chunks_below(table, "c/999999999")] == ["999999999"]
 
 
 def test_table_rows_are_found_by_number() -> None:

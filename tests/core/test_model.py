@@ -24,7 +24,7 @@ from refshard_fs.core.model import (
     clamp,
     drive,
     of_origin,
-    together,
+    run_together,
 )
 
 BYTES = bytes(range(10))
@@ -76,7 +76,7 @@ def run(steps: Steps[Any], rounds: list[Any]) -> Any:
 
 def test_parallel_lookups_share_rounds() -> None:
     rounds: list[Any] = []
-    assert run(together([ask("a", "b"), ask(), ask("c")]), rounds) == [["A", "B"], [], ["C"]]
+    assert run(run_together([ask("a", "b"), ask(), ask("c")]), rounds) == [["A", "B"], [], ["C"]]
     assert rounds == [["a", "c"], ["b"]]
 
 
@@ -89,7 +89,7 @@ def test_added_lookups_join_the_running_round() -> None:
 
     many.append(growing())
     rounds: list[Any] = []
-    assert run(together(many), rounds) == ["FIRST", ["LATE"]]
+    assert run(run_together(many), rounds) == ["FIRST", ["LATE"]]
     assert rounds == [["first", "late"]]
 
 

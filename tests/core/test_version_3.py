@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from refshard_fs import ManifestError
-from refshard_fs.core.version_3 import array_3, for_xarray, of_xarray
+from refshard_fs.core.version_3 import convert_array, decode_from_xarray, encode_for_xarray
 from tests.support.chunk_manifests import needs_zarr_3, opened
 from tests.support.version_2_arrays import v2, values
 
@@ -99,7 +99,7 @@ def test_xarray_masks_the_same_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fill", [None, 0, "", "none"])
 def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
     document = v2(dtype="|O", fill_value=fill, filters=[{"id": "vlen-utf8"}])
-    found = array_3(document, {}, "x/.zarray")
+    found = convert_array(document, {}, "x/.zarray")
     assert (found["data_type"], found["codecs"][0]) == ("string", {"name": "vlen-utf8"})
     assert found["fill_value"] == (fill or "")
     opened({"x/.zarray": json.dumps(document)}).save(str(tmp_path / "new"), "chunk-manifest")
@@ -129,7 +129,7 @@ def test_texts_become_those_of_version_3(tmp_path: Path, fill: Any) -> None:
 )
 def test_metadata_beyond_version_3_is_refused_by_key(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"x/\.zarray"):
-        array_3(v2(**change), {}, "x/.zarray")
+        convert_array(v2(**change), {}, "x/.zarray")
     refs = {"x/.zarray": json.dumps(v2(**change))}
     with pytest.raises(ManifestError, match=r"x/\.zarray"):
         opened(refs).save(str(tmp_path / "new"), "chunk-manifest")
@@ -148,6 +148,8 @@ def test_fill_value_of_complex_numbers_is_two_doubles() -> None:
     xarray = pytest.importorskip("xarray", minversion="2025.1")
     coder = xarray.backends.zarr.FillValueCoder
     for value in ([1.0, -2.5], ["NaN", 0.0]):
-        made = for_xarray(value, np.dtype("<c8"))
+        made = encode_for_xarray(value, np.dtype("<c8"))
         assert np.array_equal(coder.decode(made, "complex64"), complex(*map(float, value)), equal_nan=True)
-        assert np.array_equal(of_xarray(made, np.dtype("<c8")), [float(part) for part in value], equal_nan=True)
+        assert np.array_equal(
+            decode_from_xarray(made, np.dtype("<c8")), [float(part) for part in value], equal_nan=True
+        )

@@ -241,7 +241,7 @@ def test_millions_of_missing_chunks_are_not_listed() -> None:
     files = Files({ROOT: document(body)})
     keys = files.open()
     assert files.read(keys, "a/7") == b"\1"
-    with pytest.raises(NotListable, match=f"{UNWRITTEN + 1} chunks, 0 of them written"):
+    with pytest.raises(NotListable, match=f"{UNWRITTEN + 1} chunks .0 written"):
         files.run(keys.children("a"))
 
 

@@ -10,7 +10,7 @@ from refshard_fs.references.pieces import (
     HASHED,
     PAD,
     Positions,
-    distinct,
+    find_distinct,
     hash_of,
     hashes,
     join_pieces,
@@ -56,7 +56,7 @@ def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
     expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
     begun = runs(text, starts, stops).tolist()
     assert begun == expected
-    is_first, numbers = distinct(text, starts, stops)
+    is_first, numbers = find_distinct(text, starts, stops)
     different = list(dict.fromkeys(found))
     assert [piece for piece, first in zip(found, is_first.tolist(), strict=True) if first] == different
     assert [different[number] for number in numbers.tolist()] == found

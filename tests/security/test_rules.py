@@ -27,7 +27,7 @@ from refshard_fs.security import admission
 from refshard_fs.security.admission import Access, Admission, Network, network_of
 from refshard_fs.targets import connections
 from refshard_fs.targets.generic import GuardedFtp, take_turn
-from refshard_fs.targets.http import _bare_tls
+from refshard_fs.targets.http import _make_bare_tls
 from tests.servers.http import RangeServer
 
 SECRET = "HUSHHUSH"
@@ -302,7 +302,7 @@ def test_connector_of_unknown_kind_shows_no_certificate() -> None:
 
     async def options(*, is_known: bool) -> Any:
         async with ClientSession(connector=TCPConnector(ssl=context)) as session:
-            return _bare_tls({}, session if is_known else SimpleNamespace(connector=object()))  # type: ignore[arg-type]
+            return _make_bare_tls({}, session if is_known else SimpleNamespace(connector=object()))  # type: ignore[arg-type]
 
     assert asyncio.run(options(is_known=True))["ssl"] is connections.drop_certificate(context)
     assert asyncio.run(options(is_known=False)) == {"ssl": True}

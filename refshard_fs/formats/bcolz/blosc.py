@@ -83,7 +83,7 @@ def decode(frame: bytes, length: int) -> bytes:
 
     header = parse(frame)
     if header.stored != len(frame):  # the decoder reads beyond the end of a frame that is cut short
-        raise ValueError(f"blosc ctbytes {header.stored}: the frame has {len(frame)} bytes")
+        raise ValueError(f"blosc ctbytes {header.stored}: expected {len(frame)}, the size of the frame")
     if header.length != length:
         raise ValueError(f"blosc nbytes {header.length}: expected {length}")
     try:

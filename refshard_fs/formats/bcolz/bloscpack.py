@@ -21,7 +21,7 @@ from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Load, Parsed, Raw, Span, Steps
-from refshard_fs.core.zarrmeta import integers, object_in, shorten
+from refshard_fs.core.zarrmeta import check_integers, object_in, shorten
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import MAGIC
 from refshard_fs.formats.bcolz.blosc import (
@@ -113,7 +113,9 @@ def _check(header: Header, size: int, url: str) -> None:
     if not 0 <= frames <= most:
         raise ManifestError(f"{url}: its nchunks is {frames}: expected 0 to {most} in a file of {size} bytes")
     if not 0 <= header.last_size <= header.frame_size or (frames > 1 and not header.last_size):
-        raise ManifestError(f"{url}: its last_chunk is {header.last_size}, its chunk_size only {header.frame_size}")
+        raise ManifestError(
+            f"{url}: its last_chunk is {header.last_size}: expected at most {header.frame_size}, its chunk_size"
+        )
     if header.spare < 0 or header.slots * 8 > size:
         raise ManifestError(f"{url}: its max_app_chunks is {header.spare}: the offsets do not fit into {size} bytes")
     if header.total > size * EXPANSION:
@@ -333,7 +335,7 @@ def _describe(metadata: Mapping[str, Any], header: Header, url: str, zarr_format
     if metadata.get("container") != "numpy":
         return DescribedArray(np.dtype(BYTES), (header.total,), "C", metadata)
     dtype = parse_dtype(metadata.get("dtype"), where, zarr_format)
-    shape = integers(metadata.get("shape"), "shape", where)
+    shape = check_integers(metadata.get("shape"), "shape", where)
     if len(shape) > 32:
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions: expected at most 32")
     size = math.prod(shape) * dtype.itemsize

@@ -18,7 +18,7 @@ from refshard_fs.core.dtypes import parse_dtype
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Load, Parsed, Raw, Span, Stat, Steps
-from refshard_fs.core.zarrmeta import COUNTABLE, integer, integers, is_node_name, object_in, shorten
+from refshard_fs.core.zarrmeta import COUNTABLE, check_integer, check_integers, is_node_name, object_in, shorten
 from refshard_fs.errors import DamagedIndex, ManifestError
 from refshard_fs.formats.bcolz import COLUMNS, STORAGE
 from refshard_fs.formats.bcolz.blosc import (
@@ -115,7 +115,7 @@ def _read_documents(url: str, names: tuple[str, ...], where: tuple[str, ...]) ->
     found = yield tuple(Load(Span(u, 0, MOST, exact=False, optional=True), Raw()) for u in urls)
     for u, data in zip(urls, found, strict=True):
         if data is not None and len(data) == MOST:
-            raise ManifestError(f"{u} has more than {MOST} bytes: it is not such a document")
+            raise ManifestError(f"{u} has more than {MOST} bytes: expected a JSON document of at most that many")
     return list(found)
 
 
@@ -131,7 +131,7 @@ def _describe_carray(
         raise ManifestError(f"{where} is empty: the writer ended before it wrote it")
     doc = object_in(storage, where)
     dtype = parse_dtype(doc.get("dtype"), where, zarr_format)
-    chunklen = integer(doc.get("chunklen"), "chunklen", where, 1)
+    chunklen = check_integer(doc.get("chunklen"), "chunklen", where, 1)
     cparams = _parse_cparams(doc.get("cparams"), where, dtype)
     if sizes is None:
         raise ManifestError(f"{relative_to(url, SIZES)} is missing: it has the shape")
@@ -149,13 +149,13 @@ def _describe_carray(
 
 def _parse_shape(data: bytes, where: str, dtype: np.dtype[Any]) -> tuple[int, ...]:
     doc = object_in(data, where)
-    shape = integers(doc.get("shape"), "shape", where)
+    shape = check_integers(doc.get("shape"), "shape", where)
     if not 0 < len(shape) <= 32:
         raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions: expected 1 to 32")
     size = math.prod(shape) * dtype.itemsize
     if size >= COUNTABLE:
         raise ManifestError(f"{where}: its 'shape' {shorten(list(shape))} has too many bytes for 63 bits")
-    if "nbytes" in doc and integer(doc.get("nbytes"), "nbytes", where) != size:
+    if "nbytes" in doc and check_integer(doc.get("nbytes"), "nbytes", where) != size:
         raise ManifestError(f"{where}: its 'nbytes' is {doc['nbytes']}, but shape and dtype take {size}")
     return shape
 
@@ -187,7 +187,7 @@ def _parse_column_names(data: bytes, where: str, reports: dict[str, str]) -> tup
         else:
             reports[shorten(name)] = f"{where}: {shorten(name)} in its 'names' cannot be the name of a directory"
     if len(set(found)) < len(found):
-        raise ManifestError(f"{where}: its 'names' has a name twice")
+        raise ManifestError(f"{where}: expected distinct 'names'")
     if names and not found:
         raise ManifestError(f"{where}: none of its 'names' can be the name of a directory: {shorten(names)}")
     return tuple(found)
@@ -228,7 +228,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     most = Counter(lengths.values()).most_common()
     if len(most) > 1 and most[0][1] == most[1][1]:
-        raise ManifestError(f"{url}: its columns differ in length: {shorten(lengths)}")
+        raise ManifestError(f"{url}: expected columns of one length, found {shorten(lengths)}")
     for name, length in lengths.items():
         if length != most[0][0]:
             reports[name] = f"it has {length} rows, but most columns have {most[0][0]}"

@@ -148,7 +148,7 @@ class VariableChunks(FilledChunks):
         """Read the headers of all runs that the ``ranges`` take, and the parts of the index that lead to them."""
         runs = yield from self.load_runs()
         while True:
-            wanted = dict.fromkeys(run for start, stop in ranges for run in self._runs_in(start, stop, runs))
+            wanted = dict.fromkeys(run for start, stop in ranges for run in self._find_runs(start, stop, runs))
             new = [run.at for run in wanted if run.at not in self._headers]
             self._headers.update(zip(new, (yield from self._records.read_headers(new)), strict=True))
             indexes = [run for run in wanted if self._headers[run.at][0] == VXR]
@@ -158,7 +158,7 @@ class VariableChunks(FilledChunks):
                 found = yield from self._records.read_runs(index.at)
                 self._inner[index] = self._check_runs(found, index.first, index.last)
 
-    def _runs_in(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
+    def _find_runs(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
         """Yield the runs in a range of the stream, and some before it if missing records repeat them."""
         if level > MOST_LEVELS:
             raise self._records.damage_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
@@ -168,14 +168,14 @@ class VariableChunks(FilledChunks):
         end = bisect_right(runs, (stop - 1) // self._record, key=lambda run: run.first)
         for run in runs[max(first - 1, 0) if self._variable.sparse == _PREVIOUS else first : end]:
             if run in self._inner:
-                yield from self._runs_in(start, stop, self._inner[run], level + 1)
+                yield from self._find_runs(start, stop, self._inner[run], level + 1)
             else:
                 yield run
 
     def _entry(self, start: int, stop: int) -> Entry | None:
         parts: list[Entry] = []
         at, before = start, None
-        for run in self._runs_in(start, stop, self._runs or ()):
+        for run in self._find_runs(start, stop, self._runs or ()):
             begin, end = run.first * self._record, min((run.last + 1) * self._record, stop)
             if at < begin:
                 parts.append(self._fill_missing(at, begin, before))
@@ -206,7 +206,7 @@ class VariableChunks(FilledChunks):
             return self._records.source.part(at + offset, size)
         if kind != CVVR or count > MOST_BLOCK:
             raise self._records.damage_error(
-                f"{self.where}: the {count} bytes of values at byte {at} are in {length} bytes"
+                f"{self.where}: its record at byte {at} has {length} bytes: expected {count} bytes of values"
             )
         recipe = Decompressed(self._variable.compression, count)
         whole = make_entry(self._records.source.part(at, length), recipe, count, self._records.url)

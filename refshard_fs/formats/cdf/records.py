@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, together
+from refshard_fs.core.model import Inline, Load, Raw, Span, Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError
 
 CDR, GDR, R_VDR, ADR, AGR_EDR, VXR, VVR, Z_VDR, AZ_EDR, CPR, CVVR = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13
@@ -197,7 +197,7 @@ class Records:
         r_variables, z_variables, attributes, _, *counts, _, rank, z_count, _, _, _, _ = self._unpack(
             "OOOOiiiiiOiii", gdr
         )
-        lengths = self._unpack(f"{self._rank(rank)}i", gdr, self.layout("OOOOiiiiiOiii").size)
+        lengths = self._unpack(f"{self._check_rank(rank)}i", gdr, self.layout("OOOOiiiiiOiii").size)
         lists = r_variables, z_variables, attributes, (counts[0], z_count, counts[1])
         return Head(encoding, bool(flags & _IS_ROW_MAJOR), lengths, *lists)
 
@@ -244,7 +244,7 @@ class Records:
             variables_at(head.z_variables, Z_VDR, variables[1]),
             attributes_at(head.attributes),
         ]
-        yield from together(many)
+        yield from run_together(many)
         return variables[0] + variables[1], attributes
 
     def _variable(self, data: bytes, kind: int, head: Head) -> tuple[int, Variable]:
@@ -257,13 +257,15 @@ class Records:
         lengths = head.r_lengths
         if kind == Z_VDR:
             (rank,) = self._unpack("i", data, at)
-            lengths = self._unpack(f"{self._rank(rank)}i", data, at + 4)
+            lengths = self._unpack(f"{self._check_rank(rank)}i", data, at + 4)
             at += 4 + 4 * rank
         varies = self._unpack(f"{len(lengths)}i", data, at)
         lengths = tuple(length for length, is_there in zip(lengths, varies, strict=True) if is_there)
         records = last + 1 if flags & _RECORDS_VARY else 1
         if min(lengths, default=1) < 0 or records < 0 or math.prod(lengths) * records * elements > _MOST_VALUES:
-            raise self.damage_error(f"variable {name!r} has {records} records of the lengths {lengths}")
+            raise self.damage_error(
+                f"variable {name!r} has {records} records of the shape {lengths}, which is negative or too large"
+            )
         pad = data[at + 4 * len(varies) :] if flags & _HAS_PAD else b""
         coding = compression if flags & _IS_COMPRESSED else 0
         of_records = elements, records, bool(flags & _RECORDS_VARY)
@@ -279,13 +281,15 @@ class Records:
             at, count, used = self._unpack("Oii", data)
             start = self.layout("Oii").size
             if not 0 <= used <= count <= len(data):
-                raise self.damage_error(f"an index has {used} entries of {count}")
+                raise self.damage_error(f"an index uses {used} entries: expected 0 to {count}")
             numbers = self._unpack(f"{count}i{count}i" + "O" * count, data, start)
             found += map(Run, numbers[:used], numbers[count : count + used], numbers[2 * count : 2 * count + used])
             if is_first:
                 break
             if len(found) * self.header > self.size:
-                raise self.damage_error("its indexes have more entries than the file has room for")
+                raise self.damage_error(
+                    "its indexes have {len(found)} entries, too many for a file of {self.size} bytes"
+                )
         return found
 
     def _unpack(self, fields: str, data: bytes, at: int = 0) -> tuple[Any, ...]:
@@ -297,14 +301,14 @@ class Records:
     def _text(self, data: bytes, at: int) -> str:
         return decode_text(data[at : at + self._name])
 
-    def _rank(self, rank: int) -> int:
+    def _check_rank(self, rank: int) -> int:
         if not 0 <= rank <= MOST_DIMENSIONS:
             raise self.damage_error(f"a variable has {rank} dimensions: expected at most {MOST_DIMENSIONS}")
         return rank
 
     def _enter(self, at: int, visited: set[int]) -> None:
         if at in visited:
-            raise self.damage_error(f"the record at byte {at} follows itself")
+            raise self.damage_error(f"its list of records returns to the record at byte {at}")
         visited.add(at)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from refshard_fs.core.array_group import PIECE, ArrayDescription, ArrayGroupBuilder, encode_fill_value
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Raw, Steps, together
+from refshard_fs.core.model import Inline, Load, Raw, Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.cdf import COMPRESSED, MAGICS, PLAIN
 from refshard_fs.formats.cdf.chunks import MOST_LEVELS, VariableChunks, layout_of
@@ -134,7 +134,7 @@ class _Group(ArrayGroupBuilder):
             ("rVariables", "zVariables", "attributes"), self._head.counts, found, strict=True
         ):
             if count != length:
-                self.reports[f"list of {what}"] = f"the file should have {count} {what}, and its list has {length}"
+                self.reports[f"list of {what}"] = f"its list has {length} {what}: expected {count}"
 
     def add_all(self) -> Steps[None]:
         """Add each variable, or a report if it cannot be shown."""
@@ -146,7 +146,7 @@ class _Group(ArrayGroupBuilder):
                     self._axes.setdefault(texts.get(f"LABL_PTR_{number}", ""), texts[f"DEPEND_{number}"])
             self._parents |= {texts[delta]: name for delta in _DELTAS if delta in texts}
         variables = sorted(self._variables.items(), key=lambda item: item[0] in self._parents)
-        blocks = yield from together([self._block(variable) for _, variable in variables])
+        blocks = yield from run_together([self._block(variable) for _, variable in variables])
         for (name, variable), block in zip(variables, blocks, strict=True):
             try:
                 if isinstance(block, str):

@@ -161,7 +161,7 @@ class Decompressed(msgspec.Struct, frozen=True):
             made = len(raw) + sum(run[1][0] - 1 for run in _RUN.finditer(raw))
             found = _RUN.sub(lambda run: bytes(run[1][0] + 1), raw) if made <= self.size else b""
         if len(found) != self.size:
-            raise ValueError(f"its compressed bytes make {len(found)} bytes: expected {self.size}")
+            raise ValueError(f"it decompresses to {len(found)} bytes: expected {self.size}")
         return found
 
 

@@ -21,7 +21,7 @@ from refshard_fs.core.model import Entry, Inline, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import grid_of, lost_codec, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.references.values import from_base64, resolver
+from refshard_fs.references.values import decode_base64, resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Origins, read_member
 
@@ -45,7 +45,7 @@ class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
         offset, length = self.offset or 0, self.length or 0
         others = (self.path, self.offset, self.length, self.etag, self.last_modified)
         if self.data is not None and any(other is not None for other in others):
-            raise ValueError("it has data: then it may not have path, offset, length, etag or last_modified")
+            raise ValueError("expected data alone, or path, offset, length, etag and last_modified without data")
         if self.path == "":
             raise ValueError("its path is empty")
         if min(offset, length) < 0 or offset + length >= MOST:
@@ -145,7 +145,7 @@ def decode_data(data: str | dict[str, Any], key: str, where: str) -> bytes:
     if not data.startswith("base64:"):
         return data.encode("utf-8", "surrogatepass")
     try:
-        return from_base64(data)
+        return decode_base64(data)
     except ValueError as e:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
 

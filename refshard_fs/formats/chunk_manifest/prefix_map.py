@@ -13,10 +13,10 @@ from typing import NamedTuple
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.hierarchy import Hierarchy
-from refshard_fs.core.keys import add_to_tree, is_key, join, parent, splits
+from refshard_fs.core.keys import add_to_tree, is_key, iterate_splits, join, parent
 from refshard_fs.core.keyspace import KeySpace, by_name
 from refshard_fs.core.model import Entry, Listed, Load, Names, Parsed, Span, Steps
-from refshard_fs.core.version_3 import group_3
+from refshard_fs.core.version_3 import convert_group
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest.entries import (
     JsonEntry,
@@ -63,7 +63,7 @@ def _parse_document(data: bytes, where: str) -> KeyMap:
         case _:
             raise ManifestError(f"{where}: its configuration lacks an object 'manifest'")
     if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
-        keys.keys["zarr.json"] = JsonEntry(data=group_3({}))
+        keys.keys["zarr.json"] = JsonEntry(data=convert_group({}))
     return keys
 
 
@@ -132,7 +132,7 @@ class Composite(KeySpace):
 
     def _find_owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
         """Return the key space that has ``key``, its key in there, and the prefix that leads there (or None)."""
-        for prefix, rest in splits(key):
+        for prefix, rest in iterate_splits(key):
             match self._mounts.get(prefix):
                 case None:
                     continue

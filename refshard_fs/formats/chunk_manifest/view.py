@@ -20,7 +20,7 @@ from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, is_key, join
-from refshard_fs.core.keyspace import KeySpace, chunks_below, has_chunks_below
+from refshard_fs.core.keyspace import KeySpace, has_chunks_below, list_chunks_below
 from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, of_origin
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
@@ -275,7 +275,7 @@ class ManifestView(ArrayView[Declaration]):
         table = yield from self._build_table(path, leading or ())
         below = "" if leading is None else table.grid.directory_of(leading)
         directory = join(path, below)
-        return chunks_below(table, below, directory + "/" if directory else "") or None
+        return list_chunks_below(table, below, directory + "/" if directory else "") or None
 
     def has_chunks_in(self, path: str, leading: tuple[int, ...]) -> Steps[bool]:
         table = yield from self._build_table(path, leading)

@@ -248,7 +248,7 @@ class _Reader:
                     raise ValueError(f"texts that are compressed or repeated take more than {REPEATED} bytes")
                 found.texts += [text] * repeats
             case str(tag) if tag.startswith("dmrpp:"):
-                found.problem = f"its bytes are located by {tag.removeprefix('dmrpp:')}, which is not supported"
+                found.problem = f"the element {tag.removeprefix('dmrpp:')}, which locates its bytes, is not supported"
 
 
 def _read_attributes(element: Element, attributes: dict[str, Any], dtypes: dict[str, str]) -> None:

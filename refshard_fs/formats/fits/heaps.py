@@ -105,7 +105,7 @@ class HeapChunks(Chunks):
             size = size_of(self._recipe.kind, self._recipe.dtype, max(count, 0))
             total += size
             if count < 0 or (size and not 0 <= offset <= table.heap_size - size) or total > table.heap_size:
-                reason = f"{count} elements at byte {offset} of a heap of {table.heap_size} bytes, or overlap others"
+                reason = f"{count} elements at byte {offset}: expected ranges of its heap of {table.heap_size} bytes"
                 raise DamagedIndex("", self._where, f"row {first + len(counts)} has {reason}")
             counts.append(count)
             if size:

@@ -49,7 +49,7 @@ class _FieldValues(msgspec.Struct, frozen=True):
         if bitmap is None:
             return values.astype("<f4", copy=False)
         if np.count_nonzero(bitmap) != len(values):
-            raise ValueError(f"its bitmap has {np.count_nonzero(bitmap)} points, and {len(values)} values are stored")
+            raise ValueError(f"its bitmap has {np.count_nonzero(bitmap)} points: expected {len(values)}, as values")
         out = np.full(self.count, np.nan, "<f4")
         out[bitmap] = values
         return out
@@ -57,7 +57,7 @@ class _FieldValues(msgspec.Struct, frozen=True):
     def _read_bitmap(self, section: Octets) -> _Array:
         """Return a mask of the points with a value: the bits of a section from octet 7 on."""
         if 8 * (len(section) - 6) < self.count:
-            raise ValueError(f"its bitmap has {len(section) - 6} bytes, for {self.count} points")
+            raise ValueError(f"its bitmap has {len(section) - 6} bytes: expected a bit for each of {self.count} points")
         return np.unpackbits(np.frombuffer(section[6:], "u1"), count=self.count).view(bool)
 
 
@@ -78,7 +78,9 @@ class Values(_FieldValues, frozen=True):
         packing, bitmap, data = parts
         template, stored, where = parse_integer(packing, 10, 2), parse_integer(packing, 6, 4), parse_integer(bitmap, 6)
         if where not in (0, 255) or stored > self.count or (where == 255 and stored != self.count):
-            raise ValueError(f"{stored} of its {self.count} values are stored, with bitmap number {where}")
+            raise ValueError(
+                f"it stores {stored} values, with bitmap number {where}: expected {self.count}, or a bitmap"
+            )
         if not stored:
             values = np.empty(0)
         elif template in _UNSCALED:
@@ -478,10 +480,14 @@ class Values1(_FieldValues, frozen=True):
         if flags & 0x78 != _EXTENDED:
             raise ValueError(f"its second-order packing has flags {flags:#x}: only the general extended one is decoded")
         if flags & _ROWS_TURN and (self.count % self.across or self.across == self.count):
-            raise ValueError("its second-order packing turns rows, and its grid has none")
+            raise ValueError(
+                "expected rows of equal length in its grid, since its second-order packing reverses every second row"
+            )
         width = parse_integer(data, 26) if order else 1
         if not 0 < groups <= stored - order or not 0 < width <= 32:
-            raise ValueError(f"{stored} values are packed in {groups} groups, with differences of {width} bits")
+            raise ValueError(
+                f"it has {groups} groups and differences of {width} bits: expected 1 to {stored - order} and 1 to 32"
+            )
         at, firsts, bias = 25, [], 0
         if order:
             *firsts, bias = unpack_bits(data[26:], width, order + 1).tolist()

@@ -126,7 +126,7 @@ def _parse(
     if kind in _REFUSED_GRIDS:
         raise ValueError(f"its harmonics are {_REFUSED_GRIDS[kind]} (grid {kind}): they are not shown")
     if (kind == HARMONICS) != bool(packing & SPECTRAL):
-        raise ValueError(f"its grid is of kind {kind}, and its values have flags {packing:#x}: they contradict it")
+        raise ValueError(f"its grid is of kind {kind}, which its values contradict by the flags {packing:#x}")
     if kind not in _TEMPLATES:
         raise ValueError(f"its grid is of kind {kind}: it is not shown")
     if packing & 0x50 == 0x10:

@@ -100,7 +100,9 @@ class Points(msgspec.Struct, frozen=True):
             has_rows = size > 0
             corners, degree = [parse_signed(grid, octet, 4) for octet in (47, 51, 56, 60)], 1_000_000
             if len(grid) != begin - 1 + size * rows * has_rows:
-                raise ValueError(f"its grid has a section of {len(grid)} bytes, which do not fit {rows} rows")
+                raise ValueError(
+                    f"the section of its grid has {len(grid)} bytes: expected another size for {rows} rows"
+                )
         else:
             return
         missing = 0xFFFF if self.edition == 1 else 0xFFFFFFFF

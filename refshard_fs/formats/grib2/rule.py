@@ -23,7 +23,7 @@ from refshard_fs.core.array_group import ENCODINGS, ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key
 from refshard_fs.core.keyspace import KeySpace, find_chunk
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Stat, Steps, together
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Packed, Parsed, Span, Stat, Steps, run_together
 from refshard_fs.errors import ManifestError, NotListable, NotYetThere, ReferenceNotReachable
 from refshard_fs.formats.grib2.messages import (
     NO_SURFACE,
@@ -43,7 +43,7 @@ from refshard_fs.formats.grib2.source import (
     parse_message,
     scan_flags,
 )
-from refshard_fs.references.values import from_base64, resolver
+from refshard_fs.references.values import decode_base64, resolver
 from refshard_fs.security.policy import directory_of
 
 HOUR: Final = timedelta(hours=1)
@@ -481,7 +481,7 @@ class FieldChunks(Chunks):
         """Return the fields of a rule without grids; they are not decoded."""
         counts = [_RUNS, len(rule.steps), len(rule.members), len(rule.variables[name].levels)]
         grid = ChunkGrid(tuple(filter(None, counts)), ENCODINGS[2])
-        return cls(rule, name, grid, resolve, [from_base64(text) for text in rule.grids], (0, 0))
+        return cls(rule, name, grid, resolve, [decode_base64(text) for text in rule.grids], (0, 0))
 
     def places_of(self, run: int) -> Iterator[FieldPlace]:
         """Yield the place of each field of a run."""
@@ -542,19 +542,19 @@ class FieldChunks(Chunks):
                 f"the fields of {files} files are too many to list; each can still be read by its key. To copy some "
                 "runs, give the document their start and stop"
             )
-        found = yield from together([self.entry(number) for number in range(size)])
+        found = yield from run_together([self.entry(number) for number in range(size)])
         return [Listed(self._grid.tail(number), None) for number in range(size) if found[number] is not None]
 
     def _check_absent(self, found: FieldPlace) -> Steps[None]:
         """Raise an error if a file without a sidecar exists, or is only late."""
         facts: Facts | None = yield Stat(found.url, fresh=True)
         if facts is not None:
-            reason = f"it does not exist, and its file {found.url} does: fields of that file are found by it alone"
+            reason = f"it does not exist, but the file {found.url} does: its fields are found only by this sidecar"
             raise ReferenceNotReachable("", found.sidecar, reason)
         due = found.time + self._rule.time.due * HOUR
         if due.timestamp() > time.time():
             run = f"the run of {found.time:%Y-%m-%dT%H}Z is due by {due:%Y-%m-%dT%H}Z"
-            raise NotYetThere("", found.url, f"{run}, and this file of it does not exist")
+            raise NotYetThere("", found.url, f"{run}, and this file does not exist yet")
 
 
 class ValidTimes(Chunks):
@@ -621,7 +621,7 @@ def count_runs(rule: Rule, resolve: Callable[[str | None], str]) -> Steps[int]:
 def _keyspace(
     rule: Rule, url: str, options: OpenOptions, resolve: Callable[[str | None], str], runs: int
 ) -> RuleKeySpace:
-    grids = [from_base64(text) for text in rule.grids]
+    grids = [decode_base64(text) for text in rule.grids]
     group = FieldGroup(url, Inline(b"".join(grids)), options.zarr_format)
     holders = _make_fields(grids)
     drawn = [group.add_grid(field) for field in holders]

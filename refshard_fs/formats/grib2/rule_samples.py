@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.model import Facts, Load, Parsed, Span, Stat, Steps, together
+from refshard_fs.core.model import Facts, Load, Parsed, Span, Stat, Steps, run_together
 from refshard_fs.errors import SourceNotReachable
 from refshard_fs.formats.grib2.library import ParameterName
 from refshard_fs.formats.grib2.messages import Field, Grib, Unshown, parse_length
@@ -84,7 +84,7 @@ def make_urls(rule: Rule, sample: Sample, resolve: Callable[[str | None], str]) 
 def add_variables(rule: Rule, samples: Sequence[Sample], resolve: Callable[[str | None], str]) -> Steps[Rule]:
     """Return a rule with the variables and grids of some files, instead of its own."""
     found: list[_Found] = []
-    for fields in (yield from together([_read(rule, sample, resolve) for sample in samples])):
+    for fields in (yield from run_together([_read(rule, sample, resolve) for sample in samples])):
         found += fields
     grids: dict[bytes, int] = {}
     for one in found:
@@ -234,7 +234,7 @@ def compare_run(rule: Rule, run: int, resolve: Callable[[str | None], str]) -> S
     heads = [
         _find_differences(fields[name], place, known[place.sidecar][place.line][0]) for name, place in last.items()
     ]
-    found = yield from together(heads)
+    found = yield from run_together(heads)
     return Comparison(
         sum(map(len, there.values())),
         tuple(url for url, sidecar in sidecars.items() if sidecar is None),

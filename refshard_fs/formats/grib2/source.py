@@ -16,7 +16,7 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroupBuilder, RecipeChunks, SingleChunk
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, together
+from refshard_fs.core.model import Inline, Load, Need, Parsed, Span, Steps, T, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.grib2 import edition_1
 from refshard_fs.formats.grib2.decoding import Values, Values1, find_truncation
@@ -228,7 +228,7 @@ def _get_versions() -> list[str]:
 def scan_messages(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
     """Return the fields of the messages; ``offsets`` are those in a sidecar."""
     messages = yield from grib.find_messages(offsets)
-    found = yield from together([_read_fields(grib, *message) for message in messages])
+    found = yield from run_together([_read_fields(grib, *message) for message in messages])
     return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))
 
 

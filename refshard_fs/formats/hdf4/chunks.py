@@ -85,14 +85,19 @@ def parse_chunked(header: bytes) -> Layout:
     try:
         _, version, _, total, count, width, _, table, _, _, ndim = struct.unpack_from(">iBiiiiHHHHi", header, 2)
         if version != 0 or not 0 < ndim <= MOST_DIMENSIONS:
-            raise ValueError(f"its chunks have version {version} and {ndim} dimensions")
+            raise ValueError(
+                f"its chunks have version {version}, {ndim} dimensions: expected 0, 1 to {MOST_DIMENSIONS}"
+            )
         cells = struct.unpack_from(f">{3 * ndim}i", header, 35)
         at = 39 + 12 * ndim
         (length,) = struct.unpack_from(">i", header, at - 4)
         fill, at = header[at : at + length], at + length
         shape, chunk = cells[1::3], cells[2::3]
         if min(shape) < 0 or min(chunk) < 1 or count != math.prod(chunk) or len(fill) != length or width < 1:
-            raise ValueError(f"its chunks of {chunk} elements of {shape} have {count} elements of {width} bytes")
+            raise ValueError(
+                f"its header of chunks contradicts itself: shape {shape}, chunks of {chunk} or {count} elements of "
+                f"{width} bytes"
+            )
         coding = None
         if at + 6 <= len(header):
             (length,) = struct.unpack_from(">i", header, at + 2)
@@ -118,7 +123,7 @@ def make_chunks(
     """
     needed = math.prod(array.shape) * array.dtype.itemsize
     if layout is not None and layout.length < needed:
-        raise ManifestError(f"{array.where}: its values have {layout.length} bytes, its shape takes {needed}")
+        raise ManifestError(f"{array.where}: its values have {layout.length} bytes: expected {needed}, by its shape")
     if layout is None or layout.chunk is not None or key is None:
         return CodedChunks(elements, layout or Layout(0, written={}), array, grid, fill)
     if elements.descriptors[key].is_special:

@@ -85,7 +85,7 @@ class Decoded(msgspec.Struct, frozen=True):
             case _:
                 found = _decode_szip(raw, self.size, self.coding.values)
         if len(found) != self.size:
-            raise ValueError(f"{self.coding.name} makes {len(found)} bytes: expected {self.size}")
+            raise ValueError(f"{self.coding.name} decodes to {len(found)} bytes: expected {self.size}")
         return found
 
 
@@ -94,7 +94,7 @@ def _decode_runs(raw: bytes, size: int) -> bytes:
     at = 0
     while len(made) < size:
         if at + 1 >= len(raw):
-            raise ValueError(f"its runs are cut short: they make {len(made)} bytes of {size}")
+            raise ValueError(f"its runs are cut short: they decode to {len(made)} bytes of {size}")
         count = raw[at] & 0x7F
         if raw[at] & 0x80:
             made += raw[at + 1 : at + 2] * (count + 3)

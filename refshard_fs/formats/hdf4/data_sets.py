@@ -140,7 +140,9 @@ class Tree:
         """Count bytes that are shown; DamagedIndex if they are many more than the file has."""
         self._left -= count
         if self._left < 0:
-            raise self.elements.make_error("its names and attributes are named again and again")
+            raise self.elements.make_error(
+                "its names and attributes take too many bytes for its size: it refers to them repeatedly"
+            )
 
     def attributes(self, members: Iterable[Key]) -> Steps[Attributes]:
         """Return the attributes among the members of a Vgroup."""
@@ -237,12 +239,14 @@ class Tree:
             lengths[0] = 0 if layout is None or step <= 0 else layout.length // step
         shape = tuple(length for length in lengths if length is not None)
         if len(shape) < len(lengths) or min(shape, default=0) < 0 or math.prod(shape) * itemsize >= 1 << 40:
-            raise ValueError(f"its dimensions have the lengths {lengths}")
+            raise ValueError(
+                f"its dimensions have the lengths {lengths}: expected lengths of at least 0, and less than 1 TiB in all"
+            )
         if layout is not None and layout.shape is not None:
             size = math.prod(shape) * itemsize
             if (layout.shape, layout.length) != (shape, size):
                 found = f"{layout.length} bytes of the shape {layout.shape}"
-                raise ValueError(f"its shape {shape} takes {size} bytes, its chunks are of {found}")
+                raise ValueError(f"its chunks have {found}: expected {size} bytes of the shape {shape}")
         return shape
 
     def _read_dimension(self, ref: int) -> Steps[Dimension | None]:

@@ -78,7 +78,9 @@ class Elements:
                 )
         loaded = self._loaded + sum(found.length for found in wanted.values())
         if loaded > min(TOGETHER, max(4 * self.file.size, 1 << 20)):
-            raise self.make_error(f"its metadata have {loaded} bytes, many of them more than once")
+            raise self.make_error(
+                f"its metadata take {loaded} bytes, too many for its size: it refers to them repeatedly"
+            )
         data = yield from self.file.load([(found.offset, found.length) for found in wanted.values()])
         self._known |= zip(wanted, data, strict=True)
         self._loaded = loaded
@@ -87,7 +89,7 @@ class Elements:
         """Return the bytes of an element, or the header of a special one."""
         if key not in self._known:
             if key not in self.descriptors:
-                raise self.make_error(f"it has no element {key}, which another one names")
+                raise self.make_error(f"another element refers to the element {key}, which does not exist")
             yield from self.load([key])
         return self._known[key]
 
@@ -98,19 +100,19 @@ class Elements:
         header = yield from self.read_stored(key)
         code = int.from_bytes(header[:2], "big")
         if code not in _KINDS:
-            raise ManifestError(f"element {key} is special in an unknown way ({code})")
+            raise ManifestError(f"element {key} has the unknown special code {code}")
         return _KINDS[code]
 
     def parts(self, key: Key) -> Steps[list[Part]]:
         """Return the places of the bytes of a plain or linked element."""
         if key not in self.descriptors:
-            raise self.make_error(f"it has no element {key}, which another one names")
+            raise self.make_error(f"another element refers to the element {key}, which does not exist")
         kind = yield from self.read_kind(key)
         if kind == "plain":
             plain = self.descriptors[key]
             return [(plain.offset, plain.length)] if plain.length else []
         if kind != "linked":
-            raise ManifestError(f"element {key} is {kind}, but expected to be plain or linked")
+            raise ManifestError(f"element {key} is {kind}: expected a plain or a linked element")
         header = yield from self.read_stored(key)
         if len(header) < 16:
             raise self.make_error(f"the header of the linked element {key} is cut short")
@@ -185,7 +187,9 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
         count, after = struct.unpack(">HI", head)
         total += 6 + 12 * count
         if total > file.size:
-            raise DamagedIndex("", file.url, f"its blocks of descriptors have {total} bytes: some are named again")
+            raise DamagedIndex(
+                "", file.url, f"its blocks of descriptors have {total} bytes: it refers to them repeatedly"
+            )
         [rows] = yield from file.load([(at + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)
         table = table[(table["tag"] != NULL) & (table["tag"] < _EXTENDED) & (table["offset"] >= 0)]

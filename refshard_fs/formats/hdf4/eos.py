@@ -152,7 +152,7 @@ def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Seq
     """Return why a grid has no coordinates: the first value that cannot be used; empty if all can."""
     given = {"XDim": counts[0], "YDim": counts[1]}
     if not all(given.values()):
-        return f"its numbers of columns and rows are {given}"
+        return f"its numbers of columns and rows are {given}: expected at least 1"
     is_default = "DEFAULT" in values.get("UpperLeftPointMtrs", "") + values.get("LowerRightMtrs", "")
     if len(corners) != 4 and not is_default:
         return f"{len(corners)} numbers of its corners can be read: expected 4"

@@ -80,7 +80,7 @@ def parse_vdata(data: bytes) -> Vdata:
     names = [cursor.text() for _ in range(fields)]
     name, kind = cursor.text(), cursor.text()
     if count < 0:
-        raise ValueError(f"its Vdata {name!r} has {count} records")
+        raise ValueError(f"its Vdata {name!r} has {count} records: expected at least 0")
     found = zip(names, map(parse_type, codes), orders, strict=True)
     known = [Field(field, dtype, order) for field, dtype, order in found if dtype is not None]
     return Vdata(name, kind, count, size, tuple(known) if len(known) == fields else (), interlace == 0)

@@ -24,7 +24,7 @@ from refshard_fs.core.array_group import (
 from refshard_fs.core.format import FileBytes, OpenOptions, Probe
 from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf4 import MAGIC
 from refshard_fs.formats.hdf4.chunks import CodedChunks, find_chunk_shape, find_layout, make_chunks
@@ -70,7 +70,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     chunked = [chunks for chunks in group.chunks.values() if isinstance(chunks, CodedChunks)]
     if len(chunked) <= FEW:
         try:
-            yield from together([chunks.keys() for chunks in chunked])
+            yield from run_together([chunks.keys() for chunks in chunked])
         except (RefShardError, ValueError, OSError):
             pass  # a reader of the data set meets the same error
     return keyspace

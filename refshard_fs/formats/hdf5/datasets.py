@@ -14,7 +14,7 @@ import numpy.typing as npt
 from refshard_fs.core.array_group import UNWRITTEN, ArrayDescription, Chunks, FilledChunks, choose_chunks, encode_chunk
 from refshard_fs.core.array_group import Contiguous as ContiguousChunks
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, together
+from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.chunk_index import NO_CHUNKS, ChunkSpace, Index, make_index
@@ -69,10 +69,10 @@ class Dataset:
                 self.chunk = chunk
             case _:
                 raise ValueError(f"{found.path!r} has no data layout message")
-        self.object_codec = self._object_codec() if self.datatype.shown is None else None
+        self.object_codec = self._find_object_codec() if self.datatype.shown is None else None
         self.codecs = make_codecs(self.filters, self.datatype, self.chunk)
 
-    def _object_codec(self) -> dict[str, Any]:
+    def _find_object_codec(self) -> dict[str, Any]:
         """Return the codec of texts or sequences. Raise ManifestError if zarr has none.
 
         zarr 3 has no sequences of numbers, so there these are their bytes.
@@ -222,7 +222,7 @@ class DatasetChunks(FilledChunks):
             }
         if self._pieces is None:
             return {}
-        entries = yield from together([self._pieces.entry(number) for number in numbers])
+        entries = yield from run_together([self._pieces.entry(number) for number in numbers])
         return {n: StoredChunk(entry) for n, entry in zip(numbers, entries, strict=True) if entry is not None}
 
     def _make_entry(self, number: int, stored: StoredChunk | None) -> Entry | None:
@@ -314,14 +314,14 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
         case Chunked(address=None):
             return None, None
         case Chunked(kind=kind, address=int(address), parameters=parameters):
-            space = _chunk_space(file, dataset)
+            space = _make_chunk_space(file, dataset)
             return None, make_index(
                 file, space, kind, address, superblock.chunk_k if kind == "B-tree 1" else parameters
             )
     raise ManifestError(f"its data layout {dataset.layout} is not supported")
 
 
-def _chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
+def _make_chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
     extents = zip(dataset.variable.shape, dataset.object.maxshape, dataset.chunk, strict=True)
     cells = [(-(-extent // c), None if most is None else -(-most // c)) for extent, most, c in extents]
     counts, most = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)

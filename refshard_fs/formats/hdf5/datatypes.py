@@ -138,33 +138,33 @@ class _Parser:
             return Datatype(size, "opaque", refusal=f"its elements are of {size} bytes: at most {MOST_BYTES}")
         match head & 15:
             case 0:
-                return self._whole("integer", size, flags, "i" if flags & 8 else "u")
+                return self._parse_whole_number("integer", size, flags, "i" if flags & 8 else "u")
             case 1:
-                return self._float(size, flags)
+                return self._parse_float(size, flags)
             case 2:
-                return self._whole("time", size, flags, "i")
+                return self._parse_whole_number("time", size, flags, "i")
             case 3:
                 return _parse_string(size, flags)
             case 4:
-                return self._whole("bitfield", size, flags, "u")
+                return self._parse_whole_number("bitfield", size, flags, "u")
             case 5:
-                return self._opaque(size, flags)
+                return self._parse_opaque(size, flags)
             case 6:
-                return self._compound(size, flags & 0xFFFF, version, depth)
+                return self._parse_compound(size, flags & 0xFFFF, version, depth)
             case 7:
                 return _parse_reference(size, flags & 15)
             case 8:
-                return self._enum(flags & 0xFFFF, version, depth)
+                return self._parse_enumeration(flags & 0xFFFF, version, depth)
             case 9:
-                return self._variable(size, flags, depth)
+                return self._parse_variable_length(size, flags, depth)
             case 10:
-                return self._array(size, version, depth)
+                return self._parse_array(size, version, depth)
             case 11:
-                return self._complex(size, depth)
+                return self._parse_complex(size, depth)
             case number:
                 raise ValueError(f"datatype class {number} is not supported: expected 0 to 11")
 
-    def _whole(self, kind: Kind, size: int, flags: int, code: str) -> Datatype:
+    def _parse_whole_number(self, kind: Kind, size: int, flags: int, code: str) -> Datatype:
         """Parse a type that numpy reads as an integer."""
         offset, precision = (0, *self._fields.unpack("H")) if kind == "time" else self._fields.unpack("HH")
         if not precision or offset + precision > size * 8:
@@ -175,7 +175,7 @@ class _Parser:
         bits = None if (offset, precision) == (0, size * 8) else (offset, precision)
         return Datatype(size, kind, dtype, dtype, bits=bits, is_recast=bits is not None)
 
-    def _float(self, size: int, flags: int) -> Datatype:
+    def _parse_float(self, size: int, flags: int) -> Datatype:
         offset, precision, exponent, exponents, mantissa, mantissas, bias = self._fields.unpack("HHBBBBI")
         found = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
         order, normal = flags & 0x41, flags >> 4 & 3
@@ -189,7 +189,7 @@ class _Parser:
         dtype = np.dtype(f"{'<>'[order]}{name}")
         return Datatype(size, "float", dtype, dtype)
 
-    def _opaque(self, size: int, flags: int) -> Datatype:
+    def _parse_opaque(self, size: int, flags: int) -> Datatype:
         tag = self._fields.take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
         if not size:
             raise ValueError("an opaque datatype has a size of 0 bytes")
@@ -203,7 +203,7 @@ class _Parser:
             dtype = named if named.itemsize == size else dtype
         return Datatype(size, "opaque", dtype, dtype)
 
-    def _compound(self, size: int, count: int, version: int, depth: int) -> Datatype:
+    def _parse_compound(self, size: int, count: int, version: int, depth: int) -> Datatype:
         fields: list[Field] = []
         for _ in range(count):
             name = self._name(padded=version < 3)
@@ -228,7 +228,7 @@ class _Parser:
             raise ValueError(f"the members of a compound of {size} bytes overlap: they take {taken} bytes")
         return _make_compound(size, tuple(fields))
 
-    def _enum(self, count: int, version: int, depth: int) -> Datatype:
+    def _parse_enumeration(self, count: int, version: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if base.kind != "integer" or base.dtype is None:
             raise ValueError(f"the base type of an enumeration is of the kind {base.kind!r}: expected an integer")
@@ -239,7 +239,7 @@ class _Parser:
             return Datatype(1, "bool", np.dtype("?"), np.dtype("?"), names=members)
         return msgspec.structs.replace(base, kind="enum", base=base, names=members)
 
-    def _variable(self, size: int, flags: int, depth: int) -> Datatype:
+    def _parse_variable_length(self, size: int, flags: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if size not in _DESCRIPTORS:
             raise ValueError(f"a variable-length datatype has elements of {size} bytes: expected 10, 12 or 16")
@@ -249,7 +249,7 @@ class _Parser:
         refusal = None if is_plain else f"its datatype is a variable-length sequence of {base.kind} elements"
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
-    def _array(self, size: int, version: int, depth: int) -> Datatype:
+    def _parse_array(self, size: int, version: int, depth: int) -> Datatype:
         ndim = self._fields.uint(1)
         self._fields.take(3 if version < 3 else 0)
         if not 0 < ndim <= 32:
@@ -261,7 +261,7 @@ class _Parser:
             raise ValueError(f"an array datatype has {size} bytes: expected {found.size} for its shape {dims}")
         return found
 
-    def _complex(self, size: int, depth: int) -> Datatype:
+    def _parse_complex(self, size: int, depth: int) -> Datatype:
         base = self.datatype(depth + 1)
         if base.kind != "float" or base.size * 2 != size:
             raise ValueError(

@@ -63,7 +63,7 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(256)
-def _layout(form: str, sizes: Sizes) -> _Layout:
+def _make_layout(form: str, sizes: Sizes) -> _Layout:
     addresses: list[slice] = []
     at = 0
     for digits, code in re.findall(r"(\d*)([a-zA-Z?])", form):
@@ -100,7 +100,7 @@ class Fields:
 
     def unpack(self, form: str) -> tuple[Any, ...]:
         """Return the next fields, as `struct` does. In ``form``, P is an address (None: undefined), N a length."""
-        parts, addresses = _layout(form, self.sizes)
+        parts, addresses = _make_layout(form, self.sizes)
         found = parts.unpack(self.take(parts.size))
         if not addresses:
             return found

@@ -209,19 +209,19 @@ def _get_value(values: tuple[int, ...], number: int) -> int:
 Undo = Callable[[bytes, tuple[int, ...], int], bytes]
 
 
-def _output_limit(length: int) -> int:
+def _find_output_limit(length: int) -> int:
     """Return the largest output of a filter in a chunk of ``length`` bytes; later filters may add headers."""
     return length + length // 8 + _HEADERS
 
 
 def _make_stream_decoder(make: Callable[[], Any]) -> Undo:
     """Make the decoder of a filter whose streams ``make()`` decompresses."""
-    return lambda data, values, length: decompress(make(), data, _output_limit(length))
+    return lambda data, values, length: decompress(make(), data, _find_output_limit(length))
 
 
-def _deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_deflate(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     made = fast_zlib(data, length)
-    return decompress(zlib.decompressobj(), data, _output_limit(length)) if made is None else bytes(made)
+    return decompress(zlib.decompressobj(), data, _find_output_limit(length)) if made is None else bytes(made)
 
 
 def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
@@ -231,23 +231,23 @@ def _shuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     return whole.T.tobytes() + data[count * size :]  # the rest, less than one element, is not shuffled
 
 
-def _fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_fletcher32(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     from numcodecs import get_codec
 
     return bytes(get_codec({"id": "fletcher32"}).decode(data))
 
 
-def _blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_blosc(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     from numcodecs import blosc
 
     check_blosc(data)
     size = int.from_bytes(data[4:8], "little")
-    if size > _output_limit(length):
+    if size > _find_output_limit(length):
         raise ValueError(f"a blosc frame decodes to {size} bytes, more than expected")
     return bytes(blosc.decompress(data))
 
 
-def _blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_blosc2(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     """Decode a blosc2 frame: its chunks one after the other. An n-dimensional frame is then reordered from blocks."""
     head, size, stored = struct.unpack_from(">11xI15xQxQ", data)
     if not data.startswith(b"\x9e\xa8b2frame\0") or head > len(data) or not 0 <= size <= MOST_DECODED:
@@ -279,7 +279,7 @@ def _order_blocks(blocks: bytes, shapes: bytes, length: int) -> bytes:
     return padded[tuple(map(slice, shape))].tobytes()
 
 
-def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     """Decode a zfp stream. The filter's parameters after the first are the stream's header."""
     head = int.from_bytes(struct.pack(f"<{len(values) - 1}I", *values[1:]), "little")
     kind, ndim, mode = head >> 32 & 3, (head >> 34 & 3) + 1, head >> 84 & 0xFFF
@@ -299,14 +299,14 @@ def _zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     return bytes(decode_by_imagecodecs("zfp_decode", padded, "hdf5").tobytes())
 
 
-def _lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
-    return bytes(decode_by_imagecodecs("lzf_decode", data, "hdf5", out=_output_limit(length)))
+def _decode_lzf(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+    return bytes(decode_by_imagecodecs("lzf_decode", data, "hdf5", out=_find_output_limit(length)))
 
 
-def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     (size,) = struct.unpack_from("<I", data)
     width = 1 << max((values[2] - 1).bit_length() - 3, 0)  # bytes of a pixel; the encoder drops incomplete pixels
-    if size > _output_limit(length) or size % width:
+    if size > _find_output_limit(length) or size % width:
         raise ValueError(f"an szip chunk of {size} bytes with pixels of {width} bytes is damaged")
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")
     options = dict(zip(names, values, strict=False))
@@ -316,12 +316,14 @@ def _szip(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     return found
 
 
-def _lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_lz4(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     size, block = struct.unpack_from(">QI", data)
-    if size > _output_limit(length) or (size and not block):
+    if size > _find_output_limit(length) or (size and not block):
         raise ValueError(f"an lz4 chunk of {size} bytes in blocks of {block} bytes is damaged")
     # A block is stored as it is if compression does not make it smaller.
-    return b"".join(_decode_blocks(data, size, block, lambda f, want: f if len(f) == want else _lz4_block(f, want)))
+    return b"".join(
+        _decode_blocks(data, size, block, lambda f, want: f if len(f) == want else _decode_lz4_block(f, want))
+    )
 
 
 def _decode_blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, int], bytes]) -> list[bytes]:
@@ -341,7 +343,7 @@ def _decode_blocks(data: bytes, size: int, block: int, decode: Callable[[bytes, 
     return made
 
 
-def _lz4_block(frame: bytes, size: int) -> bytes:
+def _decode_lz4_block(frame: bytes, size: int) -> bytes:
     from numcodecs import lz4
 
     if size > len(frame) * _LZ4_EXPANSION:
@@ -349,15 +351,19 @@ def _lz4_block(frame: bytes, size: int) -> bytes:
     return bytes(lz4.decompress(struct.pack("<I", size) + frame))
 
 
-def _zstd_block(frame: bytes, size: int) -> bytes:
+def _decode_zstd_block(frame: bytes, size: int) -> bytes:
     return decompress(zstd().ZstdDecompressor(), frame, size)
 
 
 # Decoders of bitshuffle's blocks, by the number of the compressor.
-_BITSHUFFLED: Final[dict[int, Callable[[bytes, int], bytes] | None]] = {0: None, 2: _lz4_block, 3: _zstd_block}
+_BITSHUFFLED: Final[dict[int, Callable[[bytes, int], bytes] | None]] = {
+    0: None,
+    2: _decode_lz4_block,
+    3: _decode_zstd_block,
+}
 
 
-def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     itemsize, decode = values[2], _BITSHUFFLED[_get_value(values, 4)]
     if not 0 < itemsize <= 1 << 16:
         raise ValueError(f"bitshuffle has elements of {itemsize} bytes: expected 1 to {1 << 16}")
@@ -365,7 +371,7 @@ def _bitshuffle(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         step = itemsize * (_get_value(values, 3) or max(8192 // itemsize // 8 * 8, 128))
         return b"".join(_undo_bitshuffle(data[at : at + step], itemsize) for at in range(0, len(data), step))
     size, block = struct.unpack_from(">QI", data)
-    if size > _output_limit(length) or not block or block % (8 * itemsize):
+    if size > _find_output_limit(length) or not block or block % (8 * itemsize):
         raise ValueError(f"a bitshuffle chunk of {size} bytes in blocks of {block} bytes is damaged")
     rest = size % (8 * itemsize)  # the last elements, fewer than eight, are not shuffled
     parts = [_undo_bitshuffle(part, itemsize) for part in _decode_blocks(data, size - rest, block, decode)]
@@ -410,7 +416,12 @@ def _iter_bits(data: bytes, count: int, width: int) -> Iterator[tuple[slice, npt
 
 def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     kind, factor, count, type_class, size, is_signed, is_big, has_fill = values[:8]
-    if size not in (1, 2, 4, 8) or count * size > _output_limit(length) or type_class > 1 or (type_class and size < 4):
+    if (
+        size not in (1, 2, 4, 8)
+        or count * size > _find_output_limit(length)
+        or type_class > 1
+        or (type_class and size < 4)
+    ):
         raise ValueError(f"scale-offset parameters are damaged: {count} elements of {size} bytes")
     if type_class and kind != 0:
         raise ValueError("scale-offset has a variable factor, which HDF5 does not define")
@@ -429,7 +440,7 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
         whole[rows] = _pack_bits(bits)
     if type_class:
         least = np.frombuffer(low, f"<f{size}", 1)[0]
-        scale = np.dtype(f"<f{size}").type(10.0 ** _to_signed(factor))
+        scale = np.dtype(f"<f{size}").type(10.0 ** _convert_to_signed(factor))
         found = whole.view(f"<i{size}").astype(f"<f{size}") / scale + least
     else:
         found = (whole + np.frombuffer(low, f"<u{size}", 1)[0]).view(f"<{code}{size}")
@@ -440,17 +451,17 @@ def _scale_offset(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     return made
 
 
-def _to_signed(value: int) -> int:
+def _convert_to_signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-def _nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
+def _decode_nbit(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     if values[1]:  # this chunk is not packed
         return data
     count = values[2]
     pieces: list[_Piece] = []
     size, _ = _collect_pieces(values, 3, 0, pieces, 0)
-    if not size or count * size > _output_limit(length):
+    if not size or count * size > _find_output_limit(length):
         raise ValueError(f"nbit parameters are damaged: {count} elements of {size} bytes")
     made = np.zeros((count, size), np.uint8)
     for rows, bits in _iter_bits(data, count, sum(precision for *_, precision, _ in pieces)):
@@ -498,19 +509,19 @@ def _collect_pieces(values: tuple[int, ...], at: int, start: int, pieces: list[_
 
 
 _UNDO: Final[dict[int, Undo]] = {
-    DEFLATE: _deflate,
+    DEFLATE: _decode_deflate,
     SHUFFLE: _shuffle,
-    FLETCHER32: _fletcher32,
-    SZIP: _szip,
-    NBIT: _nbit,
+    FLETCHER32: _decode_fletcher32,
+    SZIP: _decode_szip,
+    NBIT: _decode_nbit,
     SCALEOFFSET: _scale_offset,
     BZIP2: _make_stream_decoder(bz2.BZ2Decompressor),
-    LZF: _lzf,
-    BLOSC: _blosc,
-    LZ4: _lz4,
-    BITSHUFFLE: _bitshuffle,
-    ZFP: _zfp,
+    LZF: _decode_lzf,
+    BLOSC: _decode_blosc,
+    LZ4: _decode_lz4,
+    BITSHUFFLE: _decode_bitshuffle,
+    ZFP: _decode_zfp,
     ZSTD: _make_stream_decoder(lambda: zstd().ZstdDecompressor()),
-    BLOSC2: _blosc2,
+    BLOSC2: _decode_blosc2,
     **dict.fromkeys((BITGROOM, BITROUND), lambda data, values, length: data),
 }

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_block, verify_checksum
 
@@ -44,7 +44,7 @@ class BTree2(msgspec.Struct, frozen=True):
         leaf = (self.node_size - 10) // self.record_size
         found = [(leaf, leaf)]
         for depth in range(1, self.depth + 1):
-            pointer = self.sizes.address + _bytes_for(leaf) + (_bytes_for(found[-1][1]) if depth > 1 else 0)
+            pointer = self.sizes.address + _count_bytes_for(leaf) + (_count_bytes_for(found[-1][1]) if depth > 1 else 0)
             most = (self.node_size - 10 - pointer) // (self.record_size + pointer)
             found.append((most, (most + 1) * found[-1][1] + most))
         return found
@@ -54,8 +54,8 @@ class BTree2(msgspec.Struct, frozen=True):
         capacities = self.capacities
         if records > capacities[depth][0]:
             raise ValueError(f"a node of a v2 B-tree has {records} records: expected at most {capacities[depth][0]}")
-        count = _bytes_for(capacities[0][0])
-        below = _bytes_for(capacities[depth - 1][1]) if depth > 1 else 0
+        count = _count_bytes_for(capacities[0][0])
+        below = _count_bytes_for(capacities[depth - 1][1]) if depth > 1 else 0
         pointers = (records + 1) * (self.sizes.address + count + below) if depth else 0
         form = f"B{records * self.record_size}s{pointers}s"
         kind, found, raw = unpack_block(data, self.sizes, b"BTIN" if depth else b"BTLF", form)
@@ -72,7 +72,7 @@ class BTree2(msgspec.Struct, frozen=True):
         return found, children
 
 
-def _bytes_for(most: int) -> int:
+def _count_bytes_for(most: int) -> int:
     """Return the number of bytes that an integer up to ``most`` takes."""
     return max((most.bit_length() + 7) // 8, 1)
 
@@ -97,7 +97,7 @@ def read_records(file: MetadataFile, address: int) -> Steps[list[bytes]]:
     for depth in range(tree.depth, -1, -1):
         if len(level) * tree.node_size > file.size:
             raise ValueError(f"the {len(level)} nodes of a v2 B-tree are larger than its file")
-        nodes = yield from together([file.read(at, tree.node_size, "a node of a v2 B-tree") for at, _ in level])
+        nodes = yield from run_together([file.read(at, tree.node_size, "a node of a v2 B-tree") for at, _ in level])
         below: list[NodePointer] = []
         for (_, count), node in zip(level, nodes, strict=True):
             records, children = tree.node(node, depth, count)
@@ -139,7 +139,7 @@ class FractalHeap(msgspec.Struct, frozen=True):
     @property
     def length_size(self) -> int:
         """Size of an object's length, in bytes."""
-        return _bytes_for(min(self.most_direct, self.most_managed))
+        return _count_bytes_for(min(self.most_direct, self.most_managed))
 
     @property
     def direct_rows(self) -> int:
@@ -186,7 +186,7 @@ def read_dense_objects(
     if heap is None or tree is None:  # they are stored as messages
         return []
     many: list[Steps[Any]] = [read_fractal_heap(file, heap), read_records(file, tree)]
-    header, records = yield from together(many)
+    header, records = yield from run_together(many)
     if any(len(record) != record_size for record in records):
         raise ValueError(f"the records in the B-tree of {what} have the wrong size: expected {record_size} bytes")
     elsewhere = [what == "attributes" and bool(record[8] & _SHARED_RECORD) for record in records]
@@ -253,7 +253,7 @@ def read_heap_objects(file: MetadataFile, heap: FractalHeap, ids: Sequence[bytes
             case _:
                 raise ValueError(f"an id of a fractal heap has the unknown version and type {kind >> 4}")
     reads = [file.read(at, length, "an object of a fractal heap") for at, length in spans.values()]
-    for place, data in zip(spans, (yield from together(reads)), strict=True):
+    for place, data in zip(spans, (yield from run_together(reads)), strict=True):
         found[place] = data
     return found
 
@@ -278,7 +278,9 @@ def _read_direct_blocks(file: MetadataFile, heap: FractalHeap) -> Steps[list[Blo
     level = [(0, heap.rows, heap.root)] if heap.rows else []
     total = 0
     while level:
-        tables = yield from together([_read_indirect_block(file, heap, address, rows) for _, rows, address in level])
+        tables = yield from run_together(
+            [_read_indirect_block(file, heap, address, rows) for _, rows, address in level]
+        )
         below: list[tuple[int, int, int]] = []
         for (begin, _, _), table in zip(level, tables, strict=True):
             for entry, address in enumerate(table):
@@ -347,7 +349,7 @@ def parse_collection(data: bytes, sizes: Sizes) -> Collection:
 def read_collections(file: MetadataFile, addresses: Iterable[int]) -> Steps[dict[tuple[int, int], bytes]]:
     """Read the collections of the global heap at ``addresses``, and return their objects by (address, index)."""
     distinct = sorted(set(addresses))
-    found = yield from together([_read_collection(file, address) for address in distinct])
+    found = yield from run_together([_read_collection(file, address) for address in distinct])
     return {
         (address, index): data
         for address, objects in zip(distinct, found, strict=True)

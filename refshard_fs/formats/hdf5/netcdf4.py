@@ -15,7 +15,7 @@ import numpy as np
 
 from refshard_fs.core.array_group import PACKING, encode_fill_value
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.version_3 import for_xarray
+from refshard_fs.core.version_3 import encode_for_xarray
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import (
@@ -229,7 +229,7 @@ class _Dimensions:
             sizes = [known[name].size if name in known and known[name].is_unlimited else 0 for name in names]
             shape = tuple(map(max, shape, sizes))
         inner = found.datatype.shape if found.datatype is not None else ()
-        return names + tuple(self._new_phony(group, extent) for extent in inner), shape
+        return names + tuple(self._make_phony(group, extent) for extent in inner), shape
 
     def _name_axes(self, path: str, known: Mapping[str, _Scale]) -> tuple[str, ...]:
         found = self._objects[path]
@@ -244,7 +244,7 @@ class _Dimensions:
             of = known.get(labels[axis] or "")
             extent = (found.shape or ())[axis]
             if of is not None and not of.is_unlimited and scale in self._objects and of.size != extent:
-                labels[axis] = self._new_phony(parent(path)[0], extent)
+                labels[axis] = self._make_phony(parent(path)[0], extent)
         group, name = parent(path)
         if ndim == 1 and name in known and None in labels:
             return (name,)
@@ -252,7 +252,7 @@ class _Dimensions:
         for axis, extent in enumerate(found.shape or ()):
             if labels[axis] is None:
                 label = next((name for name, size in free if size == extent and name not in labels), None)
-                labels[axis] = label = label or self._new_phony(group, extent)
+                labels[axis] = label = label or self._make_phony(group, extent)
                 free.append((label, extent))
         return tuple(label for label in labels if label is not None)
 
@@ -282,7 +282,7 @@ class _Dimensions:
                 self._phony[group].append((f"phony_dim_{self._phony_counts[group]}", size))
                 self._phony_counts[group] += 1
 
-    def _new_phony(self, group: str, size: int) -> str:
+    def _make_phony(self, group: str, size: int) -> str:
         name = f"phony_dim_{self._next}"
         self._next += 1
         self._phony[group].append((name, size))
@@ -332,7 +332,7 @@ def _show_attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str
         if name not in HIDDEN and attribute.datatype.has_values:
             value = _decode_attribute(attribute, paths)
             is_single = attribute.shape == (1,) and (is_netcdf or name in DECIDING)
-            shown[name] = _to_json(_unwrap_single(value) if is_single else value)
+            shown[name] = _convert_to_json(_unwrap_single(value) if is_single else value)
     datatype = found.datatype
     if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
         shown["flag_values"] = list(datatype.members.values())
@@ -351,15 +351,15 @@ def _unwrap_single(value: Any) -> Any:
     return value
 
 
-def _to_json(value: Any) -> Any:
+def _convert_to_json(value: Any) -> Any:
     """Convert numpy's values to JSON values."""
     match value:
         case np.ndarray() if not value.size:  # its shape may claim any number of empty rows
             return []
         case np.ndarray() | np.generic():
-            return _to_json(value.astype(str).tolist() if value.dtype.kind in "mM" else value.tolist())
+            return _convert_to_json(value.astype(str).tolist() if value.dtype.kind in "mM" else value.tolist())
         case list() | tuple():
-            return [_to_json(item) for item in value]
+            return [_convert_to_json(item) for item in value]
         case bytes():
             return value.decode("utf-8", "surrogateescape")
         case complex():
@@ -410,7 +410,7 @@ def _choose_fill(
         return _fill_to_json(masked, datatype), attributes, masked == unwritten
     if masked is not None:
         value = _fill_to_json(masked, datatype)
-        attributes[FILL] = value if datatype.shown is None else for_xarray(value, datatype.shown)
+        attributes[FILL] = value if datatype.shown is None else encode_for_xarray(value, datatype.shown)
     return None if unwritten is None else _fill_to_json(unwritten, datatype), attributes, unwritten is not None
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from refshard_fs.core.keys import MOST_CHARACTERS, join
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
 from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
@@ -137,7 +137,7 @@ def _read_symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: in
     if tree is None or heap is None:
         raise ValueError("a symbol table has no address of its B-tree or its heap")
     many: list[Steps[Any]] = [_read_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
-    nodes, segment = yield from together(many)
+    nodes, segment = yield from run_together(many)
     return nodes, segment
 
 
@@ -172,7 +172,7 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
     while above != 0 and level:
         if len(level) * 8 > file.size or len(set(level)) < len(level):
             raise ValueError("a group's B-tree has a loop, or more nodes than the file can hold")
-        nodes = yield from together([file.peek(at, 24, size, "a node of a group's B-tree") for at in level])
+        nodes = yield from run_together([file.peek(at, 24, size, "a node of a group's B-tree") for at in level])
         below: list[int] = []
         for node in nodes:
             fields = file.fields(node)
@@ -184,7 +184,7 @@ def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: i
         if None in below:
             raise ValueError("a group's B-tree has a child without an address")
         above, level = depth, below
-    return (yield from together([file.peek(at, 8, leaf_size, "a node of a symbol table") for at in level]))
+    return (yield from run_together([file.peek(at, 8, leaf_size, "a node of a symbol table") for at in level]))
 
 
 def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[ExternalPart, ...]]:
@@ -248,11 +248,11 @@ class _Reader:
     def read_all(self) -> Steps[None]:
         """Read every object at the end of a hard link."""
         self._begin(Link("", self._superblock.root), 0)
-        yield from together(self._reading)
+        yield from run_together(self._reading)
 
     def _begin(self, link: Link, depth: int) -> None:
         if depth > DEEPEST:
-            raise UnreadableFile(f"its groups lie more than {DEEPEST} deep in one another")
+            raise UnreadableFile(f"its groups are nested more than {DEEPEST} levels deep")
         if link.address is not None and link.address not in self._links:
             self._links[link.address] = {}
             self._reading.append(self._read_and_follow(link.address, depth))
@@ -307,7 +307,7 @@ class _Reader:
         parts = link.target.split("/")
         self._looks += len(parts)
         if self._looks > MOST_LOOKS:
-            raise UnreadableFile("its soft links lead through too many others")
+            raise UnreadableFile("its soft links lead to too many further soft links")
         at: int | ExternalLink | None = self._superblock.root if link.target.startswith("/") else group
         for name in parts:
             if isinstance(at, ExternalLink):
@@ -449,7 +449,7 @@ class _Reader:
             except ValueError as e:
                 unread[part.name] = str(e)
         addresses = list(dict.fromkeys(address for _, ids in found for address, _, _ in ids))
-        read = yield from together([_catch_damage(self._load_collections({address})) for address in addresses])
+        read = yield from run_together([_catch_damage(self._load_collections({address})) for address in addresses])
         failures = dict(zip(addresses, read, strict=True))
         attributes: dict[str, Attribute] = {}
         for attribute, ids in found:
@@ -489,7 +489,7 @@ class _Reader:
         shared = [place for place, message in enumerate(messages) if message.is_shared]
         found: list[bytes | ValueError] = [message.data for message in messages]
         reads = [_catch_damage(self._read_shared(messages[place])) for place in shared]
-        contents = (yield from together(reads)) if shared else []
+        contents = (yield from run_together(reads)) if shared else []
         for place, content in zip(shared, contents, strict=True):
             found[place] = content
         return found

@@ -11,7 +11,7 @@ import msgspec
 from refshard_fs.core.array_group import ArrayDescription, ArrayGroup
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace, LookUp
-from refshard_fs.core.model import Inline, Span, Steps, together
+from refshard_fs.core.model import Inline, Span, Steps, run_together
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks
 from refshard_fs.formats.hdf5.external import (
@@ -79,7 +79,7 @@ class HDF5KeySpace(ArrayGroup):
         others = [chunks for chunks in self._chunks.values() if not chunks.is_small_coordinate]
         first = [*coordinates[:PREPARED], *(others if len(others) <= FEW else [])]
         try:
-            yield from together([chunks.prepare() for chunks in first])
+            yield from run_together([chunks.prepare() for chunks in first])
         except (RefShardError, ValueError, OSError):
             pass  # a read of the dataset raises the same error; other datasets can be read
 
@@ -100,7 +100,7 @@ def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) 
     if options.open_other is None or probe.is_in_memory:
         return dict.fromkeys(names, "files beside this one cannot be opened here")
     some = names[: MOST_FILES // 100**level]
-    found = yield from together([_open_other_file(name, probe.url, options) for name in some])
+    found = yield from run_together([_open_other_file(name, probe.url, options) for name in some])
     return dict(zip(some, found, strict=True))
 
 

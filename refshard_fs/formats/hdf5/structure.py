@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from refshard_fs.core.model import Steps, together
+from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import SIGNATURE, signature_at
 from refshard_fs.formats.hdf5.datatypes import Datatype
@@ -174,7 +174,7 @@ def read_header(
             if at is None or at in seen or len(seen) > MOST_BLOCKS:
                 raise ValueError(f"an object header continues at {at}: expected the address of a new block")
             seen.add(at)
-        bodies = yield from together([file.read(at, length, what) for at, length in places])
+        bodies = yield from run_together([file.read(at, length, what) for at, length in places])
         if prefix is not _OLD_PREFIX:
             if not all(body.startswith(b"OCHK") for body in bodies):
                 raise ValueError(f"a continuation of the object header at {address} has no signature OCHK")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.array_group import LISTABLE
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Inline, Listed, Steps, together
+from refshard_fs.core.model import Inline, Listed, Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, StoredChunk
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verify_checksum
@@ -188,7 +188,7 @@ class VirtualChunks(DatasetChunks):
             theirs.append((part, wanted[places].tolist(), those))
             many.append(part.chunks.find_stored(those))
         found: dict[int, StoredChunk] = {}
-        for (part, mine, those), stored in zip(theirs, (yield from together(many)), strict=True):
+        for (part, mine, those), stored in zip(theirs, (yield from run_together(many)), strict=True):
             unwritten = self._fill_of(part.chunks) if len(stored) < len(those) else None
             for ours, number in zip(mine, those, strict=True):
                 chunk = stored.get(number, unwritten)

@@ -146,7 +146,7 @@ class _FlexReader:
         self._data = data
         self._left = _TIMES * len(data)  # bytes that may still be read
 
-    def _number(self, at: int, width: int) -> int:
+    def _read_number(self, at: int, width: int) -> int:
         if width not in (1, 2, 4, 8) or not 0 <= at <= len(self._data) - width:
             raise ValueError(_DAMAGED)
         return int.from_bytes(self._data[at : at + width], "little")
@@ -156,18 +156,18 @@ class _FlexReader:
         kind, width = packed >> 2, 1 << (packed & 3)
         if kind not in (_TEXT, _MAP):
             return None
-        at -= self._number(at, parent_width)
-        size = self._number(at - width, width)
+        at -= self._read_number(at, parent_width)
+        size = self._read_number(at - width, width)
         if kind == _TEXT:
             return self._take(at, at + size)
-        keys = at - 3 * width - self._number(at - 3 * width, width)
-        key_width = self._number(at - 2 * width, width)
+        keys = at - 3 * width - self._read_number(at - 3 * width, width)
+        key_width = self._read_number(at - 2 * width, width)
         found = {}
         for i in range(size):
             place = keys + i * key_width
-            start = place - self._number(place, key_width)
+            start = place - self._read_number(place, key_width)
             key = self._take(start, self._data.find(b"\0", max(start, 0)))
-            found[key] = self.value(at + i * width, width, self._number(at + size * width + i, 1))
+            found[key] = self.value(at + i * width, width, self._read_number(at + size * width + i, 1))
         return found
 
     def _take(self, start: int, stop: int) -> str:

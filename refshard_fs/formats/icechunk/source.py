@@ -23,7 +23,7 @@ from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents
 from refshard_fs.core.columns import NO_TARGET, Part, Texts, UInt64s
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe, Version, check_size
-from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent, splits
+from refshard_fs.core.keys import ChunkGrid, is_key, is_within, iterate_splits, join, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, find_chunk
 from refshard_fs.core.model import Entry, Facts, Head, Inline, Load, Pin, Quota, Raw, Span, Stat, Steps, batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
@@ -118,13 +118,13 @@ class IcechunkKeySpace(PartedKeySpace):
             return Inline(self._members[key])
         at = find_chunk(self.grids, key)
         if at is None:
-            for path, _ in splits(key):
+            for path, _ in iterate_splits(key):
                 if path in self.reports:
                     raise ManifestError(f"{path!r} is left out: {self.reports[path]}")
             return None
         numbers = np.array([at.number], np.uint64)
         manifest = int(self.arrays[at.array].boxes.find(numbers)[0])
-        return (yield from self._entries(at.array, manifest, numbers))[0]
+        return (yield from self._find_entries(at.array, manifest, numbers))[0]
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
         others, chunks = self.group_by_array(keys)
@@ -134,10 +134,10 @@ class IcechunkKeySpace(PartedKeySpace):
             manifests = self.arrays[path].boxes.find(numbers)
             for manifest in np.unique(manifests).tolist():
                 some = manifests == manifest
-                found.append(LookUp(places[some].tolist(), self._entries(path, manifest, numbers[some])))
+                found.append(LookUp(places[some].tolist(), self._find_entries(path, manifest, numbers[some])))
         return found
 
-    def _entries(self, path: str, manifest: int, numbers: UInt64s) -> Steps[list[Entry | None]]:
+    def _find_entries(self, path: str, manifest: int, numbers: UInt64s) -> Steps[list[Entry | None]]:
         """Return the entries of chunks in one manifest of an array; None for all if ``manifest`` is -1."""
         found: list[Entry | None] = [None] * len(numbers)
         if manifest < 0:

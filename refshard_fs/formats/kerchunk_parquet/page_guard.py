@@ -54,14 +54,14 @@ class ThriftReader:
     def struct(self) -> dict[tuple[int, int], Any]:
         """Return the fields of the next structure by (number, type)."""
         try:
-            found = self._struct(_NESTING)
+            found = self._read_struct(_NESTING)
         except IndexError:
-            raise DamagedParquet("a structure does not end") from None
+            raise DamagedParquet("a structure is cut short") from None
         if self.at > self._stop:
-            raise DamagedParquet("a structure does not end")
+            raise DamagedParquet("a structure is cut short")
         return found
 
-    def _struct(self, nesting: int) -> dict[tuple[int, int], Any]:
+    def _read_struct(self, nesting: int) -> dict[tuple[int, int], Any]:
         if not nesting:
             raise DamagedParquet("its structures are nested too deeply")
         self._count(1)
@@ -71,79 +71,79 @@ class ThriftReader:
         while (byte := data[self.at]) != 0:
             self.at += 1
             kind, step = byte & 15, byte >> 4
-            number = number + step if step else self._integer(32)
+            number = number + step if step else self._read_integer(32)
             if not -(1 << 15) <= number < 1 << 15:  # other readers use the lower 16 bits
                 raise DamagedParquet(f"a field has the number {number}: expected 16 bits")
             if (number, kind) in fields:
                 raise DamagedParquet("a structure has a field twice")
             # The type of a boolean field is its value.
-            fields[number, kind] = None if kind in (1, 2) else self._value(kind, nesting - 1)
+            fields[number, kind] = None if kind in (1, 2) else self._read_value(kind, nesting - 1)
         self.at += 1
         return fields
 
-    def _value(self, kind: int, nesting: int) -> Any:
+    def _read_value(self, kind: int, nesting: int) -> Any:
         match kind:
             case 5:
-                return self._integer(32)
+                return self._read_integer(32)
             case 4 | 6:
-                return self._integer(64)
+                return self._read_integer(64)
             case 8:
-                return self._bytes(self._varint(32))
+                return self._read_bytes(self._read_varint(32))
             case 1 | 2 | 3:  # booleans in lists, and bytes
-                return self._byte()
+                return self._read_byte()
             case 7:
-                return self._bytes(8)
+                return self._read_bytes(8)
             case 9 | 10:
                 return self._list(nesting)
             case 12:
-                return self._struct(nesting)
+                return self._read_struct(nesting)
         raise DamagedParquet(f"a field is of the unknown type {kind}")
 
     def _list(self, nesting: int) -> list[Any]:
         if not nesting:
             raise DamagedParquet("its lists are nested too deeply")
-        byte = self._byte()
+        byte = self._read_byte()
         size = byte >> 4
         if size == 15:
-            size = self._varint(32)
+            size = self._read_varint(32)
         if size > self._stop - self.at:
             raise DamagedParquet("a list is longer than the bytes that are left")
         self._count(size)
-        return [self._value(byte & 15, nesting - 1) for _ in range(size)]
+        return [self._read_value(byte & 15, nesting - 1) for _ in range(size)]
 
     def _count(self, parts: int) -> None:
         self._parts -= parts
         if self._parts < 0:
             raise DamagedParquet(f"it has more than {_PARTS} structures and list items")
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         byte = self._data[self.at]
         self.at += 1
         return byte
 
-    def _bytes(self, size: int) -> bytes:
+    def _read_bytes(self, size: int) -> bytes:
         if size > self._stop - self.at:
             raise DamagedParquet("a text ends beyond its structure")
         self.at += size
         return self._data[self.at - size : self.at]
 
-    def _varint(self, bits: int) -> int:
+    def _read_varint(self, bits: int) -> int:
         value = self._data[self.at]
         self.at += 1
         if value < 128:  # most numbers have one byte
             return value
         value &= 127
         for shift in range(7, bits + 3, 7):
-            byte = self._byte()
+            byte = self._read_byte()
             value |= (byte & 127) << shift
             if byte < 128:
                 if value >> bits:
                     raise DamagedParquet("a number is too large")
                 return value
-        raise DamagedParquet("a number does not end")
+        raise DamagedParquet("a number is cut short")
 
-    def _integer(self, bits: int) -> int:
-        value = self._varint(bits)
+    def _read_integer(self, bits: int) -> int:
+        value = self._read_varint(bits)
         return (value >> 1) ^ -(value & 1)
 
 
@@ -173,7 +173,7 @@ class Footer:
         names = [item.get((4, BINARY), b"") for item in _get_structs(fields, 2) if item.get((1, I32)) == BYTE_ARRAY]
         self.texts = {name.decode(errors="replace") for name in names}
         self.notes = {item.get((1, BINARY)): item.get((2, BINARY), b"") for item in _get_structs(fields, 5)}
-        self.groups = [(group.get((3, I64), -1), _chunks(group)) for group in _get_structs(fields, 4)]
+        self.groups = [(group.get((3, I64), -1), _parse_chunks(group)) for group in _get_structs(fields, 4)]
 
 
 def _get_structs(fields: dict[tuple[int, int], Any], number: int) -> list[dict[tuple[int, int], Any]]:
@@ -183,7 +183,7 @@ def _get_structs(fields: dict[tuple[int, int], Any], number: int) -> list[dict[t
     return found
 
 
-def _chunks(group: dict[tuple[int, int], Any]) -> list[ColumnChunk]:
+def _parse_chunks(group: dict[tuple[int, int], Any]) -> list[ColumnChunk]:
     chunks = []
     for column in _get_structs(group, 1):
         meta = column.get((3, STRUCT), {})

@@ -17,7 +17,7 @@ from refshard_fs.core.chunks import Chunks
 from refshard_fs.core.columns import NO_TARGET, WHOLE, Ranges
 from refshard_fs.core.model import Quota
 from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_columns
-from refshard_fs.references.values import from_base64
+from refshard_fs.references.values import decode_base64
 
 COLUMNS: Final = ("path", "offset", "size", "raw")
 ROWS: Final = 1 << 24  # most rows of a partition: each takes 20 bytes in memory, but hardly any in the file
@@ -245,7 +245,7 @@ def _decode_value(value: str | bytes, row: int) -> bytes:
             return value
         case str() if value.startswith("base64:"):
             try:
-                return from_base64(value)
+                return decode_base64(value)
             except ValueError as e:
                 raise ValueError(f"row {row}: {e}") from e
         case str():

@@ -38,14 +38,14 @@ def describe_pyramid(name: str, group: Mapping[str, Any], datasets: Mapping[str,
     stated = [_entry_of(known, number) for number in range(len(levels))]
     transforms = [_transform_of(level, entry) for level, entry in zip(levels, stated, strict=True)]
     axes, units = transforms[0].get("axes") or _AXES.get(ndim), transforms[0].get("units") or [""] * ndim
-    steps = [_numbers(transform.get("scale"), ndim) for transform in transforms]
-    starts = [_numbers(transform.get("translate"), ndim) for transform in transforms]
+    steps = [_parse_numbers(transform.get("scale"), ndim) for transform in transforms]
+    starts = [_parse_numbers(transform.get("translate"), ndim) for transform in transforms]
     if None in steps:
         factors = [_factors_of(group, level, number, ndim) for number, level in enumerate(levels)]
         if None in factors or len(levels) == 1:
             return None
         size, unit = _resolution_of(group, levels[0], ndim)
-        offset = _numbers(group.get("offset", levels[0].get("offset")), ndim) or [0.0] * ndim
+        offset = _parse_numbers(group.get("offset", levels[0].get("offset")), ndim) or [0.0] * ndim
         units = [unit] * ndim
         steps = [[size * factor for size, factor in zip(size, each or (), strict=True)][::-1] for each in factors]
         # The first element of a level is the mean of as many elements of the full resolution as its factor.
@@ -80,11 +80,11 @@ def _transform_of(*owners: Mapping[str, Any]) -> dict[str, Any]:
 
 def _factors_of(group: Mapping[str, Any], level: Mapping[str, Any], number: int, ndim: int) -> list[float] | None:
     """Return the factors by which a level is smaller than the full resolution; those of ``s0`` may be left out."""
-    own = _numbers(level.get("downsamplingFactors"), ndim)
+    own = _parse_numbers(level.get("downsamplingFactors"), ndim)
     for name in ("scales", "downsamplingFactors"):
         listed = group.get(name)
         if own is None and isinstance(listed, list) and number < len(listed):
-            own = _numbers(listed[number], ndim)
+            own = _parse_numbers(listed[number], ndim)
     return [1.0] * ndim if own is None and number == 0 else own
 
 
@@ -95,13 +95,13 @@ def _resolution_of(group: Mapping[str, Any], level: Mapping[str, Any], ndim: int
         unit = "" if "pixelResolution" in owner else "nm"  # Paintera states nanometers
         if isinstance(given, dict):
             given, unit = given.get("dimensions"), str(given.get("unit") or "")
-        found = _numbers(given, ndim)
+        found = _parse_numbers(given, ndim)
         if found is not None:
             return found, unit
     return [1.0] * ndim, ""
 
 
-def _numbers(value: Any, ndim: int) -> list[float] | None:
+def _parse_numbers(value: Any, ndim: int) -> list[float] | None:
     """Return a list of ``ndim`` finite numbers; None for any other value."""
     if not isinstance(value, list) or len(value) != ndim:
         return None

@@ -23,7 +23,7 @@ from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Listed, Load, Names, Packed, Raw, Span, Steps
-from refshard_fs.core.zarrmeta import COUNTABLE, integers, is_node_name, object_in, shorten
+from refshard_fs.core.zarrmeta import COUNTABLE, check_integers, is_node_name, object_in, shorten
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.formats.n5 import ATTRIBUTES
 from refshard_fs.formats.n5.multiscales import describe_pyramid
@@ -142,8 +142,8 @@ class BlockChunks(Chunks):
 
 def _describe_dataset(doc: dict[str, Any], path: str, where: str) -> tuple[ArrayDescription, str]:
     """Describe a dataset by its attributes. Return the array, and the codec of its chunks."""
-    shape = integers(doc.get("dimensions"), "dimensions", where)[::-1]
-    chunks = integers(doc.get("blockSize"), "blockSize", where)[::-1]
+    shape = check_integers(doc.get("dimensions"), "dimensions", where)[::-1]
+    chunks = check_integers(doc.get("blockSize"), "blockSize", where)[::-1]
     if not 0 < len(shape) <= 32 or len(chunks) != len(shape) or not all(chunks):
         raise ManifestError(f"{where}: its blockSize {shorten(chunks)} does not fit its dimensions {shorten(shape)}")
     kind = doc.get("dataType")

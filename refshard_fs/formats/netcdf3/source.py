@@ -216,7 +216,7 @@ def parse_header(data: bytes, size: int, where: str) -> Header:
         else:
             reports[name] = problem
     if hidden := _find_hidden_variable(cursor, dimensions):
-        reports[hidden] = f"it lies behind the {len(variables) + len(reports)} variables that the header counts"
+        reports[hidden] = f"its header counts only the {len(variables) + len(reports)} variables before this one"
     if reports:  # such a variable may be part of each record, so the position of other parts is unknown
         for name in [name for name, variable in variables.items() if variable.is_record]:
             reports[name] = f"its records lie between those of {next(iter(reports))!r}, whose size is unknown"

@@ -67,7 +67,9 @@ def pad(data: bytes, extents: tuple[int, ...], chunks: tuple[int, ...], itemsize
 def _decode_image(raw: bytes, encoding: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the voxels of an image in ``shape``: channel, z, y, x."""
     channels, count = shape[0], math.prod(shape[1:])
-    found = _jpeg_size(raw) if encoding == "jpeg" else _png_size(raw)  # decoders allocate what the image states
+    found = (
+        _parse_jpeg_size(raw) if encoding == "jpeg" else _parse_png_size(raw)
+    )  # decoders allocate what the image states
     if found != (count, channels, dtype.itemsize * 8):
         raise ValueError(f"its image has pixels, channels and bits {found}: expected {(count, channels, dtype.str)}")
     image = np.asarray(decode_by_imagecodecs(f"{encoding}_decode", raw, "tiff"))
@@ -76,7 +78,7 @@ def _decode_image(raw: bytes, encoding: str, shape: tuple[int, ...], dtype: np.d
     return image.reshape(count, channels).T.reshape(shape).astype(dtype)
 
 
-def _png_size(raw: bytes) -> tuple[int, int, int]:
+def _parse_png_size(raw: bytes) -> tuple[int, int, int]:
     """Return the numbers of pixels, of channels, and of bits of each sample."""
     if not raw.startswith(b"\x89PNG\r\n\x1a\n") or raw[12:16] != b"IHDR" or len(raw) < 26:
         raise ValueError("it is not a PNG image")
@@ -84,7 +86,7 @@ def _png_size(raw: bytes) -> tuple[int, int, int]:
     return pixels, _PNG_CHANNELS.get(raw[25], 0), raw[24]
 
 
-def _jpeg_size(raw: bytes) -> tuple[int, int, int]:
+def _parse_jpeg_size(raw: bytes) -> tuple[int, int, int]:
     """Return the numbers of pixels, of channels, and of bits of each sample."""
     at = 2 if raw.startswith(b"\xff\xd8") else len(raw)
     while at + 10 <= len(raw) and raw[at] == 0xFF:

@@ -181,7 +181,7 @@ class MinishardIndex(msgspec.Struct, frozen=True):
         if wrong.any():
             place = int(wrong.argmax())
             where = f"[{starts[place]}, {stops[place]})"
-            reason = f"within the index of its minishard, or beyond {self.room} bytes"
+            reason = f"expected a range before byte {self.room}, outside the index of its minishard"
             raise ValueError(f"chunk {ids[place]} lies at {where}: {reason}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]

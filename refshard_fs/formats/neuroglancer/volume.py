@@ -63,7 +63,7 @@ class _ScaleChunks(Chunks):
         self.grid = grid
         self.size = math.prod(scale.chunks) * scale.dtype.itemsize
 
-    def _stored_size(self, coords: tuple[int, ...]) -> int | None:
+    def _find_stored_size(self, coords: tuple[int, ...]) -> int | None:
         """Return the stored size of a chunk in bytes; None if only the chunk has it."""
         if self.scale.is_gzip or self.scale.encoding != "raw":
             return None
@@ -100,7 +100,7 @@ class FileChunks(_ScaleChunks):
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         coords = self.grid.coords(number)
-        size = self._stored_size(coords)
+        size = self._find_stored_size(coords)
         pin = None if size is None else Pin(size=size)
         entry = self._make_entry(Span(relative_to(self.url, self._name_array(coords)), optional=True, pin=pin), coords)
         # The file may not exist, so a size is known only after a look.
@@ -152,7 +152,7 @@ class ShardChunks(_ScaleChunks):
         if found is None:
             return None
         start, size = found
-        expected = self._stored_size(coords)
+        expected = self._find_stored_size(coords)
         if expected is not None and size != expected:
             reason = f"chunk {chunk} has {size} bytes: expected {expected}"
             raise DamagedIndex("", self._shard_url(shard), reason)

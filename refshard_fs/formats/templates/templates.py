@@ -186,7 +186,7 @@ def expand_gen(
     plans = [_check_entry(number, entry, templates) for number, entry in enumerate(entries)]
     total = sum(plan.count for plan in plans)
     if total > limits.generated:
-        raise ManifestError(f"gen: it expands to {total} keys: limits.generated allows {limits.generated}")
+        raise ManifestError(f"gen: it expands to {total} keys: expected at most {limits.generated} (limits.generated)")
     steps = sum(plan.count * plan.spent.steps for plan in plans)
     if steps > limits.generated_steps:
         raise ManifestError(f"gen: it takes {steps} operations: limits.generated_steps allows {limits.generated_steps}")

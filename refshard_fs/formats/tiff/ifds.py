@@ -167,11 +167,9 @@ class Tiff(FileBytes):
             whole = dict(zip(good, (yield from self.load([(o, sizes[o]) for o in good])), strict=True))
             for offset in some:
                 if offset in whole:
-                    found.append(self._ifd(offset, counts[offset], whole[offset]))
+                    found.append(self._parse_ifd(offset, counts[offset], whole[offset]))
                 else:
-                    where = (
-                        f"its IFD at byte {offset} has {counts.get(offset, 'no')} tags, and the file {self.size} bytes"
-                    )
+                    where = f"its IFD at byte {offset}, of {counts.get(offset, 'no')} tags, ends after byte {self.size}"
                     found.append(Ifd(0, {}, problem=f"{where}: it is damaged or cut short"))
         return found
 
@@ -184,7 +182,7 @@ class Tiff(FileBytes):
         for tag in missing:
             tag.data = known[tag.start, tag.size]
 
-    def _ifd(self, offset: int, count: int, data: bytes) -> Ifd:
+    def _parse_ifd(self, offset: int, count: int, data: bytes) -> Ifd:
         ifd = Ifd(self._link.unpack_from(data, len(data) - self._link.size)[0], {})
         for at in range(self._count.size, self._count.size + self._tag.size * count, self._tag.size):
             number, kind, values, start = self._tag.unpack_from(data, at)

@@ -95,7 +95,9 @@ def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
     if disk or first_disk or here != entries:
         raise ValueError(_DISKS)
     if length > MAX_DIRECTORY or (modulo > 1 << 16 and length < entries * SMALLEST_ENTRY):
-        raise ValueError(f"its end record announces {entries} members in a directory of {length} bytes")
+        raise ValueError(
+            f"its end record has {entries} members in {length} bytes: expected at most {MAX_DIRECTORY} bytes"
+        )
     begin = offset + length - stop if size is None else size - len(tail)
     start = begin + stop - length
     shift = start - offset
@@ -107,7 +109,7 @@ def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
     if record is not None and record + shift != begin + stop:
         raise ValueError(f"its zip64 end record is not at {record}, as its locator says")
     if length and start >= begin and not tail.startswith(b"PK\1\2", start - begin):
-        raise ValueError(f"its end record announces a directory at {start}, where there is none")
+        raise ValueError(f"expected its directory at byte {start}, as its end record says, found other bytes")
     return End(entries, start, length, shift, modulo), begin
 
 

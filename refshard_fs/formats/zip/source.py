@@ -153,7 +153,7 @@ class ZipKeySpace(KeySpace):
 
     def children(self, prefix: str) -> Steps[list[Listed] | None]:
         yield from ()
-        directory = _directory_prefix(prefix)
+        directory = _find_directory_prefix(prefix)
         sizes = self._members.rows["size"]
         found = [
             Listed(name.decode(), None if place is None else int(sizes[place]), place is None)
@@ -165,10 +165,10 @@ class ZipKeySpace(KeySpace):
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         yield from ()
-        return not prefix or bool(self._members.names.below(_directory_prefix(prefix)))
+        return not prefix or bool(self._members.names.below(_find_directory_prefix(prefix)))
 
 
-def _directory_prefix(prefix: str) -> bytes:
+def _find_directory_prefix(prefix: str) -> bytes:
     return f"{prefix}/".encode("utf-8", "surrogatepass") if prefix else b""
 
 

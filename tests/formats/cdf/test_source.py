@@ -177,7 +177,7 @@ def test_list_that_ends_too_early_is_reported(what: str) -> None:
     first = int.from_bytes(data[descriptor + (20 if what == "zVariables" else 28) :][:8])
     data[first + 12 : first + 20] = bytes(8)
     keyspace = Files({ROOT: bytes(data)}).open()
-    assert keyspace.reports == {f"list of {what}": f"the file should have 3 {what}, and its list has 1"}
+    assert keyspace.reports == {f"list of {what}": f"its list has 1 {what}: expected 3"}
 
 
 def test_small_files_are_read_whole_and_freed() -> None:

@@ -163,7 +163,7 @@ def test_key_exists_unless_rule_or_sidecar_excludes_it() -> None:
         sidecar = fill("/" + ARCHIVES["hrrr"].sidecar, START, 0, "")
         server.delete(sidecar)
         fs.invalidate_cache()
-        with pytest.raises(ReferenceNotReachable, match=r"f00.grib2 does: fields of that file"):
+        with pytest.raises(ReferenceNotReachable, match=r"f00.grib2 does: its fields"):
             fs.cat_file("2t/0.0.0.0")
 
 

@@ -109,7 +109,7 @@ def test_damage_in_a_text_is_reported_or_changes_numbers_only(name: str) -> None
 @pytest.mark.parametrize(
     ("line", "damaged", "problem"),
     [
-        ("XDim=4", "", "its numbers of columns and rows are {'XDim': 0, 'YDim': 2}"),
+        ("XDim=4", "", "its numbers of columns and rows are {'XDim': 0, 'YDim': 2}: expected at least 1"),
         ("LowerRightMtrs", "LowerRight", "2 numbers of its corners can be read: expected 4"),
         (GEO, "", "its Projection is missing"),
         (GEO, f"{GEO}\nGridOrigin=HDFE_GD_XL", "its GridOrigin is HDFE_GD_XL"),

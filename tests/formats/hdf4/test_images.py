@@ -88,4 +88,4 @@ def test_unsupported_images_are_reported() -> None:
     assert "has 4 rows and 5 columns" in keyspace.reports["blocks"]
     assert "compressed by 11" in keyspace.reports["rle"]
     assert "never written" in keyspace.reports["lost"]
-    assert "19 bytes, its shape takes 20" in keyspace.reports["short"]
+    assert "19 bytes: expected 20" in keyspace.reports["short"]

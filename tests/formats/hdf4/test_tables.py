@@ -76,7 +76,7 @@ def test_unsupported_tables_are_reported() -> None:
     assert sorted(reports) == ["lost", "outside", "unknown"]
     assert "a field of its Vdata has an unknown type" in reports["unknown"]
     assert "external" in reports["outside"]
-    assert "no element (1963, 4)" in reports["lost"]
+    assert "the element (1963, 4)" in reports["lost"]
 
 
 def test_tables_of_one_name_get_numbers() -> None:

@@ -169,7 +169,7 @@ def test_long_and_sparse_indexes_list_the_written_chunks(libver: str, tmp_path: 
     with h5py.File(path) as file:
         for name, (_, _, chunks) in cases.items():
             if zarr_major() == 2 and name == "sparse_extensible":
-                with pytest.raises(NotListable, match=f"1500000 chunks, {len(written[name])} of them written"):
+                with pytest.raises(NotListable, match=f"1500000 chunks .{len(written[name])} written"):
                     fs.ls(name)
                 listed = written[name] | {"3", "1499999"}
             else:

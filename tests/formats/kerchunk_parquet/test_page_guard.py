@@ -193,13 +193,13 @@ def test_thrift_structures_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "does not end|ends beyond"),
-        (b"\x15", "does not end|ends beyond"),
+        (b"", "is cut short|ends beyond"),
+        (b"\x15", "is cut short|ends beyond"),
         (b"\x15\x02\x05\x02\x02\0", "twice"),
         (b"\x15" + b"\xff" * 4 + b"\x7f\0", "too large"),
-        (b"\x15" + b"\xff" * 5 + b"\0", "does not end|ends beyond"),
+        (b"\x15" + b"\xff" * 5 + b"\0", "is cut short|ends beyond"),
         (b"\x05" + varint(2 * 65537) + b"\x02\0", "the number 65537"),
-        (b"\x28\xff\x01x\0", "does not end|ends beyond"),
+        (b"\x28\xff\x01x\0", "is cut short|ends beyond"),
         (b"\x29\xfc\xff\xff\xff\x0f", "longer than the bytes"),
         (b"\x3c" * 100, "nested too deeply"),
         (b"\x39\x19" * 100, "nested too deeply"),

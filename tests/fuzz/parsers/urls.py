@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission, canonicalize, is_private
-from refshard_fs.security.policy import climbs, links, longest_prefix, protocol_of, server_of
+from refshard_fs.security.policy import leads_out, links, longest_prefix, protocol_of, server_of
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -49,7 +49,7 @@ def one_input(data: bytes) -> None:
     assert server_of(server_of(url)) == server_of(url)
     path = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
     if "://" in url and ".." in unquote(unquote(path)).replace("\\", "/").split("/"):
-        assert climbs(url)
+        assert leads_out(url)
         assert longest_prefix(_INSIDE, url) is None
     for rule in _RULES:
         try:
