@@ -11,7 +11,7 @@ from typing import Final
 
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keyspace import KeySpace
-from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Steps, together
+from refshard_fs.core.model import Facts, Head, Load, Raw, Span, Steps, run_together
 from refshard_fs.core.rasters import RasterGroupBuilder
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.jp2 import MANIFEST
@@ -46,7 +46,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             group.reports[url] = "the manifest lists it, and it is not there"
         else:
             there.append(Probe(url, *answer))
-    images = yield from together([_read(one, group) for one in there])
+    images = yield from run_together([_read(one, group) for one in there])
     group.reports.pop("lower resolutions", None)
     places: dict[str, Georeference | None] = {}
     for one, image in zip(there, images, strict=True):
