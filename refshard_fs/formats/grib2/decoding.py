@@ -208,11 +208,8 @@ def _cut(numbers: _Array, stored: int) -> Iterator[_Piece]:
 
 def _decode_jpeg_2000(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     right, bottom, left, top = (parse_integer(data, octet, 4) for octet in (9, 13, 17, 21))
-    shape, components, depth = (
-        (bottom - top, right - left),
-        parse_integer(data, 41, 2),
-        (parse_integer(data, 43) & 127) + 1,
-    )
+    shape, components = (bottom - top, right - left), parse_integer(data, 41, 2)
+    depth = (parse_integer(data, 43) & 127) + 1
     if math.prod(shape) != stored or components != 1:
         raise ValueError(f"expected {stored} values, found a JPEG 2000 image of {shape} with {components} components")
     # The image may have fewer bits than the packed numbers.
@@ -326,9 +323,8 @@ def _add_differences(pieces: Iterator[_Piece], firsts: Sequence[int]) -> Iterato
 def _decode_complex(data: Octets, packing: Octets, bits: int, stored: int) -> Iterator[_Piece]:
     """Decode numbers in groups, maybe differences of numbers."""
     groups, missing = parse_integer(packing, 32, 4), parse_integer(packing, 23)
-    order, size = (
-        (parse_integer(packing, 48), parse_integer(packing, 49)) if parse_integer(packing, 10, 2) == 3 else (0, 0)
-    )
+    has_order = parse_integer(packing, 10, 2) == 3
+    order, size = (parse_integer(packing, octet) if has_order else 0 for octet in (48, 49))
     if not 0 < groups <= stored or missing > 2 or order > 2 or size > 8:
         raise ValueError(f"invalid packing of {stored} values in {groups} groups, as differences of order {order}")
     at = size * (order + 1) if order else 0
@@ -438,9 +434,7 @@ class Values1(_FieldValues, frozen=True):
         section, data = raw[:-size], raw[-size:]
         if bitmaps:
             _check_size(len(section), parse_integer(section, 1, 3))
-        if (
-            parse_integer(data, 1, 3) >= 120
-        ):  # longer ones are in messages of more than 8 MB, whose stated lengths differ
+        if parse_integer(data, 1, 3) >= 120:  # longer ones are in messages of over 8 MB, and state other lengths
             _check_size(size, parse_integer(data, 1, 3))
         bitmap = self._read_bitmap(section) if bitmaps else None
         stored = self.count if bitmap is None else int(np.count_nonzero(bitmap))

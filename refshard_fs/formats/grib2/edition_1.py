@@ -44,17 +44,8 @@ _INSTANTS: Final = frozenset([0, 1, 10])  # time range indicators (code table 5)
 _BEGINNINGS: Final = frozenset([113, 123, 124])  # of averages over fields at P1 after their reference times,
 _RANGES: Final = frozenset([2, 3, 4, 5, 118, 119, 120, 128])  # time range indicators of values from P1 to P2
 _UNITS: Final = {**UNITS, 13: 900, 14: 1800, 254: 1}  # units of time in seconds; some numbers differ from edition 2
-_TEMPLATES: Final = {
-    0: 0,
-    1: 10,
-    3: 30,
-    4: 40,
-    5: 20,
-    10: 1,
-    14: 41,
-    50: 50,
-    90: 90,
-}  # of edition 2, by kind of grid (code table 6)
+# Templates of edition 2, by kind of grid (code table 6).
+_TEMPLATES: Final = {0: 0, 1: 10, 3: 30, 4: 40, 5: 20, 10: 1, 14: 41, 50: 50, 90: 90}
 _REFUSED_GRIDS: Final = {60: "rotated", 70: "stretched", 80: "stretched and rotated"}
 
 

@@ -79,7 +79,7 @@ class Decoded(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         match self.coding.coder:
             case 1:  # _RUNS
-                found = _decode_runs(raw, self.size)
+                found = decode_runs(raw, self.size)
             case 2:  # _BITS
                 found = _unpack_bits(raw, self.size, self.itemsize, self.coding.values)
             case _:
@@ -89,7 +89,11 @@ class Decoded(msgspec.Struct, frozen=True):
         return found
 
 
-def _decode_runs(raw: bytes, size: int) -> bytes:
+def decode_runs(raw: bytes, size: int, repeated: int = 3, plain: int = 1) -> bytes:
+    """Decode runs: a count with the highest bit set repeats the next byte, another one is followed by plain bytes.
+
+    ``repeated`` and ``plain`` are the numbers of bytes for a count of 0. ValueError if the runs are too short.
+    """
     made = bytearray()
     at = 0
     while len(made) < size:
@@ -97,11 +101,11 @@ def _decode_runs(raw: bytes, size: int) -> bytes:
             raise ValueError(f"its runs are cut short: they decode to {len(made)} bytes of {size}")
         count = raw[at] & 0x7F
         if raw[at] & 0x80:
-            made += raw[at + 1 : at + 2] * (count + 3)
+            made += raw[at + 1 : at + 2] * (count + repeated)
             at += 2
         else:
-            made += raw[at + 1 : at + 2 + count]
-            at += 2 + count
+            made += raw[at + 1 : at + 1 + count + plain]
+            at += 1 + count + plain
     return bytes(made[:size])  # the library, too, leaves the rest of the last run
 
 

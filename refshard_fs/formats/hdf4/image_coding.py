@@ -11,6 +11,7 @@ import numpy as np
 
 from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
+from refshard_fs.formats.hdf4.coding import decode_runs
 
 RUNS, BLOCKS, JPEGS = 11, 12, (15, 16)  # tags that name the compressions; 15 has three bands, 16 one
 _SIDE: Final = 4  # rows and columns of a block
@@ -59,7 +60,7 @@ class DecodedImage(msgspec.Struct, frozen=True):
             out = np.zeros((coding.rows, coding.columns, coding.bands)[: 2 + (coding.bands > 1)], np.uint8)
             decode_by_imagecodecs("jpeg_decode", raw, "hdf5", out=out)
             return out.tobytes()
-        found = _decode_runs(raw, self.size) if coding.compression == RUNS else self._decode_blocks(raw)
+        found = decode_runs(raw, self.size, 0, 0) if coding.compression == RUNS else self._decode_blocks(raw)
         if len(found) != self.size:
             raise ValueError(f"its image decodes to {len(found)} bytes: expected {self.size}")
         return found
@@ -73,18 +74,3 @@ class DecodedImage(msgspec.Struct, frozen=True):
         bits = np.unpackbits(blocks[..., :2], axis=2).reshape(down, across, _SIDE, _SIDE)
         pixels = np.where(bits, blocks[..., 2, None, None], blocks[..., 3, None, None])
         return pixels.swapaxes(1, 2).tobytes()
-
-
-def _decode_runs(raw: bytes, size: int) -> bytes:
-    """Decode runs: a count with the highest bit set repeats the byte behind it, another one is followed by bytes."""
-    made = bytearray()
-    at = 0
-    while len(made) < size and at < len(raw):
-        count = raw[at] & 0x7F
-        if raw[at] & 0x80:
-            made += raw[at + 1 : at + 2] * count
-            at += 2
-        else:
-            made += raw[at + 1 : at + 1 + count]
-            at += 1 + count
-    return bytes(made)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -216,6 +217,12 @@ class Header(msgspec.Struct, frozen=True):
         if len(found) != 1:
             raise ValueError(f"its main header has {len(found)} segments COD: expected 1")
         return found + [Coding.parse(m, data, self.size.bands) for m, data in self.segments if m == COC]
+
+    def parse_codings(self, tile: int, segments: Sequence[tuple[int, bytes]], most: int) -> list[Coding]:
+        """Return the codings in the ``segments`` of a tile part; ValueError if decoding its tile costs too much."""
+        found = [Coding.parse(marker, data, self.size.bands) for marker, data in segments if marker in (COD, COC)]
+        check_cost(self.size.select_tile(tile, 0), found, most)
+        return found
 
     def find_disorder(self) -> str:
         """Return why packets of lower resolutions do not come first in a tile; "" if they do.

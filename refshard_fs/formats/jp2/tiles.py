@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from refshard_fs.core.array_group import Chunks, make_entry_of_parts
 from refshard_fs.core.compression import decode_by_imagecodecs
@@ -18,7 +19,7 @@ from refshard_fs.core.format import FileBytes, Probe
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Load, Span, Steps
 from refshard_fs.errors import DamagedIndex
-from refshard_fs.formats.jp2.codestream import COC, COD, EOC, POC, SOD, Coding, Header, check_cost, split_segments
+from refshard_fs.formats.jp2.codestream import EOC, POC, SOD, Header, split_segments
 from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part, TileParts, TilePartScan, parse_lengths
 
 _END: Final = EOC.to_bytes(2)
@@ -45,24 +46,21 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         lowered = 0 if self.header.find_disorder() else self.level
-        skipped: dict[str, Any] = {} if lowered == self.level else {"skipres": self.level}
         ends = enumerate(zip(accumulate(self.sizes), self.sizes, strict=True))
         parts = [self._encode_part(raw[stop - size : stop], number, lowered) for number, (stop, size) in ends]
         tile = self.header.size.select_tile(self.tile, self.level)
-        (rows, columns), bands = tile.shape(0), tile.bands
+        rows, columns = tile.shape(0)
         chunk = np.zeros(self.shape, tile.dtype)
         for depth in set(tile.depths):
             stream = b"".join([self.header.encode(self.tile, lowered, depth), *parts, _END])
-            dtype = tile.replace_depths(depth).dtype.newbyteorder("=")
-            out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], dtype)
-            decode_by_imagecodecs("jpeg2k_decode", stream, "tiff", out=out, **skipped)
+            shape, dtype = (tile.bands, rows, columns), tile.replace_depths(depth).dtype
             of_depth = np.frombuffer(tile.depths, np.uint8) == depth
-            chunk[of_depth, :rows, :columns] = np.moveaxis(out.reshape(rows, columns, bands), 2, 0)[of_depth]
+            chunk[of_depth, :rows, :columns] = decode_stream(stream, shape, dtype, self.level - lowered)[of_depth]
         return chunk.tobytes()
 
     def _encode_part(self, data: bytes, number: int, lowered: int) -> bytes:
         """Return a tile part for an image of one tile, ``lowered`` by this many levels; ValueError if it is another."""
-        part, size = Part.parse(data), self.header.size
+        part = Part.parse(data)
         if (part.tile, part.number) != (self.tile, number) or part.total > len(self.sizes):  # some state too few
             raise ValueError(
                 f"expected part {number} of {len(self.sizes)} of tile {self.tile}, found part {part.number} of tile "
@@ -75,8 +73,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
             segments, end = split_segments(body, 0, SOD)
         except EOFError:
             raise ValueError("its tile part ends within its header") from None
-        codings = [Coding.parse(marker, segment, size.bands) for marker, segment in segments if marker in (COD, COC)]
-        check_cost(size.select_tile(self.tile, 0), codings, self.most)
+        codings = self.header.parse_codings(self.tile, segments, self.most)
         if lowered:
             levels = self.header.codings()[0].levels
             is_alike = all(coding.levels == levels and coding.is_by_resolution for coding in codings)
@@ -85,6 +82,15 @@ class TileRecipe(msgspec.Struct, frozen=True):
             kept = [self.header.lower_resolution(marker, segment, lowered) for marker, segment in segments]
             body = b"".join([*kept, body[end:]])
         return part._replace(tile=0, size=SOT_SIZE + len(body), total=len(self.sizes)).encode() + body
+
+
+def decode_stream(stream: bytes, shape: tuple[int, int, int], dtype: np.dtype[Any], skipped: int) -> npt.NDArray[Any]:
+    """Decode a code stream to ``shape`` (bands, rows, columns); this many of its resolution levels are ``skipped``."""
+    bands, rows, columns = shape
+    out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], dtype.newbyteorder("="))
+    options = {"skipres": skipped} if skipped else {}
+    decode_by_imagecodecs("jpeg2k_decode", stream, "tiff", out=out, **options)
+    return np.moveaxis(out.reshape(rows, columns, bands), 2, 0)
 
 
 @cache

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-import numpy as np
 
 from refshard_fs.core.array_group import Chunks, make_entry
-from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Entry, Steps
-from refshard_fs.formats.jp2.codestream import COC, COD, SOD, Coding, Header, check_cost, split_segments
+from refshard_fs.formats.jp2.codestream import SOD, Header, split_segments
 from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part
+from refshard_fs.formats.jp2.tiles import decode_stream
 
 LARGEST: Final = 1 << 28  # bytes of a decoded image: a read of any part decodes all of it
 
@@ -37,12 +36,8 @@ class WholeRecipe(msgspec.Struct, frozen=True):
 
     def make(self, raw: bytes) -> bytes:
         self._check_tiles(raw)
-        bands, rows, columns = self.shape
         dtype = self.header.size.dtype
-        out = np.zeros((rows, columns, bands)[: 2 + (bands > 1)], dtype.newbyteorder("="))
-        options: dict[str, Any] = {"skipres": self.level} if self.level else {}
-        decode_by_imagecodecs("jpeg2k_decode", raw, "tiff", out=out, **options)
-        return np.moveaxis(out.reshape(rows, columns, bands), 2, 0).astype(dtype).tobytes()
+        return decode_stream(raw, self.shape, dtype, self.level).astype(dtype).tobytes()
 
     def _check_tiles(self, raw: bytes) -> None:
         """Raise ValueError if a tile part has a coding of its own that takes too much memory, or is damaged."""
@@ -53,9 +48,7 @@ class WholeRecipe(msgspec.Struct, frozen=True):
                 segments, _ = split_segments(raw, at + SOT_SIZE, SOD)
             except EOFError:
                 raise ValueError(f"its tile part at byte {at} of the code stream ends within its header") from None
-            bands = self.header.size.bands
-            codings = [Coding.parse(marker, data, bands) for marker, data in segments if marker in (COD, COC)]
-            check_cost(self.header.size.select_tile(part.tile, 0), codings, self.most)
+            self.header.parse_codings(part.tile, segments, self.most)
             at = at + part.size if part.size else len(raw)
 
 
