@@ -956,9 +956,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 f"{key!r}: expected offset and length of at least 0, and an end below 2**63, got offset {offset} and "
                 f"length {length} of {sanitize(url or 'target=')}"
             )
-        from refshard_fs.writing.save import respelling  # imported only for writing
+        from refshard_fs.writing.save import make_speller  # imported only for writing
 
-        respell = respelling(self.source.options.open, self.fo)
+        respell = make_speller(self.source.options.open, self.fo)
         span = Span(respell(url) or url or "", start, None if size is None else start + size)
         if not writer.refer_now(key, span):
             self.source.wait(writer.refer, key, span)

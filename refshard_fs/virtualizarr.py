@@ -27,7 +27,7 @@ from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sinks.sink import Sink
 from refshard_fs.source.collect import INLINED
-from refshard_fs.writing.save import respelling, stream_of
+from refshard_fs.writing.save import make_speller, stream_of
 
 if TYPE_CHECKING:
     from virtualizarr.manifests import ChunkManifest, ManifestArray, ManifestGroup, ManifestStore
@@ -68,7 +68,7 @@ class Parser:
         fs = RefShardFileSystem(url, **{"fs": registry, **self.options})
         if self.skip_variables:
             fs = fs.select(drop=self.skip_variables)
-        spell, rule = respelling(fs.source.options.open, fs.fo), fs.source.admission
+        spell, rule = make_speller(fs.source.options.open, fs.fo), fs.source.admission
 
         def respell(written: str | None) -> str | None:
             url = spell(written)

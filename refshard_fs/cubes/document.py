@@ -52,7 +52,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def name(self) -> str:
-        """What it is called in errors."""
+        """The name of the piece in errors."""
         return self.url if self.document is None else f"{self.document.pieces[0].name} and others"
 
     @property

@@ -36,32 +36,7 @@ def append(
     callback: Callback = DEFAULT_CALLBACK,
     **options: Any,
 ) -> int:
-    """Add the set ``fo`` to the set at ``target``, along ``dim``, as if both had been given to `concat`.
-
-    ``fo`` may also be a pattern or a list of URLs: these are appended one after the other, in natural order; those that
-    a document names already are not opened again. So a job that runs every day costs what is new. If a document joins
-    files of different variables, the new files of all variables are given together, and are written together. With
-    ``create``, a document is made by `open` if there is none at ``target``. A document tells ``dim``; other sets need
-    it.
-
-    ``target`` is the URL of a JSON or parquet set, of an Icechunk repository, or of a document that `concat`
-    made with ``lazy=True``: that gets one line more, and ``fo`` is a URL then. ``same`` is as `concat` takes it, and
-    ``options`` are further arguments of `RefShardFileSystem` for both. To a repository it is one commit with
-    ``message``, to the branch ``branch=``. A document whose sets a function showed (``preprocess=`` of `concat`) needs
-    the same ``preprocess``.
-    The set does not change until it has all of the new one, whatever happens.
-
-    It is safe to repeat: values of the coordinate ``dim`` that the set has already are an error; with
-    ``on_duplicate="skip"`` what is new is appended, and ``"replace"`` takes the new set's elements instead of the last
-    ones of the old set; in a document, also instead of one part anywhere that has the same values, which may be damaged
-    or gone, unless it is the document's first.
-    What comes late takes its place in the gap that a document has there (``freq=`` of `concat`). A
-    set that is in order stays so, unless ``any_order`` allows otherwise. Returns how many elements the set has more, or
-    a gap has less; 0 means that it was left as it is, unless some were replaced.
-
-    Raises SourceNotReachable if there is no set yet, ManifestError where the two do not fit, ConflictError if somebody
-    else wrote the target meanwhile, and ReadOnlyError where it cannot be written: then nothing is changed.
-    ``callback`` counts the written keys.
+    """Append the set ``fo`` to the set at ``target``, along ``dim``, as `concat` would join both.
 
     >>> import fsspec, json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -73,6 +48,53 @@ def append(
     2
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
+
+    The set at ``target`` stays as it is until it has all new elements, whatever happens. Return the number of elements
+    that the set has more, or a gap has less; 0 if the set is as before, unless elements were replaced.
+
+    Parameters
+    ----------
+    target:
+        The URL of a JSON or parquet set, of an Icechunk repository, or of a document that `concat` made with
+        ``lazy=True``. A document gets one line more. A repository gets one commit, to the branch ``branch=``.
+    fo:
+        A set as `RefShardFileSystem` takes it; for a document, its URL. A pattern or a list of URLs is appended one
+        after the other, in natural order, and URLs that a document has already are not opened again: a job that runs
+        every day costs only its new files. If a document joins files of different variables, give the new files of all
+        variables together: one commit writes them.
+    dim:
+        The dimension. A document tells it.
+    same:
+        Variables without the dimension that are not compared, as in `concat`.
+    on_duplicate:
+        What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only the
+        others; ``"replace"`` takes the new set's elements in place of the last ones of the old set. In a document,
+        ``"replace"`` also takes the new set in place of one piece with the same values, which may be damaged or gone,
+        unless this piece is the first one.
+    any_order:
+        Permit that values are no longer in order. A set that fits in a gap of a document (``freq=`` of `concat`) takes
+        its place there in any case.
+    create:
+        Make a document by `open` if ``target`` does not exist.
+    message:
+        The message of the commit to an Icechunk repository.
+    preprocess:
+        The function that `concat` took, if a document has one.
+    callback:
+        Counts the keys that are written.
+    **options:
+        Further arguments of `RefShardFileSystem` for both sets.
+
+    Raises
+    ------
+    SourceNotReachable
+        The set at ``target`` does not exist.
+    ManifestError
+        The sets do not fit together.
+    ConflictError
+        Another writer has changed the target meanwhile.
+    ReadOnlyError
+        The target cannot be written.
     """
     rules = AppendRules(dim or "", frozenset(same), on_duplicate, any_order, message)
     if create:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.source.collect import Unread, collect
-from refshard_fs.writing.save import respelling
+from refshard_fs.writing.save import make_speller
 from refshard_fs.writing.shards import list_stored_keys
 
 
@@ -15,5 +15,5 @@ def collect_references(fs: RefShardFileSystem, unread: Unread | None = None) -> 
     Chunks of ``unread`` arrays that would have to be decoded are not read.
     """
     return collect(
-        list_stored_keys(fs.source, fs.writer), fs.source.run, respelling(fs.source.options.open, fs.fo), unread
+        list_stored_keys(fs.source, fs.writer), fs.source.run, make_speller(fs.source.options.open, fs.fo), unread
     )

@@ -29,10 +29,10 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     assign: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> LazySet:
-    """Open many files as one source, a cube: `concat` with ``lazy=True``, which finds out along what they are joined.
+    """Open many files as one source, a cube: `concat` with ``lazy=True``, which finds the dimension of the join.
 
-    What it returns is opened by xarray, zarr and fsspec (``xr.open_dataset(cube, engine="refshard")``), shows a part of
-    itself (`LazySet.select`), and is saved (`LazySet.save`) as a small document, which this function opens again.
+    xarray, zarr and fsspec open the cube (``xr.open_dataset(cube, engine="refshard")``). `LazySet.select` shows a part
+    of it. `LazySet.save` writes it as a small document, which this function opens again.
 
     Parameters
     ----------
@@ -40,15 +40,15 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
         A pattern (``"s3://bucket/2024/*.nc"``), one with fields that name dimensions
         (``"{member}/tas_{time:%Y%m}.nc"``), a list of URLs, or a table that says where each lies: pairs
         ``(url, {"time": ..., "band": ...})``, a DataFrame with a column ``url`` and one for each dimension, items of
-        STAC (pystac's, or JSON), whose dimensions are ``time`` and, where they have several, ``asset``; or the path of
-        a Parquet file with such a table or such items. A document that was saved is opened as it is.
+        STAC (pystac's, or JSON), whose dimensions are ``time`` and, if they have several assets, ``asset``; or the path
+        of a Parquet file with such a table or such items. A saved document is opened as it is.
     dim:
-        The dimension. By default the values of coordinates tell: the dimension whose coordinate differs from file to
-        file, or several, if files form a grid along them; else a scalar coordinate that differs, such as the time of
-        a file with one; else a dimension without a coordinate whose length differs. Sets are put in the order of their
-        values. A field of a name that only tells files apart (``{year}``, where ``time`` differs) makes no dimension.
+        The dimension. By default it is the dimension whose coordinate differs from file to file, or several, if files
+        form a grid along them; else a scalar coordinate that differs, such as the time of a file with one time; else a
+        dimension without a coordinate whose length differs. Sets are joined in the order of their values. A field that
+        only distinguishes files (``{year}``, if ``time`` differs) makes no dimension.
     isel, sel, squeeze, assign:
-        What of the cube is shown, as `RefShardFileSystem.select` takes it.
+        The part of the cube that is shown, as in `RefShardFileSystem.select`.
     arguments:
         All others of `concat`: ``keep``, ``drop``, ``rename``, ``attrs``, ``join``, ``freq``, ``overlap``, ``chunks``,
         ``on_error``, ``executor``, ``resume``; ``assets``, the names of assets of STAC to take; and those of
@@ -57,8 +57,8 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     Raises
     ------
     ManifestError
-        If nothing tells the dimension, or more than one fits; it names the choices. If files do not fit: it names them,
-        the variable and the field.
+        No dimension is found, or more than one fits: the error names the choices. Or files do not fit together: it
+        names them, the variable and the field.
 
     Examples
     --------

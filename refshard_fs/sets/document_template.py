@@ -27,7 +27,7 @@ from refshard_fs.sets.rebase import MadeSet
 from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import parse_references
 from refshard_fs.source.recognition import names_manifests
-from refshard_fs.writing.save import respelling
+from refshard_fs.writing.save import make_speller
 
 DIFFERING: Final = 1024  # differing bytes of two files among which inline values are looked for
 SMALL: Final = 1 << 18  # bytes of a document: larger ones are parsed as fast as they are compared
@@ -186,7 +186,7 @@ class DocumentParser:
             return None  # who opens it tells why
         if refs is None:
             return None
-        return respell_urls(refs, respelling(OpenOptions(), fo))
+        return respell_urls(refs, make_speller(OpenOptions(), fo))
 
     def _parse_document(self, document: Any, where: str) -> ReferenceSet | None:
         is_large = isinstance(document, bytes) and len(document) > SMALL

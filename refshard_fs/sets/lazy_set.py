@@ -27,12 +27,11 @@ _ACCESS: Final = frozenset(["fs", "options", "remote_options", "remote_protocol"
 
 
 class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
-    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; URLs in it are absolute.
+    """A document that joins sets: an ``fo`` for `RefShardFileSystem`. Immutable; its URLs are absolute.
 
-    ``remark`` says why other software does not read what it shows, ``joined`` what it joins. ``opened_with`` are the
-    arguments by which its parts were opened: filesystems of it open them so. ``first_bytes`` of the parts, and short
-    metadata behind them, were read to join the parts: filesystems of it do not read these again. Neither is saved;
-    pickles lack the bytes.
+    ``remark`` says why other programs cannot read the document, and ``joined`` describes it in a few words. Filesystems
+    of this set open its parts with the arguments ``opened_with``, and do not request ``first_bytes`` again: joining has
+    read the beginnings of the parts, and short metadata behind these. Neither is saved, and pickles lack the bytes.
     """
 
     remark: str
@@ -50,12 +49,12 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @property
     def title(self) -> str:
-        """What it joins, in a few words."""
+        """A few words about the joined sets."""
         return self.joined
 
     @property
     def document(self) -> ConcatDocument:
-        """What the document says."""
+        """The parsed document."""
         assert isinstance(self.content, bytes), "a document that joins sets is bytes"
         return ConcatDocument.read(self.content, self.joined)
 
@@ -130,7 +129,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
-        """Return the document that joins sets which ``fs`` shows, its URLs absolute; None where it shows another."""
+        """Return the cube that ``fs`` shows, with absolute URLs; None if it shows another source."""
         joined = fs.source.open().cube
         if joined is None:
             return None

@@ -39,7 +39,7 @@ from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
 from refshard_fs.source.source import Engines
 from refshard_fs.targets.versioned import Versions
-from refshard_fs.writing.save import respelling
+from refshard_fs.writing.save import make_speller
 
 ROUND: Final = 16  # sources whose look-ups are driven together: each waits for all of them
 ROUNDS: Final = 16  # such rounds that are under way at once, so that some are decoded while others wait
@@ -282,4 +282,4 @@ class _Scanner(Engines):
             refs = yield from first.run(collect_steps(space, self._unread))
         except Exception as e:  # noqa: BLE001  # `blame` tells which
             raise blame("", e) from sanitize_cause(e)
-        return respell_urls(refs, respelling(OpenOptions(), first.url))
+        return respell_urls(refs, make_speller(OpenOptions(), first.url))

@@ -12,7 +12,7 @@ from refshard_fs.references.reference_set import adopt
 from refshard_fs.sets.rebase import MadeSet, make_set, open_read
 from refshard_fs.source.collect import pin
 from refshard_fs.tools.progress import progress
-from refshard_fs.writing.save import respelling
+from refshard_fs.writing.save import make_speller
 from refshard_fs.writing.shards import list_stored_keys
 
 INLINE = 1 << 16  # bytes of a metadata document that is kept in the set
@@ -70,7 +70,7 @@ def _snapshot(fs: RefShardFileSystem, threshold: int, callback: Callback, *, fla
     """Pin all references of ``fs`` to the current versions of their targets."""
     source = fs.source
     shard_options = source.options.open.shard_options if flatten else None
-    respell = respelling(source.options.open, fs.fo)
+    respell = make_speller(source.options.open, fs.fo)
     with progress("snapshot", callback) as shown:
         keys = list_stored_keys(source, fs.writer)
         refs = pin(keys, source.run, respell, threshold, shard_options, shown.relative_update)

@@ -58,7 +58,7 @@ def save(
     settings = {name: options[name] for name in sink.settings if name in options}
     options = {name: value for name, value in options.items() if name not in settings}
     objects = Objects(url, options)
-    spell = partial(respelling, source.options.open, source.options.source)
+    spell = partial(make_speller, source.options.open, source.options.source)
     whole, spelled = spell(), spell(url if sink.holds_relative_urls else None)
     adoption = Adoption(source.admission)  # the new set is the user's own
     recorded = NOTHING
@@ -214,7 +214,7 @@ class CopiesBeside:
             self._folder.tidy([self._name])
 
 
-def respelling(options: OpenOptions, source: object, url: str | None = None) -> Respell:
+def make_speller(options: OpenOptions, source: object, url: str | None = None) -> Respell:
     """Return the function that spells URLs of the set ``source`` (its URL, or a source in memory) for a set at ``url``.
 
     A relative URL stays as it is if it names the same object in both sets. Otherwise, or without ``url``, it becomes
