@@ -43,7 +43,8 @@ def check_shapes(path: str, one: NamedSet, other: NamedSet, axis: int) -> None:
         raise ManifestError(f"{found}: drop=[{path!r}] leaves the variable out")
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
-            raise difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
+            found = difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
+            raise ManifestError(f"{found}: join='outer' shows all values of {a.dims[k]!r}, if it is a coordinate")
 
 
 def check_joinable(

@@ -36,6 +36,7 @@ from refshard_fs.source.options import for_sources
 from refshard_fs.tools.progress import progress
 
 logger = logging.getLogger(__package__)
+KEPT: Final = 4096  # sources whose first bytes are kept, 8 KiB of each; more would displace one another
 REASON: Final = 200  # characters of an error that a document keeps
 
 Join = Literal["exact", "outer"]  # "exact": all sources have the same variables, and the same coordinates
@@ -180,7 +181,7 @@ def concat(
         information: opening a document neither imports nor calls it. `append` takes the same function. The workers of
         ``executor`` call it, and ``resume`` keeps what it chose until the source or the function changes.
     assets:
-        The assets that are taken of STAC items; all by default.
+        The assets that are taken of STAC items; by default those with the role "data", or all if none has it.
     executor:
         Any executor of `concurrent.futures`, or ``client.get_executor()`` of dask: its workers open the sources, and
         must be able to reach them.
@@ -239,7 +240,7 @@ def concat(
         ]
         inputs = inputs._replace(sources=tuple(selected))
     failed: dict[int, Exception] = {}
-    heads: Heads | None = LRU(REMEMBERED) if lazy else None
+    heads: Heads | None = LRU(REMEMBERED) if lazy and len(inputs.sources) <= KEPT else None
     unread = Unread(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None
     with progress("concat", callback) as shown:
         shown.set_size(len(inputs.sources))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from numbers import Integral, Real
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from refshard_fs.sets.patterns import Place
 
+DATA: Final = "data"  # the role of assets of STAC that are the data themselves
 URLS: Final = ("url", "href", "uri", "path", "location")  # columns of a table that may hold URLs
 
 
@@ -19,8 +20,9 @@ def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list
     """Return URLs with their places by dimension; None where ``sets`` are not such a table.
 
     A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
-    STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: all, or those
-    that ``assets`` names. ValueError where rows lack a place, or are of different dimensions.
+    STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: those that
+    ``assets`` names, or else those with the role "data", or all if none has it. ValueError where rows lack a place, or
+    are of different dimensions.
     """
     rows = list(_parse_rows(sets, assets))
     if not rows:
@@ -88,13 +90,13 @@ def _parse_rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, 
         return
     items = [_parse_item(one) for one in sets]
     if items and all(item is not None for item in items):
-        chosen = [(item, [n for n in item[1] if assets is None or n in assets]) for item in items if item is not None]
+        chosen = [(item, _choose_assets(item, assets)) for item in items if item is not None]
         has_several = any(len(names) > 1 for _, names in chosen)
-        for (time, hrefs), names in chosen:
+        for item, names in chosen:
             if not names:
-                raise ValueError(f"an item has the assets {', '.join(hrefs)}: expected {', '.join(assets or ())}")
+                raise ValueError(f"an item has the assets {', '.join(item.hrefs)}: expected {', '.join(assets or ())}")
             for name in names:
-                yield hrefs[name], {"time": time, **({"asset": name} if has_several else {})}
+                yield item.hrefs[name], {"time": item.time, **({"asset": name} if has_several else {})}
         return
     for one in sets:
         match one:
@@ -104,18 +106,36 @@ def _parse_rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, 
                 return
 
 
-def _parse_item(one: Any) -> tuple[Any, dict[str, str]] | None:
-    """Return the time of an item of STAC, and the URL of each of its assets; None for anything else."""
+class _Item(NamedTuple):
+    """The time of an item of STAC, the URL of each of its assets, and the assets with the role "data"."""
+
+    time: Any
+    hrefs: dict[str, str]
+    data: list[str]
+
+
+def _parse_item(one: Any) -> _Item | None:
+    """Return an item of STAC; None for anything else."""
     if isinstance(one, Mapping):
         if one.get("type") != "Feature" or "assets" not in one:
             return None
         properties = one.get("properties") or {}
-        time = properties.get("datetime") or properties.get("start_datetime")
-        return time, {name: str(asset["href"]) for name, asset in one["assets"].items()}
+        when = properties.get("datetime") or properties.get("start_datetime")
+        assets = one["assets"].items()
+        data = [name for name, asset in assets if DATA in (asset.get("roles") or ())]
+        return _Item(when, {name: str(asset["href"]) for name, asset in assets}, data)
     if not (hasattr(one, "assets") and hasattr(one, "properties")):
         return None
-    time = getattr(one, "datetime", None) or one.properties.get("start_datetime")
-    return time, {name: str(asset.href) for name, asset in one.assets.items()}
+    when = getattr(one, "datetime", None) or one.properties.get("start_datetime")
+    data = [name for name, asset in one.assets.items() if DATA in (asset.roles or ())]
+    return _Item(when, {name: str(asset.href) for name, asset in one.assets.items()}, data)
+
+
+def _choose_assets(item: _Item, assets: Sequence[str] | None) -> list[str]:
+    """Return the names of the assets to take; thumbnails and metadata have other roles than "data"."""
+    if assets is not None:
+        return [name for name in item.hrefs if name in assets]
+    return item.data or list(item.hrefs)
 
 
 def convert_to_place(value: Any, dim: str, url: str) -> Place:
@@ -126,6 +146,8 @@ def convert_to_place(value: Any, dim: str, url: str) -> Place:
         value = value.to_pydatetime(warn=False)
     if isinstance(value, str) and dim == "time":
         value = datetime.fromisoformat(value)
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
     if isinstance(value, datetime):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     if isinstance(value, Integral):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from refshard_fs.core.compression import inflate_head, is_compressed
@@ -70,6 +71,7 @@ _XML: Final = (
     (b"/ncml-2.2", "an NcML document", "open the files that it names (refshard concat joins them)"),
     (b"<Error><Code>", "an error of an object store, stored as a file", "download the file again"),
 )
+_FEATURES: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"FeatureCollection"')
 _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -77,6 +79,8 @@ def unsupported_kind(head: bytes) -> tuple[str, str] | None:
     """Return the kind of an unsupported file by its first bytes, and a remedy; None for other files."""
     if head.lstrip()[:1] == b"<":
         return next(((kind, remedy) for tag, kind, remedy in _XML if tag in head), None)
+    if _FEATURES.match(head):
+        return "a FeatureCollection as JSON", "json.load it for refshard_fs.open, which joins the assets of STAC items"
     if head[:1] == b"{" and b'"_offset":' in head.partition(b"\n")[0]:
         return "an index of a GRIB file", _GRIB
     return next(((kind, remedy) for kind, at, magic, remedy in _KINDS if head.startswith(magic, at)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import struct
 import tracemalloc
@@ -41,6 +42,14 @@ def test_small_file_takes_two_requests_with_its_variables(
     assert len(cube) == 40
     refshard_fs.concat(urls, "time", lazy=True)
     assert len(http_server.requests()) == 3 * len(urls)
+
+
+def test_first_bytes_of_too_many_files_are_not_kept(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("refshard_fs.sets.concat"), "KEPT", 3)
+    urls = [http_server.put(f"{n}.nc", plain_file(n)) for n in range(4)]
+    few, many = (refshard_fs.concat(some, "time", lazy=True, same=["x_bounds"]) for some in (urls[:3], urls))
+    assert few.first_bytes is not None
+    assert many.first_bytes is None
 
 
 def test_common_parts_read_together_are_compared(tmp_path: Path) -> None:

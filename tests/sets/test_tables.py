@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ def item(**assets: str) -> dict[str, Any]:
     return {"type": "Feature", "properties": {"datetime": "2024-01-02T00:00:00Z"}, "assets": members}
 
 
-@pytest.mark.parametrize("time", ["2024-01-02", DAY, datetime(2024, 1, 2), np.datetime64("2024-01-02")])
+@pytest.mark.parametrize(
+    "time", ["2024-01-02", DAY, datetime(2024, 1, 2), date(2024, 1, 2), np.datetime64("2024-01-02")]
+)
 def test_times_of_pairs_are_utc(time: Any) -> None:
     assert parse_placed_sources([("a.nc", {"time": time, "band": 3})]) == [("a.nc", {"time": DAY, "band": 3})]
 
@@ -31,6 +33,15 @@ def test_stac_assets_become_a_dimension() -> None:
     assert parse_placed_sources(collection, ["b2"]) == [("y.tif", {"time": DAY})]
     with pytest.raises(ValueError, match="expected b3"):
         parse_placed_sources([item(b1="x.tif")], ["b3"])
+
+
+def test_assets_that_are_not_data_are_left_out_by_default() -> None:
+    scene = item(b1="x.tif", b2="y.tif", thumbnail="z.jpg")
+    for name, role in (("b1", "data"), ("b2", "data"), ("thumbnail", "thumbnail")):
+        scene["assets"][name]["roles"] = [role]
+    found = parse_placed_sources([scene])
+    assert found == [("x.tif", {"time": DAY, "asset": "b1"}), ("y.tif", {"time": DAY, "asset": "b2"})]
+    assert parse_placed_sources([scene], ["thumbnail"]) == [("z.jpg", {"time": DAY})]
 
 
 @pytest.mark.parametrize("sets", ["a.nc", ["a.nc", "b.nc"], [], {"a": 1}, [("a.nc", "b.nc")]])

@@ -71,6 +71,7 @@ def test_compressed_reference_set_still_opens(codec: str) -> None:
         (b"\x89PNG\r\n\x1a\n", "a PNG image"),
         (b"\0" * 128 + b"DICM", "a DICOM file"),
         (b"PAR1", "a Parquet file.*the directory"),
+        (b'{"type": "FeatureCollection", "features": []}', "a FeatureCollection as JSON.*refshard_fs.open"),
         (b"%PDF-1.7", "a PDF document"),
         (b"\xff\xd8\xff\xe0", "a JPEG image"),
         (b"BUFR\0\0\x30\x04", "a BUFR file.*eccodes"),
