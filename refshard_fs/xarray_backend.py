@@ -21,7 +21,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.core import url_to_fs
 from xarray.backends import BackendEntrypoint, StoreBackendEntrypoint, ZarrBackendEntrypoint
 
-from refshard_fs.core.keys import join, relative
+from refshard_fs.core.keys import join, make_relative
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import GroupNode, read_groups
@@ -125,7 +125,7 @@ class RefShardBackend(BackendEntrypoint):
         top = PurePosixPath("." if options.get("group") else "/")
         with _opening(_filesystem(filename_or_obj, storage_options), options) as opening:
             groups = {
-                str(top / relative(path, root)): opening.dataset(group)
+                str(top / make_relative(path, root)): opening.dataset(group)
                 for path, group in opening.read_groups(root, is_deep=True).items()
             }
             _load_coordinates(groups.values())

@@ -23,7 +23,7 @@ from refshard_fs.cli.command import (
     print_table,
     print_written,
 )
-from refshard_fs.core.keys import normalise, relative
+from refshard_fs.core.keys import make_relative, normalise
 from refshard_fs.core.stats import bytes_text, count_text, shape_text
 from refshard_fs.errors import ManifestError, redact
 
@@ -262,7 +262,7 @@ def _get(arguments: Namespace) -> None:
         if not keys:
             raise FileNotFoundError(key)
         root = above if keys == [key] else key
-        files = {found: _path_below(directory, relative(found, root)) for found in keys}
+        files = {found: _path_below(directory, make_relative(found, root)) for found in keys}
     else:
         if not name or fs.isdir(key):
             raise IsADirectoryError(f"expected a key, got the directory {key or '/'}: -r gets all keys below it")

@@ -50,7 +50,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> Entry:
-    """Return the entry of ``key``, to be verified when it is read; ManifestError if its checksum cannot be verified."""
+    """Return the entry of ``key``, which verifies the bytes that are read; ManifestError if this is not possible."""
     if checksum is None:
         return entry
     recipe = Checked(checksum)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.keys import is_within, iterate_splits, join, parent, relative
+from refshard_fs.core.keys import is_within, iterate_splits, join, make_relative, parent
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 
 ROOT: Final = "zarr.json"
@@ -41,7 +41,7 @@ def reconsolidate(
             new = {member: value for member, value in members.items() if not is_gone(join(path, member))}
             for changed, value in _select_below(path, changes):
                 if parent(changed)[1] not in DOCUMENTS or (is_whole and changed != key):
-                    _set(new, relative(changed, path), value, bare=not is_whole)
+                    _set(new, make_relative(changed, path), value, bare=not is_whole)
             if is_whole:
                 new = {k: value for k, value in new.items() if parent(k)[1] != CONSOLIDATED}
                 new |= update_consolidated(new)
@@ -49,7 +49,7 @@ def reconsolidate(
         case "zarr.json", {"consolidated_metadata": {"metadata": dict(members), **inline}, **rest}:
             new = {node: value for node, value in members.items() if not is_gone(join(path, join(node, ROOT)))}
             for changed, value in _select_below(path, changes):
-                node = relative(parent(changed)[0], path) if parent(changed)[0] != path else ""
+                node = make_relative(parent(changed)[0], path) if parent(changed)[0] != path else ""
                 if node and parent(changed)[1] == ROOT:
                     _set(new, node, value)
             same = {node: _drop_consolidated(value) for node, value in members.items()} == {

@@ -19,7 +19,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
-from refshard_fs.core.keys import ChunkGrid, find_nearest, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join, make_relative, parent
 from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of, merge_listings
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, is_array_document
@@ -328,7 +328,7 @@ class ArrayView(View, Generic[K]):
     def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
         """Return array, coordinates, and whether these lie in its grid; None if the base finds ``key``."""
         path, grid = yield from self._find_grid_above(key)
-        coords = None if grid is None else grid.decode(relative(key, path))
+        coords = None if grid is None else grid.decode(make_relative(key, path))
         return None if grid is None or coords is None else (path, coords, grid.contains(coords))
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -455,7 +455,7 @@ class ArrayView(View, Generic[K]):
     def _parse_chunk_directory(self, prefix: str) -> Steps[tuple[str, tuple[int, ...]] | None]:
         """Return array and leading coordinates if ``prefix`` is a directory of chunks that this view finds."""
         path, grid = yield from self._find_grid_above(prefix)
-        leading = None if grid is None else grid.leading(relative(prefix, path))
+        leading = None if grid is None else grid.leading(make_relative(prefix, path))
         return None if leading is None else (path, leading)
 
 

@@ -181,7 +181,7 @@ def common_text_type(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
 
 def text_metadata(meta: ArrayMeta, dtype: np.dtype[Any], shape: Sequence[int], chunks: Sequence[int]) -> dict[str, Any]:
     """Return the metadata of an array of texts with another type and ``shape``, in uncompressed ``chunks``."""
-    doc = plain_document(meta, shape, chunks)
+    doc = make_plain_document(meta, shape, chunks)
     codec = (text_codec(meta) or "vlen-utf8") if dtype.kind == "O" else None
     if meta.zarr_format == 2:
         return doc | {"dtype": dtype.str, "filters": [{"id": codec}] if codec else None}
@@ -263,13 +263,13 @@ def _parse_number(fill: Any) -> Any:
 
 def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], bytes]:
     """Return the metadata of an array of ``values`` in one uncompressed chunk, and the bytes of the chunk."""
-    doc = plain_document(meta, values.shape)
+    doc = make_plain_document(meta, values.shape)
     if meta.zarr_format == 2:
         return doc, np.ascontiguousarray(values, np.dtype(meta.dtype)).tobytes()
     return doc, np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
 
 
-def plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] | None = None) -> dict[str, Any]:
+def make_plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the metadata of the array with another shape, in uncompressed ``chunks`` (by default in one chunk)."""
     doc = {**meta.raw, "shape": list(shape)}
     cut = list(chunks) if chunks is not None else [max(length, 1) for length in shape]

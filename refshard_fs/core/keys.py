@@ -76,7 +76,7 @@ def find_nearest(key: str, paths: Container[str]) -> str | None:
     return next((path for path, _ in iterate_splits(key) if path in paths), None)
 
 
-def relative(key: str, path: str) -> str:
+def make_relative(key: str, path: str) -> str:
     """Return ``key`` relative to ``path``, which it lies below; the root is empty."""
     return key[len(path) + 1 :] if path else key
 

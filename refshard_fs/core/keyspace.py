@@ -22,7 +22,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Contents, Numbers, column_of
 from refshard_fs.core.chunks import Listing as ArrayListing
 from refshard_fs.core.columns import WHOLE, ChunkTable, UInt64s
-from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, iterate_splits, join, relative
+from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, iterate_splits, join, make_relative
 from refshard_fs.core.model import (
     Directories,
     Entry,
@@ -461,7 +461,7 @@ class _Walk:
 
     def _files(self, prefix: str, files: Sequence[Listed], array: str | None) -> None:
         grid = None if array is None else self._arrays[array].grid
-        stem = "" if array is None else relative(prefix, array)
+        stem = "" if array is None else make_relative(prefix, array)
         sizes = self._sizes.setdefault(array or "", {})
         for listed in files:
             number = None if grid is None else grid.number(join(stem, listed.name))

@@ -24,7 +24,7 @@ from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.documents import Documents
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.format import OpenOptions, Probe
-from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, iterate_splits, join, relative
+from refshard_fs.core.keys import ChunkDirectory, ChunkGrid, ChunkKeyEncoding, iterate_splits, join, make_relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, find_chunk, tails
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Parsed, Steps, batches, run_together
@@ -68,7 +68,7 @@ def _unread_blocks(piece: _OpenPiece, path: str, array: ConcatArray, coords: Seq
     encoding = fit.encoding or array.grid.encoding
     for key in piece.space.keys_of_other_parts(join(path, encoding.encode(array.stored_coords(stored)))):
         grid = piece.space.grids[path]
-        found = grid.encoding.decode(relative(key, path), len(grid.counts))
+        found = grid.encoding.decode(make_relative(key, path), len(grid.counts))
         placed = None if found is None else fit.shown_chunk((0, *found) if array.is_stacked else found)
         if placed is not None:
             yield placed
@@ -185,9 +185,13 @@ class ConcatKeySpace(KeySpace):
         if self._documents.is_document(key):
             return (yield from self._documents.lookup(key))
         path, array, grid = yield from self._array_of(key)
-        coords = None if grid is None else grid.encoding.decode(relative(key, path), len(grid.counts))
+        coords = None if grid is None else grid.encoding.decode(make_relative(key, path), len(grid.counts))
         if array is None or grid is None or coords is None:
-            if array is not None and array.is_stacked and array.stored_grid.decode(relative(key, path)) is not None:
+            if (
+                array is not None
+                and array.is_stacked
+                and array.stored_grid.decode(make_relative(key, path)) is not None
+            ):
                 return None  # a chunk's key in the piece, which has another key here
             return (yield from self.first.lookup(key))
         if grid.number_of(coords) is None:
@@ -409,11 +413,11 @@ class ConcatKeySpace(KeySpace):
             return None if names is None else (yield from self._documents.with_sizes(prefix, names))
         if prefix == path:
             return (yield from self._array_directory(path, array, grid))
-        leading = grid.leading(relative(prefix, path))
+        leading = grid.leading(make_relative(prefix, path))
         if leading is None:
             return (yield from self.first.children(prefix))
         if self._makes_chunks(path, array):
-            return self._all_chunks(path, array, grid, relative(prefix, path)) or None
+            return self._all_chunks(path, array, grid, make_relative(prefix, path)) or None
         if len(leading) <= array.axis:
             return (yield from self._in_all_pieces(path, array, grid, leading)) or None
         if not 0 <= leading[array.axis] < grid.counts[array.axis]:
@@ -495,12 +499,12 @@ class ConcatKeySpace(KeySpace):
             directory = join(path, stored.directory_of(array.stored_coords(local)))
         if fit.recoding is not None and fit.recoding.shows_absent:  # chunks that the piece lacks exist here, too
             own = array.grid_of_piece(number, fit.places)
-            names: Sequence[Listed] = _list_chunks(own.directory(relative(directory, path)), None)
+            names: Sequence[Listed] = _list_chunks(own.directory(make_relative(directory, path)), None)
         else:
             names = (yield from piece.children(directory)) or ()
         named = []
         for listed in names:
-            tail = relative(join(directory, listed.name), path)
+            tail = make_relative(join(directory, listed.name), path)
             coords = stored.leading(tail) if listed.is_directory else stored.decode(tail)
             placed = None if coords is None else fit.shown_chunk((0, *coords) if array.is_stacked else coords)
             if placed is not None:
@@ -679,7 +683,7 @@ def _list_respelled(
                 continue
             shown = encoding.encode(array.move(placed, start))
             if not directory or shown.startswith(directory + "/"):
-                name, slash, _ = relative(shown, directory).partition("/")
+                name, slash, _ = make_relative(shown, directory).partition("/")
                 size = None if slash or fit.recoding is not None else listed.size
                 found[name] = Listed(name, size, bool(slash))
     return list(found.values())

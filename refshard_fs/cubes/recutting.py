@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, find_chunk_limits
-from refshard_fs.core.dtypes import decoded_type, fill_of, plain_document
+from refshard_fs.core.dtypes import decoded_type, fill_of, make_plain_document
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import blank_chunk, decode_chunk, encode_chunk
 from refshard_fs.cubes.placement import Placement
@@ -73,7 +73,7 @@ class Recut(NamedTuple):
             raise ManifestError(
                 f"{where}: chunks of {list(chunks)} have more than the {MOST:,} bytes that are made here"
             )
-        meta = zarrmeta.array_meta(plain_document(first, shape, chunks), where)
+        meta = zarrmeta.array_meta(make_plain_document(first, shape, chunks), where)
         assert meta is not None, "an array's metadata are an array's"
         return cls(meta, chunks, dtype if meta.zarr_format == 2 else dtype.newbyteorder("<"))
 

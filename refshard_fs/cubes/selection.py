@@ -12,7 +12,7 @@ import numpy as np
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
-from refshard_fs.core.keys import ChunkGrid, add_to_tree, find_nearest, is_within, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, add_to_tree, find_nearest, is_within, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace, LookUp, View, by_name, lookups_of, merge_listings
 from refshard_fs.core.model import Directories, Entry, Inline, Listed, Span, Steps, run_together
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -157,7 +157,7 @@ class Selection(View):
         path = find_nearest(key, self._arrays)
         if path is None or zarrmeta.is_metadata(key):
             return None
-        array, tail = self._arrays[path], relative(key, path)
+        array, tail = self._arrays[path], make_relative(key, path)
         if array.is_whole:
             return array, join(array.source, tail)
         assert array.grid is not None, "an array that is cut has a grid"
@@ -261,7 +261,7 @@ class Selection(View):
             path = find_nearest(other, shown)
             array = None if path is None else self._arrays.get(shown[path])
             if path is not None and array is not None and array.is_whole:
-                yield join(shown[path], relative(other, path))
+                yield join(shown[path], make_relative(other, path))
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
         yield from ()
@@ -273,7 +273,7 @@ class Selection(View):
         path = find_nearest(prefix, self._arrays)
         if path is not None and self._arrays[path].is_whole:
             array = self._arrays[path]
-            return (yield from array.space.is_directory(join(array.source, relative(prefix, path))))
+            return (yield from array.space.is_directory(join(array.source, make_relative(prefix, path))))
         return path is not None and bool((yield from self.children(prefix)))
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
@@ -282,7 +282,9 @@ class Selection(View):
         own = None if known is None else sorted(map(self._to_row, itertools.repeat(prefix), known.items()), key=by_name)
         if path is None:
             return own
-        chunks = yield from self._chunks_in(path, self._arrays[path], "" if prefix == path else relative(prefix, path))
+        chunks = yield from self._chunks_in(
+            path, self._arrays[path], "" if prefix == path else make_relative(prefix, path)
+        )
         return merge_listings(chunks or (), own or ()) if own is not None or chunks else None
 
     def _to_row(self, prefix: str, name: tuple[str, bool]) -> Listed:
@@ -377,7 +379,7 @@ class Selection(View):
 def _list_shown(found: Mapping[str, Any], whole: Mapping[str, str]) -> dict[str, Any]:
     """Return what is ``found`` by key below arrays, by the keys that are shown; ``whole`` has their new paths."""
     owners = {key: find_nearest(key, whole) for key in found if not zarrmeta.is_metadata(key)}
-    return {join(whole[p], relative(key, p)): found[key] for key, p in owners.items() if p is not None}
+    return {join(whole[p], make_relative(key, p)): found[key] for key, p in owners.items() if p is not None}
 
 
 def _place_lookups(places: Sequence[int], look_ups: Iterable[LookUp]) -> list[LookUp]:

@@ -10,7 +10,7 @@ import msgspec
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.documents import NodeView
-from refshard_fs.core.dtypes import plain_document
+from refshard_fs.core.dtypes import make_plain_document
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.zarrmeta import ArrayMeta, grid_of
 from refshard_fs.cubes.document import ConcatDocument
@@ -99,7 +99,7 @@ class FullLength:
                 f"{self.where}: {path!r} should be joined along axis {axis}, but has {len(meta.shape)} dimensions"
             )
         if path == self.document.coordinate:
-            shown: Mapping[str, Any] = plain_document(meta, [total])
+            shown: Mapping[str, Any] = make_plain_document(meta, [total])
             return shown, ConcatArray(grid_of(shown), meta, is_stacked=is_stacked)
         if meta.chunks is None or meta.grid is None:
             raise ManifestError(f"{self.where}: expected chunks of one known size in {path!r}")

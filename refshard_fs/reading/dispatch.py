@@ -45,7 +45,7 @@ class Block:
     """A request for a range of one target, and its bytes once they have arrived.
 
     It is kept while ``readers`` wait for it, while reads of it are ``expected`` (range → unread bytes), and while a
-    look-up decides what to read of it (``begun``). A ``spare`` block was expected before, and is kept if there is room.
+    look-up chooses its next reads (``begun``). A ``spare`` block was expected before, and is kept if there is room.
     A block of a whole object, whose size its answer tells, is shared only if it was fetched ahead.
     """
 

@@ -130,7 +130,7 @@ def describe(entry: Entry) -> str:
 
 
 def note_source(error: Exception, url: str) -> None:
-    """Add a note to ``error`` that says which source could not be opened, for `source_failed`."""
+    """Add a note to ``error`` that says which source could not be opened, for `make_source_error`."""
     error.add_note(OPENING + sanitize(url))
 
 
@@ -173,7 +173,7 @@ def note_decoding(error: Exception, key: str, entry: Entry | None) -> None:
     error.add_note(sanitize(f"while decoding {key!r}{where}. {_OTHER}"))
 
 
-def source_failed(source: object, error: Exception) -> SourceNotReachable:
+def make_source_error(source: object, error: Exception) -> SourceNotReachable:
     """Return the error for a ``source``, a URL or a source in memory, that cannot be opened.
 
     It names the object that cannot be read, if this is another one, such as a sidecar in an archive.

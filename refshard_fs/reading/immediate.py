@@ -20,8 +20,8 @@ from refshard_fs.reading.loading import (
     Answers,
     Outcome,
     advance,
+    choose_index_for_size,
     decode,
-    index_for_size,
     is_scanned,
     is_streamed,
     name_location,
@@ -262,7 +262,7 @@ class Immediate:
                     return None
                 if data is None:
                     return None
-                value = decode(index_for_size(need, self._pool), data)
+                value = decode(choose_index_for_size(need, self._pool), data)
             self._answers.put(need, value, getattr(value, "nbytes", len(data)), self._pool)
             return Outcome(value)
 

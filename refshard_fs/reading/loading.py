@@ -415,7 +415,7 @@ def advance(steps: Steps[Any], answer: Any, known: Callable[[Need], Outcome | No
         need = steps.send(values if isinstance(need, tuple) else values[0])
 
 
-def index_for_size(need: Load, pool: Pool) -> Index:
+def choose_index_for_size(need: Load, pool: Pool) -> Index:
     """Return the index of ``need``; if it has a method ``sized``, the index for the size of the object."""
     sized = getattr(need.index, "sized", None)
     if sized is None or not isinstance(need.entry, Span):

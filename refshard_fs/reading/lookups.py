@@ -19,7 +19,15 @@ from refshard_fs.errors import RefShardError
 from refshard_fs.reading.dispatch import Reader
 from refshard_fs.reading.failures import blame, note
 from refshard_fs.reading.fetch import Fetcher
-from refshard_fs.reading.loading import Answers, Outcome, advance, index_for_size, is_streamed, load, name_location
+from refshard_fs.reading.loading import (
+    Answers,
+    Outcome,
+    advance,
+    choose_index_for_size,
+    is_streamed,
+    load,
+    name_location,
+)
 from refshard_fs.reading.plan import ReadPlan
 from refshard_fs.targets import Pool, check_size
 from refshard_fs.targets.failures import NOT_FOUND
@@ -163,7 +171,7 @@ class Lookups:
                             return known.value
                 try:
                     with name_location(entry):
-                        sized = partial(index_for_size, pool=self.pool)
+                        sized = partial(choose_index_for_size, pool=self.pool)
                         read = partial(self._read_document, keep=not is_streamed(need.index))
                         value, weight = await load(need, read, self.run, self._answers.keep, sized)
                 except NOT_FOUND:

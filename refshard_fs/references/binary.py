@@ -87,7 +87,7 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
     return _encode(refs, compress=False)
 
 
-def shrink(refs: ReferenceSet) -> bytes:
+def compress_references(refs: ReferenceSet) -> bytes:
     """Encode ``refs`` with fast compression."""
     return b"".join(_encode(refs, compress=True))
 
@@ -129,7 +129,7 @@ def _encode(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
             _Table(path.encode("utf-8", "surrogatepass"), table.grid, table.ranges.rows, table.numbers is not None)
             for path, table in refs.chunks.items()
         ],
-        {row: _plain(value) for row, value in keys.objects.items()},
+        {row: _make_plain(value) for row, value in keys.objects.items()},
         keys.seed,
         refs.version,
         pins is not None,
@@ -145,7 +145,7 @@ def _encode(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
     return [_FIXED.pack(_MAGIC, length, len(head)), head, bytes(start - _FIXED.size - len(head)), *out]
 
 
-def _plain(value: Value) -> Any:
+def _make_plain(value: Value) -> Any:
     """Return a value that msgpack can encode: an object with a lone surrogate becomes JSON."""
     if isinstance(value, dict):
         try:
@@ -181,8 +181,8 @@ def unpack(view: memoryview) -> ReferenceSet:
         raise ValueError(f"it is damaged: {e}") from e
 
 
-def swell(data: bytes) -> ReferenceSet:
-    """Decode a reference set that `shrink` wrote; ValueError if the bytes are damaged."""
+def decompress_references(data: bytes) -> ReferenceSet:
+    """Decode a reference set that `compress_references` wrote; ValueError if the bytes are damaged."""
     try:
         return unpack(memoryview(data))
     except ValueError as e:
@@ -243,13 +243,13 @@ def _split_columns(header: _Header, view: memoryview) -> list[Column]:
     return found
 
 
-def shrink_bytes(data: Buffer) -> list[bytes]:
+def compress_bytes(data: Buffer) -> list[bytes]:
     """Compress ``data``."""
     return _pack_column(np.frombuffer(data, np.uint8), is_steps=False)
 
 
-def swell_bytes(parts: list[bytes]) -> bytes:
-    """Decompress the result of `shrink_bytes`."""
+def decompress_bytes(parts: list[bytes]) -> bytes:
+    """Decompress the result of `compress_bytes`."""
     return _unpack_column(parts, _U1, is_steps=False).tobytes()
 
 

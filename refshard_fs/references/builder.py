@@ -201,7 +201,7 @@ class ReferenceBuilder:
         return self._documents <= MANY or self._members > EACH * self._documents
 
     def _reads_metadata(self, members: int, documents: int) -> bool:
-        """Count more members, and metadata documents among them; return whether these documents should be read."""
+        """Count more members, and metadata documents among them; return whether reading these documents pays."""
         self._members += members
         self._documents += documents
         is_read = self._is_worth_reading()

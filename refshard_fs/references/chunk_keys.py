@@ -14,11 +14,11 @@ from refshard_fs.references.pieces import (
     Booleans,
     Buffer,
     Positions,
-    begins_with,
     find_distinct,
+    find_runs,
     join_pieces,
-    numbers_before,
-    runs,
+    match_beginnings,
+    parse_numbers_before,
 )
 
 _ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(256)])  # by a key's last byte
@@ -67,7 +67,7 @@ class Keys(NamedTuple):
     def has(self, key: bytes) -> bool:
         """Return whether ``key`` is one of the keys."""
         rows = np.flatnonzero(self.stops - self.starts == len(key))
-        return bool(begins_with(self.text, self.starts[rows], key).any())
+        return bool(match_beginnings(self.text, self.starts[rows], key).any())
 
     def may_be_chunks(self) -> Booleans:
         """Return which keys end like keys of chunks."""
@@ -84,7 +84,7 @@ class Keys(NamedTuple):
             begins, starts = self.stops[rows] - len(name), self.starts[rows]
             fits = (begins == starts) | ((begins > starts) & (characters[begins - 1] == ord("/")))
             rows, begins = rows[fits], begins[fits]
-            found[rows] |= begins_with(self.text, begins, name)
+            found[rows] |= match_beginnings(self.text, begins, name)
         return np.flatnonzero(found)
 
     def by_directory(self, name_of: Callable[[str], str | None] = str) -> Groups:
@@ -92,7 +92,7 @@ class Keys(NamedTuple):
         slashes = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord("/"))
         last = np.concatenate(([-1], slashes))[slashes.searchsorted(self.stops)]
         ends = np.maximum(last, self.starts)
-        begun = runs(self.text, self.starts, ends)  # most keys lie in the same directory as the one before
+        begun = find_runs(self.text, self.starts, ends)  # most keys lie in the same directory as the one before
         firsts, kinds = find_distinct(self.text, self.starts[begun], ends[begun])
         spans = zip(self.starts[begun[firsts]].tolist(), ends[begun[firsts]].tolist(), strict=True)
         directories = [bytes(self.text[start:stop]).decode("utf-8", "surrogatepass") for start, stop in spans]
@@ -142,7 +142,7 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
     path = find_nearest(keys.key(count // 2), grids)
     if path is not None:  # the usual case: all keys of a block are chunks of one array
         prefix = _prefix(path)
-        if begins_with(keys.text, keys.starts, prefix).all():
+        if match_beginnings(keys.text, keys.starts, prefix).all():
             numbers = chunk_numbers(keys, len(prefix), grids[path])
             if numbers is not None:
                 yield ChunkKeys(path, np.arange(count), numbers)
@@ -167,13 +167,13 @@ def chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
     separator = grid.encoding.separator.encode()
     head = b"c" + separator if grid.encoding.name == "default" else b""
     begins = keys.starts + skipped
-    if not grid.counts or not begins_with(keys.text, begins, head).all():
+    if not grid.counts or not match_beginnings(keys.text, begins, head).all():
         return None
     at = keys.stops
     numbers = np.zeros(len(at), np.uint64)
     stride = np.uint64(1)
     for dimension, count in reversed(list(enumerate(grid.counts))):
-        found = numbers_before(keys.text, at)
+        found = parse_numbers_before(keys.text, at)
         if found is None or int(found.values.max(initial=0)) >= count:
             return None
         numbers += found.values * stride
@@ -181,6 +181,6 @@ def chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
         at = at - found.digits
         if dimension:
             at -= 1
-            if not begins_with(keys.text, at, separator).all():
+            if not match_beginnings(keys.text, at, separator).all():
                 return None
     return numbers if (at == begins + len(head)).all() else None

@@ -22,11 +22,11 @@ from refshard_fs.references.pieces import (
     PAD,
     Buffer,
     Positions,
-    begins_with,
     find_distinct,
+    find_runs,
     join_pieces,
-    numbers_before,
-    runs,
+    match_beginnings,
+    parse_numbers_before,
 )
 
 # The meaning of a letter after a backslash; 0 if it is not a simple escape. `\\` is replaced by `\1` before.
@@ -55,7 +55,7 @@ def scan(block: bytes | memoryview) -> Members | None:
     """
     sample = bytes(block[:4096])
     blank = b" " if b'": ["' in sample or b'": "' in sample else b""
-    # With blanks before it, `numbers_before` need not copy the text.
+    # With blanks before it, `parse_numbers_before` need not copy the text.
     text: bytes | bytearray = b"".join((b" " * 16, block, b",", blank, b'"', PAD))
     if not text.isascii():
         text.decode()
@@ -74,14 +74,14 @@ def scan(block: bytes | memoryview) -> Members | None:
     is_text = values - keys_end == 2 + len(blank)
     rows = np.flatnonzero(is_text)
     if len(rows) and not (
-        begins_with(text, keys_end[rows], b'":%b"' % blank).all()
-        and begins_with(text, values_end[rows], b'",%b"' % blank).all()
+        match_beginnings(text, keys_end[rows], b'":%b"' % blank).all()
+        and match_beginnings(text, values_end[rows], b'",%b"' % blank).all()
         and (following[rows] - values_end[rows] == 2 + len(blank)).all()
     ):
         return None
     references: Any = np.flatnonzero(~is_text) if len(rows) else slice(None)
     if not (
-        begins_with(text, keys_end[references], b'":%b["' % blank).all()
+        match_beginnings(text, keys_end[references], b'":%b["' % blank).all()
         and (values - keys_end == 3 + len(blank))[references].all()
     ):
         return None
@@ -140,7 +140,7 @@ def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: by
     """Read offsets and lengths, between the end of each URL and the next key; None if one is malformed."""
     step = 1 + len(blank)
     ends = following - step - 1
-    if not begins_with(text, ends, b'],%b"' % blank).all():
+    if not match_beginnings(text, ends, b'],%b"' % blank).all():
         return None
     is_whole = ends - values_end == 1
     if is_whole.any():
@@ -152,15 +152,15 @@ def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: by
                 return None
             offsets[others], lengths[others] = found
         return offsets, lengths
-    last = numbers_before(text, ends)
+    last = parse_numbers_before(text, ends)
     if last is None:
         return None
     commas = ends - last.digits - step
-    first = numbers_before(text, commas)
+    first = parse_numbers_before(text, commas)
     if (
         first is None
-        or not begins_with(text, commas, b"," + blank).all()
-        or not begins_with(text, values_end, b'",' + blank).all()
+        or not match_beginnings(text, commas, b"," + blank).all()
+        or not match_beginnings(text, values_end, b'",' + blank).all()
         or (commas - first.digits - step - 1 != values_end).any()
     ):
         return None
@@ -169,7 +169,7 @@ def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: by
 
 def _urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UInt32s]:
     """Return the distinct URLs, and the number of each reference's URL among them."""
-    begun = runs(text, starts, stops)  # usually many consecutive references have the same URL
+    begun = find_runs(text, starts, stops)  # usually many consecutive references have the same URL
     counts = np.diff(begun, append=len(starts))
     starts, stops = starts[begun], stops[begun]
     is_first, numbers = find_distinct(text, starts, stops)

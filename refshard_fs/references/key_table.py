@@ -14,7 +14,7 @@ import numpy as np
 
 from refshard_fs.core.columns import NO_TARGET, Ranges, Row, UInt64s
 from refshard_fs.references.chunk_keys import Keys
-from refshard_fs.references.pieces import PAD, SEED, Buffer, Positions, hash_of, hashes
+from refshard_fs.references.pieces import PAD, SEED, Buffer, Positions, compute_hash, compute_hashes
 
 # A value as it is in the manifest: text, an object, bytes, or a reference.
 Value = str | bytes | dict[str, Any] | Row
@@ -184,14 +184,16 @@ class KeyTable(Mapping[str, Value]):
         if self._index is None:
             index = np.empty(len(self), np.uint64)
             for some in np.split(np.arange(len(self)), range(BATCH, len(self), BATCH)):
-                index[some] = hashes(*self.keys_at(some), self.seed) & np.uint64(_LOW << 32) | some.view(np.uint64)
+                index[some] = compute_hashes(*self.keys_at(some), self.seed) & np.uint64(_LOW << 32) | some.view(
+                    np.uint64
+                )
             index.sort()
             self._index = index
         return self._index
 
     def _row(self, key: str) -> int | None:
         piece = key.encode("utf-8", "surrogatepass")
-        high = hash_of(piece, self.seed) >> 32 << 32
+        high = compute_hash(piece, self.seed) >> 32 << 32
         index = self.index.data
         at = bisect_left(index, high)
         while at < len(index):

@@ -36,7 +36,7 @@ def _words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
     return rows[starts].view("<u8").reshape(len(starts), count)
 
 
-def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
+def match_beginnings(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
     """Return for each of ``starts`` whether the text has ``expected`` there, which may have a NUL only at its end."""
     fits: Any = True
     if len(expected) < 3:  # comparing bytes takes a fifth of the time of words
@@ -50,7 +50,7 @@ def begins_with(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
     return np.full(len(starts), True) if fits is True else fits
 
 
-def runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
+def find_runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
     """Return the positions of the pieces that differ from the piece before."""
     sizes = stops - starts
     if len(sizes) < 2:
@@ -101,23 +101,23 @@ class Numbers(NamedTuple):
     digits: Positions
 
 
-def numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
+def parse_numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
     """Return the decimal numbers of up to 15 digits that end at ``ends``.
 
     None if one is missing, has leading zeros, or more digits.
     """
     if len(ends) and int(ends.min()) < 16:  # words would reach beyond the beginning
         text, ends = b"".join((bytes(16), text)), ends + 16
-    values, digits = _last_digits(_words(text, ends - 8)[:, 0])
+    values, digits = _parse_last_digits(_words(text, ends - 8)[:, 0])
     long = np.flatnonzero(digits == 8)
     if len(long):
-        upper, more = _last_digits(_words(text, ends[long] - 16)[:, 0])
+        upper, more = _parse_last_digits(_words(text, ends[long] - 16)[:, 0])
         values[long] += upper * np.uint64(10**8)
         digits[long] += more
     return None if (values < _LEAST[digits]).any() else Numbers(values, digits)
 
 
-def _last_digits(words: UInt64s) -> Numbers:
+def _parse_last_digits(words: UInt64s) -> Numbers:
     """Return the numbers of up to 8 digits at the end of words, by arithmetic on all bytes of a word at once."""
     words = words ^ _TO_DIGITS
     others = words & _LOW_BITS
@@ -154,7 +154,7 @@ def _make_multipliers(seed: int) -> tuple[list[int], UInt64s]:
     return drawn.tolist(), drawn
 
 
-def hash_of(piece: bytes, seed: int = SEED) -> int:
+def compute_hash(piece: bytes, seed: int = SEED) -> int:
     """Return the hash of one piece."""
     multipliers, _ = _make_multipliers(seed)
     total = len(piece) * multipliers[-1]
@@ -164,7 +164,7 @@ def hash_of(piece: bytes, seed: int = SEED) -> int:
     return total & _MASK
 
 
-def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) -> UInt64s:
+def compute_hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) -> UInt64s:
     """Return the hash of each piece."""
     _, multipliers = _make_multipliers(seed)
     sizes = stops - starts
@@ -182,13 +182,13 @@ def hashes(text: Buffer, starts: Positions, stops: Positions, seed: int = SEED) 
 
 
 def find_distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
-    """Return which pieces do not equal an earlier one, and for each piece, its number among these distinct pieces.
+    """Return a mask of the pieces without an equal earlier one, and the number of each piece among these.
 
     Equal pieces may count as different if others with the same hash lie between them, which is very rare.
     """
     count = len(starts)
     bits = np.uint64(count.bit_length())
-    by_hash = hashes(text, starts, stops) >> bits << bits | np.arange(count, dtype=np.uint64)
+    by_hash = compute_hashes(text, starts, stops) >> bits << bits | np.arange(count, dtype=np.uint64)
     by_hash.sort()  # sorting numbers takes a fraction of the time of an argsort
     places = (by_hash & (np.uint64(1) << bits) - np.uint64(1)).view(np.int64)
     by_hash >>= bits
@@ -201,7 +201,7 @@ def find_distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Bo
     is_doubtful = ~begins
     is_doubtful[same] = True
     doubtful = np.flatnonzero(is_doubtful)
-    begins[doubtful[runs(text, starts[places[doubtful]], stops[places[doubtful]])]] = True
+    begins[doubtful[find_runs(text, starts[places[doubtful]], stops[places[doubtful]])]] = True
     is_first[places[~begins]] = False
     numbers = is_first.cumsum() - 1
     numbers[places] = numbers[places[begins]].repeat(np.diff(np.flatnonzero(begins), append=count))

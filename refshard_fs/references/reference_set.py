@@ -12,7 +12,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import NO_TARGET, ChunkTable, Part, Row, Texts, renumber
 from refshard_fs.core.edits import Edit, Edits
-from refshard_fs.core.keys import ChunkGrid, is_within, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, is_within, join, make_relative, parent
 from refshard_fs.core.keyspace import Grids, find_chunk, sort_chunk_names
 from refshard_fs.core.model import Inline, Origin, Pin, Span
 from refshard_fs.core.zarrmeta import is_array_document
@@ -267,7 +267,7 @@ class _Editing:
             if is_within(path, prefix):
                 del self._tables[path]
             elif is_within(prefix, path):
-                below = relative(prefix, path)
+                below = make_relative(prefix, path)
                 numbers = table.present()
                 number, directory = table.grid.number(below), table.grid.directory(below)
                 if number is not None:

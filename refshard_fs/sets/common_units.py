@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import dtype_of, plain_document
+from refshard_fs.core.dtypes import dtype_of, make_plain_document
 from refshard_fs.core.keys import join, parent
 from refshard_fs.cubes.cf_times import (
     SECOND,
@@ -332,4 +332,4 @@ def _widen(variable: Variable) -> dict[str, dict[str, Any]]:
     if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:
         return {}
     wide = change_type(meta, np.dtype(np.float64 if dtype.kind == "f" else np.int64))
-    return {variable.key: plain_document(wide, meta.shape, meta.chunks)}
+    return {variable.key: make_plain_document(wide, meta.shape, meta.chunks)}

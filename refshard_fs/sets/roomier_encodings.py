@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import common_text_type, decoded_type, dtype_of, plain_document, text_metadata
+from refshard_fs.core.dtypes import common_text_type, decoded_type, dtype_of, make_plain_document, text_metadata
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.cubes.recoding import STORED, find_meant_dtype, get_missing_values
 from refshard_fs.sets.variables import NamedSet, Variable, put_attributes
@@ -82,7 +82,7 @@ def _change_type(
 ) -> dict[str, dict[str, Any]]:
     """Return the documents of an array of another type, its chunks without codecs."""
     meta, old = variable.meta, dtype_of(variable.meta)
-    doc = plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
+    doc = make_plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     if meta.zarr_format == 3:
         doc |= {"data_type": dtype.name}
     else:

@@ -24,7 +24,7 @@ from refshard_fs.cubes.merging import apply_choices
 from refshard_fs.cubes.piece_view import with_origin_of_piece
 from refshard_fs.errors import RefShardError, TargetNotAllowed, sanitize_cause
 from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.reading.failures import blame, source_failed
+from refshard_fs.reading.failures import blame, make_source_error
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references.reference_set import ReferenceSet, adopt
 from refshard_fs.security.admission import WEB, Admission, is_trusted
@@ -237,7 +237,7 @@ class _Scanner(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
-            raise source_failed(url, e) from sanitize_cause(e)
+            raise make_source_error(url, e) from sanitize_cause(e)
         try:
             part = NamedSet(url, refs, self._variables.read(refs, url))
             if likeness is not None and self._decides(likeness, part):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from refshard_fs.core.format import plugins
-from refshard_fs.core.keys import ChunkGrid, is_number, join, relative
+from refshard_fs.core.keys import ChunkGrid, is_number, join, make_relative
 from refshard_fs.core.model import Listed
 from refshard_fs.sharding.index import Buffer, Level
 from refshard_fs.sharding.packing import pack_shard
@@ -158,7 +158,7 @@ class ShardLayout:
 
     def find_shard(self, path: str, key: str) -> ChunkInShard | None:
         """Return the place of the chunk ``key`` of the array at ``path``; None if ``key`` is not the key of a chunk."""
-        coords = self.grid.decode(relative(key, path))
+        coords = self.grid.decode(make_relative(key, path))
         if coords is None:
             return None
         try:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from refshard_fs.core.chunks import ArrayChunks, Chunks, ChunksBuilder, Listing, Numbers, column_of
 from refshard_fs.core.columns import Ranges, UInt64s
 from refshard_fs.core.documents import ArrayView, Documents, NodeView
-from refshard_fs.core.keys import ChunkGrid, join, relative
+from refshard_fs.core.keys import ChunkGrid, join, make_relative
 from refshard_fs.core.keyspace import KeySpace, LookUp, by_name, lookups_of
 from refshard_fs.core.model import Entry, Head, Inline, Listed, Load, Need, Packed, Span, Steps, batches, run_together
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
@@ -142,7 +142,7 @@ class ShardView(ArrayView[ArrayInfo]):
         for number, key in enumerate(keys):
             path = self._documents.find_array(key)
             layout = None if path is None else self._documents.arrays[path].layout
-            coords = None if layout is None or path is None else layout.grid.decode(relative(key, path))
+            coords = None if layout is None or path is None else layout.grid.decode(make_relative(key, path))
             if path is not None and layout is None and not self._documents.is_document(key):
                 of_base.append(number)
                 continue

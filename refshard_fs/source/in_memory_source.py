@@ -37,7 +37,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return {}
 
     def heads(self) -> Heads | None:
-        """Return the first bytes of the sources behind this one; None if this process does not have them."""
+        """Return the first bytes of the sources behind this one; None if this process lacks them."""
         return None
 
     def to_json_value(self) -> dict[str, str]:

@@ -36,7 +36,7 @@ from refshard_fs.cubes.merging import open_selected
 from refshard_fs.errors import ManifestError, NoSuchSource, RefShardError, TargetChanged, sanitize_cause
 from refshard_fs.reading.chunk_cache import ChunkCache
 from refshard_fs.reading.engine import Engine
-from refshard_fs.reading.failures import blame, note_decoding, source_failed
+from refshard_fs.reading.failures import blame, make_source_error, note_decoding
 from refshard_fs.reading.fetch import Fetcher
 from refshard_fs.reading.immediate import Immediate
 from refshard_fs.reading.index_cache import IndexCache, default_directory
@@ -374,7 +374,7 @@ class Source(Engines):
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
-            raise source_failed(options.source, e) from sanitize_cause(e)
+            raise make_source_error(options.source, e) from sanitize_cause(e)
 
     def _select(self, steps: Steps[KeySpace]) -> Steps[KeySpace]:
         """Open a source by ``steps``, and apply the selections in the options."""

@@ -33,14 +33,14 @@ def references_of(dataset: Any) -> ReferenceSet:
     urls: dict[str, int] = {}
     tables: dict[str, ChunkTable] = {}
     members: dict[str, bytes] = {}
-    for path, node in _nodes(dataset):
+    for path, node in _iterate_nodes(dataset):
         members[join(path, "zarr.json")] = zarrmeta.dumps(convert_group(_attributes(node)))
         for name, variable in node.variables.items():
             where = join(path, str(name))
             manifest = getattr(variable.data, "manifest", None)
             inline: Mapping[tuple[int, ...], bytes] = getattr(manifest, "_inlined", {})
             if manifest is None:
-                document, inline = _in_memory(variable, str(name), where)
+                document, inline = _encode_loaded(variable, str(name), where)
             else:
                 document = _document(variable)
             meta = zarrmeta.array_meta(document, repr(where))
@@ -54,7 +54,7 @@ def references_of(dataset: Any) -> ReferenceSet:
     return ReferenceSet(Texts.of(urls), tables, members, where="the virtual dataset")
 
 
-def _nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
     """Yield the groups of a dataset or a tree, by path."""
     if type(dataset).__name__ == "Dataset":
         yield "", dataset
@@ -66,11 +66,11 @@ def _nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
 def _attributes(dataset: Any) -> dict[str, Any]:
     """Return the attributes of a group, with the names of its auxiliary coordinates."""
     names = [str(name) for name in dataset.coords if name not in dataset.dims]
-    attributes = {name: _plain(value) for name, value in dataset.attrs.items()}
+    attributes = {name: _make_plain(value) for name, value in dataset.attrs.items()}
     return {**attributes, **({"coordinates": " ".join(names)} if names else {})}
 
 
-def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dict[tuple[int, ...], bytes]]:
+def _encode_loaded(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dict[tuple[int, ...], bytes]]:
     """Encode a loaded variable as xarray does: return its metadata, and its values as one chunk.
 
     This does not write through zarr, because the filesystem may be made on zarr's own event loop.
@@ -91,7 +91,7 @@ def _in_memory(variable: Any, name: str, path: str) -> tuple[dict[str, Any], dic
         "filters": [{"id": "vlen-utf8"}] if is_text else None,
         "compressor": None,
     }
-    attributes = {attribute: _plain(value) for attribute, value in encoded.attrs.items()}
+    attributes = {attribute: _make_plain(value) for attribute, value in encoded.attrs.items()}
     made = convert_array(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
     if not values.size:
         return made, {}
@@ -105,11 +105,11 @@ def _document(variable: Any) -> dict[str, Any]:
 
     data = variable.data.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
     kept = {name: variable.encoding[name] for name in _ENCODING if name in variable.encoding}
-    attributes = {name: _plain(value) for name, value in {**variable.attrs, **kept}.items()}
+    attributes = {name: _make_plain(value) for name, value in {**variable.attrs, **kept}.items()}
     return {**zarrmeta.loads(data), "attributes": attributes, "dimension_names": list(variable.dims)}
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     """Convert a numpy value of an attribute to one that JSON can hold."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
@@ -122,12 +122,12 @@ def _part(manifest: Any, inline: Mapping[Any, bytes], urls: dict[str, int]) -> P
         there[coordinates] = False
     codes: dict[str, int] = {}
     places = np.array([codes.setdefault(path, len(codes)) for path in paths[there].tolist()], np.int64)
-    targets = np.array([urls.setdefault(_plain_url(path), len(urls)) for path in codes], np.uint32)
+    targets = np.array([urls.setdefault(_unquote_url(path), len(urls)) for path in codes], np.uint32)
     offsets, lengths = (column[there].astype(np.uint64) for column in columns)
     numbers = np.flatnonzero(there.reshape(-1)).astype(np.uint64)
     return Part(numbers, Ranges(targets[places], offsets, lengths))
 
 
-def _plain_url(url: str) -> str:
+def _unquote_url(url: str) -> str:
     """Undo the quoting of local paths by VirtualiZarr."""
     return unquote(url) if url.startswith("file://") else url

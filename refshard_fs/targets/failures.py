@@ -65,14 +65,14 @@ class HttpStatus(OSError):
 
     def __str__(self) -> str:
         code = f" ({self.code})" if self.code else ""
-        return f"HTTP {self.status} {_phrase(self.status)}{code}"
+        return f"HTTP {self.status} {_find_phrase(self.status)}{code}"
 
 
 class Denied(HttpStatus, PermissionError):
     """The server refused the reader's credentials, or their absence."""
 
 
-def _phrase(status: int) -> str:
+def _find_phrase(status: int) -> str:
     if status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return "the range lies outside the object"
     try:

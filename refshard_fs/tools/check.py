@@ -20,7 +20,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import WHOLE, UInt64s
 from refshard_fs.core.compression import is_bounded
-from refshard_fs.core.keys import ChunkGrid, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, join, make_relative, parent
 from refshard_fs.core.model import Facts, Head, Stat, batches
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
 from refshard_fs.core.zarrmeta import decoding_problem
@@ -448,7 +448,7 @@ class _Check:
         """Find keys that look like chunk keys and lie outside of their array's grid."""
         for key in self._survey.rest.names:
             path, grid = _grid_of(self._survey, key)
-            if grid is not None and CHUNK_NAME.fullmatch(relative(key, path)):
+            if grid is not None and CHUNK_NAME.fullmatch(make_relative(key, path)):
                 shape = " × ".join(map(str, grid.counts)) or "one chunk"
                 text = f"array {path!r} has no such chunk: its grid is {shape}"
                 self._found.add("error", "outside-grid", key, text=text)
@@ -463,7 +463,7 @@ class _Check:
                 if isinstance(data, Exception):
                     self._found.add_error(key, data)
                 else:
-                    chunks.append((relative(key, extents.path), data))
+                    chunks.append((make_relative(key, extents.path), data))
             self._read += len(chunks)
             self._bytes += sum(len(data) for _, data in chunks)
             if decodes:
@@ -514,4 +514,4 @@ def _grid_of(source: Survey, key: str) -> tuple[str, ChunkGrid | None]:
 
 def _is_chunk(source: Survey, key: str) -> bool:
     path, grid = _grid_of(source, key)
-    return grid is not None and grid.number(relative(key, path)) is not None
+    return grid is not None and grid.number(make_relative(key, path)) is not None

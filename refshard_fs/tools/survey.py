@@ -18,7 +18,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, Chunks, Contents, Numbers, column_of
 from refshard_fs.core.columns import NO_TARGET, WHOLE, UInt64s
 from refshard_fs.core.edits import strip_edits
-from refshard_fs.core.keys import ChunkGrid, find_nearest, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, find_nearest, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, batches
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, ArrayMeta
@@ -440,7 +440,7 @@ class _Surveying:
             if path not in metas:
                 rest[key] = place
                 continue
-            grid, tail = metas[path].grid, relative(key, path)
+            grid, tail = metas[path].grid, make_relative(key, path)
             number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
                 stray[path] += key not in indexes

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits, Spool, Spooled
-from refshard_fs.core.keys import ChunkGrid, is_within, iterate_splits, join, parent, relative
+from refshard_fs.core.keys import ChunkGrid, is_within, iterate_splits, join, make_relative, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Inline, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import is_metadata
@@ -50,7 +50,7 @@ class Growth(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Return whether the object ``name`` has only chunks of the new part."""
-        coords = self.after.encoding.decode(relative(name, self.path), len(self.before))
+        coords = self.after.encoding.decode(make_relative(name, self.path), len(self.before))
         if coords is None or self.layout is None:
             return coords is not None and self.is_new(coords)
         room = self.layout.room(coords)

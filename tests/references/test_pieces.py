@@ -10,12 +10,12 @@ from refshard_fs.references.pieces import (
     HASHED,
     PAD,
     Positions,
+    compute_hash,
+    compute_hashes,
     find_distinct,
-    hash_of,
-    hashes,
+    find_runs,
     join_pieces,
-    numbers_before,
-    runs,
+    parse_numbers_before,
 )
 
 pieces = st.lists(st.one_of(st.binary(max_size=30), st.binary(min_size=500, max_size=530)), max_size=80)
@@ -30,14 +30,14 @@ def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
 @example([b"x" * HASHED, b"x" * (HASHED - 1), b"", b"x" * 8])
 def test_hash_does_not_depend_on_the_position(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
-    assert hashes(text, starts, stops, 7).tolist() == [hash_of(piece, 7) for piece in found]
-    assert len(set(map(hash_of, found))) == len(set(found))
+    assert compute_hashes(text, starts, stops, 7).tolist() == [compute_hash(piece, 7) for piece in found]
+    assert len(set(map(compute_hash, found))) == len(set(found))
 
 
 def test_hash_depends_on_the_seed() -> None:
-    assert hash_of(b"a", 1) != hash_of(b"a", 2)
+    assert compute_hash(b"a", 1) != compute_hash(b"a", 2)
     zeros = [bytes(n) for n in range(100)]
-    assert len(set(map(hash_of, zeros))) == 100
+    assert len(set(map(compute_hash, zeros))) == 100
 
 
 @given(pieces)
@@ -54,7 +54,7 @@ def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
 def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
     text, starts, stops = in_a_row(found)
     expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
-    begun = runs(text, starts, stops).tolist()
+    begun = find_runs(text, starts, stops).tolist()
     assert begun == expected
     is_first, numbers = find_distinct(text, starts, stops)
     different = list(dict.fromkeys(found))
@@ -65,10 +65,10 @@ def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))
 def test_numbers_are_read_before_their_ends(found: list[int]) -> None:
     text, _, stops = in_a_row([b"x%d" % number for number in found])
-    numbers = numbers_before(text, stops)
+    numbers = parse_numbers_before(text, stops)
     assert numbers is not None
     assert numbers.values.tolist() == found
     assert numbers.digits.tolist() == [len(str(number)) for number in found]
     for wrong in (b"x", b"00", b"01", b"x1.", b"1" * 16, b"0" * 16 + b"1"):
         text, _, stops = in_a_row([b"x1", b"x" + wrong, b"x2"])
-        assert numbers_before(text, stops) is None
+        assert parse_numbers_before(text, stops) is None

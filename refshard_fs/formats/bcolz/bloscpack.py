@@ -350,7 +350,7 @@ def _describe(metadata: Mapping[str, Any], header: Header, url: str, zarr_format
 
 
 def _rows_per_chunk(array: DescribedArray, header: Header, url: str) -> int:
-    """Return the number of steps along the slowest axis in a chunk: those of a frame, or enough to fill one."""
+    """Return the number of steps along the slowest axis in a chunk: as in a frame, or enough to fill a frame."""
     if not header.total:
         return 1
     if header.frames == 1:

@@ -29,7 +29,7 @@ _PREVIOUS: Final = 2  # missing records repeat the one before
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """How the values of a variable are cut into chunks. ``shape`` and ``chunks`` have the order of axes in the file.
+    """The division of a variable's values into chunks. ``shape`` and ``chunks`` have the order of axes in the file.
 
     Readers see the ``axes`` in another order if the file is column-major: chunks of one record have the ``order`` F; in
     others the axes are moved when they are read. Readers decompress chunks by gzip if they are ``is_compressed``.
@@ -48,7 +48,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def layout_of(variable: Variable, kind: Kind, block: int, *, is_row_major: bool) -> Layout:
-    """Return how a variable is cut. If it is compressed, ``block`` records are compressed together."""
+    """Return the division of a variable. If it is compressed, ``block`` records are compressed together."""
     first, rank = int(variable.varies), len(variable.shape)
     axes = tuple(range(rank)) if is_row_major else (*range(first), *reversed(range(first, rank)))
     shape = tuple(variable.shape[axis] for axis in axes)

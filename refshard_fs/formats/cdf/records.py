@@ -1,6 +1,6 @@
 """The records of a CDF file: descriptors of the file, of variables and of attributes, and indexes. No I/O here.
 
-Names are those of the format's internal description (CDR, GDR, VDR, ADR, AEDR, VXR, VVR, CVVR, CPR). A record begins
+The names come from the format's internal description (CDR, GDR, VDR, ADR, AEDR, VXR, VVR, CVVR, CPR). A record begins
 with its size and its type. Records of a kind form linked lists, and may lie anywhere in the file. Offsets have 8 bytes
 in version 3, and 4 bytes before. All numbers are big-endian, except for values.
 """
@@ -43,7 +43,7 @@ class Head(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable descriptor. ``lengths`` are those of the dimensions that vary: other dimensions are not stored."""
+    """A variable descriptor. ``lengths`` has the dimensions that vary: other dimensions are not stored."""
 
     name: str
     is_z: bool

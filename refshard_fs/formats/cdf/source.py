@@ -166,7 +166,7 @@ class _Group(ArrayGroupBuilder):
                     yield from chunks.load_index()
 
     def _block(self, variable: Variable) -> Steps[int | str]:
-        """Return how many records of a variable are compressed together; or why they cannot be read."""
+        """Return the number of records that are compressed together, or the reason why they cannot be read."""
         at, kind, block = variable.index_at, VXR, 0
         if not variable.compression:
             return block

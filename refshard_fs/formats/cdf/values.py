@@ -115,7 +115,7 @@ def utc_of_tt2000(times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _ahead_before_1972(tai: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return by how many nanoseconds TAI is ahead of UTC, which was the same throughout a day; 0 before 1960."""
+    """Return the nanoseconds by which TAI is ahead of UTC, which were constant throughout a day; 0 before 1960."""
     fields = _DRIFTS.split()
     starts = np.array(fields[::4], "M8[D]").astype(np.int64)
     at_day, days, growths = (np.array([0, *map(float, fields[place::4])]) for place in (1, 2, 3))
@@ -142,7 +142,7 @@ def from_year_0(times: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 
 def check_compression(kind: int) -> None:
-    """Raise ManifestError if values of this compression are not read."""
+    """Raise ManifestError if the compression ``kind`` is not supported."""
     if kind not in (RLE, GZIP):
         name = {HUFFMAN: "Huffman", ADAPTIVE_HUFFMAN: "adaptive Huffman"}.get(kind, f"a method of number {kind}")
         raise ManifestError(f"it is compressed by {name}: convert the file by cdfconvert -compression cdf:gzip.6")

@@ -1,7 +1,7 @@
 """Parse a DMR++ document: groups, dimensions, variables and the locations of their bytes. No I/O here.
 
 A document type, and with it entities, is refused before it is used: a document cannot refer to files or servers, nor
-expand in memory. Names are those of DAP4 and of the dmrpp namespace.
+expand in memory. The names come from DAP4 and the dmrpp namespace.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _parse_value(kind: str, text: str) -> Any:
 
 
 def parse_number(text: str, dtype: np.dtype[Any]) -> np.generic:
-    """Parse a number of ``dtype``. Raise ValueError if it is none."""
+    """Parse a number of ``dtype``. Raise ValueError for other text."""
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             return dtype.type(float(text))  # type: ignore[no-any-return]  # numpy types it as Any

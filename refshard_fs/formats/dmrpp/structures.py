@@ -17,7 +17,7 @@ _END: Final = b";"  # of a text
 
 
 def make_structure(variable: Variable, shapes: Sequence[tuple[int, ...]], order: str) -> np.dtype[Any]:
-    """Return the type of a structure in the file; ``shapes`` are those of its members, numbers or arrays of numbers."""
+    """Return the type of a structure in the file; ``shapes`` are its members' shapes."""
     members = list(zip(variable.members, shapes, strict=True))
     text = next((parent(member.path)[1] for member, _ in members if member.type in TEXTS), None)
     if text is not None:
@@ -55,9 +55,9 @@ def pack_members(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
-    """Return the element of a structure that is full of these values.
+    """Return the element of a structure whose members have the values ``texts``.
 
-    They are one for each member, or one for each number of each member. Hyrax writes a single 0 if all are zero.
+    There is a text for each member, or for each number of each member. Hyrax writes a single 0 if all are zero.
     """
     found = np.zeros((), dtype)
     names = dtype.names or ()

@@ -1,6 +1,6 @@
 """Parse the headers of a FITS file: cards of 80 characters in blocks of 2,880 bytes. No I/O here.
 
-Names are those of the FITS standard, version 4.0. A file is a sequence of HDUs, each a header and a data unit.
+The names come from the FITS standard, version 4.0. A file is a sequence of HDUs, each a header and a data unit.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of a card as JSON; None if it has none."""
+    """Return the value of a card as JSON; None for a card without a value."""
     text = text.strip()
     if text.startswith("'"):
         found = _TEXT.match(text)

@@ -44,7 +44,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     dtypes: dict[str, Mapping[str, str]] = {}
     taken = set(reports)
     for number, header in enumerate(headers):
-        name = _name(header, number, taken)
+        name = _name_array(header, number, taken)
         reason = _find_refusal(header)
         try:
             if reason is not None:
@@ -142,7 +142,7 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
     return found, {}
 
 
-def _name(header: Header, number: int, taken: set[str]) -> str:
+def _name_array(header: Header, number: int, taken: set[str]) -> str:
     """Name the array of an HDU: EXTNAME, with EXTVER unless it is 1; without EXTNAME, PRIMARY or the HDU's number."""
     given = header.cards.get("EXTNAME")
     name = make_name(given)

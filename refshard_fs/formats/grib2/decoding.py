@@ -45,7 +45,7 @@ class _FieldValues(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
     def _place(self, values: _Array, bitmap: _Array | None) -> _Array:
-        """Return the values of all points, given those of the points in the ``bitmap``."""
+        """Return the values of all points, given the values of the points in the ``bitmap``."""
         if bitmap is None:
             return values.astype("<f4", copy=False)
         if np.count_nonzero(bitmap) != len(values):
@@ -144,7 +144,7 @@ def _parse_float(packing: Octets, octet: int) -> float:
 
 
 def _raise_to_power(base: int, exponent: int) -> float:
-    """Return a power, rounded like that of eccodes, which multiplies or divides repeatedly."""
+    """Return a power, rounded as eccodes rounds it: by repeated multiplication or division."""
     found = 1.0
     for _ in range(min(abs(exponent), 1100)):  # more powers of 2 are infinite, or 0
         found = found * base if exponent > 0 else found / base

@@ -161,7 +161,7 @@ _LIMITS: Final = {  # the names of limits in eccodes, for axes that are a part o
 
 
 def name_parameter(parameter: Parameter) -> ParameterName:
-    """Return the name that eccodes has for a parameter; made of its numbers without eccodes, or without a name."""
+    """Return eccodes' name of a parameter, or a name made of its numbers, without eccodes or if eccodes has no name."""
     kind = (parameter.discipline,) if parameter.edition == 2 else ()
     numbers = "_".join(map(str, (*kind, parameter.category, parameter.number)))
     kinds = parameter.surfaces[0].kind, parameter.surfaces[1].kind

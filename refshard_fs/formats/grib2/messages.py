@@ -126,7 +126,7 @@ def parse_signed(data: Octets, octet: int, size: int) -> int:
 def count_points(rows: Sequence[int], parallels: int, west: int, east: int, degree: int) -> int:
     """Return the number of points of a reduced Gaussian grid between two meridians, in parts of a ``degree``.
 
-    ``rows`` are the numbers of points on whole circles of latitude. A row of an area has those that lie in it.
+    ``rows`` are the numbers of points on whole circles of latitude. A row of an area has its points in the area.
     """
     circle = 360 * degree
     east += -((east - west) // circle) * circle if east < west else 0
@@ -464,7 +464,7 @@ class Grib(FileBytes):
         self._begins.update((start + at, data) for at, data in windows.data.items())
 
     def _search(self, due: int) -> Steps[int | None]:
-        """Return the offset of the next message at or after ``due``; None if there is none within `GAP` bytes."""
+        """Return the offset of the first message at or after ``due``; None if no message begins within `GAP` bytes."""
         start, data = due, self._begins[due]
         while (at := find_message(data)) < 0 and start + len(data) < self.size:
             if start + len(data) - due > GAP:

@@ -198,7 +198,7 @@ def _choose_name(name: str, variable: Variable, taken: Mapping[str, Variable]) -
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """How a run and a rule differ.
+    """The differences of a run and a rule.
 
     ``absent`` are URLs of missing sidecars, ``unnamed`` lines of no variable, and ``unfound`` variables without a line.
     ``misplaced`` has, by variable, how its message differs from the expected field.

@@ -226,7 +226,7 @@ def _get_versions() -> list[str]:
 
 
 def scan_messages(grib: Grib, offsets: Sequence[int] = ()) -> Steps[Scan]:
-    """Return the fields of the messages; ``offsets`` are those in a sidecar."""
+    """Return the fields of the messages; ``offsets`` come from a sidecar."""
     messages = yield from grib.find_messages(offsets)
     found = yield from run_together([_read_fields(grib, *message) for message in messages])
     return Scan.of((*grib.unshown, *itertools.chain.from_iterable(found)))

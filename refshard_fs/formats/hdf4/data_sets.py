@@ -137,7 +137,7 @@ class Tree:
         return [key for key in self.elements.descriptors if key[0] in tags]
 
     def spend(self, count: int) -> None:
-        """Count bytes that are shown; DamagedIndex if they are many more than the file has."""
+        """Count bytes that are shown; DamagedIndex if they are far more than the bytes of the file."""
         self._left -= count
         if self._left < 0:
             raise self.elements.make_error(

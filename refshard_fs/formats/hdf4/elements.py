@@ -1,6 +1,6 @@
 """The data elements of an HDF4 file: their descriptors, and the places of the bytes of special ones. No I/O here.
 
-Names are those of the specification (HDF 4.1 and later): a data descriptor (DD) has a tag, which says what an element
+The names come from the specification (HDF 4.1 and later): a data descriptor (DD) has a tag, which says what an element
 is, a reference number, an offset and a length. A special element has a header there, which says how its bytes are kept.
 """
 
@@ -42,7 +42,7 @@ Part = tuple[int, int]  # offset and size
 
 
 class Descriptor(NamedTuple):
-    """Where an element lies, or the header of a special one."""
+    """The place of an element, or of the header of a special element."""
 
     offset: int
     length: int

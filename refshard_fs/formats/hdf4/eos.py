@@ -168,7 +168,7 @@ def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Seq
 
 
 def _describe_crs(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the attributes of a grid's projection: those of CF if it is known here, otherwise those of GCTP."""
+    """Return the attributes of a grid's projection: CF's for a known projection, otherwise GCTP's."""
     projection, sphere = values.get("Projection", ""), values.get("SphereCode", "")
     parameters = [*_parse_numbers(values.get("ProjParams", "")), *[0.0] * 13][:13]
     zone = values.get("ZoneCode", "")

@@ -44,7 +44,7 @@ class ChunkLocations(NamedTuple):
 class ChunkSpace(msgspec.Struct, frozen=True):
     """The extents of a dataset in chunks, and the sizes in its file.
 
-    ``counts`` are the numbers of chunks along each dimension, ``most`` those of the maximum extent (None: unlimited).
+    ``counts`` are the numbers of chunks along each dimension, ``most`` for the maximum extent (None: unlimited).
     ``raw_size`` is the size of a chunk before filters, ``room`` the size of the file after its base address, in bytes.
     """
 

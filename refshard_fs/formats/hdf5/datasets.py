@@ -122,7 +122,7 @@ class Dataset:
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
     def description(self) -> ArrayDescription:
-        """Describe the array to zarr. An array datatype adds its dimensions after those of the dataset."""
+        """Describe the array to zarr. An array datatype adds its dimensions after the dataset's."""
         variable, inner = self.variable, self.datatype.shape
         dtype = self.datatype.shown or np.dtype(object)
         codecs = self.codecs.shown if self.object_codec is None else (self.object_codec,)

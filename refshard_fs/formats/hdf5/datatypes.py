@@ -372,7 +372,7 @@ def to_little_endian(found: Datatype) -> Datatype:
 def split_members(found: Datatype) -> list[Datatype]:
     """Return the datatype of an array for each member of a compound that zarr cannot hold; none for other datatypes.
 
-    The elements of these arrays are those of the outermost compound.
+    These arrays have the elements of the outermost compound.
     """
     match found:
         case Datatype(kind="compound", shown=None, fields=fields):

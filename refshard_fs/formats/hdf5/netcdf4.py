@@ -257,7 +257,7 @@ class _Dimensions:
         return tuple(label for label in labels if label is not None)
 
     def _list_visible(self, group: str) -> dict[str, _Scale]:
-        """Return the dimensions of a group, then those of its parents."""
+        """Return the dimensions of a group, then of its parents."""
         above = self._list_visible(parent(group)[0]) if group else {}
         own = self._scales.get(group, {})
         return own | {name: scale for name, scale in above.items() if name not in own}

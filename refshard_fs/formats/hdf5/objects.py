@@ -318,7 +318,7 @@ class _Reader:
         return at
 
     def _read_and_follow(self, address: int, depth: int) -> Steps[None]:
-        """Read an object. Start to read what its messages point to as soon as the messages are there."""
+        """Read an object. As soon as its messages are there, start to read the objects that they point to."""
 
         def begun(messages: Sequence[Message]) -> None:
             self._reading.append(self._read_links(address, messages, depth))

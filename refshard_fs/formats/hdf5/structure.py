@@ -341,7 +341,7 @@ class VirtualMapping(NamedTuple):
 
 
 class Virtual(msgspec.Struct, frozen=True):
-    """The elements are those of other datasets, by mappings in the global heap at ``address``, ``index``.
+    """The elements come from other datasets, by mappings in the global heap at ``address``, ``index``.
 
     ``sources`` are the mappings; ``chunk`` is the shape of the sources' chunks.
     """

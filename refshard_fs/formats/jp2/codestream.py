@@ -1,6 +1,6 @@
 """The main header of a JPEG 2000 code stream, and headers for single tiles at lower resolutions. No I/O here.
 
-Numbers and names are those of ISO/IEC 15444-1, annex A. Positions are on its reference grid, (x, y) in pairs.
+Numbers and names come from ISO/IEC 15444-1, annex A. Positions are on its reference grid, (x, y) in pairs.
 """
 
 from __future__ import annotations

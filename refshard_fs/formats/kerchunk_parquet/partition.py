@@ -44,7 +44,7 @@ def require_pyarrow() -> tuple[Any, Any]:
 
 
 def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
-    """Read those of `COLUMNS` that the file has as Arrow arrays; None for a column of nulls or NaN only."""
+    """Read the file's columns among `COLUMNS` as Arrow arrays; None for a column of nulls or NaN only."""
     pa, parquet = require_pyarrow()
     limit = min(len(data), LIST_ITEMS)
     try:
@@ -70,7 +70,7 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
 
 
 def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
-    """Return (number in the file, physical type) for those of `COLUMNS` that the file has."""
+    """Return (number in the file, physical type) for each of `COLUMNS` in the file."""
     found: dict[str, tuple[int, str]] = {}
     for number in range(len(schema)):
         column = schema.column(number)

@@ -158,7 +158,7 @@ def _read_renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int,
 
 
 class ParquetKeySpace(PartedKeySpace):
-    """The keys of a parquet set below ``root``. A look-up loads one partition, a listing those of its directory."""
+    """The keys of a parquet set below ``root``. A look-up loads one partition; a listing, all of its directory."""
 
     holds_all_metadata = True
     consolidated_anew = PARQUET

@@ -79,7 +79,7 @@ def _transform_of(*owners: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _factors_of(group: Mapping[str, Any], level: Mapping[str, Any], number: int, ndim: int) -> list[float] | None:
-    """Return the factors by which a level is smaller than the full resolution; those of ``s0`` may be left out."""
+    """Return the factors by which a level is smaller than the full resolution; ``s0`` may lack them."""
     own = _parse_numbers(level.get("downsamplingFactors"), ndim)
     for name in ("scales", "downsamplingFactors"):
         listed = group.get(name)

@@ -56,7 +56,7 @@ Encoding = Literal["raw", "gzip"]
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """The distribution of chunk ids over shards and minishards; names are those of the specification."""
+    """The distribution of chunk ids over shards and minishards; the names come from the specification."""
 
     preshift_bits: Annotated[int, Meta(ge=0, le=63)]
     hash: Literal["identity", "murmurhash3_x86_128"]

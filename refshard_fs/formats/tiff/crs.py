@@ -1,7 +1,7 @@
 """The coordinate reference system (CRS) of GeoTIFF's keys, as WKT and as attributes of a CF grid mapping. No I/O here.
 
 A CRS with an EPSG code is that code. One that is given by parameters becomes the WKT that GDAL writes (version 1): the
-method, its parameters, and the ellipsoid. Names and numbers are those of the GeoTIFF standard, version 1.1.
+method, its parameters, and the ellipsoid. Names and numbers come from the GeoTIFF standard, version 1.1.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
 def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[int]]:
     """Find the zip64 end record before the ``locator``. Return its start in ``tail``, its announced offset, its fields.
 
-    The fields are those of the end record (``short``), with room for larger numbers.
+    The fields are the same as in the end record (``short``), with room for larger numbers.
     """
     disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
     if disk or disks > 1:
