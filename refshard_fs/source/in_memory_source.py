@@ -54,7 +54,9 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         packed = _packed.get(self)
         if packed is None:
             content = self.content
-            packed = pickled.shrink_bytes(content) if isinstance(content, bytes) else pickled.shrink(content)
+            packed = (
+                pickled.compress_bytes(content) if isinstance(content, bytes) else pickled.compress_references(content)
+            )
             _packed[self] = packed
         return _unpickled, (self.digest, packed)
 
@@ -84,7 +86,9 @@ def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
     """Return the source with this digest; ``content`` is unpacked only if this process does not have it."""
     found = _known.get(digest)
     if found is None:
-        unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
+        unpacked = (
+            pickled.decompress_references(content) if isinstance(content, bytes) else pickled.decompress_bytes(content)
+        )
         found = _known[digest] = InMemorySource(unpacked, digest)
     return found
 
