@@ -87,7 +87,7 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
     return _encode(refs, compress=False)
 
 
-def compress_references(refs: ReferenceSet) -> bytes:
+def shrink(refs: ReferenceSet) -> bytes:
     """Encode ``refs`` with fast compression."""
     return b"".join(_encode(refs, compress=True))
 
@@ -181,8 +181,8 @@ def unpack(view: memoryview) -> ReferenceSet:
         raise ValueError(f"it is damaged: {e}") from e
 
 
-def decompress_references(data: bytes) -> ReferenceSet:
-    """Decode a reference set that `compress_references` wrote; ValueError if the bytes are damaged."""
+def swell(data: bytes) -> ReferenceSet:
+    """Decode a reference set that `shrink` wrote; ValueError if the bytes are damaged."""
     try:
         return unpack(memoryview(data))
     except ValueError as e:
@@ -243,13 +243,13 @@ def _split_columns(header: _Header, view: memoryview) -> list[Column]:
     return found
 
 
-def compress_bytes(data: Buffer) -> list[bytes]:
+def shrink_bytes(data: Buffer) -> list[bytes]:
     """Compress ``data``."""
     return _pack_column(np.frombuffer(data, np.uint8), is_steps=False)
 
 
-def decompress_bytes(parts: list[bytes]) -> bytes:
-    """Decompress the result of `compress_bytes`."""
+def swell_bytes(parts: list[bytes]) -> bytes:
+    """Decompress the result of `shrink_bytes`."""
     return _unpack_column(parts, _U1, is_steps=False).tobytes()
 
 

@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Texts
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive, meet_unknown
-from refshard_fs.references.binary import compress_references
+from refshard_fs.references.binary import shrink
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.sets.document_template import DIFFERING
@@ -207,9 +207,7 @@ class FileTemplates:
         try:
             next(self._look(first))
         except StopIteration as stop:
-            return isinstance(stop.value, ReferenceSet) and compress_references(stop.value) == compress_references(
-                template.at(first)
-            )
+            return isinstance(stop.value, ReferenceSet) and shrink(stop.value) == shrink(template.at(first))
         except Exception:  # noqa: BLE001  # the references do depend on chunks
             return False
         return False  # it asks for more

@@ -21,7 +21,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ManifestError
-from refshard_fs.references.binary import compress_references, decompress_references
+from refshard_fs.references.binary import shrink, swell
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -112,7 +112,7 @@ class ScansFile:
         try:
             record = self._record(start, length)
             if record.refs:
-                return Scanned(decompress_references(record.refs), facts, record.select)
+                return Scanned(swell(record.refs), facts, record.select)
             base = self._read_references(*record.like)
         except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
@@ -129,7 +129,7 @@ class ScansFile:
     def _read_references(self, start: int, length: int) -> ReferenceSet:
         """Return the references of a record; sources that are like it share its columns."""
         if self._whole is None or self._whole[0] != (start, length):
-            refs = decompress_references(self._record(start, length).refs)
+            refs = swell(self._record(start, length).refs)
             refs = msgspec.structs.replace(refs, chunks=refs.tables, members=dict(refs.side.items()))
             self._whole = (start, length), refs
         return self._whole[1]
@@ -145,7 +145,7 @@ class ScansFile:
             target = str(refs.urls[0])
             self._write(_Record(url, facts, like=self._whole[0], target=target, data=own, select=select))
         else:
-            self._whole = self._write(_Record(url, facts, compress_references(refs), select=select)), refs
+            self._whole = self._write(_Record(url, facts, shrink(refs), select=select)), refs
 
     def _write(self, record: _Record) -> tuple[int, int]:
         """Add a record; return where it lies."""

@@ -54,9 +54,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         packed = _packed.get(self)
         if packed is None:
             content = self.content
-            packed = (
-                pickled.compress_bytes(content) if isinstance(content, bytes) else pickled.compress_references(content)
-            )
+            packed = pickled.shrink_bytes(content) if isinstance(content, bytes) else pickled.shrink(content)
             _packed[self] = packed
         return _unpickled, (self.digest, packed)
 
@@ -86,9 +84,7 @@ def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
     """Return the source with this digest; ``content`` is unpacked only if this process does not have it."""
     found = _known.get(digest)
     if found is None:
-        unpacked = (
-            pickled.decompress_references(content) if isinstance(content, bytes) else pickled.decompress_bytes(content)
-        )
+        unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
         found = _known[digest] = InMemorySource(unpacked, digest)
     return found
 

@@ -25,7 +25,7 @@ REFS = {"a/.zarray": json.dumps(ARRAY), "t": "text", **{f"a/{i}": ["s3://b/k", i
 
 def test_references_survive_pickling() -> None:
     refs = parse(json.dumps(REFS).encode(), "refs", {})
-    again = pickled.decompress_references(pickled.compress_references(refs))
+    again = pickled.swell(pickled.shrink(refs))
     assert dict(References(again)) == dict(References(refs))
 
 
@@ -47,7 +47,7 @@ def decoded(value: Value) -> bytes | str:
 )
 def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
     refs = parse_document(document, "refs", {})
-    again = pickled.decompress_references(pickled.compress_references(refs))
+    again = pickled.swell(pickled.shrink(refs))
     assert sorted(again) == sorted(refs)
     for key in refs:
         found, value = again.value(key), refs.value(key)
@@ -58,32 +58,32 @@ def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
 
 def test_flipped_bit_of_a_column_is_an_error() -> None:
     """The decompressor ends the process over some of them."""
-    (part,) = pickled.compress_bytes(random.Random(1).randbytes(300) + bytes(3000))
-    assert pickled.decompress_bytes([part])[300:] == bytes(3000)
+    (part,) = pickled.shrink_bytes(random.Random(1).randbytes(300) + bytes(3000))
+    assert pickled.swell_bytes([part])[300:] == bytes(3000)
     for bit in range(len(part) * 8):
         damaged = bytearray(part)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match="checksum"):
-            pickled.decompress_bytes([bytes(damaged)])
+            pickled.swell_bytes([bytes(damaged)])
     with pytest.raises(ValueError, match="checksum"):
-        pickled.decompress_bytes([b""])
+        pickled.swell_bytes([b""])
 
 
 def test_part_without_a_header_is_an_error() -> None:
     short = b"\0\0"
     with pytest.raises(ValueError, match="header"):
-        pickled.decompress_bytes([zlib.crc32(short).to_bytes(4, "little") + short])
+        pickled.swell_bytes([zlib.crc32(short).to_bytes(4, "little") + short])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 20])
 def test_columns_in_several_parts_are_joined(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickled, "BLOCK", 8)  # bytes: a few values a part
     data = bytes(range(size))
-    parts = pickled.compress_bytes(data)
+    parts = pickled.shrink_bytes(data)
     assert len(parts) == -(-size // 8)
-    assert pickled.decompress_bytes(parts) == data
+    assert pickled.swell_bytes(parts) == data
     refs = parse(json.dumps(REFS).encode(), "refs", {})
-    assert dict(References(pickled.decompress_references(pickled.compress_references(refs)))) == dict(References(refs))
+    assert dict(References(pickled.swell(pickled.shrink(refs)))) == dict(References(refs))
 
 
 def test_unpacking_copies_no_column() -> None:
