@@ -152,7 +152,7 @@ class Version:
             self._pin = pin
 
     def refuse(self, pin: Pin | None) -> TargetChanged:
-        """Return the error for an answer that the condition of a request fails."""
+        """Return the error for an answer to a request whose condition is not met."""
         if self.seen is not None:
             return self._change_error(f"its ETag is no longer {self.seen.etag}")
         return self._make_mismatch_error(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")

@@ -11,7 +11,6 @@ from refshard_fs.core.model import Facts, Pin
 from refshard_fs.errors import TargetChanged
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Versions
-from refshard_fs.targets import versioned as versions
 from refshard_fs.targets.versioned import Version, parse_time
 from tests.servers.http import RangeServer
 from tests.servers.log import Request
@@ -123,9 +122,8 @@ def test_threads_share_one_record() -> None:
     assert len(set(map(id, found))) == 7
 
 
-def test_remembered_versions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "REMEMBERED", 10)
-    known = Versions()
+def test_remembered_versions_are_bounded() -> None:
+    known = Versions(10)
     first = known.of("u0")
     for i in range(30):
         known.of(f"u{i}")
