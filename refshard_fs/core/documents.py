@@ -218,7 +218,7 @@ class Documents(Generic[K]):
         return path
 
     def with_sizes(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
-        """Return ``names``, which lie in ``prefix``, with the sizes of metadata documents as they are shown."""
+        """Return ``names``, a listing of ``prefix``; metadata documents get the sizes that readers see."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from run_together([self.lookup(join(prefix, name)) for name in documents])
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}

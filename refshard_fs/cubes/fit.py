@@ -128,7 +128,7 @@ def recoding_of(path: str, one: ArrayFacts, other: ArrayFacts, *, is_recut: bool
 
 
 def difference(path: str, field: str, one: str, mine: Any, other: str, theirs: Any) -> ManifestError:
-    """Return the error that says what array ``path`` has in one set and in another."""
+    """Return the error for a ``field`` of the array ``path`` that differs in two sets."""
     return ManifestError(f"{path!r} has the {field} {mine!r} in {one}, and {theirs!r} in {other}")
 
 

@@ -160,9 +160,9 @@ class SharedBudget(SharedMemory):
         self.budget = budget
 
     def begin(self, share: Share, host: str, size: int, most: int) -> bool:
-        """Count a request of ``size`` bytes to ``host``; return False, without counting it, if it has to wait.
+        """Count a request of ``size`` bytes to ``host``, or return False: it has to wait.
 
-        A request waits if memory would exceed ``most``, or if the host has enough requests.
+        Only a share that has memory waits for memory (``most`` bytes), and only one with requests to the host for it.
         """
         with self._lock:
             is_over = size and share.used and self.used + size > most

@@ -61,7 +61,7 @@ class SelectionLimit:
 TOGETHER: ContextVar[SelectionLimit | None] = ContextVar("TOGETHER", default=None)  # limits the selections of a task
 
 
-# Called with key and bytes of each chunk that is read while a dataset is opened; raises if decoding takes too much.
+# Called with key and bytes of each chunk that is read while a dataset is opened; raises if it would take much memory.
 GUARD: ContextVar[Callable[[str, bytes], None] | None] = ContextVar("GUARD", default=None)
 
 

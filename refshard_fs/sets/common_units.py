@@ -240,7 +240,7 @@ def _convert(
             raise ValueError(f"the value {mark}, the fill value, is among its values")
     is_float = known.dtype.kind == "f" or (missing.any() and dtype is not None and dtype.kind == "f")
     if missing.any() and not marks and not is_float:
-        raise ValueError(f"values are missing, and its type {dtype} has no fill value for them")
+        raise ValueError(f"values are missing, and the first set has no fill value of the type {dtype} for them")
     numbers = np.full(
         values.shape, marks[0] if marks else np.nan if is_float else 0, np.float64 if is_float else np.int64
     )

@@ -274,7 +274,7 @@ class _Concatenation:
             return None
         try:
             joined = np.concatenate(every, axis)
-        except ValueError:  # lengths along other dimensions differ, which `check_joinable` says
+        except ValueError:  # lengths along other dimensions differ
             return None
         stored = convert_exactly(joined, every[0].dtype)
         if stored is not None:

@@ -19,7 +19,7 @@ from refshard_fs.sets.coordinates import get_coordinate_values
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
-# Scalars that follow from others, by CF and cfgrib: they get the dimensions that these make.
+# Scalars that CF and cfgrib derive from other scalars: the others are preferred as dimensions.
 FOLLOW: Final = frozenset(["valid_time", "forecast_reference_time"])
 RECORDS: Final = ("time", "t", "record", "Time")  # dimensions that grow from file to file, by custom
 ADVICE: Final = (

@@ -48,7 +48,7 @@ class ChunkManifestSink(Sink):
 
 
 def _replace_in_place(objects: Objects, manifests: Mapping[str, bytes], nodes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace a hierarchy in an object store, which can be read until one PUT of the root's document shows the new one.
+    """Replace a hierarchy in an object store: readers see the old one until one PUT of the root's document.
 
     The ``manifests`` have new names. Until the documents below the root are put, the root's document has them.
     """

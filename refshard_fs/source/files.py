@@ -138,7 +138,7 @@ def _facts(need: Stat) -> Steps[Facts | None]:
 async def ukey(source: Source, key: str) -> str:
     """Return a hash of the ranges of ``key`` and the current versions of their targets."""
     entry = await _entry(source, key)
-    facts: object = await info(source, key) if entry is None else (entry, await _versions(source, key, entry))
+    facts: object = await info(source, key) if entry is None else (entry, await _stat_targets(source, key, entry))
     return sha256(repr(facts).encode()).hexdigest()
 
 
@@ -151,7 +151,7 @@ async def modification_time(source: Source, key: str) -> datetime:
     fo = source.options.source
     if isinstance(entry, Inline) and isinstance(fo, str):
         entry = Span(fo, 0, None)
-    versions = await _versions(source, key, entry)
+    versions = await _stat_targets(source, key, entry)
     times = [parse_time(facts.last_modified) for facts in versions if isinstance(facts, Facts) and facts.last_modified]
     latest = max((when for when in times if when is not None), default=None)
     if latest is None:
@@ -166,7 +166,7 @@ async def _entry(source: Source, key: str) -> Entry | None:
     return await source.engine().run_for(key, keyspace.lookup(key))
 
 
-async def _versions(source: Source, key: str, entry: Entry) -> list[Facts | str | None]:
+async def _stat_targets(source: Source, key: str, entry: Entry) -> list[Facts | str | None]:
     """Return the facts of each target of ``entry``; for a target that has changed since it was read, a text."""
     found: list[Facts | str | None] = []
     spans = entry.spans

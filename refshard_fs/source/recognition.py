@@ -195,7 +195,7 @@ def may_be_root(url: str) -> bool:
     return _is_remote(url) and _ROOT.search(url.partition("?")[0]) is not None
 
 
-def _is_remote(url: str) -> bool:  # a listing takes as long as reading a document
+def _is_remote(url: str) -> bool:  # a listing is as slow as reading a document there
     return protocol_of(url) in OBJECT_STORES | WEB
 
 

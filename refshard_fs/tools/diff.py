@@ -248,7 +248,7 @@ class _Side(NamedTuple):
         return found if blocks is None else found.union(blocks.places(size))
 
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
-        """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
+        """Return the chunks with ``numbers``. Targets are positions in ``urls``; new URLs are added to ``urls``."""
         own = self.extents.chunks if self.is_there else PlacedChunks.of_places(())
         first, last = own.numbers.searchsorted(np.array([numbers.start, numbers.stop], np.uint64)).tolist()
         own = own.at(np.arange(first, last))

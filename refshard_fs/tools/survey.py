@@ -173,7 +173,7 @@ class Blocks:
         return self._array.blocks(size)
 
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
-        """Return the chunks with ``numbers``; their targets are places in ``urls``, to which new ones are added."""
+        """Return the chunks with ``numbers``. Targets are positions in ``urls``; new URLs are added to ``urls``."""
         grid = self._array.grid
         numbers = range(numbers.start, min(numbers.stop, grid.size))
         found = self._source.run(self._path, partial(self._keyspace.chunks, self._path, numbers, grid))

@@ -238,7 +238,7 @@ class HierarchyCommit:
                 for job in pool.submit(submit_all).result():
                     job.result()
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for those under way
+                pool.shutdown(wait=False, cancel_futures=True)  # the end of the block waits for running jobs
                 raise
 
     def _in_step(self, name: str, data: bytes, changes: Mapping[str, bytes | None], plan: Plan) -> bytes:

@@ -100,7 +100,7 @@ class Writer:
 
     async def link(self, key: str, entry: Entry) -> bool:
         """Make ``key`` refer to the bytes of ``entry``; return False if the bytes have to be copied instead."""
-        if self._waits(await self._open_async(), key):
+        if self._is_held(await self._open_async(), key):
             return False
         if not isinstance(entry, Span) or entry.optional or entry.pin is not None:
             return False
@@ -137,7 +137,7 @@ class Writer:
             self.overlay.remember_object(removable)
         return span
 
-    def _waits(self, base: Base, key: str) -> bool:
+    def _is_held(self, base: Base, key: str) -> bool:
         """Return whether the value of ``key`` waits for the commit, which stores it."""
         if self.overlay.worker is not None or is_metadata(key):
             return False
@@ -146,7 +146,7 @@ class Writer:
     def _write_over(self, base: Base, key: str, data: bytes) -> bool:
         """Set ``key`` to ``data``, if this takes no network; otherwise return False."""
         overlay, store = self.overlay, self.store
-        if self._waits(base, key):
+        if self._is_held(base, key):
             overlay.put(key, overlay.spool.keep(data, overlay.edits.get(key)))
         elif overlay.worker is None and (is_metadata(key) or not self._is_large(len(data))):
             overlay.put(key, Inline(data))

@@ -131,7 +131,7 @@ def test_failed_metadata_read_is_an_error(
     assert "g/s/zarr.json" in capsys.readouterr().err
 
 
-def test_check_reports_unread_chunks(consolidated: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_unlisted_arrays(consolidated: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", consolidated]) == 1
     report = json.loads(capsys.readouterr().out)
     assert [(finding["kind"], finding["key"]) for finding in report["findings"]] == [

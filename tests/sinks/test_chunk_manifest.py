@@ -34,7 +34,7 @@ def references(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_references_survive_manifests(tmp_path: Path, references: dict[str, Any]) -> None:
+def test_manifests_keep_references(tmp_path: Path, references: dict[str, Any]) -> None:
     (tmp_path / "set.json").write_text(json.dumps(references))
     opened(str(tmp_path / "set.json")).save(str(tmp_path / "a.parq"), "parquet")
     for source in ("set.json", "a.parq"):

@@ -103,7 +103,7 @@ def test_only_strong_etags_are_sent() -> None:
     assert version.condition(None) == '"a"'
 
 
-def test_written_times_are_parsed() -> None:
+def test_times_as_text_are_parsed() -> None:
     assert {parse_time(t) for t in (MONDAY, "2026-11-16T00:00:00", "2026-11-16 00:00:00+00:00", "1794787200")} == {
         1794787200.0
     }

@@ -1,6 +1,6 @@
-"""Archives of GRIB files by rule: a document of a few kB shows all runs, and names no file. No I/O here.
+"""Archives of GRIB files by rule: a document of a few kB shows all runs, and lists no file. No I/O here.
 
-The document (``FORMATS.md`` specifies it) gives the names of files, the runs, steps and members, and the line of a
+The document (``FORMATS.md`` specifies it) gives patterns of URLs, the runs, steps and members, and the line of a
 sidecar for each variable. A chunk is a field: its look-up reads the sidecar of its file, and the message must be the
 requested field. New runs change no document.
 """

@@ -127,13 +127,13 @@ def make_chunks(
     if layout is None or layout.chunk is not None or key is None:
         return CodedChunks(elements, layout or Layout(0, written={}), array, grid, fill)
     if elements.descriptors[key].is_special:
-        return LinkedPieces(elements, key, array)
+        return LinkedBlocks(elements, key, array)
     offset = elements.descriptors[key].offset
     return Contiguous(elements.file.source, offset, array.shape, array.chunks, array.dtype.itemsize, array.where)
 
 
-class LinkedPieces(Contiguous):
-    """The pieces of an array whose element is in linked blocks."""
+class LinkedBlocks(Contiguous):
+    """The chunks of an array that is stored in linked blocks."""
 
     def __init__(self, elements: Elements, key: Key, array: ArrayDescription) -> None:
         itemsize = array.dtype.itemsize

@@ -286,7 +286,7 @@ def _decode_zfp(data: bytes, values: tuple[int, ...], length: int) -> bytes:
     itemsize, width = (4, 8, 4, 8)[kind], 48 // ndim
     shape = [(head >> 36 + width * axis & (1 << width) - 1) + 1 for axis in range(ndim)]
     if head & 0xFFFFFF != int.from_bytes(b"zfp", "little") or math.prod(shape) * itemsize != length:
-        raise ValueError(f"a zfp header does not fit the chunk: shape {shape}, {itemsize} bytes an item")
+        raise ValueError(f"a zfp header has the shape {shape}, {itemsize} bytes an item: expected {length} bytes")
     # zfp may read beyond the end of the stream, up to twice the bits of the values: append zeros.
     most = 2 * 4**ndim * itemsize * 8 + 64
     least = mode + 1 if mode < _ZFP_RATES else (head >> 96 & 0x7FFF) + 1 if mode == _ZFP_EXPERT else 0

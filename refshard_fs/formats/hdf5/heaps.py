@@ -82,7 +82,7 @@ def parse_b_tree_2(data: bytes, sizes: Sizes) -> BTree2:
     found = BTree2(sizes, *unpack_block(data, sizes, b"BTHD", B_TREE_2))
     size, record = found.node_size, found.record_size
     if not 0 < record <= size - 10 or found.depth > 16 or size > 1 << 26 or found.capacities[-1][0] < 1:
-        raise ValueError(f"a v2 B-tree has impossible sizes: depth {found.depth}, nodes of {size}, records of {record}")
+        raise ValueError(f"a v2 B-tree is damaged: depth {found.depth}, nodes of {size} bytes, records of {record}")
     return found
 
 

@@ -212,7 +212,7 @@ def parse_page_header(data: bytes, at: int, stop: int) -> Page:
     start = reader.at
     if kind is None or made < 0 or not 0 <= stored <= stop - start:
         raise DamagedParquet(
-            f"a page of {stored} bytes, which decodes to {made}, ends beyond its column or has no size"
+            f"a page header is damaged: {stored} bytes, decoded {made}; expected at most {stop - start}, and a kind"
         )
     if kind not in _DESCRIPTIONS:
         return Page(kind, start, stored, made)

@@ -70,8 +70,9 @@ def _decode_image(raw: bytes, encoding: str, shape: tuple[int, ...], dtype: np.d
     found = (
         _parse_jpeg_size(raw) if encoding == "jpeg" else _parse_png_size(raw)
     )  # decoders allocate what the image states
-    if found != (count, channels, dtype.itemsize * 8):
-        raise ValueError(f"its image has pixels, channels and bits {found}: expected {(count, channels, dtype.str)}")
+    expected = count, channels, dtype.itemsize * 8
+    if found != expected:
+        raise ValueError(f"its image has (pixels, channels, bits) {found}: expected {expected}")
     image = np.asarray(decode_by_imagecodecs(f"{encoding}_decode", raw, "tiff"))
     if image.size != count * channels:
         raise ValueError(f"its image decodes to {image.size} samples: expected {count * channels}")

@@ -114,7 +114,7 @@ def test_several_grids_are_groups_of_their_own(tmp_path: Path) -> None:
         assert fine.spatial_ref.attrs["crs_wkt"] == "EPSG:32733"
 
 
-def test_swath_names_its_geolocation(tmp_path: Path) -> None:
+def test_swath_has_its_coordinates(tmp_path: Path) -> None:
     with xr.open_dataset(written(tmp_path, "swath"), engine="refshard") as found:
         assert {"Latitude", "Longitude"} <= set(found.rad.coords)
         assert found.rad.dims == ("band", "along", "across")

@@ -110,7 +110,7 @@ def test_zfp_values_equal_h5py(mode: str, dtype: str) -> None:
             dataset = file.create_dataset(str(shape), data=sample(dtype, shape), chunks=chunks, **options)
             assert shown(dataset).tobytes() == dataset[...].tobytes(), shape
         datatype, pipeline = described(dataset)
-        with pytest.raises(ValueError, match="does not fit the chunk"):
+        with pytest.raises(ValueError, match=r"expected \d+ bytes"):
             filters.FilterRecipe(Codecs(pipeline, datatype, 61, None)).make(b"\xff" * 9)
 
 

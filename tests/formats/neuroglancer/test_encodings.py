@@ -52,9 +52,9 @@ def recipe(encoding: str, dtype: str, block: tuple[int, int, int] = (1, 1, 1)) -
 @pytest.mark.parametrize(
     ("encoding", "data", "reason"),
     [
-        ("jpeg", b"\xff\xd8\xff\xc0\0\x0b\x08\xff\xff\xff\xff\1", "pixels, channels and bits .4294836225"),
+        ("jpeg", b"\xff\xd8\xff\xc0\0\x0b\x08\xff\xff\xff\xff\1", "pixels, channels, bits. .4294836225"),
         ("jpeg", b"\xff\xd8" + bytes(20), "no frame begins"),
-        ("png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\0\0\0\0", "pixels, channels and bits .4294967296"),
+        ("png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\0\0\0\0", "pixels, channels, bits. .4294967296"),
         ("png", b"GIF8", "not a PNG"),
         ("compressed_segmentation", np.array([1, 0, 0], "<u4").tobytes(), "cut short"),
         ("compressed_segmentation", np.array([1, 1 << 24 | 9, 9, 0, 0], "<u4").tobytes(), "beyond its end"),
