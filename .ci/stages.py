@@ -20,7 +20,10 @@ PIP, PYTEST = ".venv-test/bin/pip install -q", ".venv-test/bin/python -m pytest 
 ORDINARY = "not slow and not soak and not fuzz"
 PEERS = "fsspec|zarr|xarray|numcodecs|dask|kerchunk|virtualizarr"
 VERSIONS = f".venv-test/bin/pip list 2>/dev/null | grep -iE '^({PEERS}) '"
-COMPUTING = ("core", "cubes", "formats", "references", "sets", "sharding", "sinks", "source", "tools")
+COMPUTING = (  # run with the oldest and the newest Python only
+    *("benchmarks", "cli", "core", "cubes", "formats", "references", "sets", "sharding", "sinks", "source", "tools"),
+    "writing",
+)
 CONNECTING = ("security", "servers", "stores", "targets")  # tests without zarr, which run with old peers, too
 OLD = ("fsspec", "numcodecs", "zarr")  # which have to be of the oldest versions, or the stage says nothing
 LINT = f"""
