@@ -78,9 +78,9 @@ def stages(pythons: dict[str, str], is_quick: bool) -> list[Stage]:
     with_old = "\n".join([f"{PYTEST} tests/security tests/targets {' '.join(promises)}", *check])
     return [
         *found,
+        Stage("benchmarks", tests[newest], BENCHMARKS, is_beside=oldest != newest),
         Stage("tests-zarr-2", zarr2, f"{PYTEST}\n{VERSIONS}", f"-m '{ORDINARY} and not once'{ignore(CONNECTING)}"),
         Stage("tests-old-peers", old, with_old),
-        Stage("benchmarks", tests[newest], BENCHMARKS, is_beside=oldest != newest),
         *last,
         Stage("quickstart", Environment("quickstart", path, QUICKSTART), f"{QUICKSTART_RUN}\ntest -s quickstart.png"),
         Stage("wheel", Environment("wheel", path, ""), WHEEL),
