@@ -72,7 +72,7 @@ def append(
         ``"replace"`` also takes the new set in place of one piece with the same values, which may be damaged or gone,
         unless this piece is the first one.
     any_order:
-        Permit that values are no longer in order. A set that fits in a gap of a document (``freq=`` of `concat`) takes
+        Permit values that are out of order. A set that fits in a gap of a document (``freq=`` of `concat`) takes
         its place there in any case.
     create:
         Make a document by `open` if ``target`` does not exist.

@@ -13,6 +13,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -47,16 +48,20 @@ class ScansFile:
     """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
 
     ``options`` are those of a filesystem: a scan belongs to the part of the source that ``select`` shows, and to the
-    targets that ``allow`` permits; also to the ``unread`` arrays, and to ``function``, a text that identifies the code
-    of ``preprocess``.
+    targets that ``allow`` and the prefixes of ``options`` permit; also to the ``unread`` arrays, and to ``function``, a
+    text that identifies the code of ``preprocess``.
     """
 
     def __init__(self, path: str, options: Mapping[str, Any], unread: Unread | None = None, function: str = "") -> None:
         if protocol_of(path) not in (None, *LOCAL):
             raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)
-        given = {name: options[name] for name in ("select", "allow") if options.get(name) not in (None, ())}
-        self._conditions = "".join(f" {name}={zarrmeta.dumps(value).decode()}" for name, value in given.items())
+        self._conditions = (
+            f" select={zarrmeta.dumps(list(select)).decode()}" if (select := options.get("select")) else ""
+        )
+        rule = options.get("allow"), sorted(options.get("options") or ())
+        if rule != (None, []):  # as a digest, since prefixes may be long or private
+            self._conditions += f" rule={sha256(zarrmeta.dumps(rule)).hexdigest()}"
         self._kind = "" if unread is None else f" without {[*map(sorted, unread)]}"  # such a scan is incomplete
         self._function = f" by {function}" if function else ""
         self._places: dict[str, tuple[Facts, int, int]] = {}  # version, offset and length of the record, by URL

@@ -101,7 +101,7 @@ class Steps(msgspec.Struct, frozen=True):
         return places
 
     def fill_in(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
-        """Return ``values``, of which the first is ``first``, and all steps between them."""
+        """Return ``values`` and all steps between them; ``values`` begin with ``first``."""
         last = int(self.count_steps(values[-1:], part, dim)[0])
         if not 0 <= last < MOST:
             raise ManifestError(

@@ -107,6 +107,15 @@ def test_kept_scans_belong_to_what_is_allowed(http_server: RangeServer, tmp_path
         refshard_fs.concat([url], **given, allow=[http_server.url + "/a/"])
 
 
+def test_kept_scans_belong_to_the_prefixes_of_options(http_server: RangeServer, tmp_path: Path) -> None:
+    with RangeServer() as inside:
+        url = http_server.put("0.json", pointing_to(inside.put("x", b"0")))
+        given: dict[str, Any] = {"dim": "time", "resume": tmp_path / "scans"}
+        refshard_fs.concat([url], **given, options={inside.url + "/": {}})
+        with pytest.raises(TargetNotAllowed, match="private networks"):
+            refshard_fs.concat([url], **given)
+
+
 def test_options_of_sources_open_nothing_to_a_set(http_server: RangeServer) -> None:
     """A set may not point to the server of another source, whose options the user gave for all sources."""
     with RangeServer() as inside:
