@@ -206,11 +206,9 @@ class Dispatch(Share):
         paid = [(start, stop) for reader, start, stop in block.readers if reader.is_paid]
         if not paid:
             return self._estimate_size(block)
-        return (
-            0
-            if block.span.stop is None
-            else max(self._estimate_size(block) - sum(stop - start for start, stop in paid), 0)
-        )
+        if block.span.stop is None:
+            return 0
+        return max(self._estimate_size(block) - sum(stop - start for start, stop in paid), 0)
 
     def _estimate_size(self, block: Block) -> int:
         """Return the bytes to reserve for ``block``; if its end is unknown, the mean size of recent objects.
