@@ -1,4 +1,4 @@
-"""The page of the command line, made of its parser: ``python docs/commands.py >docs/pages/commands.md``."""
+"""Make the page of the command line from its parser: ``python docs/commands.py >docs/pages/commands.md``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from refshard_fs.cli.program import main, parser
 HEAD = """\
 # Command line
 
-`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same. If it is
-not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0; 1 if `check`
-finds errors or `diff` finds a difference; 2 after an error, which is one line.
+`docs/commands.py` makes this page from the parser of `refshard`; `refshard COMMAND --help` prints the same texts. If
+`refshard` is not on the PATH, use `python -m refshard_fs COMMAND`. SOURCE is any value of `fo=`. The exit status is 0;
+1 if `check` finds errors or `diff` finds a difference; 2 after an error, which is printed in one line.
 
 All commands that open a SOURCE take these options:
 """
@@ -29,7 +29,7 @@ HELP = "--help"
 OF_SOURCES = ("--fo-option", "--remote-protocol", "--remote-options", "--option")
 
 
-def page() -> str:
+def make_page() -> str:
     """Return the page, as Markdown."""
     return "\n".join([HEAD, *_commands(parser())])
 
@@ -47,10 +47,10 @@ def _commands(whole: argparse.ArgumentParser) -> Iterator[str]:
             yield f"For {command.epilog}\n".replace("refshard ", "`refshard ", 1).replace("\n", "`\n")
             yield _table([option for option in options if not OF_SOURCES.count("".join(option.option_strings))])
             if name in SHOWN:
-                yield f"```text\n{output(SHOWN[name])}```\n"
+                yield f"```text\n{run_commands(SHOWN[name])}```\n"
 
 
-# What commands print, of a small set of references.
+# Commands whose output the page shows, by their subcommand. They run on the sets of `_write_sets`.
 
 
 SHOWN = {
@@ -69,8 +69,8 @@ SHOWN = {
 }
 
 
-def output(commands: list[str]) -> str:
-    """Return what ``commands`` print on a terminal of 80 columns, each after its prompt."""
+def run_commands(commands: list[str]) -> str:
+    """Run ``commands``, and return their output on a terminal of 80 columns, each after a line with the command."""
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
     out = io.StringIO()
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -87,11 +87,12 @@ def output(commands: list[str]) -> str:
             if columns is not None:
                 os.environ["COLUMNS"] = columns
     text = out.getvalue().replace(os.path.realpath(directory), "/data").replace(directory, "/data")
-    return re.sub(r"[\d.]+ \w+, written in [\d.]+ s", "1.2 KiB, written in 0.1 s", text)  # which differ each time
+    # Sizes and times differ from run to run.
+    return re.sub(r"[\d.]+ \w+, written in [\d.]+ s", "1.2 KiB, written in 0.1 s", text)
 
 
 def _write_sets(directory: Path) -> None:
-    """Write references to two days, one of them moved, and to a file that is too short."""
+    """Write four sets: of a day, of the next day, of the first day at another URL, and one whose file is too short."""
     (directory / "air.nc").write_bytes(bytes(400))
     array = {"zarr_format": 2, "order": "C", "fill_value": None, "filters": None, "compressor": None}
     air = {**array, "shape": [4, 5, 10], "chunks": [2, 5, 10], "dtype": "<i2"}
@@ -111,8 +112,8 @@ def _write_sets(directory: Path) -> None:
 
     cut = {**refs(0), "air/1.0.0": ["air.nc", 300, 200]}
     sets = {"refs": refs(0), "next": refs(4), "moved": refs(0, "https://host/air.nc"), "cut": cut}
-    for name, some in sets.items():
-        (directory / f"{name}.json").write_text(json.dumps({"version": 1, "refs": some}))
+    for name, references in sets.items():
+        (directory / f"{name}.json").write_text(json.dumps({"version": 1, "refs": references}))
 
 
 def _table(options: list[argparse.Action]) -> str:
@@ -135,4 +136,4 @@ def _about(option: argparse.Action) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(make_page())

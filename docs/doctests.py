@@ -1,4 +1,4 @@
-"""Examples in docstrings (``>>>``) as code: Markdown would take them for quotations."""
+"""Fence the examples in docstrings (``>>>``) as code, because Markdown would show them as quotations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _EXAMPLE = re.compile(r"(?:^>>> .*\n?(?:^(?!\s*$).*\n?)*)+", re.MULTILINE)
 
 
 class Doctests(griffe.Extension):
-    """Puts a fence around each run of lines that begins with ``>>>``."""
+    """An extension of griffe that puts a fence around each example: lines from ``>>>`` to an empty line."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Change the docstring before it is parsed."""
+        """Fence the examples in the docstring of ``obj``, before griffe parses the docstring."""
         if obj.docstring is not None:
             obj.docstring.value = _EXAMPLE.sub(
                 lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", obj.docstring.value

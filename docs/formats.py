@@ -1,4 +1,4 @@
-"""A page for each format: a section of FORMATS.md or docs/pages/stores.md, or a row of docs/pages/files.md."""
+"""Make a page for each format from a section of FORMATS.md or docs/pages/stores.md, or a row of docs/pages/files.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WHOLE = "FORMATS.md"
-# Each registered format and its page.
+# Each registered format, and the slug of its page.
 OF = {
     "bcolz": "bcolz-and-bloscpack",
     "bloscpack": "bcolz-and-bloscpack",
@@ -34,35 +34,35 @@ OF = {
 }
 
 
-def slug(heading: str) -> str:
-    """Return the anchor that Markdown gives a heading."""
+def make_slug(heading: str) -> str:
+    """Return the anchor of a heading, as Markdown computes it."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-")
 
 
-def sections() -> dict[str, tuple[str, str]]:
-    """Return the pages by their slug: the title of each, and its Markdown."""
+def make_pages() -> dict[str, tuple[str, str]]:
+    """Return the title and the Markdown of each page, by the slug of the page."""
     stores = ROOT / "docs" / "pages" / "stores.md"
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / WHOLE, stores)]
     parts = [part for text in texts for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]]
     found: dict[str, tuple[str, str]] = {}
     for part in parts:
         title, _, text = part.partition("\n")
-        found[slug(title)] = title, f"# {title}\n{re.sub('^###', '##', text, flags=re.MULTILINE)}"
-    return found | _files()
+        found[make_slug(title)] = title, f"# {title}\n{re.sub('^###', '##', text, flags=re.MULTILINE)}"
+    return found | _make_pages_of_files()
 
 
-def _files() -> dict[str, tuple[str, str]]:
-    """Return a page for each row of the table of files, with the section of that name."""
+def _make_pages_of_files() -> dict[str, tuple[str, str]]:
+    """Return the title and the Markdown of a page for each row of the table in files.md, with the section of that name."""
     text = (ROOT / "docs" / "pages" / "files.md").read_text(encoding="utf-8")
     intro, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
-    more = {slug(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
+    more = {make_slug(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}
     head, _, rows = intro.partition("|---|---|---|---|\n")
     names = [name.strip() for name in head.rstrip().rpartition("\n")[2].strip("| ").split("|")]
     found: dict[str, tuple[str, str]] = {}
     for row in re.findall(r"^\| (.+) \|$", rows, flags=re.MULTILINE):
         what, *cells = [cell.strip() for cell in row.split(" | ", len(names) - 1)]
         title = re.split(r" \(|, BigTIFF", what)[0]
-        told = [
+        paragraphs = [
             f"**{name.capitalize()}**: {cell.strip(' |')}.\n"
             for name, cell in zip(names[1:], cells, strict=False)
             if cell.strip(" |")
@@ -70,23 +70,23 @@ def _files() -> dict[str, tuple[str, str]]:
         lines = [
             f"# {title}\n",
             f"{what}: see also [all files of arrays](files.md).\n",
-            *told,
-            more.get(slug(title), ""),
+            *paragraphs,
+            more.get(make_slug(title), ""),
         ]
-        found[slug(title)] = title, "\n".join(lines)
+        found[make_slug(title)] = title, "\n".join(lines)
     return found
 
 
-def anchors(pages: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Return the page of each heading and, below the title of the page, the anchor there."""
+def make_links(pages: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Return a link for the slug of each heading: the page, or the page and an anchor on it."""
     found: dict[str, str] = {}
     for name, (_, text) in pages.items():
-        found[name] = page(name)
+        found[name] = file_name_of(name)
         for heading in re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE):
-            found.setdefault(slug(heading), f"{page(name)}#{slug(heading)}")
+            found.setdefault(make_slug(heading), f"{file_name_of(name)}#{make_slug(heading)}")
     return found
 
 
-def page(name: str) -> str:
-    """Return the file of a page."""
+def file_name_of(name: str) -> str:
+    """Return the file name of the page with the slug ``name``."""
     return f"format_{name}.md"

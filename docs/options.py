@@ -1,4 +1,4 @@
-"""The page of options, made of `Options`: ``python docs/options.py >docs/pages/options.md``."""
+"""Make the page of options from the fields of `Options`: ``python docs/options.py >docs/pages/options.md``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from refshard_fs.source.options import Option, Options
 HEAD = """\
 # Options
 
-The keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's configuration take, too. Made of
-`refshard_fs.source.options` by `docs/options.py`; [the reference](api.md) says more of each.
+This page lists the keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's configuration take, too.
+`docs/options.py` makes it from `refshard_fs.source.options`; [the API reference](api.md) describes each keyword in detail.
 """
 GROUPS = {
     "source": "The source, and the shown part of it",
@@ -21,7 +21,7 @@ GROUPS = {
 }
 
 
-def page() -> str:
+def make_page() -> str:
     """Return the page, as Markdown."""
     return "\n".join([HEAD, *(_section(GROUPS[group], options) for group, options in Options.table().items())])
 
@@ -32,7 +32,7 @@ def _section(title: str, options: list[Option]) -> str:
 
 
 def _number(option: Option) -> str:
-    """Return the default; large numbers of bytes in KiB, MiB or GiB."""
+    """Return the default with its unit; a number of bytes in GiB, MiB or KiB if it is a multiple of that unit."""
     size = int(option.default) if option.unit == "bytes" else 0
     for name, unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size and not size % unit:
@@ -46,4 +46,4 @@ def _code(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(make_page())

@@ -1,6 +1,7 @@
-"""Whether the site has its pictures, and its search finds all names: ``python docs/searched.py docs/site``.
+"""Check that the site has its pictures, and that its search finds all names: ``python docs/searched.py docs/site``.
 
-Names are those of errors, commands and the rest of the API. Prints missing names, and then exits with status 1.
+The names are those of the commands and of the API, errors included. If a name or a picture is missing, print the names
+and pictures, and exit with status 1.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ import refshard_fs
 from refshard_fs.cli.program import parser
 
 
-def names() -> list[str]:
-    """Return what people look for: the errors and the rest of the API, and the commands."""
+def list_names() -> list[str]:
+    """Return the names that the search must find: those of the API, errors included, and of the commands."""
     (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
     return [*refshard_fs.__all__, *(f"refshard {command}" for command in commands.choices)]
 
 
-def missing(titles: Iterable[str]) -> list[str]:
-    """Return the names that are in none of ``titles``, as words of their own."""
+def find_missing(titles: Iterable[str]) -> list[str]:
+    """Return the names that occur in none of ``titles`` as whole words."""
     together = "\n".join(titles)
-    return [name for name in names() if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", together)]
+    return [name for name in list_names() if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", together)]
 
 
-def titles(site: Path) -> list[str]:
-    """Return the title of each entry that the search of ``site`` has: of each page, and of each heading."""
+def read_titles(site: Path) -> list[str]:
+    """Return the titles in the search index of ``site``: those of all pages and headings."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     return [entry["title"] for entry in index["docs"]]
 
 
-def pictures(site: Path) -> list[str]:
-    """Return the pictures that pages of ``site`` show and that are not there, with the pages."""
+def find_missing_pictures(site: Path) -> list[str]:
+    """Return each picture that a page of ``site`` shows and whose file is missing, with the name of the page."""
     shown = [
         (page, name)
         for page in site.glob("*.html")
@@ -46,5 +47,5 @@ def pictures(site: Path) -> list[str]:
 
 if __name__ == "__main__":
     site = Path(sys.argv[1])
-    lacking = [*missing(titles(site)), *pictures(site)]
-    sys.exit(f"the search does not find, or the site has not: {', '.join(lacking)}" if lacking else 0)
+    lacking = [*find_missing(read_titles(site)), *find_missing_pictures(site)]
+    sys.exit(f"missing in the search of the site, or in the site itself: {', '.join(lacking)}" if lacking else 0)

@@ -61,7 +61,7 @@ def test_links_to_files_resolve(document: Path) -> None:
 
 
 def test_links_to_headings_resolve() -> None:
-    slug = runpy.run_path(str(ROOT / "docs" / "formats.py"))["slug"]
+    slug = runpy.run_path(str(ROOT / "docs" / "formats.py"))["make_slug"]
     for document in [*ROOT.glob("*.md"), *(ROOT / "docs" / "pages").glob("*.md")]:
         for target, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)#([\w-]+)\)", document.read_text()):
             there = (document.parent / target if target else document).read_text()
@@ -71,7 +71,7 @@ def test_links_to_headings_resolve() -> None:
 
 def test_page_of_command_line_has_every_command_and_option() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "commands.py"))
-    assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["page"](), made["__doc__"]
+    assert (ROOT / "docs" / "pages" / "commands.md").read_text() == made["make_page"](), made["__doc__"]
 
 
 def test_every_command_and_option_has_a_help_text() -> None:
@@ -100,7 +100,7 @@ def test_limits_name_the_oldest_versions_of_setup_cfg() -> None:
 
 def test_page_of_options_is_current() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "options.py"))
-    assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["page"](), made["__doc__"]
+    assert (ROOT / "docs" / "pages" / "options.md").read_text() == made["make_page"](), made["__doc__"]
 
 
 def test_reference_has_every_option() -> None:
@@ -174,7 +174,7 @@ def test_troubleshooting_has_every_error() -> None:
 
 
 def test_search_finds_every_name_and_command_by_a_title() -> None:
-    missing = runpy.run_path(str(ROOT / "docs" / "searched.py"))["missing"]
+    missing = runpy.run_path(str(ROOT / "docs" / "searched.py"))["find_missing"]
     pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "pages").glob("*.md"))
     assert missing(re.findall(r"^(?:#+|:::) (.+)$", pages, re.MULTILINE)) == []  # what the site makes titles of
     assert {"CostlyPattern", "tune_zarr", "refshard check"} <= set(missing(["RefShardError", "refshard checks"]))
@@ -182,9 +182,9 @@ def test_search_finds_every_name_and_command_by_a_title() -> None:
 
 def test_each_format_has_a_page_of_the_site() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "formats.py"))
-    pages = made["sections"]()
+    pages = made["make_pages"]()
     assert set(made["OF"]) == set(all_formats())
     assert [name for name in made["OF"].values() if name not in pages] == []
     assert [name for name, (_, text) in pages.items() if len(text) < 200] == []
     linked = [anchor for text in DOCUMENTED for anchor in re.findall(r"FORMATS\.md#([\w-]+)", text)]
-    assert [anchor for anchor in linked if anchor not in made["anchors"](pages)] == []
+    assert [anchor for anchor in linked if anchor not in made["make_links"](pages)] == []
