@@ -52,7 +52,7 @@ def make_pages() -> dict[str, tuple[str, str]]:
 
 
 def _make_pages_of_files() -> dict[str, tuple[str, str]]:
-    """Return the title and the Markdown of a page for each row of the table in files.md, with the section of that name."""
+    """Return the title and the Markdown of a page for each row of the table in files.md, by slug."""
     text = (ROOT / "docs" / "pages" / "files.md").read_text(encoding="utf-8")
     intro, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     more = {make_slug(part.partition("\n")[0]): part.partition("\n")[2] for part in parts}

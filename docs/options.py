@@ -10,7 +10,7 @@ HEAD = """\
 # Options
 
 This page lists the keywords of `RefShardFileSystem`, which `storage_options=` and fsspec's configuration take, too.
-`docs/options.py` makes it from `refshard_fs.source.options`; [the API reference](api.md) describes each keyword in detail.
+`docs/options.py` makes it from `refshard_fs.source.options`. The [API reference](api.md) describes each keyword.
 """
 GROUPS = {
     "source": "The source, and the shown part of it",
