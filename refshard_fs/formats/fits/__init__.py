@@ -1,4 +1,4 @@
-"""FITS files: their images and the columns of their tables as arrays. Recognised by the first card of the file."""
+"""Recognise FITS files by their first card. Their images and the columns of their tables are shown as arrays."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from refshard_fs.errors import ManifestError
 
 BLOCK: Final = 2880  # bytes; headers and data units fill whole blocks
 CARD: Final = 80  # bytes
-MOST_HEADER: Final = 64 << 20  # bytes of one header
-MOST_AXES: Final = 32  # the limit of older numpy versions
+MOST_HEADER: Final = 64 << 20  # the most bytes of a header
+MOST_AXES: Final = 32  # the limit of numpy 1
 
-_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._-]+")  # characters of names that keys do not have
+_UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._-]+")  # characters of EXTNAME or TTYPE that are replaced in keys
 _TEXT: Final = re.compile(r"'((?:[^']|'')*)'")
 _COMMENTARY: Final = ("COMMENT", "HISTORY", "")
 _BITPIX: Final = (8, 16, 32, 64, -32, -64)
@@ -33,19 +33,22 @@ _STRUCTURAL: Final = re.compile(
 
 
 class Short(Exception):
-    """The header continues after the given bytes."""
+    """The header continues after the bytes that were passed to `parse_header`."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header at ``start`` of a file: values by keyword (``cards``). Its data unit begins at ``stop``."""
+    """The header of an HDU, from byte ``start`` of the file to byte ``stop``, where the data unit begins.
+
+    ``cards`` are the values by keyword. ``where`` names the HDU at the beginning of errors.
+    """
 
     start: int
     stop: int
     cards: Mapping[str, Any]
     where: str
 
-    def integer(self, keyword: str, default: int | None = None, least: int = 0) -> int:
-        """Return the integer of a card. Raise ManifestError if it is not an integer of at least ``least``."""
+    def get_integer(self, keyword: str, default: int | None = None, least: int = 0) -> int:
+        """Return the integer of a card, or ``default`` without one. Raise ManifestError if it is below ``least``."""
         value = self.cards.get(keyword, default)
         if type(value) is not int or not least <= value < COUNTABLE:
             raise ManifestError(
@@ -53,60 +56,60 @@ class Header(msgspec.Struct, frozen=True):
             )
         return value
 
-    def number(self, keyword: str, default: float) -> float:
-        """Return the number of a card. Raise ManifestError if it is not a number."""
+    def get_number(self, keyword: str, default: float) -> float:
+        """Return the number of a card, or ``default`` without one. Raise ManifestError for another value."""
         value = self.cards.get(keyword, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ManifestError(f"{self.where}: its {keyword} is {value!r}: expected a number")
         return value
 
-    def axes(self, prefix: str = "") -> tuple[int, ...]:
-        """Return the lengths of the axes, the slowest first, as in numpy. ``prefix`` is Z for a compressed image."""
-        count = self.integer(f"{prefix}NAXIS")
+    def get_axes(self, prefix: str = "") -> tuple[int, ...]:
+        """Return the lengths of the axes in numpy's order. ``prefix`` is Z for a compressed image."""
+        count = self.get_integer(f"{prefix}NAXIS")
         if count > MOST_AXES:
             raise ManifestError(f"{self.where}: its {prefix}NAXIS is {count}: expected at most {MOST_AXES}")
-        axes = tuple(self.integer(f"{prefix}NAXIS{axis}") for axis in range(count, 0, -1))
+        axes = tuple(self.get_integer(f"{prefix}NAXIS{axis}") for axis in range(count, 0, -1))
         if math.prod(axes) * 8 >= COUNTABLE:
             raise ManifestError(f"{self.where}: its axes {axes} have too many elements for 63 bits")
         return axes
 
-    def bitpix(self, prefix: str = "") -> int:
-        """Return the size of a number in bits; negative for floating point."""
-        found = self.cards.get(f"{prefix}BITPIX")
-        if type(found) is not int or found not in _BITPIX:
-            raise ManifestError(f"{self.where}: its {prefix}BITPIX is {found!r}: expected one of {_BITPIX}")
-        return found
+    def get_bitpix(self, prefix: str = "") -> int:
+        """Return the size of a number in bits; a negative size means floating point."""
+        bitpix = self.cards.get(f"{prefix}BITPIX")
+        if type(bitpix) is not int or bitpix not in _BITPIX:
+            raise ManifestError(f"{self.where}: its {prefix}BITPIX is {bitpix!r}: expected one of {_BITPIX}")
+        return bitpix
 
     @property
     def data_size(self) -> int:
-        """Size of the data unit in bytes, without the padding of its last block."""
-        axes = self.axes()
+        """The size of the data unit in bytes, without the padding of its last block."""
+        axes = self.get_axes()
         if self.cards.get("GROUPS") is True and axes and not axes[-1]:
             axes = axes[:-1]  # random groups: the first axis is not an axis of the data
         elements = math.prod(axes) if axes else 0
-        parameters = self.integer("PCOUNT", 0) if axes else 0
-        return abs(self.bitpix()) // 8 * self.integer("GCOUNT", 1) * (parameters + elements)
+        parameters = self.get_integer("PCOUNT", 0) if axes else 0
+        return abs(self.get_bitpix()) // 8 * self.get_integer("GCOUNT", 1) * (parameters + elements)
 
     @property
     def end(self) -> int:
-        """Position of the next HDU."""
+        """The position of the next HDU in the file."""
         return self.stop + -(-self.data_size // BLOCK) * BLOCK
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The cards about the image and its origin."""
+        """The cards that do not describe the layout of the file, as attributes."""
         return {name: value for name, value in self.cards.items() if not _STRUCTURAL.fullmatch(name)}
 
 
 def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
-    """Parse the header at ``start`` of a file of ``size`` bytes; ``data`` are the bytes from there on.
+    """Parse the header at ``start`` of a file of ``size`` bytes. ``data`` are bytes from ``start`` on.
 
-    Raises `Short` if ``data`` are too few, and ManifestError if the header has no end or an invalid card.
+    Raises `Short` if the header is longer than ``data``, and ManifestError if it has no END or does not fit the file.
     """
     cards: dict[str, Any] = {}
     commentary: dict[str, list[str]] = {}
-    texts: dict[str, list[str]] = {}  # by keyword; a text may consist of several continued parts
-    parts: list[str] = []
+    texts: dict[str, list[str]] = {}  # keyword → parts of a text, which CONTINUE cards extend
+    parts: list[str] = []  # those of the last card
     for at in range(0, len(data) - CARD + 1, CARD):
         card = data[at : at + CARD].decode("latin-1")
         keyword = card[:8].rstrip()
@@ -118,9 +121,11 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             cards |= {name or "BLANK_KEYWORD": "\n".join(lines) for name, lines in commentary.items() if any(lines)}
             return Header(start, stop, cards, where)
         if at and not at % BLOCK and keyword == "XTENSION":
-            raise ManifestError(f"{where}: its header has no END before the next header, at byte {start + at}")
+            raise ManifestError(
+                f"{where}: its header has no END before the next header, at byte {start + at}: it is damaged"
+            )
         if at >= MOST_HEADER:
-            raise ManifestError(f"{where}: its header does not end within {MOST_HEADER} bytes")
+            raise ManifestError(f"{where}: its header does not end within {MOST_HEADER} bytes: it is damaged")
         if keyword in _COMMENTARY:
             commentary.setdefault(keyword, []).append(card[8:].rstrip())
         elif keyword == "CONTINUE" and parts and parts[-1].endswith("&"):
@@ -130,7 +135,7 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
             name, equals, text = card.partition("=")
             name = name.strip()
             if not equals or (len(name) > 8 and not name.startswith("HIERARCH ")):
-                continue  # a card without a value
+                continue  # the card has no value
             name = name.removeprefix("HIERARCH ").strip()
             cards[name] = value = _parse_value(text)
             parts = texts[name] = [value] if isinstance(value, str) else []
@@ -140,13 +145,13 @@ def parse_header(data: bytes, start: int, size: int, where: str) -> Header:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of a card as JSON; None for a card without a value."""
+    """Return the value of a card as JSON; None if it has none. A complex number becomes a list of its two parts."""
     text = text.strip()
     if text.startswith("'"):
-        found = _TEXT.match(text)
-        if found is None:  # the text has no closing quote
+        quoted = _TEXT.match(text)
+        if quoted is None:  # the text has no closing quote
             return text
-        return found[1].replace("''", "'").rstrip()
+        return quoted[1].replace("''", "'").rstrip()
     text = text.partition("/")[0].strip()
     match text:
         case "T" | "F":
@@ -161,6 +166,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _parse_number(text: str) -> int | float | None:
+    """Return the number in a text; None if it is not a number."""
     text = text.strip().replace("D", "E").replace("d", "e")
     if not re.fullmatch(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[Ee][-+]?\d+)?", text, re.ASCII):
         return None
@@ -168,6 +174,6 @@ def _parse_number(text: str) -> int | float | None:
 
 
 def make_name(value: Any) -> str:
-    """Return the name of an array for the text of a card; "" if it has none."""
+    """Turn the value of EXTNAME or TTYPE into the name of an array or a group; "" if that is not possible."""
     name = _UNUSUAL.sub("_", value).strip(".") if isinstance(value, str) else ""
     return "" if name == "zarr.json" else name

@@ -1,4 +1,4 @@
-"""Values of columns of variable length, which lie in the heap behind a table. No I/O here."""
+"""Locate and decode columns of variable length: each row refers to a sequence in the heap after the table. No I/O."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from refshard_fs.errors import DamagedIndex
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
 BYTES: Final[dict[str, Any]] = {"id": "vlen-bytes"}
-ELEMENT: Final = "element_dtype"  # the attribute with the type of the elements of a sequence that is shown as bytes
-MOST_ROWS: Final = 1 << 14  # in a chunk
+ELEMENT: Final = "element_dtype"  # the attribute that names the type of numbers in sequences that are shown as bytes
+MOST_ROWS: Final = 1 << 14  # the most rows in a chunk
 
 
 def choose_codec(kind: str, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Return zarr's codec for sequences of ``kind``: zarr 3 has texts and bytes, zarr 2.18 sequences of numbers."""
+    """Return zarr's codec for sequences of elements of a ``kind``, one of the letters of TFORM.
+
+    Texts are texts. Sequences of numbers are bytes for zarr 3, which lacks a codec for them, and arrays for zarr 2.
+    """
     if kind == "A":
         return TEXT
     return BYTES if (zarr_major() or 3) > 2 else {"id": "vlen-array", "dtype": dtype.str}
 
 
 class HeapRecipe(msgspec.Struct, frozen=True):
-    """Encodes sequences of ``counts`` elements, which lie one after the other, for zarr's ``codec``.
+    """Recipe: encode the sequences of a chunk's rows with zarr's ``codec``.
 
-    Elements have the ``kind`` of a form, and the type ``dtype``. With ``is_inverted``, their highest bit is inverted.
+    The bytes are joined sequences; ``counts`` has the number of elements in each row. Elements have a ``kind``, one of
+    the letters of TFORM, and the type ``dtype``. If ``is_inverted``, their highest bit is inverted.
     """
 
     counts: tuple[int, ...]
@@ -39,15 +43,16 @@ class HeapRecipe(msgspec.Struct, frozen=True):
     is_inverted: bool = False
 
     def make(self, raw: bytes) -> bytes:
-        held = np.empty(len(self.counts), object)
+        values = np.empty(len(self.counts), object)
         at = 0
         for row, count in enumerate(self.counts):
-            size = size_of(self.kind, self.dtype, count)
-            held[row] = self._convert(raw[at : at + size], count)
+            size = compute_size(self.kind, self.dtype, count)
+            values[row] = self._convert(raw[at : at + size], count)
             at += size
-        return encode_chunk(held, [self.codec])
+        return encode_chunk(values, [self.codec])
 
     def _convert(self, data: bytes, count: int) -> Any:
+        """Convert the bytes of ``count`` elements to the value of a row: a text, bytes or an array."""
         if self.kind == "A":
             return data.split(b"\0")[0].decode("latin-1").rstrip(" ")
         values: npt.NDArray[Any]
@@ -66,26 +71,27 @@ class HeapRecipe(msgspec.Struct, frozen=True):
         return values.tobytes() if self.codec["id"] == "vlen-bytes" else values
 
 
-def size_of(kind: str, dtype: str, count: int) -> int:
-    """Return the number of bytes of ``count`` elements."""
+def compute_size(kind: str, dtype: str, count: int) -> int:
+    """Return the size of ``count`` elements in bytes; ``kind`` is a letter of TFORM."""
     return -(-count // 8) if kind == "X" else count if kind in "AL" else count * np.dtype(dtype).itemsize
 
 
 class Rows(NamedTuple):
-    """The rows of a table in a file, from byte ``start`` on, and its heap."""
+    """The place of a table's rows and of its heap in the file ``source``."""
 
     source: Span | Inline
-    start: int
-    length: int
+    start: int  # byte of the first row
+    length: int  # number of rows
     size: int  # bytes of a row
-    heap: int
-    heap_size: int
+    heap: int  # byte at which the heap begins
+    heap_size: int  # in bytes
 
 
 class HeapChunks(Chunks):
-    """The chunks of a column; each has ``count`` rows, with descriptors of the kind P or Q at byte ``at`` of each.
+    """Locate the chunks of a column; each chunk has ``count`` rows.
 
-    The recipe has no counts yet.
+    Each row has a descriptor of the kind P or Q at byte ``at``: the number of elements, and their position in the heap.
+    ``recipe`` lacks its counts, which are read with a chunk.
     """
 
     def __init__(self, rows: Rows, at: int, descriptor: str, count: int, recipe: HeapRecipe, where: str) -> None:
@@ -102,11 +108,12 @@ class HeapChunks(Chunks):
         parts: list[tuple[int, int]] = []
         total = 0
         for count, offset in cells.view(self._descriptor.base).tolist():
-            size = size_of(self._recipe.kind, self._recipe.dtype, max(count, 0))
+            size = compute_size(self._recipe.kind, self._recipe.dtype, max(count, 0))
             total += size
             if count < 0 or (size and not 0 <= offset <= table.heap_size - size) or total > table.heap_size:
-                reason = f"{count} elements at byte {offset}: expected ranges of its heap of {table.heap_size} bytes"
-                raise DamagedIndex("", self._where, f"row {first + len(counts)} has {reason}")
+                row = first + len(counts)
+                reason = f"row {row} has {count} elements at byte {offset} of the heap: expected a range within"
+                raise DamagedIndex("", self._where, f"{reason} its {table.heap_size} bytes, without overlaps")
             counts.append(count)
             if size:
                 parts.append((table.heap + offset, size))

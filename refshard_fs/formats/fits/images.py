@@ -1,4 +1,4 @@
-"""Describe an image by its FITS header: shape, data type, scale, missing values and attributes, for zarr."""
+"""Describe an image to zarr by its FITS header: shape, data type, scale, missing values and attributes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from refshard_fs.formats.fits.header import Header
 
 _AXES: Final = "xyz"  # names of the three fastest axes
 _DTYPES: Final = {8: ">u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
-# By BITPIX: the BZERO that stands for the other signedness, and that data type.
+# By BITPIX: the BZERO that turns signed integers into unsigned ones (or the reverse, for 8 bits), and their data type.
 _OTHER_SIGN: Final = {8: (-(1 << 7), "i1"), 16: (1 << 15, "<u2"), 32: (1 << 31, "<u4"), 64: (1 << 63, ">u8")}
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image, compressed or not; ``stored`` is the data type in the file, ``dtype`` the one in the array."""
+    """An image, compressed or not. ``stored`` is the data type of pixels in the file, ``dtype`` that in the array.
+
+    ``attribute_dtypes`` are the data types of attributes by name, which JSON cannot hold.
+    """
 
     where: str
     shape: tuple[int, ...]
@@ -32,7 +35,7 @@ class Image(msgspec.Struct, frozen=True):
     attribute_dtypes: Mapping[str, str]
 
     def describe(self, chunks: Sequence[int], dimensions: Sequence[str]) -> ArrayDescription:
-        """Describe the image to zarr."""
+        """Return zarr's description of the image, with this chunk shape and these names of dimensions."""
         shape, attributes, fill = self.shape, self.attributes, self.fill_value
         return ArrayDescription(
             self.where, shape, tuple(chunks), self.dtype, dimensions, attributes, self.filters, fill, is_masked=True
@@ -41,9 +44,9 @@ class Image(msgspec.Struct, frozen=True):
 
 def parse_image(header: Header, prefix: str = "") -> Image:
     """Parse the image that a header describes; ``prefix`` is Z for a compressed image."""
-    bitpix = header.bitpix(prefix)
-    shape = header.axes(prefix)
-    scale, zero = header.number("BSCALE", 1), header.number("BZERO", 0)
+    bitpix = header.get_bitpix(prefix)
+    shape = header.get_axes(prefix)
+    scale, zero = header.get_number("BSCALE", 1), header.get_number("BZERO", 0)
     stored = dtype = np.dtype(_DTYPES[bitpix])
     filters: list[Mapping[str, Any]] = []
     attributes = header.attributes
@@ -55,7 +58,7 @@ def parse_image(header: Header, prefix: str = "") -> Image:
     if scale == 1 and zero == other_zero:
         dtype = np.dtype(other)
         filters = [{"id": "fixedscaleoffset", "offset": zero, "scale": 1, "dtype": dtype.str, "astype": stored.str}]
-        if bitpix == 64:  # the decoder computes with floats
+        if bitpix == 64:  # the codec computes with floats, which lose bits
             if prefix:
                 raise ManifestError(f"{header.where}: unsigned integers of 64 bits in tiles are not supported")
             filters = []
@@ -65,15 +68,15 @@ def parse_image(header: Header, prefix: str = "") -> Image:
         single = bitpix in (8, 16, -32)  # astropy scales these to single precision
         dtypes = dict.fromkeys(("scale_factor", "add_offset"), "f4" if single else "f8")
     if blank is not None and not np.iinfo(dtype).min <= blank <= np.iinfo(dtype).max:
-        blank = None  # no number can have this value
+        blank = None  # no pixel can have this value
     return Image(header.where, shape, stored, dtype, filters, attributes, blank, dtypes)
 
 
 def name_axes(images: Mapping[str, Image]) -> dict[str, list[str]]:
-    """Name the axes of each image: x, y and z, the fastest first.
+    """Name the axes of each image: the fastest axis is x, the next ones are y and z.
 
-    If lengths of an axis differ, images with the most frequent length use the plain name. For each other length, the
-    name begins with the first image of that length, such as `SCI_x`, and all images of that length share it.
+    If the lengths of an axis differ, images with the most frequent length use the plain name. The name for each other
+    length begins with the name of the first image of that length, such as `SCI_x`.
     """
     lengths: dict[str, list[int]] = {}
     firsts: dict[tuple[str, int], str] = {}
@@ -81,8 +84,8 @@ def name_axes(images: Mapping[str, Image]) -> dict[str, list[str]]:
         for number, length in enumerate(reversed(image.shape)):
             lengths.setdefault(name_axis(number), []).append(length)
             firsts.setdefault((name_axis(number), length), name)
-    for axis, found in lengths.items():
-        firsts[axis, Counter(found).most_common(1)[0][0]] = ""
+    for axis, all_lengths in lengths.items():
+        firsts[axis, Counter(all_lengths).most_common(1)[0][0]] = ""
     return {name: _combine_names(image.shape, firsts) for name, image in images.items()}
 
 
@@ -92,5 +95,5 @@ def _combine_names(shape: tuple[int, ...], firsts: Mapping[tuple[str, int], str]
 
 
 def name_axis(number: int) -> str:
-    """Name an axis by its number from the fastest on."""
+    """Name an axis by its number; the fastest axis has the number 0."""
     return _AXES[number] if number < len(_AXES) else f"axis_{number + 1}"

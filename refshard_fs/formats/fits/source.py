@@ -1,8 +1,8 @@
-"""FITS files as a group with an array for each image, and a group of columns for each table. No I/O here.
+"""Open FITS files as a group with an array for each image, and a group of columns for each table. No I/O here.
 
-Each header gives the position of the next HDU. Many headers are read at a time where the sizes of HDUs repeat (science,
-error, quality, ...), and all bytes where HDUs are short.
-Images are cut into pieces of about four MiB.
+Each header gives the position of the next HDU. Where the sizes of HDUs repeat (science, error, quality, ...), the
+positions of several headers are predicted, and the headers read together. Where HDUs are short, the file is read in
+blocks. Images are cut into chunks of about 4 MiB.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from refshard_fs.formats.fits.images import Image, name_axes, parse_image
 from refshard_fs.formats.fits.tables import UNSIGNED, cut_unsigned, parse_table
 from refshard_fs.formats.fits.tiles import TileChunks
 
-GUESS: Final = 20 * BLOCK  # bytes that are read first for a header
-MOST_HDUS: Final = 1 << 16  # in a file; more would take minutes to open
-AHEAD: Final = 4  # headers that are read together where the sizes of the first HDUs may repeat, and
-AT_ONCE: Final = 64  # the most where they do
+GUESS: Final = 20 * BLOCK  # bytes that are read first for a header, whose size is unknown
+MOST_HDUS: Final = 1 << 16  # HDUs in a file; more would take minutes to open
+AHEAD: Final = 4  # headers that are read together before it is known whether the sizes of HDUs repeat
+AT_ONCE: Final = 64  # the most headers that are read together if sizes repeat
 
 _TABLES: Final = ("BINTABLE", "A3DTABLE", "TABLE")
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a FITS file."""
+    """Open a FITS file: read all headers, and show images and columns as arrays."""
     source, size = probe.file("FITS")
     headers, reports = yield from _read_headers(probe, size)
     images: dict[str, Image] = {}
-    cuts: dict[str, tuple[int, ...]] = {}
+    chunk_shapes: dict[str, tuple[int, ...]] = {}
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, Chunks] = {}
     groups: dict[str, dict[str, Any]] = {}
@@ -45,7 +45,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     taken = set(reports)
     for number, header in enumerate(headers):
         name = _name_array(header, number, taken)
-        reason = _find_refusal(header)
+        reason = _explain_unsupported(header)
         try:
             if reason is not None:
                 reports[name] = reason
@@ -57,7 +57,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                     else:
                         arrays[path], chunks[path], dtypes[path] = msgspec.structs.astuple(column)
                 groups[name] = header.attributes
-            elif not header.axes():
+            elif not header.get_axes():
                 if number:
                     groups[name] = header.attributes
                     taken.add(name)
@@ -67,26 +67,26 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
                 image = parse_image(header, "Z" if is_compressed else "")
                 if is_compressed:
                     chunks[name] = tiles = TileChunks(source, header, image, size)
-                    cuts[name] = tiles.chunks
+                    chunk_shapes[name] = tiles.chunks
                 else:
+                    place = source, header.stop, image.shape
                     itemsize = image.stored.itemsize
-                    cuts[name] = choose_chunks(image.shape, itemsize)
-                    how = image.shape, cuts[name], itemsize, image.where
-                    chunks[name] = Contiguous(source, header.stop, *how)
+                    chunk_shapes[name] = chunk_shape = choose_chunks(image.shape, itemsize)
+                    chunks[name] = Contiguous(*place, chunk_shape, itemsize, image.where)
                     if image.dtype == UNSIGNED:
-                        cuts[name], chunks[name] = cut_unsigned(source, header.stop, image.shape, image.where)
+                        chunk_shapes[name], chunks[name] = cut_unsigned(*place, image.where)
                 images[name], dtypes[name] = image, image.attribute_dtypes
         except ManifestError as e:
             reports[name] = str(e)
         taken.add(name)
     if not images and not arrays and (reports or not headers):
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it is empty"
-        raise ManifestError(f"{probe.url}: it has no image or table that can be shown ({why})")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(reports.items())[:10]) or "it is empty"
+        raise ManifestError(f"{probe.url}: it has no image or table that can be shown ({reasons})")
     dimensions = name_axes(images)
-    arrays |= {name: image.describe(cuts[name], dimensions[name]) for name, image in images.items()}
-    for name, found in chunks.items():
-        if isinstance(found, TileChunks):
-            arrays[name] = msgspec.structs.replace(arrays[name], file_codecs=(found.codec,))
+    arrays |= {name: image.describe(chunk_shapes[name], dimensions[name]) for name, image in images.items()}
+    for name, located in chunks.items():
+        if isinstance(located, TileChunks):
+            arrays[name] = msgspec.structs.replace(arrays[name], file_codecs=(located.codec,))
     attributes = headers[0].attributes
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, attributes, reports, groups=groups)
     keyspace.attribute_dtypes = dtypes
@@ -94,31 +94,33 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str, str]]]:
-    """Read the headers of all HDUs. Return them, and a report of bytes after the last HDU."""
+    """Read the headers of all HDUs. Return them, and by HDU number a report of bytes that are not an HDU."""
     pin = None if probe.facts is None else probe.facts.pin
-    read = {0: probe.head}  # pieces of the file by position
-    found: list[Header] = []
+    read = {0: probe.head}  # bytes of the file by position
+    headers: list[Header] = []
     at, length = 0, GUESS
-    block, run, foreseen = FIRST_BLOCK, 1, 0  # the header behind all that were predicted last begins at ``foreseen``
+    # ``run`` headers are read together; the one after them is expected at ``foreseen``.
+    block, run, foreseen = FIRST_BLOCK, 1, 0
     while at < size:
-        where = f"{probe.url}, HDU {len(found)}"
-        start, data = next(((b, d) for b, d in read.items() if b <= at < b + len(d)), (at, b""))
-        data = data[at - start :]
+        where = f"{probe.url}, HDU {len(headers)}"
+        data = next((piece[at - start :] for start, piece in read.items() if start <= at < start + len(piece)), b"")
         try:
-            if found and len(data) >= 8 and data[:8] != b"XTENSION":
-                return found, {f"{len(found)}": f"the {size - at} bytes at {at} are not an HDU"}
+            if headers and len(data) >= 8 and data[:8] != b"XTENSION":
+                return headers, {f"{len(headers)}": f"the {size - at} bytes at {at} are not an HDU"}
             header = parse_header(data, at, size, where)
             end = header.stop + header.data_size
             if end > size:
                 raise ManifestError(f"{where} is cut short: its data end at byte {end}, the file at byte {size}")
         except ManifestError as e:
-            if not found:
+            if not headers:
                 raise
-            return found, {f"{len(found)}": f"{e}. Later HDUs cannot be found"}
+            return headers, {f"{len(headers)}": f"{e}. Later HDUs cannot be found"}
         except Short:
             if len(data) >= MOST_HEADER:
-                raise ManifestError(f"{where}: its header does not end within {MOST_HEADER} bytes") from None
-            sizes = [header.end - header.start for header in found[1:]]  # the first HDU has no data mostly
+                raise ManifestError(
+                    f"{where}: its header does not end within {MOST_HEADER} bytes: it is damaged"
+                ) from None
+            sizes = [header.end - header.start for header in headers[1:]]  # the first HDU usually has no data
             period = foresee(sizes)
             likely = period or sizes[-AHEAD:]
             places = [at]
@@ -135,17 +137,19 @@ def _read_headers(probe: Probe, size: int) -> Steps[tuple[list[Header], dict[str
             read = {span.start: answer for span, answer in zip(spans, answers, strict=True)}
             length *= 4
             continue
-        found.append(header)
-        if len(found) > MOST_HDUS:
-            raise ManifestError(f"{probe.url}: it has more than {MOST_HDUS} HDUs")
+        headers.append(header)
+        if len(headers) > MOST_HDUS:
+            raise ManifestError(f"{probe.url}: it has more HDUs than the limit, {MOST_HDUS}")
         at, length = header.end, max(GUESS, header.stop - header.start + BLOCK)
-    return found, {}
+    return headers, {}
 
 
 def _name_array(header: Header, number: int, taken: set[str]) -> str:
-    """Name the array of an HDU: EXTNAME, with EXTVER unless it is 1; without EXTNAME, PRIMARY or the HDU's number."""
-    given = header.cards.get("EXTNAME")
-    name = make_name(given)
+    """Name the array of an HDU: EXTNAME, with EXTVER unless it is 1; without EXTNAME, PRIMARY or the HDU's number.
+
+    The number is appended to a name that is in ``taken``.
+    """
+    name = make_name(header.cards.get("EXTNAME"))
     if name and header.cards.get("EXTVER", 1) != 1:
         name = f"{name}_{header.cards['EXTVER']}"
     if not name:
@@ -155,11 +159,11 @@ def _name_array(header: Header, number: int, taken: set[str]) -> str:
     return name
 
 
-def _find_refusal(header: Header) -> str | None:
+def _explain_unsupported(header: Header) -> str | None:
     """Return the reason why an HDU cannot be shown; None if it is an image or a table."""
     kind = header.cards.get("XTENSION", "IMAGE")
     if kind not in ("IMAGE", "IUEIMAGE", *_TABLES):
-        return f"it is not an image or a table but {kind}"
-    if header.cards.get("GROUPS") is True and header.axes()[-1:] == (0,):
+        return f"its XTENSION is {kind!r}: expected an image or a table"
+    if header.cards.get("GROUPS") is True and header.get_axes()[-1:] == (0,):
         return "it has random groups, which are not supported"
     return None

@@ -1,7 +1,7 @@
-"""Tables of FITS files, binary or of text: each column becomes an array along its rows. No I/O here.
+"""Show the columns of binary and text tables of FITS files as arrays along the rows. No I/O here.
 
-A table is stored row by row, so that a chunk of a column is cut out of the rows that hold it. A column that fills its
-rows, or has long arrays, is read alone.
+A table is stored row by row, so a chunk of a column is cut out of whole rows. A column whose elements are long, or that
+is the only column, is located without the rest of its rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from refshard_fs.formats.fits.header import Header, make_name
 from refshard_fs.formats.fits.heaps import BYTES, ELEMENT, MOST_ROWS, HeapChunks, HeapRecipe, Rows, choose_codec
 from refshard_fs.formats.fits.images import name_axis
 
-WIDE: Final = 1 << 14  # bytes of an element from which a column is read alone
-UNSIGNED: Final = np.dtype(">u8")  # stored as integers with signs, whose highest bit is inverted
-LARGEST: Final = 1 << 27  # bytes of an element that has to be converted
+WIDE: Final = 1 << 14  # bytes of an element: longer ones are read without the rest of the row
+UNSIGNED: Final = np.dtype(">u8")  # stored as signed integers whose highest bit is inverted
+LARGEST: Final = 1 << 27  # the most bytes of an element that has to be converted
 
 _FORM: Final = re.compile(r"\s*(\d{0,18})([LXBIJKAEDCMPQ])\s*([LXBIJKAEDCM]?)")
 _TEXT_FORM: Final = re.compile(r"\s*([AIJFED])(\d{0,9})(?:\.\d*)?\s*$")
@@ -33,14 +33,16 @@ _WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8
 _DTYPES: Final = {
     "L": "?", "X": "?", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16"
 }  # fmt: skip
+# By TFORM: the TZERO that turns signed integers into unsigned ones (or the reverse, for B), and their data type.
 _OTHER_SIGN: Final = {"B": (-(1 << 7), "i1"), "I": (1 << 15, ">u2"), "J": (1 << 31, ">u4"), "K": (1 << 63, ">u8")}
-_MOST_COLUMNS: Final = 999  # the limit of the standard
+_MOST_COLUMNS: Final = 999  # the standard's limit
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The place of a column: ``repeat`` elements of ``kind`` take ``width`` bytes at byte ``at`` of each row.
+    """The place of a column: ``repeat`` elements of ``kind`` in ``width`` bytes at byte ``at`` of each row.
 
-    ``heap`` is the kind of elements that a descriptor (P or Q) points to.
+    ``kind`` is a letter of TFORM. If it is P or Q, a descriptor of elements in the heap, ``heap`` is the kind of these
+    elements. The ``number`` counts columns from 1.
     """
 
     number: int
@@ -52,9 +54,9 @@ class Form(msgspec.Struct, frozen=True):
 
 
 def parse_forms(header: Header, row_size: int) -> Iterator[Form]:
-    """Yield the columns of a binary table. Raise ManifestError if one is invalid, or they do not fill a row."""
+    """Yield the columns of a binary table. Raise ManifestError if a column is invalid, or columns do not fill a row."""
     at = 0
-    for number in range(1, min(header.integer("TFIELDS"), _MOST_COLUMNS) + 1):
+    for number in range(1, min(header.get_integer("TFIELDS"), _MOST_COLUMNS) + 1):
         form = _FORM.match(str(header.cards.get(f"TFORM{number}")))
         if form is None:
             raise ManifestError(f"{header.where}: its TFORM{number} is invalid: {header.cards.get(f'TFORM{number}')!r}")
@@ -67,23 +69,25 @@ def parse_forms(header: Header, row_size: int) -> Iterator[Form]:
 
 
 def _parse_text_forms(header: Header, row_size: int) -> Iterator[Form]:
-    """Yield the columns of a table of text; each begins at its TBCOL."""
-    for number in range(1, min(header.integer("TFIELDS"), _MOST_COLUMNS) + 1):
+    """Yield the columns of a text table; each begins at its TBCOL. Raise ManifestError if a column is invalid."""
+    for number in range(1, min(header.get_integer("TFIELDS"), _MOST_COLUMNS) + 1):
         form = _TEXT_FORM.match(str(header.cards.get(f"TFORM{number}")))
-        at = header.integer(f"TBCOL{number}", least=1) - 1
+        at = header.get_integer(f"TBCOL{number}", least=1) - 1
         width = int(form[2] or 1) if form is not None else 0
         if form is None or not width or at + width > row_size:
-            found = f"TFORM{number} is {header.cards.get(f'TFORM{number}')!r}, at byte {at} of {row_size}"
-            raise ManifestError(f"{header.where}: its {found}: expected a column within the row")
+            raise ManifestError(
+                f"{header.where}: its TFORM{number} is {header.cards.get(f'TFORM{number}')!r}, at byte {at} of a row: "
+                f"expected a column within the {row_size} bytes of a row"
+            )
         yield Form(number, at, width, width, form[1])
 
 
 class ColumnRecipe(msgspec.Struct, frozen=True):
-    """Cuts a column out of rows of ``row_size`` bytes, and converts it to ``dtype``.
+    """Recipe: cut a column out of rows of ``row_size`` bytes, and convert it to ``dtype``.
 
-    The column has ``width`` bytes at byte ``at``, of the ``kind`` of its form, or that many ``bits`` of kind X. The
-    result is padded with zeros to ``size`` bytes. In tables of text (``null`` is not None), the text ``null`` and
-    blanks stand for NaN or 0.
+    The column has ``width`` bytes at byte ``at`` of each row. ``kind`` is its letter of TFORM; an element of kind X has
+    ``bits`` bits. The result is padded with zeros to ``size`` bytes. ``null`` is None for a binary table. In a text
+    table, the text ``null`` and blanks become NaN, or 0 in a column of integers.
     """
 
     row_size: int
@@ -102,6 +106,7 @@ class ColumnRecipe(msgspec.Struct, frozen=True):
         return values.tobytes().ljust(self.size, b"\0")
 
     def _convert(self, cells: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Convert the cells of a binary table, an array of (rows, bytes)."""
         dtype = np.dtype(self.dtype)
         match self.kind:
             case "L":
@@ -110,13 +115,14 @@ class ColumnRecipe(msgspec.Struct, frozen=True):
                 return np.unpackbits(cells, axis=1)[:, : self.bits]
             case "A":
                 return np.char.rstrip(cells.view(dtype)).astype(dtype)
-        if dtype != np.dtype(_DTYPES[self.kind]):  # the other signedness: the highest bit is inverted
+        if dtype != np.dtype(_DTYPES[self.kind]):  # the column has the other signedness: its highest bit is inverted
             unsigned = np.dtype(f">u{dtype.itemsize}")
             highest = unsigned.type(1 << 8 * dtype.itemsize - 1)
             return np.asarray(cells.view(unsigned) ^ highest, unsigned)
         return cells
 
     def _parse(self, cells: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+        """Parse the cells of a text table, an array of (rows, characters)."""
         dtype = np.dtype(self.dtype)
         texts = np.char.strip(cells.view(f"S{self.width}"))
         if dtype.kind == "S":
@@ -127,7 +133,7 @@ class ColumnRecipe(msgspec.Struct, frozen=True):
 
 
 class ColumnChunks(Chunks):
-    """The chunks of a column: each is cut out of ``count`` rows of a table at ``start``."""
+    """Locate the chunks of a column: each is cut out of ``count`` of the ``rows`` of a table at byte ``start``."""
 
     def __init__(
         self, source: Span | Inline, start: int, rows: int, count: int, recipe: ColumnRecipe, where: str
@@ -139,7 +145,7 @@ class ColumnChunks(Chunks):
         yield from ()
         recipe, first = self._recipe, number * self._count
         begin, size = self._start + first * recipe.row_size, min(self._count, self._rows - first) * recipe.row_size
-        if self._count == 1:  # other columns of the row are not read
+        if self._count == 1:  # read only this column of the row
             begin, size = begin + recipe.at, recipe.width
             recipe = msgspec.structs.replace(recipe, at=0, row_size=recipe.width)
         return make_entry(self._source.part(begin, size), recipe, recipe.size, self._where)
@@ -148,19 +154,22 @@ class ColumnChunks(Chunks):
 def cut_unsigned(
     source: Span | Inline, start: int, shape: tuple[int, ...], where: str
 ) -> tuple[tuple[int, ...], ColumnChunks]:
-    """Return the chunk shape and the chunks of an image of `UNSIGNED`: a table of one column, a row for each step."""
+    """Return the chunk shape and the chunks of an image of `UNSIGNED` integers with this ``shape``.
+
+    The image is treated like a table with a single column. A step along the first axis is a row.
+    """
     row_size = math.prod(shape[1:]) * 8
     if row_size > LARGEST:
         raise ManifestError(
             f"{where}: a step along its first axis has {row_size} bytes: at most {LARGEST} are supported"
         )
-    cut = (choose_chunks(shape[:1], max(row_size, 1))[0], *(max(extent, 1) for extent in shape[1:]))
-    recipe = ColumnRecipe(row_size, 0, row_size, "K", 0, UNSIGNED.str, math.prod(cut) * 8)
-    return cut, ColumnChunks(source, start, shape[0], cut[0], recipe, where)
+    chunk_shape = (choose_chunks(shape[:1], max(row_size, 1))[0], *(max(extent, 1) for extent in shape[1:]))
+    recipe = ColumnRecipe(row_size, 0, row_size, "K", 0, UNSIGNED.str, math.prod(chunk_shape) * 8)
+    return chunk_shape, ColumnChunks(source, start, shape[0], chunk_shape[0], recipe, where)
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column that is shown: its array, its chunks, and the data types of its attributes by name."""
+    """A column as an array: its description, its chunks, and the data types of its attributes by name."""
 
     array: ArrayDescription
     chunks: Chunks
@@ -168,14 +177,15 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def parse_table(header: Header, source: Span | Inline) -> Iterator[tuple[str, Column | str]]:
-    """Yield name and column for each column of a table; instead of one that cannot be shown, the reason.
+    """Yield each column of a table with its name; for a column that cannot be shown, yield the reason instead.
 
     Raises ManifestError if the table itself is invalid.
     """
-    axes = header.axes()
-    if len(axes) != 2 or header.bitpix() != 8:
+    axes = header.get_axes()
+    if len(axes) != 2 or header.get_bitpix() != 8:
         raise ManifestError(
-            f"{header.where}: its table has the axes {axes} and {header.bitpix()} bits: expected 2 and 8"
+            f"{header.where}: its table has the axes {axes} and BITPIX {header.get_bitpix()}: expected 2 axes and "
+            "BITPIX 8"
         )
     rows, row_size = axes
     is_text = header.cards.get("XTENSION") == "TABLE"
@@ -196,13 +206,14 @@ def parse_table(header: Header, source: Span | Inline) -> Iterator[tuple[str, Co
 def _parse_column(
     header: Header, source: Span | Inline, form: Form, name: str, rows: int, row_size: int, *, is_text: bool
 ) -> Column:
+    """Describe a column, and locate its chunks. Raise ManifestError if it is not supported."""
     number, kind = form.number, form.kind
     where = f"{header.where}, column {number}"
     if not form.width:
         raise ManifestError(f"{where}: expected elements of at least 1 byte, found 0")
     if kind in "PQ":
         return _parse_heap_column(header, source, form, rows, row_size)
-    scale, zero = header.number(f"TSCAL{number}", 1), header.number(f"TZERO{number}", 0)
+    scale, zero = header.get_number(f"TSCAL{number}", 1), header.get_number(f"TZERO{number}", 0)
     attributes: dict[str, Any] = {}
     unit = header.cards.get(f"TUNIT{number}")
     if isinstance(unit, str) and unit:
@@ -211,57 +222,61 @@ def _parse_column(
     null = header.cards.get(f"TNULL{number}")
     if is_text:
         shape: tuple[int, ...] = ()
-        dtype = _dtype_of_text(kind, form.width)
+        dtype = _choose_text_dtype(kind, form.width)
     else:
-        shape, dtype = _shape_of(header, form)
+        shape, dtype = _parse_shape(header, form)
     bits = math.prod(shape)
-    width = -(-bits // 8) if kind == "X" else bits * dtype.itemsize if not is_text else form.width  # the used part
+    width = -(-bits // 8) if kind == "X" else bits * dtype.itemsize if not is_text else form.width
     is_plain = not is_text and kind not in "LXA"
     other = _OTHER_SIGN.get(kind)
     fill: int | None = null if type(null) is int and dtype.kind in "iu" else None
     if not is_text and other is not None and (scale, zero) == (1, other[0]):
         dtype, is_plain = np.dtype(other[1]), False
         fill = None if fill is None else fill + other[0]
-    elif (scale, zero) != (1, 0) and dtype.kind == "c":  # xarray would scale the real part, and drop the other
+    elif (scale, zero) != (1, 0) and dtype.kind == "c":  # xarray would drop the imaginary part
         raise ManifestError(f"{where}: its complex numbers are scaled (TSCAL, TZERO), which is not supported")
     elif (scale, zero) != (1, 0) and dtype.kind in "iuf":
         attributes |= {"scale_factor": float(scale), "add_offset": float(zero)}
         dtypes = {"scale_factor": "f8", "add_offset": "f8"}
     if fill is not None and not np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max:
         fill = None
-    full = (rows, *shape)
+    array_shape = (rows, *shape)
     if is_plain and (width >= WIDE or rows == 1 or width == row_size):
-        is_alone = width == row_size
-        cut = choose_chunks(full if is_alone else (1, *shape), dtype.itemsize)
-        place = header.stop + form.at
-        chunks: Chunks = Contiguous(source, place, full, cut, dtype.itemsize, where, None if is_alone else row_size)
+        stride = None if width == row_size else row_size
+        chunk_shape = choose_chunks(array_shape if stride is None else (1, *shape), dtype.itemsize)
+        start = header.stop + form.at
+        chunks: Chunks = Contiguous(source, start, array_shape, chunk_shape, dtype.itemsize, where, stride)
     else:
         if width > LARGEST:
             raise ManifestError(f"{where}: its elements have {width} bytes each: at most {LARGEST} are supported")
         count = choose_chunks((rows,), row_size)[0]
-        cut = (count, *shape)
-        size = math.prod(cut) * dtype.itemsize
+        chunk_shape = (count, *shape)
+        size = math.prod(chunk_shape) * dtype.itemsize
         text = None if not is_text else str(null).strip()
         recipe = ColumnRecipe(row_size, form.at, width, kind, bits, dtype.str, size, text)
         chunks = ColumnChunks(source, header.stop, rows, count, recipe, where)
     dimensions = ["row", *(f"{name}_{name_axis(axis)}" for axis in reversed(range(len(shape))))]
-    array = ArrayDescription(where, full, cut, dtype, dimensions, attributes, (), fill, is_masked=True)
+    array = ArrayDescription(where, array_shape, chunk_shape, dtype, dimensions, attributes, (), fill, is_masked=True)
     return Column(array, chunks, dtypes)
 
 
 def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: int, row_size: int) -> Column:
-    """Return a column whose rows have different lengths: texts, or sequences of numbers."""
+    """Describe a column of variable length, of texts or sequences of numbers. ManifestError if it is not supported."""
     number, kind = form.number, form.heap
     where = f"{header.where}, column {number}"
     if form.repeat != 1 or not kind:
         raise ManifestError(
-            f"{where}: its TFORM is {header.cards.get(f'TFORM{number}')!r}: expected one sequence a row"
+            f"{where}: its TFORM is {header.cards.get(f'TFORM{number}')!r}: expected one sequence in each row, and the "
+            "letter of its elements, as in 1PE(9)"
         )
-    heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
+    heap = header.get_integer("THEAP", row_size * rows, least=row_size * rows)
     if heap > header.data_size:
-        raise ManifestError(f"{where}: its heap at byte {heap} is beyond its data of {header.data_size} bytes")
+        raise ManifestError(
+            f"{where}: its heap begins at byte {heap} of the data: expected at most {header.data_size}, the size of the "
+            "data"
+        )
     dtype = np.dtype(_DTYPES.get(kind, "S1"))
-    scale, zero = header.number(f"TSCAL{number}", 1), header.number(f"TZERO{number}", 0)
+    scale, zero = header.get_number(f"TSCAL{number}", 1), header.get_number(f"TZERO{number}", 0)
     other = _OTHER_SIGN.get(kind)
     is_inverted = other is not None and (scale, zero) == (1, other[0])
     if other is not None and is_inverted:
@@ -274,8 +289,8 @@ def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: 
     if isinstance(unit, str) and unit:
         attributes["units"] = unit
     heap_size = header.data_size - heap
-    each = row_size + heap_size // max(rows, 1)
-    count = min(choose_chunks((rows,), max(each, 1))[0], MOST_ROWS)
+    mean_size = row_size + heap_size // max(rows, 1)  # bytes that reading a row takes
+    count = min(choose_chunks((rows,), max(mean_size, 1))[0], MOST_ROWS)
     recipe = HeapRecipe((), kind, dtype.str, codec, is_inverted)
     table = Rows(source, header.stop, rows, row_size, header.stop + heap, heap_size)
     chunks = HeapChunks(table, form.at, form.kind, count, recipe, where)
@@ -283,10 +298,10 @@ def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: 
     return Column(array, chunks, {})
 
 
-def _shape_of(header: Header, form: Form) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape of an element, from TDIM if it fits, and its data type."""
-    found = _DIMENSIONS.fullmatch(str(header.cards.get(f"TDIM{form.number}")))
-    axes = () if found is None else tuple(map(int, found[1].split(",")))[::-1]
+def _parse_shape(header: Header, form: Form) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape of an element, from TDIM if the elements of TFORM are enough for it, and the data type."""
+    dimensions = _DIMENSIONS.fullmatch(str(header.cards.get(f"TDIM{form.number}")))
+    axes = () if dimensions is None else tuple(map(int, dimensions[1].split(",")))[::-1]
     if not axes or not 0 < math.prod(axes) <= form.repeat:
         axes = (form.repeat,)
     if form.kind == "A":
@@ -294,8 +309,8 @@ def _shape_of(header: Header, form: Form) -> tuple[tuple[int, ...], np.dtype[Any
     return axes if axes != (1,) or form.kind == "X" else (), np.dtype(_DTYPES[form.kind])
 
 
-def _dtype_of_text(kind: str, width: int) -> np.dtype[Any]:
-    """Return the data type of a column of text, with the sizes of integers that CFITSIO uses."""
+def _choose_text_dtype(kind: str, width: int) -> np.dtype[Any]:
+    """Return the data type of a column of a text table; integers get the size that CFITSIO uses for their ``width``."""
     if kind == "A":
         return np.dtype(f"S{width}")
     if kind in "IJ":

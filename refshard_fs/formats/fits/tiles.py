@@ -1,6 +1,7 @@
-"""Tile-compressed images: binary tables with a row for each tile, which points into the heap after the table. No I/O.
+"""Locate and decode the tiles of compressed FITS images. No I/O here.
 
-astropy decodes the tiles: a recipe builds a small FITS file with some tiles, as an image of their extent.
+Such an image is a binary table with a row for each tile, which refers to the bytes of the tile in the heap after the
+table. astropy decodes tiles: `TileRecipe` builds a small FITS file in memory that has only the tiles of a chunk.
 """
 
 from __future__ import annotations
@@ -25,24 +26,25 @@ from refshard_fs.formats.fits.header import BLOCK, CARD, Header
 from refshard_fs.formats.fits.images import Image
 from refshard_fs.formats.fits.tables import parse_forms
 
-SMALL: Final = 1 << 20  # bytes of pixels in a chunk: it joins as many consecutive tiles
-LARGEST: Final = 1 << 27  # bytes of pixels of one tile
-ROWS: Final = 1 << 16  # bytes of rows of the table that are read at a time
+SMALL: Final = 1 << 20  # bytes of pixels: a chunk joins consecutive tiles up to this size
+LARGEST: Final = 1 << 27  # the most bytes of pixels in a tile
+ROWS: Final = 1 << 16  # bytes of the table's rows that are read at a time
 
-_PLIO: Final = "PLIO_1"  # decoded here: the decoder of astropy trusts the sizes in the tiles
+_PLIO: Final = "PLIO_1"  # decoded here, because astropy's decoder does not check the sizes that tiles state
 _CODECS: Final = ("RICE_1", "RICE_ONE", "GZIP_1", "GZIP_2", "NOCOMPRESS", _PLIO)
-_TRUSTING: Final = "HCOMPRESS_1"  # a flipped bit crashes the decoders of astropy and imagecodecs
+_UNSAFE: Final = "HCOMPRESS_1"  # a flipped bit crashes the decoders of astropy and imagecodecs
 _GZIP: Final = b"\x1f\x8b"
-_MOST_BYTES: Final = 8  # in a pixel
-_WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16}  # X: 1
+_MOST_BYTES: Final = 8  # the most bytes of a pixel
+# Bytes of an element in the heap, by its letter of TFORM; other letters have 1 byte.
+_WIDTHS: Final = {"L": 1, "B": 1, "I": 2, "J": 4, "K": 8, "A": 1, "E": 4, "D": 8, "C": 8, "M": 16}
 # Cards that astropy needs to decode tiles.
-_KEPT: Final = re.compile(
+_NEEDED_CARDS: Final = re.compile(
     r"TFIELDS|TTYPE\d+|TFORM\d+|ZIMAGE|ZCMPTYPE|ZBITPIX|ZNAME\d+|ZVAL\d+|ZQUANTIZ|ZBLANK|BLANK|ZSCALE|ZZERO"
 )
 
 
 class Column(NamedTuple):
-    """A column of descriptors: at byte ``at`` of each row, ``width`` bytes, for elements of ``itemsize`` bytes."""
+    """A column of descriptors in ``width`` bytes at byte ``at`` of each row; their elements have ``itemsize`` bytes."""
 
     at: int
     width: int
@@ -50,21 +52,22 @@ class Column(NamedTuple):
 
 
 def _parse_columns(header: Header, row_size: int) -> tuple[Column, ...]:
+    """Return the columns that refer to the heap."""
     forms = parse_forms(header, row_size)
     return tuple(Column(f.at, f.width, _WIDTHS.get(f.heap, 1)) for f in forms if f.heap and f.repeat == 1)
 
 
 class TileChunks(Chunks):
-    """The chunks of a tile-compressed image; each has some consecutive tiles along one axis.
-
-    Raises ManifestError if the tiles cannot be decoded.
-    """
+    """Locate the chunks of a tile-compressed image; each has one tile, or several consecutive tiles along an axis."""
 
     def __init__(self, source: Span | Inline, header: Header, image: Image, size: int) -> None:
-        """Take an image in ``source``, a file of ``size`` bytes; its table has a row for each tile."""
+        """Take the ``image`` with this ``header`` in ``source``, a file of ``size`` bytes.
+
+        Raises ManifestError if the tiles cannot be decoded.
+        """
         where, shape = header.where, image.shape
         kind = header.cards.get("ZCMPTYPE")
-        if kind == _TRUSTING:
+        if kind == _UNSAFE:
             raise ManifestError(
                 f"{where}: its tiles are compressed as {kind}, whose decoder is not safe with damaged files"
             )
@@ -73,51 +76,62 @@ class TileChunks(Chunks):
         if kind != _PLIO and importlib.util.find_spec("astropy") is None:
             raise ManifestError(f'{where}: astropy is needed to decode its tiles: pip install "refshard_fs[fits]"')
         if not shape or not all(shape):
-            raise ManifestError(f"{where}: its image with the axes {shape} has no pixels and no tiles")
+            raise ManifestError(f"{where}: its image with the axes {shape} has no pixels: expected one or more")
         lengths = [
-            header.integer(f"ZTILE{len(shape) - axis}", shape[axis] if axis == len(shape) - 1 else 1, least=1)
+            header.get_integer(f"ZTILE{len(shape) - axis}", shape[axis] if axis == len(shape) - 1 else 1, least=1)
             for axis in range(len(shape))
         ]
         tile = tuple(map(min, shape, lengths))
         counts = tuple(-(-length // extent) for length, extent in zip(shape, tile, strict=True))
-        row_size, rows = header.axes()[::-1] if len(header.axes()) == 2 else (0, 0)
+        row_size, rows = header.get_axes()[::-1] if len(header.get_axes()) == 2 else (0, 0)
         if not rows or rows != math.prod(counts):
             raise ManifestError(f"{where}: its image has {math.prod(counts)} tiles, but its table has {rows} rows")
         pixels = math.prod(tile) * image.stored.itemsize
         if pixels > LARGEST:
             raise ManifestError(f"{where}: its tiles have {pixels} bytes each: at most {LARGEST} are supported")
-        heap = header.integer("THEAP", row_size * rows, least=row_size * rows)
+        heap = header.get_integer("THEAP", row_size * rows, least=row_size * rows)
         if heap > header.data_size or header.stop + header.data_size > size:
-            raise ManifestError(f"{where}: its heap at byte {heap} is beyond its data of {header.data_size} bytes")
-        cut = [axis for axis, count in enumerate(counts) if count > 1]
-        axis = cut[-1] if cut else 0
-        is_grid = len(cut) > 1 and axis == len(shape) - 1  # square tiles are not joined
-        together = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
-        self.chunks = tuple(extent * (together if at == axis else 1) for at, extent in enumerate(tile))
+            raise ManifestError(
+                f"{where}: its heap begins at byte {heap} of {header.data_size} bytes of data, at byte {header.stop} of "
+                f"a file of {size} bytes: expected data within the file, and a heap within the data"
+            )
+        tiled_axes = [axis for axis, count in enumerate(counts) if count > 1]
+        axis = tiled_axes[-1] if tiled_axes else 0
+        is_grid = len(tiled_axes) > 1 and axis == len(shape) - 1  # tiles that cut rows are not joined
+        joined = 1 if is_grid else max(min(counts[axis], SMALL // pixels), 1)
+        self.chunks = tuple(extent * (joined if at == axis else 1) for at, extent in enumerate(tile))
         self.codec = str(kind).lower()
         self._source, self._image, self._tile = source, image, tile
-        self._name_axis, self._together = axis, together  # the axis of a chunk's tiles, and their number
+        self._joined_axis, self._joined_count = (
+            axis,
+            joined,
+        )  # the axis along which a chunk joins tiles, and their number
         self._tile_grid = ChunkGrid(counts, ChunkKeyEncoding("v2", "."))
         self._grid = ChunkGrid.regular(shape, self.chunks, ChunkKeyEncoding("v2", "."))
         self._table, self._row_count, self._row_size = header.stop, rows, row_size
         self._columns = _parse_columns(header, row_size)
-        if kind == _PLIO and (row_size != 8 or [c.itemsize for c in self._columns] != [2]):
-            raise ManifestError(f"{where}: its tiles of PLIO_1 have several columns: expected one of integers")
+        if kind == _PLIO and (row_size != 8 or [column.itemsize for column in self._columns] != [2]):
+            raise ManifestError(
+                f"{where}: its tiles of PLIO_1 have {len(self._columns)} columns in {row_size} bytes: expected one "
+                "column of 16-bit integers in 8 bytes"
+            )
         self._heap, self._heap_size = header.stop + heap, header.data_size - heap
-        self._kept_cards = {
+        self._cards = {
             name: value
             for name, value in header.cards.items()
-            if _KEPT.fullmatch(name) and isinstance(value, (bool, int, float, str))
+            if _NEEDED_CARDS.fullmatch(name) and isinstance(value, (bool, int, float, str))
         }
-        self._seed = header.integer("ZDITHER0", 0)
+        self._seed = header.get_integer("ZDITHER0", 0)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         shape = self._image.shape
         coords = list(self._grid.coords(number))
-        extents = tuple(min(c, s - c * at) for c, s, at in zip(self.chunks, shape, coords, strict=True))
-        coords[self._name_axis] *= self._together
+        extents = tuple(
+            min(chunk, extent - chunk * coord) for chunk, extent, coord in zip(self.chunks, shape, coords, strict=True)
+        )
+        coords[self._joined_axis] *= self._joined_count
         first = self._tile_grid.number_of(coords) or 0
-        count = -(-extents[self._name_axis] // self._tile[self._name_axis])
+        count = -(-extents[self._joined_axis] // self._tile[self._joined_axis])
         rows = yield from self._read_rows(first, count)
         parts = []
         total = 0
@@ -126,7 +140,7 @@ class TileChunks(Chunks):
             for row, (length, offset) in enumerate(descriptors.tolist()):
                 size = length * column.itemsize
                 if length < 0 or offset < 0 or offset + size > self._heap_size:
-                    place = f"bytes [{offset}, {offset + size}), outside its heap of {self._heap_size}"
+                    place = f"bytes {offset} to {offset + size}, outside its heap of {self._heap_size} bytes"
                     raise DamagedIndex("", self._image.where, f"tile {first + row} is at {place}")
                 if size:
                     parts.append((self._heap + offset, size))
@@ -134,7 +148,7 @@ class TileChunks(Chunks):
                     total += size
             rows[:, column.at : column.at + column.width] = descriptors.view(np.uint8)
         if total > self._heap_size:
-            reason = f"the tiles from {first} overlap: they take {total} bytes in a heap of {self._heap_size}"
+            reason = f"the tiles from {first} on overlap: they take {total} bytes in a heap of {self._heap_size} bytes"
             raise DamagedIndex("", self._image.where, reason)
         cards = self._encode_cards(extents, count, total, first)
         sizes = tuple(size for _, size in parts)
@@ -142,13 +156,16 @@ class TileChunks(Chunks):
         dtype = self._image.stored.str
         recipe: Recipe = TileRecipe(cards, rows.tobytes(), sizes, largest, self.chunks, dtype)
         if self.codec == _PLIO.lower():
-            recipe = PlioRecipe(sizes, extents, self._tile[self._name_axis], self._name_axis, self.chunks, dtype)
+            recipe = PlioRecipe(sizes, extents, self._tile[self._joined_axis], self._joined_axis, self.chunks, dtype)
         size = math.prod(self.chunks) * self._image.stored.itemsize
         where = f"{self._image.where}: tile {first}"
         return make_entry_of_parts(self._source, parts or [(self._heap, 0)], recipe, size, where)
 
     def _read_rows(self, first: int, count: int) -> Steps[np.ndarray[Any, Any]]:
-        """Read some rows of the table, in blocks."""
+        """Read ``count`` rows of the table, from row ``first`` on, as an array of (rows, bytes).
+
+        Whole blocks of rows are read, so that chunks in the same block share a request.
+        """
         block = max(ROWS // max(self._row_size, 1), 1)
         begins = range(first // block * block, first + count, block)
         ends = [min(begin + block, self._row_count) for begin in begins]
@@ -161,10 +178,13 @@ class TileChunks(Chunks):
         return rows[first - begins.start :][:count].copy()
 
     def _encode_cards(self, extents: tuple[int, ...], count: int, heap: int, first: int) -> bytes:
-        """Encode the header of a table with ``count`` tiles, beginning with tile ``first``: an image of ``extents``."""
+        """Encode the header of a table with ``count`` tiles, from tile ``first`` on, and a heap of ``heap`` bytes.
+
+        ``extents`` is the shape of the image that these tiles make.
+        """
         cards: dict[str, Any] = {"XTENSION": "BINTABLE", "BITPIX": 8, "NAXIS": 2}
         cards |= {"NAXIS1": self._row_size, "NAXIS2": count, "PCOUNT": heap, "GCOUNT": 1}
-        cards |= {name: self._kept_cards[name] for name in sorted(self._kept_cards, key=lambda name: name != "TFIELDS")}
+        cards |= {name: self._cards[name] for name in sorted(self._cards, key=lambda name: name != "TFIELDS")}
         cards["ZNAXIS"] = len(extents)
         for axis, (extent, tile) in enumerate(zip(reversed(extents), reversed(self._tile), strict=True), 1):
             cards |= {f"ZNAXIS{axis}": extent, f"ZTILE{axis}": tile}
@@ -172,13 +192,14 @@ class TileChunks(Chunks):
 
 
 def encode_header(cards: Mapping[str, Any]) -> bytes:
-    """Encode a header in whole blocks."""
+    """Encode a header, padded with zeros to whole blocks."""
     lines = [f"{name:8}= {_format_value(value)}" for name, value in cards.items()]
     text = "".join(f"{line[:CARD]:{CARD}}" for line in [*lines, "END"])
     return text.encode("latin-1").ljust(-(-len(text) // BLOCK) * BLOCK)
 
 
 def _format_value(value: Any) -> str:
+    """Format the value of a card as the standard's fixed format requires."""
     match value:
         case bool():
             return f"{'FT'[value]:>20}"
@@ -190,9 +211,10 @@ def _format_value(value: Any) -> str:
 
 
 class TileRecipe(msgspec.Struct, frozen=True):
-    """Decodes some tiles to big-endian pixels, padded with zeros to the shape ``chunks``.
+    """Recipe: decode the tiles of a chunk to pixels, padded with zeros to the shape ``chunks``.
 
-    ``sizes`` are the sizes of the pieces in the heap; none may decompress to more than ``largest`` bytes.
+    ``cards`` and ``rows`` are the header and the rows of a table that has only these tiles. ``sizes`` are the sizes of
+    the parts of its heap; none may decompress to more than ``largest`` bytes.
     """
 
     cards: bytes
@@ -210,14 +232,15 @@ class TileRecipe(msgspec.Struct, frozen=True):
         try:
             self._check_sizes(raw)
             with fits.open(io.BytesIO(data), do_not_scale_image_data=True, memmap=False) as hdus:
-                found = np.asarray(hdus[1].data)
-            full = np.zeros(self.chunks, self.dtype)
-            full[tuple(map(slice, found.shape))] = found
+                pixels = np.asarray(hdus[1].data)
+            chunk = np.zeros(self.chunks, self.dtype)
+            chunk[tuple(map(slice, pixels.shape))] = pixels
         except Exception as e:  # noqa: BLE001  # decoders raise any error for damaged bytes
             raise ValueError(f"astropy cannot decode a tile: {type(e).__name__}: {e}") from None
-        return full.tobytes()
+        return chunk.tobytes()
 
     def _check_sizes(self, raw: bytes) -> None:
+        """Raise ValueError if gzip would decompress a tile to more than its pixels."""
         at = 0
         for size in self.sizes:
             piece = raw[at : at + size]
@@ -227,10 +250,10 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
 
 class PlioRecipe(msgspec.Struct, frozen=True):
-    """Decodes tiles of PLIO_1 to big-endian pixels, padded with zeros to the shape ``chunks``.
+    """Recipe: decode tiles of PLIO_1 to pixels, padded with zeros to the shape ``chunks``.
 
-    ``sizes`` are the bytes of each tile. Together the tiles make ``extents``: each has ``length`` along ``axis``, the
-    last one perhaps less.
+    ``sizes`` are the sizes of the tiles in bytes. The tiles are joined along ``axis`` to an image of the shape
+    ``extents``; each tile has the extent ``length`` along that axis, except a shorter last one.
     """
 
     sizes: tuple[int, ...]
@@ -241,34 +264,38 @@ class PlioRecipe(msgspec.Struct, frozen=True):
     dtype: str
 
     def make(self, raw: bytes) -> bytes:
-        full = np.zeros(self.chunks, self.dtype)
+        chunk = np.zeros(self.chunks, self.dtype)
         at = 0
         for number, first in enumerate(range(0, self.extents[self.axis], self.length)):
             if number >= len(self.sizes):
-                raise ValueError(f"tile {number} has no bytes")
+                raise ValueError(f"tile {number} of the chunk has no bytes: expected a line list")
             shape = list(self.extents)
             shape[self.axis] = min(self.length, shape[self.axis] - first)
             place = [slice(0, extent) for extent in shape]
             place[self.axis] = slice(first, first + shape[self.axis])
             words = np.frombuffer(raw[at : at + self.sizes[number]], ">i2").tolist()
-            full[tuple(place)] = decode_plio(words, math.prod(shape)).reshape(shape).astype(self.dtype)
+            chunk[tuple(place)] = decode_plio(words, math.prod(shape)).reshape(shape).astype(self.dtype)
             at += self.sizes[number]
-        return full.tobytes()
+        return chunk.tobytes()
 
 
 def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
-    """Decode the 16-bit ``words`` of a line list of IRAF to ``count`` integers.
+    """Decode the 16-bit ``words`` of a line list, as PLIO_1 of IRAF encodes a tile, to ``count`` integers.
 
-    After a header, the high four bits of each word are an instruction. Raise ValueError if it is damaged.
+    After a header, the high four bits of each word are an instruction. Raise ValueError if the list is damaged.
     """
-    # A positive third word is the length of the list, whose header has three words; a longer header says both.
+    # If the third word is positive, it is the length of the list, and the header has three words. Otherwise, the second
+    # word is the length of the header, and the fourth and fifth word are the length of the list.
     is_short = len(words) > 3 and words[2] > 0
     if len(words) < 4 or (not is_short and len(words) < 7):
-        raise ValueError(f"a line list has {len(words)} words: expected a header")
+        raise ValueError(f"a line list has {len(words)} words: expected a header of at least {4 if is_short else 7}")
     first, length = (3, words[2]) if is_short else (words[1], (words[4] << 15) + words[3])
     if not 0 < first <= length <= len(words):
-        raise ValueError(f"a line list of {len(words)} words states a header of {first}, and {length} words")
-    found = np.zeros(count, np.int64)
+        raise ValueError(
+            f"a line list of {len(words)} words states a header of {first} words, and a length of {length} words: "
+            "expected a header within the length, and a length within the list"
+        )
+    pixels = np.zeros(count, np.int64)
     at, high = 0, 1  # the next pixel, and the value of pixels that are not zero
     instructions = iter(words[first:length])
     for word in instructions:
@@ -281,17 +308,17 @@ def decode_plio(words: Sequence[int], count: int) -> np.ndarray[Any, Any]:
             case 2 | 3:  # change the value
                 high += number if code == 2 else -number
             case 4:  # a run
-                found[at : at + number] = high
+                pixels[at : at + number] = high
                 at += number
             case 5:  # zeros, and one pixel
                 at += number
-                found[max(at, 1) - 1 : at] = high
+                pixels[max(at, 1) - 1 : at] = high
             case 6 | 7:  # change the value, and one pixel
                 high += number if code == 6 else -number
-                found[at : at + 1] = high
+                pixels[at : at + 1] = high
                 at += 1
             case _:
                 raise ValueError(f"a line list has the unknown instruction {code}")
         if at > count:
-            raise ValueError(f"a line list has {at} pixels or more: expected {count}")
-    return found
+            raise ValueError(f"a line list has {at} pixels or more: expected at most {count}")
+    return pixels

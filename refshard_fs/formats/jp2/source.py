@@ -118,8 +118,8 @@ def _locate(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> 
             image = data[len(GEO_TIFF) :]
             try:
                 tiff = Tiff("the GeoTIFF in it", Inline(image), len(image), image)
-                ifds = yield from tiff.chain()
-                yield from tiff.fill(ifds[0].tags.values())
+                ifds = yield from tiff.read_chain()
+                yield from tiff.read_values(ifds[0].tags.values())
                 place = locate_image(ifds[0], *shape)
                 if place is not None:
                     return place

@@ -21,9 +21,11 @@ from refshard_fs.core.model import Entry, Inline, Listed, Steps
 from refshard_fs.formats.tiff.ifds import Ifd, Tag, Tiff
 from refshard_fs.formats.tiff.ycbcr import YCbCr, parse_ycbcr
 
-LARGEST: Final = 1 << 31  # bytes of a decoded strip or tile: zarr holds it in memory as an array
-SPARSE: Final = 1 << 26  # bytes of one in a small file, or
-RATIO: Final = 1 << 12  # this many for each byte of the file: Deflate expands a byte to a thousand at most
+LARGEST: Final = 1 << 31  # the most bytes of a decoded strip or tile: zarr holds it in memory as an array
+# In a small file a decoded strip or tile has at most this many bytes, or this many for each byte of the file if that is
+# more: Deflate expands a byte to a thousand at most.
+SPARSE: Final = 1 << 26
+RATIO: Final = 1 << 12
 LZMA_MEMORY: Final = 1 << 28  # bytes: the dictionary of the strongest preset takes 65 MiB
 PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16 to 32 KiB of each table
 
@@ -31,32 +33,36 @@ PIECE: Final = 1 << 12  # strips or tiles whose positions are read at a time: 16
 SUBFILE, WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, FILL_ORDER, SAMPLES = 254, 256, 257, 258, 259, 262, 266, 277
 STRIP_OFFSETS, ROWS, STRIP_SIZES, PLANAR, PREDICTOR, TILE_WIDTH, TILE_HEIGHT = 273, 278, 279, 284, 317, 322, 323
 TILE_OFFSETS, TILE_SIZES, SUB_IFDS, EXTRA, FORMAT, JPEG_TABLES = 324, 325, 330, 338, 339, 347
-POSITIONS: Final = frozenset([STRIP_OFFSETS, STRIP_SIZES, TILE_OFFSETS, TILE_SIZES, SUB_IFDS])  # in a file
-PRIVATE: Final = (32997, 50674)  # tags above 32767 that are read:
+# Tags that locate parts of a file, and may differ between files with the same layout.
+POSITIONS: Final = frozenset([STRIP_OFFSETS, STRIP_SIZES, TILE_OFFSETS, TILE_SIZES, SUB_IFDS])
+PRIVATE: Final = (32997, 50674)  # tags above 32767 that are read, besides `DESCRIBING`
 DEPTH, LERC_PARAMETERS = PRIVATE
 SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 GDAL_METADATA, NODATA, RATIONAL_POLYNOMIAL = 42112, 42113, 50844
 DESCRIPTION, T4_OPTIONS, COLOR_MAP = 270, 292, 320
-DESCRIBING: Final = (
+DESCRIBING: Final = (  # tags about the meaning or the place of an image, whose values may be long
     *(DESCRIPTION, SCALE, TIEPOINT, MATRIX, KEYS, DOUBLES, TEXTS, GDAL_METADATA, NODATA, RATIONAL_POLYNOMIAL),
 )
 
 _KINDS: Final = {1: "u", 2: "i", 3: "f", 4: "u", 6: "c"}  # by the value of SampleFormat
-_COMPLEX_INTEGERS: Final = 5  # the SampleFormat of pairs of integers
-_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}  # unconverted sizes
+_COMPLEX_INTEGERS: Final = 5  # the SampleFormat of complex numbers with integer parts
+# Bits of samples that are not converted, by kind of data type.
+_BITS: Final = {"u": (32, 64), "i": (8, 16, 32, 64), "f": (16, 32, 64), "c": (64, 128)}
 
 
-# zarr's codecs by the value of Compression, as in metadata of version 2.
+# Codecs of zarr by the value of Compression, as in metadata of version 2.
 NATIVE: Final[Mapping[int, Any]] = {1: [], 8: [{"id": "zlib", "level": 1}], 50000: [{"id": "zstd", "level": 1}]}
 
 
 class TileRecipe(msgspec.Struct, frozen=True):
-    """Decodes a chunk of ``shape`` (rows, columns, samples) of which ``rows`` are stored; the others are zero.
+    """Recipe: decode a strip or tile to a chunk of ``shape`` (rows, columns, samples).
 
-    ``bits`` is the size of a sample in the file, ``dtype`` the type in the array. The result is decoded, or if
-    ``encoded`` compressed again for zarr's codec. ``within`` is the value of Compression for an outer compression of
-    images. ``is_reversed``: the first pixel is the lowest bit of a byte. Of a fax, ``t4_options`` is the tag.
-    ``ycbcr`` is the layout of YCbCr samples, which become RGB.
+    The file has the first ``rows`` rows of the chunk; the other rows become zeros. ``compression``, ``predictor``,
+    ``photometric`` and ``t4_options`` are values of tags, ``tables`` the bytes of JPEGTables. ``bits`` is the size of a
+    sample in the file, ``dtype`` its type in the array. If ``encoded``, the decoded chunk is compressed again, because
+    the array has zarr's codec. ``within`` is the Compression that was applied to the bytes of an encoded image, 1 for
+    none. If ``is_reversed``, the first pixel is in the lowest bit of a byte. ``ycbcr`` is the layout of YCbCr samples,
+    which become RGB.
     """
 
     compression: int
@@ -78,10 +84,10 @@ class TileRecipe(msgspec.Struct, frozen=True):
         """Size of the decoded chunk in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def size_of(self, rows: int) -> int:
-        """Return the size of ``rows`` after decompression, in bytes; each row begins at a whole byte."""
+    def compute_size(self, rows: int) -> int:
+        """Return the size of a number of rows after decompression, in bytes; each row begins at a whole byte."""
         if self.ycbcr is not None:
-            return self.ycbcr.size_of(rows, self.shape[1])
+            return self.ycbcr.compute_size(rows, self.shape[1])
         return rows * -(-self.shape[1] * self.shape[2] * self.bits // 8)
 
     def make(self, raw: bytes) -> bytes:
@@ -90,28 +96,28 @@ class TileRecipe(msgspec.Struct, frozen=True):
             return Padded(self.size).make(self._decode_image(raw))
         if self.compression in FAX:
             return Padded(self.size).make(self._decode_fax(raw))
-        decoded = CODECS[self.compression](raw, self.size_of(self.shape[0]))
-        if len(decoded) < self.size_of(self.rows):
-            raise ValueError(f"it decompresses to {len(decoded)} bytes: expected {self.size_of(self.rows)}")
-        return self.encode_chunk(Padded(self.size).make(self._convert_samples(decoded[: self.size_of(self.rows)])))
+        decoded = CODECS[self.compression](raw, self.compute_size(self.shape[0]))
+        if len(decoded) < self.compute_size(self.rows):
+            raise ValueError(f"it decompresses to {len(decoded)} bytes: expected {self.compute_size(self.rows)}")
+        return self.encode_chunk(Padded(self.size).make(self._convert_samples(decoded[: self.compute_size(self.rows)])))
 
     def encode_chunk(self, data: bytes) -> bytes:
-        """Encode the decoded bytes ``data`` as the array's metadata say."""
+        """Encode decoded bytes with the codec of the array, if it has one."""
         return encode_chunk(data, NATIVE[self.compression]) if self.encoded else data
 
     def _decode_image(self, raw: bytes) -> bytes:
-        """Decode the stored rows of an image. The decoder rejects an image of another shape or type."""
+        """Decode the rows in the file with an image codec, which rejects an image of another shape or type."""
         shape = (self.rows, *self.shape[1:]) if self.shape[2] > 1 else (self.rows, self.shape[1])
         out = np.zeros(shape, np.dtype(self.dtype).newbyteorder("="))
         options: dict[str, Any] = {"masks": True} if self.compression == LERC else {}
         if self.compression == JPEG:  # use the TIFF's colour space if the stream does not have one
-            given, made = None, {5: "CMYK", 6: "RGB"}.get(self.photometric)
+            in_space, out_space = None, {5: "CMYK", 6: "RGB"}.get(self.photometric)
             if self.shape[2] == 1:
-                made = "GRAYSCALE"
+                out_space = "GRAYSCALE"
             elif self.shape[2] == 3 and self.photometric != 6:  # three plain bands: libjpeg would assume YCbCr
-                given, made = None if b"JFIF" in raw[:32] else "RGB", "RGB"
-            options = {"tables": self.tables or None, "colorspace": given, "outcolorspace": made}
-        if self.compression == WEBP:  # libwebp writes no alpha if all pixels are opaque
+                in_space, out_space = None if b"JFIF" in raw[:32] else "RGB", "RGB"
+            options = {"tables": self.tables or None, "colorspace": in_space, "outcolorspace": out_space}
+        if self.compression == WEBP:  # a tile of opaque pixels lacks alpha, so the decoder is told to add it
             options = {"hasalpha": self.shape[2] == 4}
         raw = CODECS[self.within](raw, 2 * self.size + LERC_HEADER)
         if self.compression in JPEG_2000:
@@ -122,23 +128,24 @@ class TileRecipe(msgspec.Struct, frozen=True):
             except ValueError:
                 return msgspec.structs.replace(self, rows=self.shape[0])._decode_image(raw)
             return out.tobytes()
-        found = decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
+        decoded = decode_by_imagecodecs(IMAGES[self.compression], raw, "tiff", out=out, **options)
         if self.compression != LERC:
             return out.astype(self.dtype).tobytes()
         values = out.view(self.dtype)  # GDAL encodes samples as LERC in the byte order of the file
-        if found[1] is not None and values.dtype.kind == "f":
-            values[~found[1]] = np.nan  # pixels outside the mask
+        is_valid = decoded[1]
+        if is_valid is not None and values.dtype.kind == "f":
+            values[~is_valid] = np.nan
         return values.tobytes()
 
     def _decode_fax(self, raw: bytes) -> bytes:
-        """Decode the stored rows of an image of one bit a pixel to a byte a pixel."""
+        """Decode the rows in the file, of one bit a pixel, to one byte a pixel."""
         options = {"t4options": self.t4_options} if self.compression == FAX_3 else {}
         size = {"height": self.rows, "width": self.shape[1]}
-        found = decode_by_imagecodecs(FAX[self.compression], raw, "tiff", **size, **options)
-        return np.asarray(found, self.dtype).tobytes()
+        pixels = decode_by_imagecodecs(FAX[self.compression], raw, "tiff", **size, **options)
+        return np.asarray(pixels, self.dtype).tobytes()
 
     def _convert_samples(self, data: bytes) -> bytes:
-        """Convert the samples of the stored rows to ``dtype``."""
+        """Undo the predictor, and convert the samples of the decompressed rows to ``dtype``."""
         dtype, (_, width, samples) = np.dtype(self.dtype), self.shape
         if self.ycbcr is not None:
             return self.ycbcr.convert(data, self.rows, width)
@@ -162,7 +169,7 @@ class TileRecipe(msgspec.Struct, frozen=True):
 
 
 def _check_jpeg_2000(raw: bytes, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError if an image has another shape: its decoder allocates all of it before it looks at ``out``."""
+    """Raise ValueError if an image has another shape: the decoder would allocate it all before it compares shapes."""
     at = 0
     while 0 <= at < len(raw) and not raw.startswith(b"\xff\x4f\xff\x51", at):  # boxes of JP2 before the code stream
         size = int.from_bytes(raw[at : at + 4])
@@ -179,7 +186,8 @@ def _decompress_lzma(raw: bytes, most: int) -> bytes:
     return decompress(lzma.LZMADecompressor(memlimit=LZMA_MEMORY), raw, most)
 
 
-# Decoders of samples by the value of Compression; they take the largest size of the result.
+# Functions that decompress samples, by the value of Compression. Their arguments are the compressed bytes, and the
+# largest size of the result.
 CODECS: Final[Mapping[int, Callable[[bytes, int], bytes]]] = {
     1: lambda raw, most: raw,
     5: lambda raw, most: bytes(decode_by_imagecodecs("lzw_decode", raw, "tiff", out=most)),
@@ -194,14 +202,14 @@ NAMES: Final = {
     34712: "jpeg2000", 33005: "jpeg2000", 34887: "lerc", 34925: "lzma", 34933: "png", 50000: "zstd", 50001: "webp",
     50002: "jpegxl", 52546: "jpegxl",
 }  # fmt: skip
-# Decoders of images, by their names in imagecodecs; they undo their own prediction.
+# Codecs of images and of faxes: the name of the function in imagecodecs, by the value of Compression.
 JPEG, LERC, WEBP = 7, 34887, 50001
 FAX_3: Final = 3
 FAX: Final[Mapping[int, str]] = {2: "ccittrle_decode", FAX_3: "ccittfax3_decode", 4: "ccittfax4_decode"}
 _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))  # bytes with their bits in reversed order
-LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # value of Compression by the second of the LercParameters
-LERC_HEADER: Final = 1 << 12  # bytes of a LERC block in addition to samples and mask, at most twice the samples
-JPEG_2000: Final = (34712, 33005)  # 33005: by Aperio, of RGB
+LERC_WITHIN: Final = {0: 1, 1: 8, 2: 50000}  # the Compression around LERC, by the second of the LercParameters
+LERC_HEADER: Final = 1 << 12  # the most bytes of a LERC block besides twice the size of its samples
+JPEG_2000: Final = (34712, 33005)  # 33005 is Aperio's number, for RGB
 IMAGES: Final[Mapping[int, str]] = {
     JPEG: "jpeg_decode",
     **dict.fromkeys(JPEG_2000, "jpeg2k_decode"),
@@ -214,7 +222,7 @@ IMAGES: Final[Mapping[int, str]] = {
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One image, whose strips or tiles ``recipe`` decodes, or zarr's codec if they are ``encoded``.
+    """One image. ``recipe`` decodes its strips or tiles; if ``recipe.encoded``, zarr's codec decodes the whole ones.
 
     ``tables`` are the tags with the positions of strips or tiles, and with their sizes if the file has them.
     """
@@ -223,46 +231,46 @@ class Page(msgspec.Struct, frozen=True):
     width: int
     samples: int
     is_planar: bool
-    is_reduced: bool  # whether it is an overview of another image
-    is_mask: bool  # whether it marks the valid pixels of another image
+    is_reduced: bool  # it is an overview of another image
+    is_mask: bool  # it marks the valid pixels of another image
     is_tiled: bool
     recipe: TileRecipe
     tables: tuple[Tag, ...]
     number: int = 0  # number of its IFD in the file
 
-    def of_file(self, ifds: Sequence[Ifd]) -> Page:
-        """Return the image at the same place in another file, whose IFDs say the same."""
+    def locate_in(self, ifds: Sequence[Ifd]) -> Page:
+        """Return this image with the positions of strips or tiles in another file, whose IFDs are equal otherwise."""
         return msgspec.structs.replace(self, tables=find_tables(ifds[self.number]))
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has uncompressed strips, which are perhaps consecutive: see `find_contiguous`."""
+        """Whether the image has uncompressed strips. If they are consecutive, too, `find_contiguous` cuts them anew."""
         return self.recipe.encoded and self.recipe.compression == 1 and not self.is_tiled
 
     @property
     def file_codecs(self) -> tuple[str, ...]:
-        """The names of the codecs in the file that zarr does not undo."""
-        recipe, found = self.recipe, []
+        """The names of the file's codecs, in the order of encoding, if zarr does not decode them."""
+        recipe, codecs = self.recipe, []
         if recipe.encoded:
             return ()
         if recipe.predictor != 1:
-            found.append(f"predictor {recipe.predictor}")
+            codecs.append(f"predictor {recipe.predictor}")
         if recipe.bits != self.dtype.itemsize * 8 and recipe.compression not in FAX:
-            found.append(f"complex int{recipe.bits // 2}" if self.dtype.kind == "c" else f"{recipe.bits} bits")
-        found += [] if recipe.ycbcr is None else ["ycbcr"]
-        return (*found, *filter(None, (NAMES[recipe.compression], NAMES[recipe.within])))
+            codecs.append(f"complex int{recipe.bits // 2}" if self.dtype.kind == "c" else f"{recipe.bits} bits")
+        codecs += [] if recipe.ycbcr is None else ["ycbcr"]
+        return (*codecs, *filter(None, (NAMES[recipe.compression], NAMES[recipe.within])))
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its samples in the array."""
+        """The data type of the samples in the array."""
         return np.dtype(self.recipe.dtype)
 
     def order_axes(self, y: Any, x: Any, band: Any) -> tuple[Any, ...]:
-        """Order values for rows, columns and bands as the array's axes."""
+        """Order three values, for rows, columns and bands, like the array's axes; a single band has no axis."""
         return (y, x) if self.samples == 1 else (band, y, x) if self.is_planar else (y, x, band)
 
     def is_like(self, full: Page) -> bool:
-        """Whether it can be an overview of ``full``: both sides are shorter by the same factor, up to rounding."""
+        """Return whether this image can be an overview of ``full``: with the same ratio of sides, up to rounding."""
         return abs(full.height * self.width - full.width * self.height) <= full.height + full.width
 
     @property
@@ -272,21 +280,21 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """The shape of its chunks."""
+        """The shape of a chunk of the array."""
         return self.order_axes(*self.recipe.shape)
 
     @property
     def count(self) -> int:
-        """Number of strips or tiles; they are numbered like chunks."""
+        """The number of strips or tiles; they are numbered like the chunks of the array."""
         return math.prod(-(-extent // chunk) for extent, chunk in zip(self.shape, self.chunks, strict=True))
 
     @property
-    def look(self) -> tuple[Any, ...]:
-        """The properties that images of one array share."""
+    def layout(self) -> tuple[Any, ...]:
+        """The properties in which all images of one array must be equal."""
         return self.shape, self.chunks, self.dtype, self.is_tiled, self.recipe.encoded, self.recipe.compression
 
-    def rows(self, tile: int) -> int:
-        """Return the number of rows that a tile or strip must have: the last ones may end with the image."""
+    def count_rows(self, tile: int) -> int:
+        """Return the least number of rows that a strip or tile stores: the last ones may end with the image."""
         height, columns, _ = self.recipe.shape
         if self.is_tiled and (self.recipe.encoded or self.recipe.compression not in CODECS):
             return height
@@ -295,12 +303,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def is_read(number: int) -> bool:
-    """Whether a tag is read when a file is opened, unless it is long."""
+    """Return whether the tag ``number`` is read when a file is opened, unless its values are too long."""
     return number < 1 << 15 or number in PRIVATE or number in DESCRIBING
 
 
 def find_damage(ifd: Ifd) -> str | None:
-    """Return the reason why an IFD, or a tag that is needed, cannot be read; None if all can."""
+    """Return why an IFD, or one of its tags that are read at opening, cannot be read; None if nothing is damaged."""
     lost = next(filter(is_read, ifd.lost), None)
     if ifd.problem is not None or lost is None:
         return ifd.problem
@@ -308,19 +316,19 @@ def find_damage(ifd: Ifd) -> str | None:
 
 
 def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
-    """Parse an IFD. Raise ValueError, with the tag and its value, if its image is not supported."""
+    """Parse the image of an IFD. Raise ValueError, which names the tag and its value, if it is not supported."""
     damage = find_damage(ifd)
     if damage is not None:
         raise ValueError(damage)
-    height, width, samples = ifd.integer(HEIGHT, 0), ifd.integer(WIDTH, 0), ifd.integer(SAMPLES, 1)
+    height, width, samples = ifd.get_integer(HEIGHT, 0), ifd.get_integer(WIDTH, 0), ifd.get_integer(SAMPLES, 1)
     if not height or not width or not 0 < samples < 1 << 16:
-        raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples: expected at least 1")
+        raise ValueError(f"its image has {height} rows, {width} columns and {samples} samples: expected 1 or more")
     bits, dtype = _choose_dtype(ifd, tiff.order)
-    compression, photometric, within = _check_supported(ifd)
-    is_planar, is_tiled = samples > 1 and ifd.integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
-    rows, columns = ifd.integer(TILE_HEIGHT, 0), ifd.integer(TILE_WIDTH, 0)
+    compression, photometric, within = _parse_compression(ifd)
+    is_planar, is_tiled = samples > 1 and ifd.get_integer(PLANAR, 1) == 2, TILE_WIDTH in ifd.tags
+    rows, columns = ifd.get_integer(TILE_HEIGHT, 0), ifd.get_integer(TILE_WIDTH, 0)
     if not is_tiled:
-        rows, columns = min(ifd.integer(ROWS, height) or height, height), width
+        rows, columns = min(ifd.get_integer(ROWS, height) or height, height), width
     shape = (rows, columns, 1 if is_planar else samples)
     if tiff.order == ">" and compression == LERC and dtype.kind == "f":
         raise ValueError("its samples are big-endian floats in LERC, which GDAL damages when it writes them")
@@ -329,29 +337,33 @@ def parse_page(ifd: Ifd, tiff: Tiff) -> Page:
             "its samples have 24 bits in a big-endian file, whose byte order readers interpret differently"
         )
     if compression == WEBP and shape[2] not in (3, 4):
-        raise ValueError(f"its images of WebP hold {shape[2]} of its samples: expected 3 or 4")
+        raise ValueError(f"its strips or tiles of WebP have {shape[2]} samples for a pixel: expected 3 or 4")
     most = min(LARGEST, max(SPARSE, RATIO * tiff.size))
-    if not 0 < math.prod(shape) * dtype.itemsize < most:
-        raise ValueError(f"its strips or tiles have {rows} rows of {columns} columns: the limit is {most} bytes")
+    if not 0 < (size := math.prod(shape) * dtype.itemsize) < most:
+        raise ValueError(
+            f"its strips or tiles of {rows} rows and {columns} columns decode to {size} bytes: expected more than 0 "
+            f"and less than {most} bytes in a file of {tiff.size} bytes"
+        )
     is_whole = bits == dtype.itemsize * 8
-    predictor = 1 if compression in IMAGES or compression in FAX or compression == 1 else ifd.integer(PREDICTOR, 1)
+    predictor = 1 if compression in IMAGES or compression in FAX or compression == 1 else ifd.get_integer(PREDICTOR, 1)
     if dtype.kind not in {1: "uifc", 2: "uif", 3: "f"}.get(predictor, "") or (predictor > 1 and not is_whole):
-        raise ValueError(f"its Predictor is not supported: {predictor}, with samples of {bits} bits as {dtype}")
-    is_reversed = ifd.integer(FILL_ORDER, 1) == 2
+        raise ValueError(f"its Predictor {predictor} is not supported for samples of {bits} bits as {dtype}")
+    is_reversed = ifd.get_integer(FILL_ORDER, 1) == 2
     ycbcr = parse_ycbcr(ifd) if photometric == 6 and compression in CODECS else None
     is_native = compression in NATIVE and predictor == 1 and is_whole and not is_reversed and ycbcr is None
     tables = ifd.tags[JPEG_TABLES].data or b"" if JPEG_TABLES in ifd.tags else b""
     colours = photometric if EXTRA not in ifd.tags else -1
     recipe = TileRecipe(compression, predictor, bits, dtype.str, shape, rows, colours, tables, is_native, within)
     recipe = msgspec.structs.replace(
-        recipe, t4_options=ifd.integer(T4_OPTIONS, 0), is_reversed=is_reversed, ycbcr=ycbcr
+        recipe, t4_options=ifd.get_integer(T4_OPTIONS, 0), is_reversed=is_reversed, ycbcr=ycbcr
     )
-    found, subfile = find_tables(ifd), ifd.integer(SUBFILE, 0)
-    if not found or (len(found) == 1 and compression != 1):
+    tables_of_places, subfile = find_tables(ifd), ifd.get_integer(SUBFILE, 0)
+    if not tables_of_places or (len(tables_of_places) == 1 and compression != 1):
         raise ValueError("the tags with the positions or sizes of its strips or tiles are missing")
     is_mask = bool(subfile & 4) or photometric == 4
-    page = Page(height, width, samples, is_planar, bool(subfile & 1), is_mask, is_tiled, recipe, found, ifd.number)
-    for tag in found:
+    is_reduced = bool(subfile & 1)
+    page = Page(height, width, samples, is_planar, is_reduced, is_mask, is_tiled, recipe, tables_of_places, ifd.number)
+    for tag in tables_of_places:
         if tag.dtype.kind != "u":
             raise ValueError(f"the table of its strips or tiles has the type {tag.dtype}: expected unsigned integers")
         if tag.count < page.count:
@@ -366,23 +378,28 @@ def find_tables(ifd: Ifd) -> tuple[Tag, ...]:
     return () if places is None else (places,) if sizes is None else (places, sizes)
 
 
-def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
-    """Return Compression, PhotometricInterpretation and LERC's outer compression. Raise ValueError if unsupported."""
-    compression, photometric = ifd.integer(COMPRESSION, 1), ifd.integer(PHOTOMETRIC, 0)
+def _parse_compression(ifd: Ifd) -> tuple[int, int, int]:
+    """Return Compression, PhotometricInterpretation, and the Compression around LERC; ValueError if not supported."""
+    compression, photometric = ifd.get_integer(COMPRESSION, 1), ifd.get_integer(PHOTOMETRIC, 0)
     compression = 8 if compression == 32946 else compression  # the number of Deflate before it was standardised
     if compression not in CODECS and compression not in IMAGES and compression not in FAX:
         raise ValueError(f"its Compression {compression} is not supported")
-    if compression in FAX and (ifd.integers(BITS, 1), ifd.integer(SAMPLES, 1)) != ([1], 1):
-        raise ValueError(f"its Compression is {compression}, of faxes: expected one sample of 1 bit")
-    if ifd.integer(DEPTH, 1) != 1:
-        raise ValueError(f"its ImageDepth is {ifd.integer(DEPTH, 1)}, which is not supported: expected 1")
-    if ifd.integer(FILL_ORDER, 1) == 2 and compression in IMAGES:  # libtiff reverses the bits of some of these
-        raise ValueError("its FillOrder is 2 with images, which readers interpret differently")
-    lerc = [*ifd.integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
+    if compression in FAX and (ifd.get_integers(BITS, 1), ifd.get_integer(SAMPLES, 1)) != ([1], 1):
+        raise ValueError(
+            f"its Compression {compression} is for faxes: expected 1 sample of 1 bit, found SamplesPerPixel "
+            f"{ifd.get_integer(SAMPLES, 1)} and BitsPerSample {ifd.get_integers(BITS, 1)[:4]}"
+        )
+    if ifd.get_integer(DEPTH, 1) != 1:
+        raise ValueError(f"its ImageDepth is {ifd.get_integer(DEPTH, 1)}, which is not supported: expected 1")
+    if ifd.get_integer(FILL_ORDER, 1) == 2 and compression in IMAGES:  # libtiff reverses the bits of some of these
+        codec = NAMES[compression]
+        raise ValueError(f"its FillOrder is 2 with {codec}, which readers interpret differently: expected 1")
+    lerc = [*ifd.get_integers(LERC_PARAMETERS), 0, 0][1] if compression == LERC else 0
     if lerc not in LERC_WITHIN:
-        raise ValueError(f"its LERC blocks are compressed again by the unknown method {lerc}")
-    if compression == LERC and ifd.integer(PREDICTOR, 1) != 1:  # tifffile applies it, GDAL does not
-        raise ValueError(f"its Predictor is {ifd.integer(PREDICTOR, 1)} with LERC, which readers interpret differently")
+        raise ValueError(f"the second number of its LercParameters is {lerc}: expected 0, 1 (deflate) or 2 (zstd)")
+    if compression == LERC and ifd.get_integer(PREDICTOR, 1) != 1:  # tifffile applies it, GDAL does not
+        predictor = ifd.get_integer(PREDICTOR, 1)
+        raise ValueError(f"its Predictor is {predictor} with LERC, which readers interpret differently: expected 1")
     if photometric == 6 and compression in JPEG_2000:  # readers differ on who converts the colours
         raise ValueError("its samples are YCbCr in JPEG 2000, which is not supported: expected RGB or grey")
     return compression, photometric, LERC_WITHIN[lerc]
@@ -390,10 +407,12 @@ def _check_supported(ifd: Ifd) -> tuple[int, int, int]:
 
 def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
     """Return the number of bits of a sample in the file, and its type in the array."""
-    every, formats = set(ifd.integers(BITS, 1)), set(ifd.integers(FORMAT, 1))
-    if len(every) != 1 or len(formats) != 1:
-        raise ValueError(f"its samples differ: BitsPerSample {sorted(every)}, SampleFormat {sorted(formats)}")
-    bits, format_ = every.pop(), formats.pop()
+    sizes, formats = set(ifd.get_integers(BITS, 1)), set(ifd.get_integers(FORMAT, 1))
+    if len(sizes) != 1 or len(formats) != 1:
+        raise ValueError(
+            f"its samples differ: BitsPerSample {sorted(sizes)}, SampleFormat {sorted(formats)}; expected one of each"
+        )
+    bits, format_ = sizes.pop(), formats.pop()
     kind = _KINDS.get(format_, "?")
     if format_ == _COMPLEX_INTEGERS and bits in (32, 64):
         return bits, np.dtype(f"{order}c{bits // 4}")
@@ -405,11 +424,11 @@ def _choose_dtype(ifd: Ifd, order: str) -> tuple[int, np.dtype[Any]]:
 
 
 class TileChunks(Chunks):
-    """The chunks of ``pages`` with the same layout, one page after the other. A strip or a tile is a chunk.
+    """Locate the chunks of ``pages`` with the same layout, one page after the other. A strip or a tile is a chunk.
 
-    A strip or tile that was never written, and each one of a missing page, is not a chunk: zarr reads the fill value
-    there. Without a fill value (``has_fill``), these chunks are zeros, because xarray would mask the fill value of zarr
-    version 2.
+    Strips and tiles that were never written, and those of a page that is None, do not exist if the array has a fill
+    value (``has_fill``): zarr returns it there. Without one, they are chunks of zeros: a fill value of 0 in zarr
+    version 2 would make xarray mask all zeros.
     """
 
     are_many = True
@@ -425,53 +444,55 @@ class TileChunks(Chunks):
         page, offset, size = yield from self._locate(number)
         if page is None:
             return None if self._has_fill else Inline(self._first.recipe.encode_chunk(bytes(self._first.recipe.size)))
-        found, rows = self._tiff.part(offset, size), page.rows(number % page.count)
+        part, rows = self._tiff.part(offset, size), page.count_rows(number % page.count)
         is_whole = rows == page.recipe.shape[0] and (page.recipe.compression != 1 or size == page.recipe.size)
         if page.recipe.encoded and is_whole:
-            return found
+            return part
         recipe = msgspec.structs.replace(page.recipe, rows=rows)
-        return make_entry(found, recipe, None if recipe.encoded else recipe.size, self._tiff.url)
+        return make_entry(part, recipe, None if recipe.encoded else recipe.size, self._tiff.url)
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         if not self._has_fill or self._grid.size > LISTABLE:
             return None
-        found = []
+        existing = []
         for number in range(self._grid.size):
             page, _, _ = yield from self._locate(number)
             if page is not None:
-                found.append(Listed(self._grid.tail(number), None))
-        return found
+                existing.append(Listed(self._grid.tail(number), None))
+        return existing
 
     def _locate(self, number: int) -> Steps[tuple[Page | None, int, int]]:
-        """Return (page, position, size) of a chunk; no page if the chunk was not written."""
+        """Return the page of a chunk, and the offset and size of its bytes; None and zeros if it was not written."""
         index, tile = divmod(number, self._first.count)
         page = self._pages[index]
         if page is None:
             return None, 0, 0
         first = tile - tile % PIECE
         tables = [table.part(first, min(PIECE, page.count - first)) for table in page.tables]
-        yield from self._tiff.fill(tables)
-        found = [int(table.values[tile - first]) for table in tables]
-        offset, size = found if len(found) == 2 else (found[0], page.recipe.size_of(page.rows(tile)))
-        if offset and not size and page.count == 1 and not page.is_tiled:  # libtiff, too, estimates the size then
+        yield from self._tiff.read_values(tables)
+        values = [int(table.values[tile - first]) for table in tables]
+        offset, size = values if len(values) == 2 else (values[0], page.recipe.compute_size(page.count_rows(tile)))
+        if offset and not size and page.count == 1 and not page.is_tiled:  # as libtiff does
             left = self._tiff.size - offset
-            size = left if page.recipe.compression != 1 else min(left, page.recipe.size_of(page.height))
+            size = left if page.recipe.compression != 1 else min(left, page.recipe.compute_size(page.height))
         return (page, offset, size) if offset and size > 0 else (None, 0, 0)
 
 
 def find_contiguous(tiff: Tiff, page: Page, where: str) -> tuple[tuple[int, ...], Chunks] | None:
-    """Return the shape and the location of chunks if the strips are uncompressed and consecutive; otherwise None.
+    """Cut an image of uncompressed, consecutive strips anew: return the shape of chunks, and the chunks.
 
-    Such an image is cut anew, because one strip may be a whole image, or have only a few rows. Raises ManifestError if
-    the image ends beyond the file.
+    One strip may be a whole image, or have only a few rows, so strips are often bad chunks. Return None for other
+    images. Raises ManifestError if the image ends beyond the file.
     """
     if not page.is_plain or any(tag.data is None for tag in page.tables):
         return None
     rows = page.recipe.shape[0]
-    first = np.arange(page.count, dtype=np.uint64) % -(-page.height // rows) * rows  # first row of each strip
-    due = np.minimum(page.height - first, rows) * page.recipe.size_of(1)
+    first_rows = np.arange(page.count, dtype=np.uint64) % -(-page.height // rows) * rows
+    expected = np.minimum(page.height - first_rows, rows) * page.recipe.compute_size(1)
     offsets, *sizes = (tag.values[: page.count].astype(np.uint64) for tag in page.tables)
-    if any((s != due).any() for s in sizes) or not offsets[0] or (offsets[1:] != offsets[:-1] + due[:-1]).any():
+    if any((size != expected).any() for size in sizes) or not offsets[0]:
+        return None
+    if (offsets[1:] != offsets[:-1] + expected[:-1]).any():
         return None
     chunks = choose_chunks(page.shape, page.dtype.itemsize)
     return chunks, Contiguous(tiff.source, int(offsets[0]), page.shape, chunks, page.dtype.itemsize, where)

@@ -1,7 +1,7 @@
-"""TIFF files as zarr groups: an array for each page and overview, or for each level of an OME-TIFF's image. No I/O.
+"""Open TIFF files as zarr groups of images. No I/O here.
 
-The metadata about images are parsed here, too. OME-XML says which pages make up an image. GeoTIFF and GDAL say where an
-image lies; that becomes attributes and coordinates in rioxarray's convention.
+Each page and overview is an array; in an OME-TIFF, each level of an image. Texts about images are parsed here, too:
+OME-XML, which lists the pages of each image, and GDAL's metadata about bands.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from refshard_fs.formats.tiff.images import (
     parse_page,
 )
 
-SMALL: Final = 1 << 16  # bytes of a tag that is read when the file is opened; longer tables are read with chunks
-LONG: Final = 1 << 26  # most bytes of a descriptive tag, such as OME-XML
+SMALL: Final = 1 << 16  # the most bytes of a tag that is read when the file is opened; longer tables are read later
+LONG: Final = 1 << 26  # the most bytes of a tag in `DESCRIBING`, such as OME-XML
 
 _ROLES: Final = {"scale": "scale_factor", "offset": "add_offset", "description": "long_name", "unittype": "units"}
 _NEUTRAL: Final = {"scale": 1.0, "offset": 0.0}
-# Names by which xarray decodes values: GDAL's own tags have them.
+# Attributes by which xarray decodes values. GDAL's items cannot set them, because GDAL has other tags for these values.
 _DECODING: Final = frozenset(
     ["_FillValue", "missing_value", "fill_value", "nodata", "scale_factor", "add_offset", "scales", "offsets", "dtype",
      "_Unsigned", "_Encoding", "calendar", "coordinates", "grid_mapping", "_ARRAY_DIMENSIONS"]
@@ -66,48 +66,48 @@ _UNITS: Final = {
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a TIFF file."""
+    """Open a TIFF file: read its IFDs and their values, and show its images as arrays."""
     tiff = Tiff(probe.url, *probe.file("TIFF"), probe.head)
-    ifds = yield from tiff.chain()
-    if DESCRIPTION in ifds[0].lost:  # it may decide what all pages are
+    ifds = yield from tiff.read_chain()
+    if DESCRIPTION in ifds[0].lost:  # OME-XML in it would define the images of all pages
         raise ManifestError(f"{tiff.url}: {find_damage(ifds[0])}")
-    yield from tiff.fill(_list_needed(ifds))
-    below = [[int(offset) for offset in ifd.numbers(SUB_IFDS) if offset] for ifd in ifds]  # 0: not written
-    if sum(map(len, below)) > MOST_IFDS:
-        raise ManifestError(f"{tiff.url} is damaged: it has more than {MOST_IFDS} SubIFDs")
-    subs = yield from tiff.at(list(itertools.chain.from_iterable(below)))
-    yield from tiff.fill(_list_needed(subs))
-    every = [*ifds, *subs]
-    for number, ifd in enumerate(every):
+    yield from tiff.read_values(_list_needed(ifds))
+    sub_offsets = [[int(offset) for offset in ifd.get_numbers(SUB_IFDS) if offset] for ifd in ifds]  # 0: not written
+    if sum(map(len, sub_offsets)) > MOST_IFDS:
+        raise ManifestError(f"{tiff.url} has more SubIFDs than the limit, {MOST_IFDS}: it is damaged")
+    sub_ifds = yield from tiff.read_ifds(list(itertools.chain.from_iterable(sub_offsets)))
+    yield from tiff.read_values(_list_needed(sub_ifds))
+    all_ifds = [*ifds, *sub_ifds]
+    for number, ifd in enumerate(all_ifds):
         ifd.number = number
-    said = _list_values(every, tuple(map(len, below)), tiff.order, options.zarr_format)
-    layout = None if said is None else _layouts.get(said)
+    key = _make_layout_key(all_ifds, tuple(map(len, sub_offsets)), tiff.order, options.zarr_format)
+    layout = None if key is None else _layouts.get(key)
     if layout is not None:
-        return layout.of_file(tiff, every)
-    rest = iter(subs)
-    pages = [[ifd, *itertools.islice(rest, len(offsets))] for ifd, offsets in zip(ifds, below, strict=True)]
+        return layout.make_keyspace(tiff, all_ifds)
+    rest = iter(sub_ifds)
+    pages = [[ifd, *itertools.islice(rest, len(offsets))] for ifd, offsets in zip(ifds, sub_offsets, strict=True)]
     group = _describe_pages(tiff, pages, options.zarr_format)
     keyspace = group.keyspace(options.zarr_format, group.groups.pop("", {}))
-    if said is not None and (layout := group.layout(keyspace)) is not None:
-        _layouts.put(said, layout)
+    if key is not None and (layout := group.make_layout(keyspace)) is not None:
+        _layouts.put(key, layout)
     return keyspace
 
 
 def _describe_pages(tiff: Tiff, pages: Sequence[Sequence[Ifd]], zarr_format: int) -> _Group:
-    """Return the arrays of ``pages``, each an IFD and its SubIFDs."""
+    """Return the arrays of ``pages``, each a list of its IFD and its SubIFDs."""
     group = _Group(tiff, zarr_format)
-    broken = pages[-1][0].problem  # if set, further pages are unknown, so a missing plane may exist
+    broken = pages[-1][0].problem  # why further pages cannot be found: they may have planes that seem to be missing
     images: list[OmeImage] = []
     try:
-        images = parse_ome_images(pages[0][0].text(DESCRIPTION), len(pages))
+        images = parse_ome_images(pages[0][0].get_text(DESCRIPTION), len(pages))
         for number, image in enumerate(images):
             name = "" if len(images) == 1 else str(number)
-            there = [ifd for page in image.pages if page is not None for ifd in pages[page]]
-            lost = list(filter(None, map(find_damage, there)))
+            ifds = [ifd for page in image.pages if page is not None for ifd in pages[page]]
+            damage = list(filter(None, map(find_damage, ifds)))
             if broken is not None and None in image.pages:
-                lost.append(broken)
-            if lost:
-                group.reports[name or "image"] = lost[0]
+                damage.append(broken)
+            if damage:
+                group.reports[name or "image"] = damage[0]
             else:
                 group.show_image(name, image, pages)
     except ValueError as e:
@@ -124,56 +124,59 @@ def _describe_pages(tiff: Tiff, pages: Sequence[Sequence[Ifd]], zarr_format: int
 
 
 def _list_needed(ifds: Sequence[Ifd]) -> Iterator[Tag]:
-    """Yield the tags whose values are needed for opening, except long ones that are not descriptive."""
+    """Yield the tags whose values are read at opening: all that `is_read` accepts, unless they are too long."""
     for number, tag in itertools.chain.from_iterable(ifd.tags.items() for ifd in ifds):
         if is_read(number) and tag.size <= (LONG if number in DESCRIBING else SMALL):
             yield tag
 
 
-# Files whose IFDs say the same, except where strips and tiles lie: one writer often makes many such files.
+# A cache of the layouts of files. One writer often makes many files whose IFDs differ only in the positions of strips
+# and tiles: their arrays are described once.
 
-REMEMBERED: Final = 16  # layouts in the cache, each of up to
-LONGEST: Final = 1 << 16  # bytes of values
-MANY: Final = 64  # IFDs
+REMEMBERED: Final = 16  # layouts in the cache
+LONGEST: Final = 1 << 16  # the most bytes of values in the IFDs of a file whose layout is cached
+MANY: Final = 64  # the most IFDs of such a file
 
-# The values of the IFDs of a file, and everything else that decides its arrays.
-Said = tuple[Any, ...]
+# The key of a layout: the values of a file's IFDs, and everything else that decides its arrays.
+LayoutKey = tuple[Any, ...]
 
 
 class _Image(NamedTuple):
-    """The chunks of an array, without the positions that its ``pages`` have in a file."""
+    """An array of images; a file with the same layout has its ``pages`` at other positions."""
 
     pages: Sequence[Page | None]
     grid: ChunkGrid
     has_fill: bool
 
-    def chunks(self, tiff: Tiff, ifds: Sequence[Ifd]) -> TileChunks:
-        """Return the chunks in a file."""
-        pages = [None if page is None else page.of_file(ifds) for page in self.pages]
+    def make_chunks(self, tiff: Tiff, ifds: Sequence[Ifd]) -> TileChunks:
+        """Return the chunks of the array in the file ``tiff``, which has the IFDs ``ifds``."""
+        pages = [None if page is None else page.locate_in(ifds) for page in self.pages]
         return TileChunks(tiff, pages, self.grid, has_fill=self.has_fill)
 
 
 class _Layout(NamedTuple):
-    """The arrays of a file without the positions of chunks: ``chunks`` are of coordinates, which are computed."""
+    """The arrays of a file: their metadata as ``group``, and by path the ``chunks`` of coordinates, and the images."""
 
     group: ArrayGroup
     chunks: Mapping[str, Chunks]
     images: Mapping[str, _Image]
 
-    def of_file(self, tiff: Tiff, ifds: Sequence[Ifd]) -> KeySpace:
-        """Return the key space of a file."""
-        tiles = {path: image.chunks(tiff, ifds) for path, image in self.images.items()}
+    def make_keyspace(self, tiff: Tiff, ifds: Sequence[Ifd]) -> KeySpace:
+        """Return the key space of the file ``tiff``, which has this layout and the IFDs ``ifds``."""
+        tiles = {path: image.make_chunks(tiff, ifds) for path, image in self.images.items()}
         return self.group.with_chunks({**self.chunks, **tiles})
 
 
-_layouts: Final[LRU[Said, _Layout]] = LRU(REMEMBERED)
+_layouts: Final[LRU[LayoutKey, _Layout]] = LRU(REMEMBERED)
 
 
-def _list_values(ifds: Sequence[Ifd], below: tuple[int, ...], order: str, zarr_format: int) -> Said | None:
-    """Return what decides the arrays of a file with ``below`` SubIFDs in each page; None if it is too long to keep."""
+def _make_layout_key(
+    ifds: Sequence[Ifd], sub_counts: tuple[int, ...], order: str, zarr_format: int
+) -> LayoutKey | None:
+    """Return the key of a file's layout; None if it is too long. ``sub_counts`` are the SubIFDs of each page."""
     if len(ifds) > MANY:
         return None
-    said, size = [], 0
+    values, size = [], 0
     for ifd in ifds:
         tags = []
         for number, tag in ifd.tags.items():
@@ -181,12 +184,12 @@ def _list_values(ifds: Sequence[Ifd], below: tuple[int, ...], order: str, zarr_f
             if is_read(number):
                 tags.append((number, tag.dtype.char, tag.count, data))
                 size += 0 if data is None else len(data)
-        said.append((ifd.problem, tuple(ifd.lost), tuple(tags)))
-    return (order, zarr_format, below, *said) if size <= LONGEST else None
+        values.append((ifd.problem, tuple(ifd.lost), tuple(tags)))
+    return (order, zarr_format, sub_counts, *values) if size <= LONGEST else None
 
 
 class _Group(RasterGroupBuilder):
-    """Builds the arrays of a TIFF."""
+    """Build the arrays of a TIFF file from its pages, or from the images of its OME-XML."""
 
     def __init__(self, tiff: Tiff, zarr_format: int) -> None:
         super().__init__(tiff.url)
@@ -194,11 +197,11 @@ class _Group(RasterGroupBuilder):
         self._zarr_format = zarr_format
         self._images: dict[str, _Image] = {}
 
-    def layout(self, keyspace: ArrayGroup) -> _Layout | None:
-        """Return the layout of the file; None if the values of its IFDs do not decide everything that it shows.
+    def make_layout(self, keyspace: ArrayGroup) -> _Layout | None:
+        """Return the layout of the file; None if the arrays depend on more than the key of the layout.
 
-        The positions of plain strips decide whether they are cut anew, and the size of the file whether large chunks
-        are shown.
+        Positions decide whether uncompressed strips are cut anew, and the size of the file whether large chunks are
+        shown. Reports have reasons of one file.
         """
         pages = [page for image in self._images.values() for page in image.pages if page is not None]
         if self.reports or any(page.is_plain or page.recipe.size >= SPARSE for page in pages):
@@ -210,16 +213,18 @@ class _Group(RasterGroupBuilder):
     def show_pages(self, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show each page, followed by its overviews, as arrays of the root."""
         ifds = list(itertools.chain.from_iterable(pages))
-        text = ifds[0].text(DESCRIPTION)
-        aperio = parse_aperio(text)
+        text = ifds[0].get_text(DESCRIPTION)
+        aperio = parse_aperio_pixel_size(text)
         stack = re.search(r"^images=(\d{1,9})$", text, re.ASCII | re.MULTILINE)
         if text.startswith("ImageJ=") and stack and int(stack[1]) > len(ifds):
             self.reports["ImageJ"] = f"it has {stack[1]} images: images without an IFD are not shown"
         pyramids: list[list[str]] = []
-        full: Page | None = None  # the last page that is neither an overview nor a mask; then its IFD and its place
-        of_full: Ifd | None = None
+        # The last page that is neither an overview nor a mask, its IFD, its place, and by height and width the names of
+        # the page and its overviews.
+        full: Page | None = None
+        full_ifd: Ifd | None = None
         place: Georeference | None = None
-        shown: dict[tuple[int, int], str] = {}  # images of that page, by height and width
+        levels: dict[tuple[int, int], str] = {}
         for number, ifd in enumerate(ifds):
             name = str(number)
             try:
@@ -228,23 +233,23 @@ class _Group(RasterGroupBuilder):
                 is_apart = aperio is not None and not page.is_tiled and number > 0
                 is_level = page.is_tiled if aperio is not None else page.is_reduced
                 if full is None or not (is_level or is_apart or page.is_mask):
-                    full, of_full, place = page, ifd, locate_image(ifd, page.height, page.width)
+                    full, full_ifd, place = page, ifd, locate_image(ifd, page.height, page.width)
                     pyramids.append([])
-                    shown = {}
+                    levels = {}
                 is_apart |= not (page.is_mask or page.is_like(full))
-                described = [ifd]
-                if of_full is not None and not (page.is_mask or is_apart) and page.samples == full.samples:
-                    described.append(of_full)
-                self._add_image(name, [page], described, PLAIN, None if is_apart else place)
+                described_by = [ifd]
+                if full_ifd is not None and not (page.is_mask or is_apart) and page.samples == full.samples:
+                    described_by.append(full_ifd)
+                self._add_image(name, [page], described_by, PLAIN, None if is_apart else place)
             except ValueError as e:
                 self.reports[name] = str(e)
                 continue
             if is_apart and aperio is not None:
-                self._add_attributes(name, {"long_name": parse_aperio_role(ifd.text(DESCRIPTION), number)})
+                self._add_attributes(name, {"long_name": parse_aperio_role(ifd.get_text(DESCRIPTION), number)})
             elif page.is_mask:
-                self._link_mask(name, shown.get((page.height, page.width)))
+                self._link_mask(name, levels.get((page.height, page.width)))
             elif not is_apart:
-                shown[page.height, page.width] = name
+                levels[page.height, page.width] = name
                 if len(page.shape) == len(full.shape):
                     pyramids[-1].append(name)
         sizes = {} if aperio is None else {"y": (aperio, "micrometer"), "x": (aperio, "micrometer")}
@@ -255,26 +260,26 @@ class _Group(RasterGroupBuilder):
         self.arrays[name] = msgspec.structs.replace(array, attributes={**array.attributes, **attributes})
 
     def _link_mask(self, mask: str, image: str | None) -> None:
-        """Describe an array as a mask, and link it from its ``image``, as CF does for quality flags."""
-        said = f"mask of {image!r}" if image is not None else "mask without an image"
-        self._add_attributes(mask, {"long_name": f"{said}: pixels are valid where it is not zero"})
+        """Name an array as a mask, and refer to it from its ``image``, as CF does for quality flags."""
+        title = f"mask of {image!r}" if image is not None else "mask without an image"
+        self._add_attributes(mask, {"long_name": f"{title}: pixels are valid where it is not zero"})
         if image is not None:
             self._add_attributes(image, {"ancillary_variables": mask})
 
     def show_image(self, group: str, image: OmeImage, pages: Sequence[Sequence[Ifd]]) -> None:
         """Show an image of an OME-TIFF as a group with an array for each level."""
-        there = [page for page in image.pages if page is not None]
-        levels = range(min(len(pages[page]) for page in there))
+        existing = [page for page in image.pages if page is not None]
+        levels = range(min(len(pages[page]) for page in existing))
         for level in levels:
-            shown = {page: parse_page(pages[page][level], self._tiff) for page in set(there)}
-            if len({page.look for page in shown.values()}) > 1:
+            parsed = {page: parse_page(pages[page][level], self._tiff) for page in set(existing)}
+            if len({page.layout for page in parsed.values()}) > 1:
                 raise ValueError(f"the planes of its image {image.name!r} differ in size, type or chunks")
-            planes = [None if page is None else shown[page] for page in image.pages]
-            self._add_image(join(group, str(level)), planes, pages[there[0]][:1], image, None)
-        for page in there:
+            planes = [None if page is None else parsed[page] for page in image.pages]
+            self._add_image(join(group, str(level)), planes, pages[existing[0]][:1], image, None)
+        for page in existing:
             if len(pages[page]) > len(levels):
                 self.reports[f"page {page}"] = (
-                    f"levels after the first {len(levels)} are not shown: other pages do not have them"
+                    f"its levels from {len(levels)} on are not shown: other pages of the image lack them"
                 )
         self.add_pyramids(group, [(image.name, list(map(str, levels)))], image.sizes)
         if image.channels:
@@ -283,9 +288,10 @@ class _Group(RasterGroupBuilder):
     def _add_image(
         self, path: str, pages: Sequence[Page | None], ifds: Sequence[Ifd], image: OmeImage, place: Georeference | None
     ) -> None:
-        """Add an array of ``pages`` with the same layout, along the axes of ``image`` before their own axes.
+        """Add an array of ``pages`` with the same layout: first the axes of ``image``, then the axes of a page.
 
-        If the first of the ``ifds`` lacks metadata about values, the next one counts: GDAL does not describe overviews.
+        ``ifds`` have the metadata of the array; an earlier IFD overrides later ones. For an overview they are its own
+        IFD and the one of the full image, because GDAL writes no metadata about values to overviews.
         """
         page = next(page for page in pages if page is not None)
         group, _ = parent(path)
@@ -298,76 +304,73 @@ class _Group(RasterGroupBuilder):
             attributes |= parse_gdal_metadata(ifd, page.samples)
         if place is not None:
             attributes |= place.add(self, group, (page.height, page.width, page.samples), names)
-        nodata = next(filter(None, (ifd.text(NODATA).strip() for ifd in ifds)), "")
+        nodata = next(filter(None, (ifd.get_text(NODATA).strip() for ifd in ifds)), "")
         fill = fill_of(_parse_number(nodata), page.dtype)
-        found = None if image.axes else find_contiguous(self._tiff, page, where)
-        chunks = (*(1 for _ in image.extents), *(page.chunks if found is None else found[0]))
+        recut = None if image.axes else find_contiguous(self._tiff, page, where)
+        chunk_shape = (*(1 for _ in image.extents), *(page.chunks if recut is None else recut[0]))
         codecs = NATIVE[page.recipe.compression] if page.recipe.encoded else []
         array = ArrayDescription(
-            where, shape, chunks, page.dtype, [*names.values()], attributes, codecs, fill, is_masked=True
+            where, shape, chunk_shape, page.dtype, [*names.values()], attributes, codecs, fill, is_masked=True
         )
         array = msgspec.structs.replace(array, file_codecs=page.file_codecs)
-        own = self._images[path] = _Image(pages, array.grid(self._zarr_format), fill is not None)
-        tiles = TileChunks(self._tiff, pages, own.grid, has_fill=own.has_fill)
-        self.add(path, array, tiles if found is None else found[1])
+        grid, has_fill = array.grid(self._zarr_format), fill is not None
+        self._images[path] = _Image(pages, grid, has_fill)
+        self.add(path, array, TileChunks(self._tiff, pages, grid, has_fill=has_fill) if recut is None else recut[1])
 
 
-# Descriptions of bands, by GDAL.
+# GDAL's metadata about bands.
 
 
 def parse_gdal_metadata(ifd: Ifd, samples: int) -> dict[str, Any]:
-    """Return the attributes of an image from GDAL's metadata about its bands."""
-    if not ifd.text(GDAL_METADATA):
+    """Return the attributes of an image of ``samples`` bands from GDAL's metadata, a text of XML."""
+    if not ifd.get_text(GDAL_METADATA):
         return {}
     try:
-        items = list(parse_xml(ifd.text(GDAL_METADATA)).iter("Item"))
+        items = list(parse_xml(ifd.get_text(GDAL_METADATA)).iter("Item"))
     except ValueError as e:
         return {"GDAL_METADATA": f"not shown: {e}"}
-    found: dict[str, Any] = {}
-    bands: dict[str, dict[str, Any]] = {}
+    attributes: dict[str, Any] = {}
+    bands: dict[str, dict[str, Any]] = {}  # name → band → value, like the next one
     roles: dict[str, dict[str, Any]] = {}
     for item in items:
-        role, name, text = (
-            item.get("role", ""),
-            item.get("name", ""),
-            unescape(item.text or "", _QUOTES),
-        )  # escaped twice
+        role, name = item.get("role", ""), item.get("name", "")
+        text = unescape(item.text or "", _QUOTES)  # GDAL escapes texts twice
         value = text if role in ("description", "unittype") else _parse_number(text)
         if role in _ROLES:
-            # With integers, xarray would decode to integers, which have no missing value.
+            # By an integer scale, xarray would decode to integers, which cannot mark missing values.
             roles.setdefault(role, {})[item.get("sample", "")] = float(value) if type(value) is int else value
         elif name and name not in _DECODING and "domain" not in item.attrib:
             if "sample" in item.attrib:
                 bands.setdefault(name, {})[item.get("sample", "")] = value
             else:
-                found[name] = value
-    for name, known in bands.items():
-        values = [known[str(band)] for band in range(samples) if str(band) in known]
+                attributes[name] = value
+    for name, by_band in bands.items():
+        values = [by_band[str(band)] for band in range(samples) if str(band) in by_band]
         if len(values) == samples:
-            found[name] = values if len(set(values)) > 1 else values[0]
-    for role, known in roles.items():
-        values = [known.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
+            attributes[name] = values if len(set(values)) > 1 else values[0]
+    for role, by_band in roles.items():
+        values = [by_band.get(str(band), _NEUTRAL.get(role, "")) for band in range(samples)]
         if len(set(values)) == 1:
-            found[_ROLES[role]] = values[0]
-        else:  # xarray can apply only one scale to all bands
-            found[f"{role}s" if role in _NEUTRAL else _ROLES[role]] = values
-    return found
+            attributes[_ROLES[role]] = values[0]
+        else:  # xarray can apply only one scale to all bands, so another name keeps it from doing that
+            attributes[f"{role}s" if role in _NEUTRAL else _ROLES[role]] = values
+    return attributes
 
 
 def parse_texts(ifd: Ifd) -> dict[str, Any]:
-    """Return the texts of an IFD by GDAL's names, and its colours as ``#rrggbb``, ordered by the value of a pixel."""
-    texts = {f"TIFFTAG_{name}": ifd.text(number) for number, name in _TEXTS.items()}
-    found: dict[str, Any] = {name: text for name, text in texts.items() if 0 < len(text) <= SMALL}
+    """Return the texts of an IFD by GDAL's names, and its ``color_map``: ``#rrggbb`` for each value of a pixel."""
+    texts = {f"TIFFTAG_{name}": ifd.get_text(number) for number, name in _TEXTS.items()}
+    attributes: dict[str, Any] = {name: text for name, text in texts.items() if 0 < len(text) <= SMALL}
     tag = ifd.tags.get(COLOR_MAP)
     if tag is not None and tag.dtype.kind == "u" and 0 < len(tag.values) <= 3 << 8 and not tag.count % 3:
         divisor = 257 if tag.values.max() > 255 else 1  # some writers store 8 bits
         colors = (tag.values // divisor).astype("u1").reshape(3, -1).T
-        found["color_map"] = [f"#{color.tobytes().hex()}" for color in colors]
-    return found
+        attributes["color_map"] = [f"#{color.tobytes().hex()}" for color in colors]
+    return attributes
 
 
 def _parse_number(text: str) -> Any:
-    """Convert a text to a number if it is one; otherwise return the text."""
+    """Convert a text to an integer or a float; return a text that is not a number as it is."""
     text = text.replace("1.#INF", "inf").replace("1.#QNAN", "nan").replace("1.#IND", "nan")  # as Windows writes them
     try:
         return int(text) if text.lstrip("+-").isdecimal() and len(text) < 19 else float(text)  # fits 64 bits
@@ -375,13 +378,14 @@ def _parse_number(text: str) -> Any:
         return text
 
 
-# Images made of pages, by OME-XML.
+# The images that OME-XML defines.
 
 
 class OmeImage(NamedTuple):
-    """An image: the ``extents`` of its ``axes`` before y and x, and its pages in C order (None: missing).
+    """An image of several planes: its ``axes`` before y and x, with their ``extents``.
 
-    ``sizes`` are physical sizes of a step along an axis, with units; ``channels`` are names of channels.
+    ``pages`` has the page of each plane in C order, or None if the plane is missing. ``sizes`` are physical sizes of a
+    step along an axis, with units; ``channels`` are names of channels.
     """
 
     name: str
@@ -392,13 +396,13 @@ class OmeImage(NamedTuple):
     channels: Sequence[str] = ()
 
 
-PLAIN: Final = OmeImage("", (), (), ())  # for a page that OME-XML does not describe
+PLAIN: Final = OmeImage("", (), (), ())  # stands for a page that OME-XML does not describe
 
 
 def parse_ome_images(text: str, pages: int) -> list[OmeImage]:
-    """Parse the images in a text, for a file with this number of ``pages``; an empty list if it is not OME-XML.
+    """Parse the images of a file from the description of its first page; an empty list if that is not OME-XML.
 
-    Raises ValueError if the images are not in the file.
+    ``pages`` is the number of pages in the file. Raises ValueError if the OME-XML is damaged, or the file lacks pages.
     """
     if not text.rstrip().endswith(("</OME>", ":OME>")):
         return []
@@ -407,15 +411,16 @@ def parse_ome_images(text: str, pages: int) -> list[OmeImage]:
     images = [(image, pixels) for image, pixels in pairs if pixels is not None]
     if not 0 < len(images) <= pages:
         raise ValueError(f"its OME-XML has {len(images)} images, but the file has {pages} pages")
-    found: list[OmeImage] = []
-    left = MOST_IFDS
+    parsed: list[OmeImage] = []
+    planes_left = MOST_IFDS
     for image, pixels in images:
-        found.append(_parse_image(image.get("Name", ""), pixels, root.get("UUID"), pages, left))
-        left -= len(found[-1].pages)
-    return found
+        parsed.append(_parse_image(image.get("Name", ""), pixels, root.get("UUID"), pages, planes_left))
+        planes_left -= len(parsed[-1].pages)
+    return parsed
 
 
-def _parse_image(name: str, pixels: Element, own: str | None, pages: int, most: int) -> OmeImage:
+def _parse_image(name: str, pixels: Element, file_uuid: str | None, pages: int, most: int) -> OmeImage:
+    """Parse an image of at most ``most`` planes, for a file of ``pages`` pages with the UUID ``file_uuid``."""
     order = pixels.get("DimensionOrder", "")
     if order[:2] != "XY" or sorted(order[2:]) != ["C", "T", "Z"]:
         raise ValueError(f"its DimensionOrder is {order[:20]!r}: expected XY and an order of C, T and Z")
@@ -425,14 +430,17 @@ def _parse_image(name: str, pixels: Element, own: str | None, pages: int, most: 
     sizes["C"] //= max(samples, 1)
     total = math.prod(sizes.values())
     if not 0 < total <= most:
-        raise ValueError(f"its OME-XML has images of {total} planes or more: at most {MOST_IFDS} are supported")
+        raise ValueError(
+            f"an image in its OME-XML has {total} planes: expected 1 to {most}, and at most {MOST_IFDS} in all images"
+        )
     planes: list[int | None] = [None] * total
-    told = 0
+    placed = 0
     data = pixels.findall("{*}TiffData") or [Element("TiffData")]
     for element in data:
         uuid = element.find("{*}UUID")
-        if uuid is not None and own is not None and (uuid.text or "").strip() != own:
-            raise ValueError(f"planes of its image lie in another file, {uuid.get('FileName', '')[:100]!r}")
+        if uuid is not None and file_uuid is not None and (uuid.text or "").strip() != file_uuid:
+            other = uuid.get("FileName", "")[:100]
+            raise ValueError(f"planes of an image lie in another file, {other!r}: expected all planes in one file")
         first, stride = 0, 1
         for axis, size in sizes.items():
             first += _parse_integer(element, f"First{axis}", 0) * stride
@@ -440,12 +448,12 @@ def _parse_image(name: str, pixels: Element, own: str | None, pages: int, most: 
         page = _parse_integer(element, "IFD", 0)
         count = _parse_integer(element, "PlaneCount", 1 if "IFD" in element.attrib else total)
         count = max(min(count, total - first, pages - page), 0)
-        told += count
-        if told > 2 * total:
-            raise ValueError("its OME-XML places its planes several times")
+        placed += count
+        if placed > 2 * total:
+            raise ValueError(f"its OME-XML locates the {total} planes of an image several times: expected once each")
         planes[first : first + count] = range(page, page + count)
     if all(page is None for page in planes):
-        raise ValueError("its OME-XML does not contain any of its pages")
+        raise ValueError(f"an image in its OME-XML has no plane in the {pages} pages of the file: expected one or more")
     axes = [axis for axis in reversed(order[2:]) if sizes[axis] > 1]
     extents = tuple(sizes[axis] for axis in axes)
     return OmeImage(
@@ -454,24 +462,24 @@ def _parse_image(name: str, pixels: Element, own: str | None, pages: int, most: 
 
 
 def _parse_sizes(pixels: Element) -> dict[str, tuple[float, str]]:
-    """Return physical sizes of steps, with OME-NGFF's names of units; sizes that are not positive are left out."""
+    """Return the positive physical sizes of a step by axis, each with OME-NGFF's name of its unit."""
     names = {axis: (f"PhysicalSize{axis.upper()}", "µm") for axis in "xyz"} | {"t": ("TimeIncrement", "s")}
-    found: dict[str, tuple[float, str]] = {}
+    sizes: dict[str, tuple[float, str]] = {}
     for axis, (name, default) in names.items():
         size, unit = _parse_number(pixels.get(name, "")), pixels.get(f"{name}Unit", default)
         if isinstance(size, int | float) and 0 < size < math.inf:
-            found[axis] = float(size), _UNITS.get(unit.replace("\u03bc", "µ"), unit)
-    return found
+            sizes[axis] = float(size), _UNITS.get(unit.replace("\u03bc", "µ"), unit)
+    return sizes
 
 
 def _parse_channels(pixels: Element) -> list[str]:
-    """Return the names of channels; an empty list if all are unnamed."""
+    """Return the names of channels, "" for a channel without one; an empty list if no channel has a name."""
     names = [channel.get("Name", "") for channel in pixels.iterfind("{*}Channel")]
     return names if any(names) else []
 
 
-def parse_aperio(text: str) -> float | None:
-    """Return the size of a pixel in micrometers from Aperio's description (default 1); None for other files."""
+def parse_aperio_pixel_size(text: str) -> float | None:
+    """Return the size of a pixel in micrometers from Aperio's description (1 if it lacks it); None for other files."""
     if not text.startswith("Aperio"):
         return None
     size = next((part.partition("=")[2] for part in text.split("|") if part.strip().startswith("MPP")), "")
@@ -480,14 +488,15 @@ def parse_aperio(text: str) -> float | None:
 
 
 def parse_aperio_role(text: str, number: int) -> str:
-    """Return the role of an image beside Aperio's pyramid, from its description; page 1 is the thumbnail."""
+    """Return the role of an image that is not in Aperio's pyramid, from its description; page 1 is the thumbnail."""
     lines = text.splitlines()
     word = lines[1].split(" ")[0] if len(lines) > 1 else ""
     return word if word in ("label", "macro") else "thumbnail" if number == 1 else "image beside the pyramid"
 
 
 def _parse_integer(element: Element, name: str, default: int) -> int:
+    """Return the integer in the attribute ``name``, or ``default`` without one; ValueError for another text."""
     text = element.get(name, str(default))
     if not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"its OME-XML has {name} {text[:20]!r}: expected an integer")
+        raise ValueError(f"its OME-XML has {name} {text[:20]!r}: expected an integer of at most 9 digits")
     return int(text)

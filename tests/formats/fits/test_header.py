@@ -1,4 +1,4 @@
-"""Cards of FITS headers: continued texts, and impossible values."""
+"""Headers of FITS files: texts that continue over several cards, and values that are not possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ fits = pytest.importorskip("astropy.io.fits")
         (b"NAXIS   =                    2", b"NAXIS   =                  900", "900: expected at most 32"),
     ],
 )
-def test_impossible_header_error_names_the_card(tmp_path: Path, old: bytes, new: bytes, reason: str) -> None:
+def test_error_of_an_impossible_value_names_its_card(tmp_path: Path, old: bytes, new: bytes, reason: str) -> None:
     data = write(tmp_path / "a.fits", fits.ImageHDU(SKY, name="SCI")).read_bytes()
     assert old in data
     files = Files({ROOT: data.replace(old, new.ljust(len(old)))})

@@ -1,4 +1,4 @@
-"""Images of FITS files have the shapes, types, scales and attributes that astropy shows."""
+"""Images of FITS files have the shapes, data types, values and attributes that astropy reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
-def test_xarray_shows_the_images_that_astropy_shows(tmp_path: Path, zarr_format: int) -> None:
+def test_xarray_reads_the_images_that_astropy_reads(tmp_path: Path, zarr_format: int) -> None:
     path = write(tmp_path / "a.fits", *images(), primary=np.arange(5, dtype="i2"))
     ds = xr.open_dataset(path, engine="refshard", storage_options={"zarr_format": zarr_format})
     with fits.open(path) as hdus:

@@ -1,4 +1,4 @@
-"""FITS files show the images that astropy shows; damage never gives wrong values."""
+"""Opening FITS files: few rounds of requests are needed, and damaged or unsupported HDUs are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ zarr = pytest.importorskip("zarr")
 fits = pytest.importorskip("astropy.io.fits")
 
 
-def test_other_hdus_are_reported(tmp_path: Path) -> None:
+def test_hdus_that_cannot_be_shown_are_reported(tmp_path: Path) -> None:
     numbers = [fits.Column("a", "C", array=np.ones(2, "c8"))]
     scaled = fits.BinTableHDU.from_columns(numbers, name="SCALED")
     scaled.header["TSCAL1"] = 2.0
@@ -39,8 +39,8 @@ def test_other_hdus_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_header_whose_end_is_damaged_is_reported(tmp_path: Path, number: int) -> None:
-    """Before it was mended: A header without END went on in the next one, and one of their images was left out."""
+def test_header_without_end_is_reported(tmp_path: Path, number: int) -> None:
+    """Such a header must not continue in the next one, which would hide an image."""
     images = [fits.ImageHDU(SKY + extra, name=name) for extra, name in enumerate("AB")]
     data = write(tmp_path / "a.fits", *images, primary=SKY).read_bytes()
     ends = [at for at in range(0, len(data), 80) if data[at : at + 80] == b"END".ljust(80)]
@@ -63,7 +63,7 @@ def test_headers_without_data_become_group_attributes(tmp_path: Path) -> None:
     assert dict(group["INFO"].attrs) == {"EXTNAME": "INFO", "OBSERVER": "O'Neil"}
 
 
-def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_fits_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.fits", *images(), compressed("RICE_1", "i2", None))
     refs = check_commands(path, tmp_path, capsys, "SCALED")
     xr.testing.assert_identical(*(xr.open_dataset(fo, engine="refshard").load() for fo in (path, refs)))
@@ -87,7 +87,7 @@ def test_opening_takes_few_rounds_and_a_chunk_one_request(
     assert len(http_server.requests()) == 1
 
 
-def test_damage_errors_name_the_file(tmp_path: Path) -> None:
+def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
     check_damage(write(tmp_path / "a.fits", *images()).read_bytes(), seed=1, times=50)
     check_damage(write(tmp_path / "b.fits", compressed("RICE_1", "i2", None)).read_bytes(), seed=2, times=8)
     check_damage(write(tmp_path / "c.fits", compressed("GZIP_2", "i4", (32, 32))).read_bytes(), seed=3, times=8)
@@ -103,7 +103,7 @@ def test_damage_errors_name_the_file(tmp_path: Path) -> None:
         (b"BSCALE  =                  2.0", b"BSCALE  =               'two'", ["A", "C"], {"B": "BSCALE is 'two'"}),
     ],
 )
-def test_damaged_hdu_leaves_the_others(
+def test_hdus_besides_a_damaged_one_are_shown(
     tmp_path: Path, old: bytes, new: bytes, shown: list[str], lost: dict[str, str]
 ) -> None:
     odd = fits.ImageHDU(np.zeros((30, 40), "i2"), name="B")
@@ -129,7 +129,7 @@ def test_damaged_hdu_leaves_the_others(
     ids=["equal", "science, error, quality", "short"],
 )
 def test_chain_of_many_hdus_takes_few_rounds(edges: list[int], rounds: int, requests: int, share: float) -> None:
-    """Headers are read many at a time, or all bytes in blocks where HDUs are short."""
+    """Many headers are read together where sizes repeat; where HDUs are short, the file is read in blocks."""
     file = io.BytesIO()
     fits.HDUList([fits.PrimaryHDU(), *(fits.ImageHDU(np.zeros((edge, edge), "i2")) for edge in edges)]).writeto(file)
     files = Files({ROOT: file.getvalue()})
@@ -139,8 +139,8 @@ def test_chain_of_many_hdus_takes_few_rounds(edges: list[int], rounds: int, requ
     assert sum(stop - start for _, start, stop in files.wanted) <= share * len(file.getvalue())
 
 
-def test_chain_of_hdus_of_various_sizes() -> None:
-    """No header is looked for where it probably is not, after the first ones."""
+def test_chain_of_various_hdus_takes_few_requests() -> None:
+    """Positions of headers are not predicted if sizes do not repeat, except for the first headers."""
     edges = np.random.default_rng(0).permutation(np.arange(400, 460))
     file = io.BytesIO()
     fits.HDUList([fits.PrimaryHDU(), *(fits.ImageHDU(np.zeros((edge, edge), "i2")) for edge in edges)]).writeto(file)

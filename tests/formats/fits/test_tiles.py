@@ -1,4 +1,4 @@
-"""Compressed tiles have the pixels that astropy decodes; damaged tables of tiles are refused."""
+"""Tiles have the pixels that astropy decodes; damaged tables of tiles are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ fits = pytest.importorskip("astropy.io.fits")
         ("PLIO_1", "i4", {}),
     ],
 )
-def test_tiles_have_the_pixels_that_astropy_finds(
+def test_tiles_have_the_pixels_that_astropy_decodes(
     tmp_path: Path, tile: tuple[int, ...] | None, kind: str, dtype: str, options: dict[str, Any]
 ) -> None:
     path = write(tmp_path / "a.fits", compressed(kind, dtype, tile, **options))
@@ -46,10 +46,12 @@ def test_tiles_have_the_pixels_that_astropy_finds(
     assert found.chunks == ((32, 32) if tile == (32, 32) else (90, 70) if tile != (7, 70) else (91, 70))
 
 
-def test_floats_that_were_not_quantized_and_blanks_are_read(tmp_path: Path) -> None:
+def test_unquantized_floats_and_blank_pixels_are_read(tmp_path: Path) -> None:
     values = SKY.copy()
     values[3:5, 10:20] = np.nan
-    values[40:44] = RNG.normal(0, 1, (4, 70)) * 10.0 ** RNG.integers(-30, 30, (4, 70))  # rows that lose all bits
+    values[40:44] = RNG.normal(0, 1, (4, 70)) * 10.0 ** RNG.integers(
+        -30, 30, (4, 70)
+    )  # astropy does not quantize these rows
     for number, hdu in enumerate((fits.CompImageHDU(values), fits.CompImageHDU(values, quantize_level=-0.01))):
         path = write(tmp_path / f"{number}.fits", hdu)
         with fits.open(path) as hdus:
@@ -59,12 +61,12 @@ def test_floats_that_were_not_quantized_and_blanks_are_read(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([0, 3], "has 2 words: expected a header"),
-        ([0, 7, -100, 7, 0, 0], "has 6 words: expected a header"),
-        ([0, 3, 9, 0], "states a header of 3, and 9 words"),
+        ([0, 3], "has 2 words: expected a header of at least 7"),
+        ([0, 7, -100, 7, 0, 0], "has 6 words: expected a header of at least 7"),
+        ([0, 3, 9, 0], "states a header of 3 words, and a length of 9 words"),
         ([0, 3, 4, 0x7000 + 5, 0], None),
         ([0, 3, 4, -1], "unknown instruction -1"),
-        ([0, 3, 4, 0x4FFF], "has 4095 pixels or more: expected 9"),
+        ([0, 3, 4, 0x4FFF], "has 4095 pixels or more: expected at most 9"),
         ([0, 3, 5, 0x0009, 0x6001], "has 10 pixels or more"),
     ],
 )
@@ -84,7 +86,7 @@ def test_line_list_with_a_long_header_is_decoded() -> None:
 
 
 @pytest.mark.usefixtures("large_files")
-def test_chunk_of_known_tiles_takes_one_request(http_server: RangeServer, tmp_path: Path) -> None:
+def test_chunk_takes_one_request_if_the_table_was_read(http_server: RangeServer, tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (32, 32)))
     fs = RefShardFileSystem(http_server.put("/a.fits", path.read_bytes()), skip_instance_cache=True)
     fs.cat_file("TILES/0.0")
@@ -93,7 +95,7 @@ def test_chunk_of_known_tiles_takes_one_request(http_server: RangeServer, tmp_pa
     assert len(http_server.requests()) == 1
 
 
-def test_tiles_that_lie_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
+def test_tiles_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
     data = write(tmp_path / "a.fits", compressed("RICE_1", "i2", (90, 70))).read_bytes()
     begin = data.index(b"END " + b" " * 76, 2880)
     begin += -begin % 2880
@@ -103,7 +105,7 @@ def test_tiles_that_lie_outside_of_the_heap_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P26")
-def test_tile_that_inflates_beyond_its_pixels_is_refused(tmp_path: Path) -> None:
+def test_tile_that_decompresses_to_too_many_bytes_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.fits", compressed("GZIP_1", "i2", (90, 70)))
     files = Files({ROOT: path.read_bytes()})
     entry = files.run(files.open().lookup("TILES/0.0"))

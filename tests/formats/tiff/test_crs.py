@@ -1,4 +1,4 @@
-"""A CRS that geo keys define by parameters equals GDAL's."""
+"""A CRS that geo keys define by parameters equals the CRS that GDAL reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CF = {
 
 
 @pytest.mark.parametrize("crs", CF)
-def test_crs_of_parameters_equals_gdals(tmp_path: Path, crs: str) -> None:
+def test_crs_defined_by_parameters_equals_gdals(tmp_path: Path, crs: str) -> None:
     path = write(tmp_path / "a.tif", np.zeros((2, 2), "u1"), crs=crs)
     files = Files.of(path)
     found = json.loads(files.read(files.open(), "spatial_ref/.zattrs") or b"")
@@ -65,7 +65,7 @@ def test_geographic_citation_of_a_projected_crs_is_read() -> None:
     found = describe_crs(keys)["crs_wkt"]
     assert found.startswith('PROJCS["unknown",GEOGCS["the ""sphere""",DATUM["D",SPHEROID["E",6371007.181,0.0]]')
     assert 'UNIT["foot",0.3048]' in found
-    assert describe_crs({2048: 4326, 3075: 24})["crs_wkt"].startswith("PROJCS")  # and not EPSG:4326
+    assert describe_crs({2048: 4326, 3075: 24})["crs_wkt"].startswith("PROJCS")  # not the code of the geographic CRS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The coordinates and the georeference of an image equal GDAL's."""
+"""The coordinates and the transform of an image equal those that GDAL reads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.tiff_files import SMOOTH, write
 tifffile = pytest.importorskip("tifffile")
 rasterio = pytest.importorskip("rasterio")
 
-pytestmark = [pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")]  # of how rasterio multiplies
+pytestmark = [pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")]  # raised within rasterio
 
 
-def place(path: Path) -> dict[str, Any]:
+def read_spatial_ref(path: Path) -> dict[str, Any]:
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     return json.loads(fs.cat_file("spatial_ref/.zattrs"))  # type: ignore[no-any-return]  # JSON
 
@@ -31,19 +31,19 @@ def test_point_pixels_are_shifted_by_half_a_pixel(tmp_path: Path) -> None:
     assert (array(path, "x")[0], array(path, "y")[0]) == first
 
 
-def test_rotated_grid_has_a_transform_only(tmp_path: Path) -> None:
+def test_rotated_image_has_a_transform_and_no_coordinates(tmp_path: Path) -> None:
     turned = rasterio.Affine(9.0, 1.0, 500.0, 2.0, -8.0, 700.0)
     path = write(tmp_path / "a.tif", SMOOTH, transform=turned)
     assert not RefShardFileSystem(str(path)).exists("x")
-    assert tuple(map(float, place(path)["GeoTransform"].split())) == turned.to_gdal()
+    assert tuple(map(float, read_spatial_ref(path)["GeoTransform"].split())) == turned.to_gdal()
 
 
 def test_image_without_a_transform_has_its_crs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, transform=None)
-    assert place(path) == {"_ARRAY_DIMENSIONS": [], "crs_wkt": "EPSG:32633", "spatial_ref": "EPSG:32633"}
+    assert read_spatial_ref(path) == {"_ARRAY_DIMENSIONS": [], "crs_wkt": "EPSG:32633", "spatial_ref": "EPSG:32633"}
 
 
-def test_keys_beyond_the_stated_number_are_ignored_as_in_gdal(tmp_path: Path) -> None:
+def test_geo_keys_beyond_the_stated_number_are_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, tags={"AREA_OR_POINT": "Point"})
     with tifffile.TiffFile(path) as tiff:
         at = tiff.pages[0].tags[34735].valueoffset + 6
@@ -51,16 +51,16 @@ def test_keys_beyond_the_stated_number_are_ignored_as_in_gdal(tmp_path: Path) ->
     path.write_bytes(data[:at] + bytes(2) + data[at + 2 :])
     with rasterio.open(path) as ds:
         assert ds.crs is None
-        assert tuple(map(float, place(path)["GeoTransform"].split())) == ds.transform.to_gdal()
-    assert "crs_wkt" not in place(path)
+        assert tuple(map(float, read_spatial_ref(path)["GeoTransform"].split())) == ds.transform.to_gdal()
+    assert "crs_wkt" not in read_spatial_ref(path)
 
 
-def test_signed_y_steps_follow_gdal(tmp_path: Path) -> None:
+def test_negative_y_scale_is_read_as_gdal_reads_it(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", SMOOTH)
     scale = struct.pack("<3d", 10, 20, 0)
     path.write_bytes(path.read_bytes().replace(scale, struct.pack("<3d", 10, -20, 0)))
     with rasterio.open(path) as ds:
-        assert tuple(map(float, place(path)["GeoTransform"].split())) == ds.transform.to_gdal()
+        assert tuple(map(float, read_spatial_ref(path)["GeoTransform"].split())) == ds.transform.to_gdal()
 
 
 @pytest.mark.parametrize("kind", ["Area", "Point"])
@@ -70,7 +70,7 @@ def test_ground_control_points_equal_gdals(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "a.tif", SMOOTH, gcps=points, transform=None, crs="EPSG:4326", tags={"AREA_OR_POINT": kind})
     with rasterio.open(path) as ds:
         want, _ = ds.gcps
-    attributes = place(path)
+    attributes = read_spatial_ref(path)
     found = json.loads(attributes["gcps"])["features"]
     assert [(f["properties"]["row"], f["properties"]["col"]) for f in found] == [(p.row, p.col) for p in want]
     assert [tuple(f["geometry"]["coordinates"]) for f in found] == [(p.x, p.y, p.z) for p in want]
@@ -85,5 +85,5 @@ def test_rational_polynomials_equal_gdals(tmp_path: Path) -> None:
     names = [f"{axis}_{what}" for what in ("off", "scale") for axis in ("height", "lat", "line", "long", "samp")]
     rpcs = rasterio.rpc.RPC(**rest, **{name: 1.5 + number for number, name in enumerate(names)}, err_bias=1, err_rand=2)
     path = write(tmp_path / "a.tif", SMOOTH, rpcs=rpcs, transform=None, crs=None, overviews=(2,))
-    assert rasterio.rpc.RPC(**json.loads(place(path)["rpcs"])) == rpcs
+    assert rasterio.rpc.RPC(**json.loads(read_spatial_ref(path)["rpcs"])) == rpcs
     assert "rpcs" not in json.loads(RefShardFileSystem(str(path)).cat_file("spatial_ref_1/.zattrs"))

@@ -1,4 +1,4 @@
-"""Directories of TIFF files: damage and loops are reported, after few rounds."""
+"""Reading of a TIFF file's IFDs: damage and loops are reported, and few rounds of requests are needed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # raised within rasterio
 ]
 
 
-def seeds(tmp_path: Path) -> list[bytes]:
+def write_samples(tmp_path: Path) -> list[bytes]:
     tifffile.imwrite(tmp_path / "a.tif", RGB, tile=(16, 16), compression="lzw", predictor=2, photometric="rgb")
     tifffile.imwrite(tmp_path / "b.tif", RGB[..., 0], rowsperstrip=16, bigtiff=True, byteorder=">")
     tifffile.imwrite(
@@ -32,12 +32,12 @@ def seeds(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(tmp_path.glob("*.tif"))]
 
 
-def test_damaged_file_errors_name_the_file(tmp_path: Path) -> None:
-    for seed, data in enumerate(seeds(tmp_path)):
+def test_errors_of_damaged_files_name_the_file(tmp_path: Path) -> None:
+    for seed, data in enumerate(write_samples(tmp_path)):
         check_damage(data, seed, times=120)
 
 
-def test_damaged_tiles_and_loops_are_named() -> None:
+def test_errors_name_damaged_tiles_and_loops_of_ifds() -> None:
     data = plain_tiff(b"12345678", 4, 2, t273=8)
     files = Files({ROOT: data[:8] + data[8:]})
     assert files.read(files.open(), "0/0.0") == b"12345678"
@@ -94,14 +94,14 @@ def test_page_with_a_damaged_ifd_is_left_out(damage: str, tmp_path: Path) -> Non
         fs.cat_file(f"{lost[0]}/0.0")
 
 
-def test_images_of_imagej_without_ifds_are_named(tmp_path: Path) -> None:
+def test_images_of_imagej_without_ifds_are_reported(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((3, 8, 8), "u1"), imagej=True)
     data = (tmp_path / "a.tif").read_bytes().replace(b"images=3", b"images=9")
     assert "it has 9 images" in Files({ROOT: data}).open().reports["ImageJ"]
 
 
 def test_chain_of_ifds_at_various_distances_is_read_in_blocks() -> None:
-    """Compressed pages of up to 256 KiB are read through, twice as many bytes each time."""
+    """Between IFDs that are up to 256 KiB apart everything is read, and each read takes twice as many bytes."""
     rng, file = np.random.default_rng(0), io.BytesIO()
     with tifffile.TiffWriter(file) as writer:
         for page in range(60):

@@ -24,7 +24,7 @@ tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # raised within rasterio
     pytest.mark.filterwarnings("ignore:Dataset has no geotransform"),
 ]
 
@@ -90,15 +90,15 @@ def test_reversed_fill_order_is_decoded(tmp_path: Path, bits: int, compression: 
         np.testing.assert_array_equal(ds.read(1), values)
 
 
-def test_reversed_fill_order_of_samples_is_refused() -> None:
-    with pytest.raises(ManifestError, match="its FillOrder is 2 with images"):
+def test_reversed_fill_order_with_jpeg_is_refused() -> None:
+    with pytest.raises(ManifestError, match="its FillOrder is 2 with jpeg"):
         Files({ROOT: plain_tiff(b"1234", 8, 2, 8, 7, t266=2)}).open()
 
 
 @pytest.mark.parametrize("dtype", ["complex_int16", "complex64"])
 @pytest.mark.parametrize("options", [{}, {"compress": "DEFLATE"}, {"tiled": True, "ENDIANNESS": "BIG"}], ids=str)
 def test_complex_integers_become_complex_floats(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
-    """SAR images of single looks, such as Sentinel-1's, have pairs of 16-bit integers."""
+    """Single-look SAR images, such as Sentinel-1's, have complex numbers of two 16-bit integers."""
     rasterio = pytest.importorskip("rasterio")
     values = RNG.integers(-(1 << 15), 1 << 15, (2, 40, 50)).view("i8")
     path = write(tmp_path / "a.tif", (values[0] + 1j * values[1]).astype("c8"), **{"dtype": dtype, **options})
@@ -128,7 +128,7 @@ def test_opaque_tiles_of_webp_with_alpha_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", [5, 32773])
 def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> None:
-    """Some writers store only the rows of the image."""
+    """Some writers leave out the rows of a tile that lie below the image; a tile with fewer rows is an error."""
     codecs = pytest.importorskip("imagecodecs")
     encode = codecs.lzw_encode if compression == 5 else codecs.packbits_encode
     values = RNG.integers(0, 9, (37, 64), "u1")
@@ -143,7 +143,7 @@ def test_last_tiles_may_end_with_the_image(tmp_path: Path, compression: int) -> 
 
 
 @pytest.mark.parametrize("compression", [1, 5, 8])
-def test_only_strip_is_read_without_its_size(tmp_path: Path, compression: int) -> None:
+def test_single_strip_is_read_if_its_size_is_zero(tmp_path: Path, compression: int) -> None:
     rasterio = pytest.importorskip("rasterio")
     codecs = pytest.importorskip("imagecodecs")
     values = RNG.integers(0, 255, (11, 13), "u1")
@@ -166,7 +166,7 @@ def test_last_jpeg_strip_may_have_rows_beyond_the_image() -> None:
         msgspec.structs.replace(recipe, shape=(63, 50, 1)).make(data)
 
 
-def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
+def test_lerc_with_a_predictor_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lerc.tif"
     tifffile.imwrite(path, RGB[..., 0], compression="lerc", predictor=2)
     with pytest.raises(ManifestError, match="its Predictor is 2 with LERC"):
@@ -178,10 +178,10 @@ def test_lerc_of_ambiguous_differences_is_refused(tmp_path: Path) -> None:
     [
         ("f4", {"compress": "LERC", "ENDIANNESS": "BIG"}, "big-endian floats in LERC"),
         ("u4", {"nbits": 24, "ENDIANNESS": "BIG"}, "24 bits in a big-endian file"),
-        ("u1", {"compress": "WEBP", "count": 3, "interleave": "band"}, "WebP hold 1 of its samples"),
+        ("u1", {"compress": "WEBP", "count": 3, "interleave": "band"}, "WebP have 1 samples for a pixel"),
     ],
 )
-def test_samples_with_disputed_values_are_refused(
+def test_samples_that_readers_decode_differently_are_refused(
     tmp_path: Path, dtype: str, options: dict[str, Any], reason: str
 ) -> None:
     pytest.importorskip("rasterio")
@@ -231,7 +231,7 @@ def test_faxes_equal_gdal(tmp_path: Path, compression: str, is_reversed: bool) -
                 page = tiff.pages[0]
                 for at, size in zip(page.dataoffsets, page.databytecounts, strict=True):
                     data[at : at + size] = bytes(int(f"{byte:08b}"[::-1], 2) for byte in data[at : at + size])
-                # An unused tag becomes FillOrder 2: PlanarConfiguration.
+                # Replace PlanarConfiguration, which an image of one sample does not need, by FillOrder 2.
                 at = page.tags[284].offset
             data[at : at + 12] = struct.pack("<HHII", 266, 3, 1, 2)
             path.write_bytes(data)
@@ -241,12 +241,12 @@ def test_faxes_equal_gdal(tmp_path: Path, compression: str, is_reversed: bool) -
 
 
 def test_fax_of_several_samples_is_refused() -> None:
-    with pytest.raises(ManifestError, match="its Compression is 4, of faxes: expected one sample of 1 bit"):
+    with pytest.raises(ManifestError, match="its Compression 4 is for faxes: expected 1 sample of 1 bit, found"):
         Files({ROOT: plain_tiff(b"1234", 4, 2, 8, 4)}).open()
 
 
 def test_jpeg_2000_of_another_shape_is_refused(tmp_path: Path) -> None:
-    """Its decoder would allocate the whole image."""
+    """The decoder would allocate memory for the size that the code stream states."""
     path = tmp_path / "x.tif"
     tifffile.imwrite(path, RGB[..., 0], compression="jpeg2000")
     data = path.read_bytes()
@@ -274,7 +274,7 @@ def test_decompression_stops_at_the_strip_size() -> None:
         files.read(files.open(), "0/0.0")
 
 
-def test_codecs_are_small_and_survive_pickling() -> None:
+def test_tile_recipe_is_equal_and_hashed_alike_when_pickled() -> None:
     recipe = TileRecipe(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b"")
     assert pickle.loads(pickle.dumps(recipe)) == recipe
     assert hash(recipe) == hash(TileRecipe(5, 2, 8, "|u1", (2, 2, 1), 2, 1, b""))

@@ -1,4 +1,4 @@
-"""TIFF files show what tifffile and GDAL read, in few requests; damage never gives wrong values."""
+"""Images in TIFF files have the values that tifffile and GDAL read, and few requests are needed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ pytest.importorskip("imagecodecs")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # of how rasterio multiplies
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),  # raised within rasterio
 ]
 
 
-def names_of(path: Path, **options: Any) -> set[str]:
+def list_names(path: Path, **options: Any) -> set[str]:
     fs = RefShardFileSystem(str(path), skip_instance_cache=True, **options)
     return {key.split("/")[0] for key in fs.ls("", detail=False) if not key.startswith(".") and key != "zarr.json"}
 
 
-def metadata(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_metadata(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     return json.loads(fs.cat(f"{name}/.zarray")), json.loads(fs.cat(f"{name}/.zattrs"))
 
 
-def test_pages_of_different_sizes_have_own_dimensions(tmp_path: Path) -> None:
+def test_pages_of_different_sizes_have_different_dimensions(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     path = tmp_path / "pages.tif"
     with tifffile.TiffWriter(path) as writer:
@@ -80,7 +80,7 @@ def test_unsupported_pages_are_reported(tmp_path: Path) -> None:
 
 
 def test_equal_ifds_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one writer differ in the positions of tiles: these are their own, and what a tag says is, too."""
+    """The layout of files that differ only in positions is cached; each file has its own tiles and fill value."""
     described: list[str] = []
 
     def describe(tiff: Any, *arguments: Any) -> Any:
@@ -105,8 +105,8 @@ def test_equal_ifds_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [json.loads(files[n].read(opened[n], "0/.zarray") or b"")["fill_value"] for n in (2, 3)] == [None, 7]
 
 
-def test_strip_offsets_are_compared_in_each_file(tmp_path: Path) -> None:
-    """Whether strips are consecutive decides the chunks, so such files are never taken for alike."""
+def test_layout_of_uncompressed_strips_is_not_cached(tmp_path: Path) -> None:
+    """Consecutive strips are cut into larger chunks, so the layout of files with such strips is not cached."""
     path = tmp_path / "strips.tif"
     tifffile.imwrite(path, RGB[..., 0], rowsperstrip=10, metadata=None)
     with tifffile.TiffFile(path) as tiff:
@@ -147,12 +147,12 @@ def test_unwritten_overview_is_not_shown(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[at : at + 4] = bytes(4)
     path.write_bytes(data)
-    assert names_of(path) == {"0"}
+    assert list_names(path) == {"0"}
     np.testing.assert_array_equal(array(path, "0")[...], RGB[..., 0])
 
 
 @pytest.mark.parametrize("compression", [None, "zlib", "lzw"])
-def test_ome_tiff_has_the_axes_of_its_xml(tmp_path: Path, compression: str | None) -> None:
+def test_ome_tiff_array_has_the_axes_of_its_xml(tmp_path: Path, compression: str | None) -> None:
     path = tmp_path / "a.ome.tif"
     values = RNG.integers(0, 999, (3, 2, 4, 33, 21), "u2")
     with tifffile.TiffWriter(path, ome=True) as writer:
@@ -161,8 +161,8 @@ def test_ome_tiff_has_the_axes_of_its_xml(tmp_path: Path, compression: str | Non
     for zarr_format in ZARR_FORMATS:
         np.testing.assert_array_equal(array(path, "0", zarr_format=zarr_format)[...], values)
         np.testing.assert_array_equal(array(path, "1", zarr_format=zarr_format)[...], values[..., ::2, ::2])
-    assert metadata(path, "0")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y", "x"]
-    assert metadata(path, "1")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y_1", "x_1"]
+    assert read_metadata(path, "0")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y", "x"]
+    assert read_metadata(path, "1")[1]["_ARRAY_DIMENSIONS"] == ["t", "c", "z", "y_1", "x_1"]
 
 
 def test_images_of_an_ome_tiff_are_groups(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_images_of_an_ome_tiff_are_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('<OME><Image><Pixels DimensionOrder="XYZCT" SizeT="99999999"/></Image></OME>', "images of 99999999 planes"),
+        ('<OME><Image><Pixels DimensionOrder="XYZCT" SizeT="99999999"/></Image></OME>', "has 99999999 planes"),
         ('<OME><Image><Pixels DimensionOrder="ZYXCT"/></Image></OME>', "DimensionOrder is 'ZYXCT'"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><OME>&a;</OME>', "document type"),
         ("<OME><Image></OME>", "damaged"),
@@ -205,12 +205,12 @@ def test_ome_tiff_of_many_pages_opens_in_few_rounds(tmp_path: Path, edge: int) -
     np.testing.assert_array_equal(array(path, "1")[...], values[:, ::2, ::2])
 
 
-def shown(path: Path, name: str = "0", **options: Any) -> Any:
-    """Return an image in GDAL's order, the bands first."""
+def read_image(path: Path, name: str = "0", **options: Any) -> Any:
+    """Read an image with the bands as first axis, as GDAL returns it."""
     found = array(path, name, **options)[...]
     if found.ndim == 2:
         return found[None]
-    names = metadata(path, name)[1]["_ARRAY_DIMENSIONS"]
+    names = read_metadata(path, name)[1]["_ARRAY_DIMENSIONS"]
     return np.moveaxis(found, names.index(next(n for n in names if n.startswith("band"))), 0)
 
 
@@ -250,9 +250,10 @@ def test_values_equal_gdal(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "a.tif", values, **options)
     with rasterio.open(path) as ds:
         want = ds.read()
-    most = 3 if "JPEG" in name else 0  # two versions of libjpeg differ in how they smooth colours
+    most = 3 if "JPEG" in name else 0  # versions of libjpeg smooth colours differently
     for zarr_format in ZARR_FORMATS:
-        np.testing.assert_allclose(shown(path, zarr_format=zarr_format).astype(want.dtype.kind + "8"), want, 0, most)
+        found = read_image(path, zarr_format=zarr_format)
+        np.testing.assert_allclose(found.astype(want.dtype.kind + "8"), want, 0, most)
 
 
 def test_overviews_equal_gdal(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_overviews_equal_gdal(tmp_path: Path) -> None:
     )
     for level in (1, 2):
         with rasterio.open(path, overview_level=level - 1) as ds:
-            np.testing.assert_array_equal(shown(path, str(level)), ds.read())
+            np.testing.assert_array_equal(read_image(path, str(level)), ds.read())
 
 
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
@@ -311,7 +312,7 @@ def test_tags_texts_and_colours_are_attributes_as_in_rioxarray(tmp_path: Path) -
         ds.write_colormap(1, {0: (255, 0, 16, 255), 2: (1, 2, 3, 255)})
         ds.update_tags(1, STATISTICS_MAXIMUM="3.5")
         ds.update_tags(ns="OTHER", hidden="1")
-    found = metadata(path, "0")[1]
+    found = read_metadata(path, "0")[1]
     assert found.pop("color_map")[:3] == ["#ff0010", "#000000", "#010203"]
     for name in ("_ARRAY_DIMENSIONS", "coordinates", "grid_mapping"):
         del found[name]
@@ -320,7 +321,7 @@ def test_tags_texts_and_colours_are_attributes_as_in_rioxarray(tmp_path: Path) -
     with rasterio.open(path, "r+") as ds:
         for band in (1, 2, 3):
             ds.update_tags(band, mean=str(band), unit="K", some="x" if band == 1 else None)
-    found = metadata(path, "0")[1]
+    found = read_metadata(path, "0")[1]
     assert (found["mean"], found["unit"]) == ([1, 2, 3], "K")
 
 
@@ -352,7 +353,7 @@ def test_commands_accept_tiff_and_keep_values(tmp_path: Path, capsys: pytest.Cap
         tifffile.imwrite(folder / "a.tif", values, **options)
         refs = check_commands(folder / "a.tif", folder, capsys, "0")
         np.testing.assert_array_equal(array(refs, "0")[...], values)
-        if not number:  # zarr's own codec reads what lies in the file
+        if not number:  # zarr has the codec, so the set refers to the file; the other one holds the decoded chunk
             assert sum(isinstance(value, list) for value in json.loads(refs.read_text())["refs"].values()) == 4
 
 
@@ -391,7 +392,7 @@ def test_mask_has_a_name_and_an_attribute(tmp_path: Path) -> None:
     assert [level["path"] for level in pyramid["datasets"]] == ["0", "2"]
 
 
-def test_pyramid_of_aperio_has_its_image_and_no_label(tmp_path: Path) -> None:
+def test_aperio_pyramid_has_the_image_without_the_label(tmp_path: Path) -> None:
     path = tmp_path / "slide.svs"
     rgb = np.zeros((512, 1024, 3), "u1")
     head = "Aperio Image Library v11.2.1 \r\n"
@@ -411,7 +412,7 @@ def test_pyramid_of_aperio_has_its_image_and_no_label(tmp_path: Path) -> None:
     assert [group[name].attrs["long_name"] for name in "134"] == ["thumbnail", "label", "macro"]
 
 
-def test_sizes_and_channels_of_ome_are_shown(tmp_path: Path) -> None:
+def test_sizes_and_channels_of_ome_xml_are_attributes(tmp_path: Path) -> None:
     path = tmp_path / "a.ome.tif"
     text = (
         '<OME><Image Name="a"><Pixels DimensionOrder="XYCTZ" SizeX="32" SizeY="32" SizeC="2" SizeT="3" SizeZ="1" '

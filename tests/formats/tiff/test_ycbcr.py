@@ -1,4 +1,4 @@
-"""YCbCr samples in TIFF files are shown as the RGB of libtiff, which GDAL reads them by."""
+"""YCbCr samples in TIFF files are shown as RGB with the values of libtiff, which GDAL uses, too."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = [
 ENCODERS = {1: bytes, 5: codecs.lzw_encode, 8: zlib.compress}
 
 
-def pack(values: npt.NDArray[np.uint8], across: int, down: int) -> bytes:
-    """Return (rows, columns, 3) as blocks: the Y of all pixels in a block, and one Cb and Cr."""
+def pack_blocks(values: npt.NDArray[np.uint8], across: int, down: int) -> bytes:
+    """Pack an array (rows, columns, 3) of YCbCr to blocks: the Y of all pixels of the block, then one Cb and one Cr."""
     rows, columns, _ = values.shape
     values = np.pad(values, ((0, -rows % down), (0, -columns % across), (0, 0)), mode="edge")
     rows, columns, _ = values.shape
@@ -36,14 +36,14 @@ def pack(values: npt.NDArray[np.uint8], across: int, down: int) -> bytes:
 
 
 def write(path: Path, across: int, down: int, compression: int, *, is_tiled: bool, **tags: tuple[float, ...]) -> None:
-    """Write an image of 37 rows and 41 columns."""
+    """Write an image of random samples in 37 rows and 41 columns, with further ``tags`` by number, as in ``t529``."""
     values = np.random.default_rng(5).integers(0, 256, (37, 41, 3), "u1")
     if is_tiled:
         values = np.pad(values, ((0, 11), (0, 7), (0, 0)), mode="edge")
         parts = [values[row : row + 16, at : at + 16] for row in range(0, 48, 16) for at in range(0, 48, 16)]
     else:
         parts = [values[row : row + 16] for row in range(0, 37, 16)]
-    encoded = [ENCODERS[compression](pack(part, across, down)) for part in parts]
+    encoded = [ENCODERS[compression](pack_blocks(part, across, down)) for part in parts]
     places, start = [], 8
     for each in encoded:
         places.append(start)
@@ -62,7 +62,8 @@ def write(path: Path, across: int, down: int, compression: int, *, is_tiled: boo
 @pytest.mark.parametrize("compression", ENCODERS)
 @pytest.mark.parametrize(("across", "down"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)])
 def test_blocks_of_samples_have_the_colours_of_gdal(tmp_path: Path, across: int, down: int, compression: int) -> None:
-    # GDAL reads no uncompressed tiles of YCbCr, and mixes up blocks of 4 by 4 that a tile or the right edge cuts.
+    # GDAL does not read uncompressed tiles of YCbCr. It mixes up blocks of 4 by 4 that the edge of a tile or the right
+    # edge of the image cuts, so these pixels are not compared.
     for is_tiled in (False, True) if compression != 1 and down != 4 else (False,):
         path = tmp_path / f"{is_tiled}.tif"
         write(path, across, down, compression, is_tiled=is_tiled)
@@ -86,7 +87,7 @@ def test_colours_follow_the_coefficients_of_the_file(tmp_path: Path, tags: dict[
         np.testing.assert_array_equal(array(path, "0")[...], np.moveaxis(dataset.read(), 0, 2))
 
 
-def test_other_samples_than_three_bytes_are_refused() -> None:
+def test_unsupported_layouts_of_samples_are_refused() -> None:
     cases = itertools.chain(
         ((8, {"t277": 4, "t338": 0}), (16, {"t277": 3}), (8, {"t277": 3, "t284": 2}), (8, {"t277": 3, "t530": (3, 1)})),
         ((8, {"t277": 3, "t529": (0.5, 0.0, 0.5)}), (8, {"t277": 3, "t317": 2})),
