@@ -14,12 +14,12 @@ from refshard_fs.formats.jp2.codestream import SIZ, parse_header
 
 imagecodecs = pytest.importorskip("imagecodecs")
 
-TILE = 128  # pixels: at a position divisible by it, an image with one lower resolution has the same code blocks
+TILE = 128  # pixels; a tile at a multiple of it has the same code blocks as an image of one tile
 END = b"\xff\xd9"
 
 
 def smooth(*shape: int, dtype: str = "u2") -> np.ndarray[Any, Any]:
-    """Return values that differ everywhere."""
+    """Return smooth values, with waves along both axes."""
     y, x = np.mgrid[: shape[0], : shape[1]]
     plane = 90 + 40 * np.sin(x / 17) + 30 * np.cos(y / 11) + (x * y) % 7
     values = np.stack([plane + 5 * band for band in range(shape[2])], -1) if len(shape) == 3 else plane
@@ -35,7 +35,7 @@ def encode(values: np.ndarray[Any, Any], levels: int = 1, bits: int | None = Non
 def join_components(parts: Sequence[tuple[np.ndarray[Any, Any], int, tuple[int, int]]]) -> bytes:
     """Return a code stream of one tile without lower resolutions.
 
-    Its components have values, bits, and columns and rows from a sample to the next one.
+    Each of ``parts`` is a component: its values, their bits, and the distance of its samples along x and y.
     """
     components, steps, packets = b"", b"", b""
     for number, (values, bits, (x, y)) in enumerate(parts):
@@ -58,8 +58,8 @@ def code_stream(
 ) -> bytes:
     """Return a code stream of ``values`` in tiles, with the table TLM in the form ``tlm``.
 
-    With ``is_open``, the last tile part says that it reaches the end. ``more`` are segments of the main header. The
-    first tiles lack ``left`` columns.
+    If ``is_open``, the header of the last tile part states the size 0: it reaches the end of the code stream. ``more``
+    are segments of the main header. The first tile of each row lacks ``left`` columns.
     """
     rows, columns = values.shape[:2]
     parts: list[bytes] = []
@@ -83,7 +83,7 @@ def code_stream(
 
 
 def make_table(form: int, parts: list[tuple[int, int]]) -> bytes:
-    """Return the segment TLM in a form: 0x10 and 0x20 have numbers of tiles, 0x40 long sizes."""
+    """Return the segment TLM. ``form``: 0x10 or 0x20 for numbers of tiles in 1 or 2 bytes, 0x40 for long sizes."""
     kind = {0: "", 0x10: "B", 0x20: "H"}[form & 0x30]
     size = "I" if form & 0x40 else "H"
     rows = [struct.pack(f">{kind}{size}", *([number, length] if kind else [length])) for number, length in parts]
@@ -92,7 +92,7 @@ def make_table(form: int, parts: list[tuple[int, int]]) -> bytes:
 
 
 def box(kind: bytes, contents: bytes) -> bytes:
-    """Return a box."""
+    """Return the bytes of a box."""
     return struct.pack(">I4s", 8 + len(contents), kind) + contents
 
 

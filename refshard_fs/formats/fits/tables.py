@@ -272,8 +272,8 @@ def _parse_heap_column(header: Header, source: Span | Inline, form: Form, rows: 
     heap = header.get_integer("THEAP", row_size * rows, least=row_size * rows)
     if heap > header.data_size:
         raise ManifestError(
-            f"{where}: its heap begins at byte {heap} of the data: expected at most {header.data_size}, the size of the "
-            "data"
+            f"{where}: its heap begins at byte {heap} of the data: expected at most {header.data_size}, the size of "
+            "the data"
         )
     dtype = np.dtype(_DTYPES.get(kind, "S1"))
     scale, zero = header.get_number(f"TSCAL{number}", 1), header.get_number(f"TZERO{number}", 0)

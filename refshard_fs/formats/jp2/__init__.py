@@ -1,6 +1,6 @@
-"""JPEG 2000 images (JP2 files, and raw code streams): their tiles are chunks, their resolution levels a pyramid.
+"""Recognise JPEG 2000 images: JP2 files and bare code streams. Tiles become chunks, resolution levels a pyramid.
 
-A SAFE folder of Sentinel-2 is shown as the images that its manifest lists.
+A SAFE folder of Sentinel-2 is a format of its own: the images that its manifest lists become arrays.
 """
 
 from __future__ import annotations

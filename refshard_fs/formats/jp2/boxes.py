@@ -1,4 +1,4 @@
-"""The boxes of a JP2 file: where its code stream lies, and boxes with metadata. No I/O here."""
+"""Read the boxes of a JP2 file: they locate its code stream, and hold metadata. No I/O here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Steps
 from refshard_fs.formats.jp2 import CODE_STREAM
 
-MOST_BOXES: Final = 1 << 10  # on one level of a file; more would take minutes to open
-LONGEST: Final = 1 << 24  # bytes of all boxes with metadata
+MOST_BOXES: Final = 1 << 10  # boxes in a file or within a box; more would take minutes to open
+LONGEST: Final = 1 << 24  # the most bytes of all boxes with metadata
 HEADER, PALETTE, STREAM, UUID, ASSOCIATION, XML = b"jp2h", b"pclr", b"jp2c", b"uuid", b"asoc", b"xml "
 _NEEDED: Final = (HEADER, UUID, ASSOCIATION)
 _HEAD: Final = 16  # bytes of the longest header of a box
-_DEEPEST: Final = 8  # boxes within each other
+_DEEPEST: Final = 8  # the most boxes that are nested in each other
 
 
 class Box(NamedTuple):
-    """A box: its type, and the range of its contents."""
+    """A box: its type, and the range of its contents in the file or in another box."""
 
     kind: bytes
     start: int
@@ -26,7 +26,7 @@ class Box(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """The range of the first of ``streams`` code streams, and types and contents of the boxes with metadata."""
+    """The range of the first code stream, types and contents of the boxes with metadata, and the number of streams."""
 
     start: int
     stop: int
@@ -35,70 +35,73 @@ class Boxes(NamedTuple):
 
 
 def read_boxes(file: FileBytes) -> Steps[Boxes]:
-    """Read the boxes of a file, one after the other; ValueError if they do not fit it.
+    """Read the boxes of a file; ValueError if they do not fit it, or there is no code stream.
 
     A file that is a bare code stream has no boxes.
     """
     (head,) = yield from file.load([(0, min(4, file.size))])
     if head == CODE_STREAM:
         return Boxes(0, file.size, [])
-    found: list[Box] = []
+    boxes: list[Box] = []
     at = 0
     while at < file.size:
-        if len(found) == MOST_BOXES:
-            raise ValueError(f"it has more than {MOST_BOXES} boxes")
+        if len(boxes) == MOST_BOXES:
+            raise ValueError(f"it has more than {MOST_BOXES} boxes: it is damaged")
         (head,) = yield from file.load([(at, min(_HEAD, file.size - at))])
         try:
-            found.append(parse_box(head, at, file.size))
+            boxes.append(parse_box(head, at, file.size))
         except ValueError:
-            if all(box.kind != STREAM for box in found):
+            if all(box.kind != STREAM for box in boxes):
                 raise
             break  # some writers put other bytes after the code stream
-        at = found[-1].stop
-    streams = [box for box in found if box.kind == STREAM]
+        at = boxes[-1].stop
+    streams = [box for box in boxes if box.kind == STREAM]
     if not streams:
-        raise ValueError("it has no code stream (box jp2c)")
-    needed = [box for box in found if box.kind in _NEEDED]
-    if sum(box.stop - box.start for box in needed) > LONGEST:
-        raise ValueError(f"its boxes with metadata have more than {LONGEST} bytes")
+        raise ValueError("it has no code stream: expected a box jp2c")
+    needed = [box for box in boxes if box.kind in _NEEDED]
+    if (total := sum(box.stop - box.start for box in needed)) > LONGEST:
+        raise ValueError(f"its boxes with metadata have {total} bytes: expected at most {LONGEST}")
     contents = yield from file.load([(box.start, box.stop - box.start) for box in needed])
     metadata = [(box.kind, data) for box, data in zip(needed, contents, strict=True)]
     return Boxes(streams[0].start, streams[0].stop, metadata, len(streams))
 
 
 def parse_box(head: bytes, at: int, end: int) -> Box:
-    """Parse the header of the box at ``at``, of a file or a box that ends at ``end``; ValueError if it does not fit."""
+    """Parse the header of a box at byte ``at`` of a file or an outer box, which ends at ``end``.
+
+    Raises ValueError if the box ends later. The box of the code stream may: it is cut off at ``end``.
+    """
     length, start = int.from_bytes(head[:4]), at + 8
     if length == 1:  # the length follows the type
         length, start = int.from_bytes(head[8:16]), at + 16
     elif not length:  # the box reaches the end
         length = end - at
-    if head[4:8] == STREAM:  # its tile parts tell whether it is cut short
+    if head[4:8] == STREAM:  # whether it is cut short is seen when its tile parts are located
         length = min(length, end - at)
     if at + length < start or at + length > end or len(head) < start - at:
         raise ValueError(
-            f"the box {head[4:8]!r} at byte {at} has {length} bytes, but {end - at} are left: "
+            f"the box {head[4:8]!r} at byte {at} has {length} bytes, but only {end - at} bytes follow: "
             "it is damaged or cut short"
         )
     return Box(head[4:8], start, at + length)
 
 
 def iterate_boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield type and contents of the boxes in ``data``; ValueError if they do not fit it."""
+    """Yield type and contents of the boxes in ``data``; ValueError if they do not fit into it."""
     at = count = 0
     while at < len(data):
         count += 1
         if count > MOST_BOXES:
-            raise ValueError(f"a box has more than {MOST_BOXES} boxes")
+            raise ValueError(f"a box contains more than {MOST_BOXES} boxes: it is damaged")
         box = parse_box(data[at : at + _HEAD], at, len(data))
         yield box.kind, data[box.start : box.stop]
         at = box.stop
 
 
 def find_texts(data: bytes, depth: int = 0) -> Iterator[str]:
-    """Yield the XML texts in an association box, and in those within it."""
+    """Yield the XML texts in ``data``, the contents of an association box, and in association boxes nested in it."""
     if depth == _DEEPEST:
-        raise ValueError(f"its boxes are nested more than {_DEEPEST} times")
+        raise ValueError(f"its association boxes are nested in more than {_DEEPEST} levels")
     for kind, contents in iterate_boxes(data):
         if kind == XML:
             yield contents.decode("utf-8", "replace").strip("\0 \r\n\t\ufeff")

@@ -1,6 +1,7 @@
-"""The main header of a JPEG 2000 code stream, and headers for single tiles at lower resolutions. No I/O here.
+"""Parse the main header of a JPEG 2000 code stream, and make headers of single tiles at lower resolutions. No I/O here.
 
-Numbers and names come from ISO/IEC 15444-1, annex A. Positions are on its reference grid, (x, y) in pairs.
+Numbers and names come from ISO/IEC 15444-1, annex A. Positions are pairs (x, y) on its reference grid, on which the
+distances of samples are whole numbers.
 """
 
 from __future__ import annotations
@@ -17,42 +18,44 @@ from refshard_fs.core.format import FileBytes
 from refshard_fs.core.model import Steps
 from refshard_fs.formats.jp2 import CODE_STREAM
 
-WINDOW: Final = 1 << 14  # bytes that are read for a main header at first; then four times as many
-LONGEST: Final = 1 << 25  # bytes of a main header; its tables of tile parts (TLM) have at most 16 MiB
-LARGEST: Final = 1 << 31  # bytes of a decoded tile: zarr holds it in memory as an array
-SPARSE: Final = 1 << 26  # bytes of one in a small file, or
-RATIO: Final = 1 << 13  # this many for each byte of the file: a code block of equal samples takes about a bit
+WINDOW: Final = 1 << 14  # bytes that are read first for a main header; each further read takes four times as many
+LONGEST: Final = 1 << 25  # the most bytes of a main header; its tables of tile parts (TLM) have at most 16 MiB
+LARGEST: Final = 1 << 31  # the most bytes of a decoded tile: zarr holds it in memory as an array
+# In a small file a decoded tile has at most this many bytes, or this many for each byte of the file if that is more: a
+# code block of equal samples is coded in about a bit.
+SPARSE: Final = 1 << 26
+RATIO: Final = 1 << 13
 BLOCK_BYTES: Final = 1 << 8  # bytes that the decoder needs for each code block or precinct
 
 # Markers.
 SOC, SIZ, COD, COC, TLM, PLM, POC = 0xFF4F, 0xFF51, 0xFF52, 0xFF53, 0xFF55, 0xFF57, 0xFF5F
 PPM, CRG, COM, SOT, SOD, EOC = 0xFF60, 0xFF63, 0xFF64, 0xFF90, 0xFF93, 0xFFD9
 _BARE: Final = range(0xFF30, 0xFF40)  # reserved markers without a segment
-_LEFT_OUT: Final = (TLM, PLM, CRG, COM)  # segments that decoding a tile does not need
+_UNNEEDED: Final = (TLM, PLM, CRG, COM)  # segments that decoding a tile does not need
 _ORDERS: Final = ("LRCP", "RLCP", "RPCL", "PCRL", "CPRL")
 _SIZ: Final = struct.Struct(">HHHIIIIIIIIH")
 
 
 class Size(NamedTuple):
-    """The segment SIZ: the image and its tiles lie between these corners of the reference grid."""
+    """The segment SIZ: the image reaches from ``start`` to ``stop``; its tiles have the size ``tile``."""
 
     capabilities: int
     stop: tuple[int, int]
     start: tuple[int, int]
     tile: tuple[int, int]
     first_tile: tuple[int, int]
-    components: bytes  # depth, and distances of samples, of each
+    components: bytes  # three for each component: depth, and distance of samples along x and y
 
     @classmethod
     def parse(cls, data: bytes) -> Size:
-        """Parse a whole segment; ValueError if its numbers cannot be true."""
+        """Parse the bytes of the segment; ValueError if its numbers contradict each other."""
         _, length, capabilities, *numbers, count = _SIZ.unpack_from(data.ljust(_SIZ.size, b"\0"))
         stop, start, tile, first = zip(numbers[::2], numbers[1::2], strict=True)
         size = cls(capabilities, stop, start, tile, first, data[_SIZ.size :])
         if length != 38 + 3 * count or not count:
-            raise ValueError(f"its segment SIZ has {length} bytes for {count} components")
+            raise ValueError(f"its segment SIZ has {length} bytes for {count} components: expected {38 + 3 * count}")
         if 0 in size.components[1::3] or 0 in size.components[2::3]:
-            raise ValueError("its segment SIZ has components without samples")
+            raise ValueError("its segment SIZ has components without samples: expected distances of at least 1")
         for axis in (0, 1):
             if not (first[axis] <= start[axis] < stop[axis] and start[axis] < first[axis] + tile[axis]):
                 raise ValueError(
@@ -63,18 +66,18 @@ class Size(NamedTuple):
         return size
 
     def encode(self) -> bytes:
-        """Return the segment."""
+        """Return the bytes of the segment."""
         corners = (*self.stop, *self.start, *self.tile, *self.first_tile)
         return _SIZ.pack(SIZ, 38 + 3 * self.bands, self.capabilities, *corners, self.bands) + self.components
 
     @property
     def bands(self) -> int:
-        """Number of components."""
+        """The number of components."""
         return len(self.components) // 3
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Number of tiles in a row, and in a column."""
+        """The number of tiles in a row, and in a column."""
         across, down = (
             -(-(stop - first) // tile) for stop, first, tile in zip(self.stop, self.first_tile, self.tile, strict=True)
         )
@@ -82,7 +85,7 @@ class Size(NamedTuple):
 
     @property
     def depths(self) -> bytes:
-        """Number of bits of the samples of each component, minus one, and 128 more if they have a sign."""
+        """A byte for each component: the bits of its samples minus one, plus 128 if they are signed."""
         return self.components[::3]
 
     @property
@@ -91,47 +94,49 @@ class Size(NamedTuple):
         has_sign = any(depth & 128 for depth in self.depths)
         bits = max((depth & 127) + 1 + (has_sign and depth < 128) for depth in self.depths)
         if bits > 31:
-            raise ValueError(f"its components have up to {bits} bits ({self.depths[:4].hex()}, as in SIZ): expected 31")
+            raise ValueError(
+                f"its components have up to {bits} bits ({self.depths[:4].hex()}, as in SIZ): expected at most 31"
+            )
         return np.dtype(f"<{'i' if has_sign else 'u'}{1 if bits <= 8 else 2 if bits <= 16 else 4}")
 
     @property
     def sampling(self) -> tuple[int, int] | None:
-        """Columns and rows from a sample to the next one; None if components differ in it."""
-        found = set(zip(self.components[1::3], self.components[2::3], strict=True))
-        return found.pop() if len(found) == 1 else None
+        """The distance of samples along x and y; None if components have different distances."""
+        distances = set(zip(self.components[1::3], self.components[2::3], strict=True))
+        return distances.pop() if len(distances) == 1 else None
 
     @property
-    def has_shared_colours(self) -> bool:
-        """Whether two of three components have a sample for two columns, or for two columns and rows, as in YCbCr."""
+    def has_subsampled_colours(self) -> bool:
+        """Whether components are like YCbCr: two of three have a sample for two columns, or for two by two pixels."""
         return self.components in (b"\7\1\1" + 2 * b"\7\2\1", b"\7\1\1" + 2 * b"\7\2\2")
 
-    def shape(self, level: int) -> tuple[int, int]:
-        """Return rows and columns at a resolution level; the image itself is level 0."""
+    def compute_shape(self, level: int) -> tuple[int, int]:
+        """Return the number of rows and columns at a resolution level; level 0 is the full resolution."""
         columns, rows = (
             b - a for a, b in zip(self._reduce(self.start, level), self._reduce(self.stop, level), strict=True)
         )
         return rows, columns
 
     def _reduce(self, corner: tuple[int, int], level: int) -> tuple[int, int]:
-        """Return a corner in samples of a resolution level."""
+        """Convert a corner from the reference grid to samples of a resolution level."""
         x, y = self.sampling or (1, 1)
         return -(-corner[0] // (x << level)), -(-corner[1] // (y << level))
 
-    def chunks(self, level: int) -> tuple[int, int] | None:
-        """Return rows and columns of tiles at a level; None unless all are equal, but for shorter last ones."""
-        found = []
-        for axis, extent in zip((1, 0), self.shape(level), strict=True):
+    def choose_chunks(self, level: int) -> tuple[int, int] | None:
+        """Return the rows and columns of a tile at a level; None if tiles differ, other than by the image's end."""
+        extents = []
+        for axis, extent in zip((1, 0), self.compute_shape(level), strict=True):
             tile, step = self.tile[axis], (self.sampling or (1, 1))[axis] << level
             if self.tiles[axis] == 1:
-                found.append(extent)
+                extents.append(extent)
             elif self.first_tile[axis] != self.start[axis] or tile % step:
                 return None
             else:
-                found.append(tile // step)
-        return found[0], found[1]
+                extents.append(tile // step)
+        return extents[0], extents[1]
 
     def select_tile(self, number: int, level: int) -> Size:
-        """Return the segment of an image that has only this tile of this one, at a level."""
+        """Return the segment SIZ of an image that consists of one tile of this image, at a level."""
         place = number % self.tiles[0], number // self.tiles[0]
         begin = [first + at * tile for first, at, tile in zip(self.first_tile, place, self.tile, strict=True)]
         start = self._reduce((max(begin[0], self.start[0]), max(begin[1], self.start[1])), level)
@@ -142,24 +147,24 @@ class Size(NamedTuple):
         return Size(self.capabilities, stop, start, size, start, components)
 
     def replace_depths(self, depth: int) -> Size:
-        """Return the segment with one depth for all components: those that have it are then decoded unchanged."""
+        """Return the segment with ``depth`` for all components. Components that have this depth are decoded rightly."""
         steps = zip(self.components[1::3], self.components[2::3], strict=True)
         return self._replace(components=b"".join(bytes([depth, *step]) for step in steps))
 
 
 class Coding(NamedTuple):
-    """A segment COD or COC: how components are coded. A COC has no order of packets; its ``layers`` are 0."""
+    """A segment COD or COC: the coding of components. COC lacks ``order`` and ``layers``, which are "" and 0."""
 
-    order: str
+    order: str  # of packets
     layers: int
-    levels: int  # how often the resolution is halved
-    block: tuple[int, int]  # logarithms of the sides of a code block
-    precincts: tuple[int, ...]  # for each resolution, the lowest first: logarithms of height and width, four bits each
-    at: int  # position of `levels` in the segment
+    levels: int  # the number of lower resolutions
+    block: tuple[int, int]  # binary logarithms of width and height of a code block
+    precincts: tuple[int, ...]  # for each resolution from the lowest on: logarithms of height and width, 4 bits each
+    at: int  # position of ``levels`` in the segment
 
     @classmethod
     def parse(cls, marker: int, data: bytes, bands: int) -> Coding:
-        """Parse a whole segment; ValueError if it is damaged."""
+        """Parse the bytes of the segment, in an image of ``bands`` components; ValueError if it is damaged."""
         at = 9 if marker == COD else 6 if bands < 257 else 7
         if len(data) < at + 5:
             raise ValueError(f"its segment {marker:X} has {len(data)} bytes: expected at least {at + 5}")
@@ -167,32 +172,36 @@ class Coding(NamedTuple):
         if marker == COD:
             style, number, layers = struct.unpack_from(">BBH", data, 4)
             if number >= len(_ORDERS) or not layers:
-                raise ValueError(f"its segment COD has the order {number} of packets in {layers} layers")
+                raise ValueError(
+                    f"its segment COD has the order {number} of packets in {layers} layers: expected an order from 0 "
+                    "to 4, and at least 1 layer"
+                )
             order = _ORDERS[number]
         levels, width, height = data[at : at + 3]
         sizes = tuple(data[at + 5 :]) if style & 1 else ()
         if levels > 32 or width + height > 8 or (style & 1 and len(sizes) != levels + 1):
             raise ValueError(
                 f"its segment {marker:X} has {levels} levels, code blocks of 2^{width + 2} by 2^{height + 2}, and "
-                f"{len(sizes)} sizes of precincts"
+                f"{len(sizes)} sizes of precincts: expected at most 32 levels, blocks of at most 4096 samples, and "
+                "sizes for each level and one more"
             )
         return cls(order, layers, levels, (width + 2, height + 2), sizes, at)
 
     @property
     def is_by_resolution(self) -> bool:
-        """Whether the packets of lower resolutions come first in a tile, as far as this segment says."""
+        """Whether the packets of lower resolutions come first in a tile, or this segment does not state their order."""
         return self.order in ("", "RLCP", "RPCL") or (self.order, self.layers) == ("LRCP", 1)
 
     def count_blocks(self, size: Size) -> tuple[int, int]:
-        """Count code blocks and precincts in one component of ``size``, and the precincts of a resolution at most."""
+        """Return the number of code blocks and precincts in a component, and of precincts in its largest resolution."""
         blocks = most = 0
         for resolution in range(self.levels + 1):
             precinct = self.precincts[resolution] if self.precincts else 0xFF
-            is_split = resolution > 0  # into three subbands, each half as wide and high as the resolution
+            is_split = resolution > 0  # three subbands, each half as wide and high as the resolution
             precincts, within = 1, 1
             for axis, log in ((0, precinct & 15), (1, precinct >> 4)):
-                start, stop = (_up(corner[axis], self.levels - resolution) for corner in (size.start, size.stop))
-                precincts *= (_up(stop, log) - (start >> log)) if stop > start else 0
+                start, stop = (_divide_up(corner[axis], self.levels - resolution) for corner in (size.start, size.stop))
+                precincts *= (_divide_up(stop, log) - (start >> log)) if stop > start else 0
                 band = (stop - start) >> is_split
                 within *= (band >> min(self.block[axis], max(log - is_split, 0))) + 1
             blocks += precincts + within * (3 if is_split else 1)
@@ -201,9 +210,10 @@ class Coding(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """A main header: ``segments`` are what decoding a tile needs besides SIZ; ``first`` is the position of the tiles.
+    """A main header: the segment SIZ as ``size``, and the other ``segments`` that decoding a tile needs.
 
-    ``lengths`` are the segments TLM, whole.
+    Each is a marker and the bytes of its segment. ``lengths`` are the bytes of the segments TLM, the tables of tile
+    parts. ``first`` is the position of the first tile part in the file.
     """
 
     size: Size
@@ -211,70 +221,77 @@ class Header(msgspec.Struct, frozen=True):
     lengths: tuple[bytes, ...]
     first: int
 
-    def codings(self) -> list[Coding]:
-        """Return how components are coded: the common way first."""
-        found = [Coding.parse(m, data, self.size.bands) for m, data in self.segments if m == COD]
-        if len(found) != 1:
-            raise ValueError(f"its main header has {len(found)} segments COD: expected 1")
-        return found + [Coding.parse(m, data, self.size.bands) for m, data in self.segments if m == COC]
+    def list_codings(self) -> list[Coding]:
+        """Return the codings of components, the default one first; ValueError unless there is one default."""
+        defaults = self._parse_codings(self.segments, (COD,))
+        if len(defaults) != 1:
+            raise ValueError(f"its main header has {len(defaults)} segments COD: expected 1")
+        return defaults + self._parse_codings(self.segments, (COC,))
+
+    def _parse_codings(self, segments: Sequence[tuple[int, bytes]], markers: tuple[int, ...]) -> list[Coding]:
+        return [Coding.parse(marker, data, self.size.bands) for marker, data in segments if marker in markers]
 
     def parse_codings(self, tile: int, segments: Sequence[tuple[int, bytes]], most: int) -> list[Coding]:
-        """Return the codings in the ``segments`` of a tile part; ValueError if decoding its tile costs too much."""
-        found = [Coding.parse(marker, data, self.size.bands) for marker, data in segments if marker in (COD, COC)]
-        check_cost(self.size.select_tile(tile, 0), found, most)
-        return found
+        """Return the codings in the ``segments`` of a tile part. They override those of the main header in its tile.
+
+        Raises ValueError if decoding the tile takes more than ``most`` bytes.
+        """
+        codings = self._parse_codings(segments, (COD, COC))
+        check_cost(self.size.select_tile(tile, 0), codings, most)
+        return codings
 
     def find_disorder(self) -> str:
-        """Return why packets of lower resolutions do not come first in a tile; "" if they do.
+        """Return why packets of lower resolutions do not come first in a tile; "" if they come first.
 
-        If they do, a header of a smaller image makes any decoder read these only.
+        If they come first, any decoder reads only them, when it gets the header of a smaller image.
         """
-        first, *others = self.codings()
+        first, *others = self.list_codings()
         if any(coding.levels != first.levels for coding in others):
             return "its components have different numbers of levels"
         if any(marker == POC for marker, _ in self.segments):
             return "its order of packets changes (POC)"
         if not first.is_by_resolution:
-            return f"its packets have the order {first.order} in {first.layers} layers"
+            return f"its packets have the order {first.order} in {first.layers} layers, not by resolution"
         return ""
 
     def count_levels(self, *, has_skipping_decoder: bool) -> tuple[int, str]:
-        """Return how many lower resolutions can be shown, and why not all of them can be."""
-        reason, levels = self.find_disorder(), min(coding.levels for coding in self.codings())
+        """Return how many lower resolutions can be shown, and why the others cannot; "" if all can.
+
+        ``has_skipping_decoder``: the decoder can skip resolutions whatever the order of packets.
+        """
+        reason, levels = self.find_disorder(), min(coding.levels for coding in self.list_codings())
         for level in range(1, levels + 1):
-            if min(self.size.shape(level)) < 1:
-                return level - 1, "it has no rows or columns there"
+            if min(self.size.compute_shape(level)) < 1:
+                return level - 1, f"resolution level {level} has no rows or columns"
             obstacle = self.find_obstacle(level)
-            if obstacle and min(self.size.tile) < 1 << level:  # some tiles have no samples there
+            if obstacle and min(self.size.tile) < 1 << level:  # some tiles have no samples at this level
                 return level - 1, obstacle
             reason = reason or obstacle
             if reason and not has_skipping_decoder:
                 return level - 1, reason + ", which needs a newer imagecodecs"
             if reason and any(start % (1 << level) for start in self.size.start):
-                return level - 1, f"{reason}, and it begins at {self.size.start}"
+                return level - 1, f"{reason}, and its first sample at {self.size.start} is not one of level {level}"
         return levels, ""
 
     def encode(self, tile: int, level: int, depth: int) -> bytes:
-        """Return a main header for an image that has only this tile, at a resolution level, and one depth."""
+        """Return the main header of an image that has only this tile, at a resolution level, with one depth."""
         segments = [self.lower_resolution(marker, data, level) for marker, data in self.segments]
         return b"".join([CODE_STREAM[:2], self.size.select_tile(tile, level).replace_depths(depth).encode(), *segments])
 
     def find_obstacle(self, level: int = 0) -> str:
         """Return why tiles cannot be chunks at a resolution level; "" if they can."""
         if any(marker == PPM for marker, _ in self.segments):
-            return "its main header has the headers of packets (PPM)"
+            return "its main header has the headers of all packets (PPM)"
         if self.size.sampling is None:
             return "its components differ in sampling"
-        if self.size.chunks(level) is not None:
+        if self.size.choose_chunks(level) is not None:
             return ""
-        return (
-            f"its tiles of {self.size.tile} cannot be divided by {1 << level}"
-            if level
-            else "its first tiles are smaller"
-        )
+        if not level:
+            return "its first tiles are smaller than the others"
+        return f"the sides of its tiles, {self.size.tile}, cannot be divided by {1 << level}"
 
     def lower_resolution(self, marker: int, data: bytes, level: int) -> bytes:
-        """Return a segment for an image at a resolution level: only COD and COC change."""
+        """Return the bytes of a segment in the header of an image at a resolution level: only COD and COC change."""
         if not level or marker not in (COD, COC):
             return data
         coding = Coding.parse(marker, data, self.size.bands)
@@ -282,39 +299,39 @@ class Header(msgspec.Struct, frozen=True):
         head = data[:2] + (stop - 2).to_bytes(2) + data[4 : coding.at]
         return head + bytes([coding.levels - level]) + data[coding.at + 1 : stop]
 
-    def check_cost(self, size: int) -> int:
-        """Return how many bytes a tile of a file of ``size`` bytes may take; ValueError if decoding takes more."""
+    def limit_cost(self, size: int) -> int:
+        """Return the limit in bytes for decoding a tile in a file of ``size`` bytes; ValueError if it takes more."""
         most = min(LARGEST, max(SPARSE, RATIO * size))
         across, down = self.size.tiles
-        tile = self.size.select_tile(down // 2 * across + across // 2, 0)  # the first one may be smaller
-        check_cost(tile, self.codings(), most)
+        tile = self.size.select_tile(down // 2 * across + across // 2, 0)  # tiles at edges may be smaller
+        check_cost(tile, self.list_codings(), most)
         return most
 
 
 def check_cost(tile: Size, codings: list[Coding], most: int) -> None:
-    """Raise ValueError if decoding a tile may take more than about ``most`` bytes for each of its parts."""
-    samples = math.prod(tile.shape(0)) * tile.bands * tile.dtype.itemsize
+    """Raise ValueError if samples, code blocks or packets of a tile take more than ``most`` bytes in the decoder."""
+    samples = math.prod(tile.compute_shape(0)) * tile.bands * tile.dtype.itemsize
     for coding in codings:
         blocks, precincts = coding.count_blocks(tile)
         packets = 2 * (coding.layers + 1) * (coding.levels + 1) * precincts
         needed = max(samples, BLOCK_BYTES * blocks * tile.bands, packets * tile.bands)
         if needed > most:
             raise ValueError(
-                f"decoding a tile takes {needed} bytes (rows and columns {tile.shape(0)}, {blocks} code blocks in "
-                f"{coding.layers} layers): the limit is {most}"
+                f"decoding a tile takes {needed} bytes ({tile.compute_shape(0)} rows and columns, {blocks} code blocks "
+                f"in {coding.layers} layers): the limit is {most}"
             )
 
 
 def split_segments(data: bytes, at: int, until: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Return marker and bytes of each segment from ``at`` to the marker ``until``, and the position of that marker.
+    """Return marker and bytes of each segment from ``at`` to the marker ``until``, and the position of ``until``.
 
-    Raises EOFError if the data end before, ValueError if there are other bytes than segments.
+    Raises EOFError if ``data`` ends before the marker, ValueError if other bytes lie between segments.
     """
-    found: list[tuple[int, bytes]] = []
+    segments: list[tuple[int, bytes]] = []
     while True:
         marker, length = (int.from_bytes(data[first : first + 2]) for first in (at, at + 2))
         if marker == until:
-            return found, at
+            return segments, at
         if marker in _BARE:
             at += 2
             continue
@@ -324,12 +341,12 @@ def split_segments(data: bytes, at: int, until: int) -> tuple[list[tuple[int, by
             raise ValueError(f"expected a marker segment at byte {at} of the code stream, found {data[at : at + 4]!r}")
         if len(data) < at + 2 + length:
             raise EOFError
-        found.append((marker, data[at : at + 2 + length]))
+        segments.append((marker, data[at : at + 2 + length]))
         at += 2 + length
 
 
 def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
-    """Read the main header of the code stream in [start, stop) of a file; ValueError if it is damaged."""
+    """Read the main header of a code stream, in bytes ``start`` to ``stop`` of a file; ValueError if it is damaged."""
     window = WINDOW
     while True:
         (data,) = yield from file.load([(start, min(window, stop - start))])
@@ -344,18 +361,18 @@ def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
 
 
 def parse_header(data: bytes, start: int) -> Header:
-    """Parse a main header, which lies at ``start`` of its file; EOFError if it is not whole."""
+    """Parse the main header of a code stream at byte ``start`` of its file; EOFError if ``data`` ends before it ends."""
     if data[:4] != CODE_STREAM:
-        raise ValueError(f"its code stream begins with {data[:4]!r}: expected the markers SOC and SIZ")
+        raise ValueError(f"its code stream begins with {data[:4]!r}: expected {CODE_STREAM!r}, the markers SOC and SIZ")
     (first, *segments), end = split_segments(data, 2, SOT)
     return Header(
         Size.parse(first[1]),
-        tuple(segment for segment in segments if segment[0] not in _LEFT_OUT),
+        tuple(segment for segment in segments if segment[0] not in _UNNEEDED),
         tuple(segment for marker, segment in segments if marker == TLM),
         start + end,
     )
 
 
-def _up(number: int, level: int) -> int:
-    """Divide by a power of two, and round up."""
-    return -(-number >> level)
+def _divide_up(number: int, log: int) -> int:
+    """Divide a number by 2**log, and round up."""
+    return -(-number >> log)

@@ -1,7 +1,7 @@
-"""SAFE folders of Sentinel-2 as groups: an array for each image, in a group for each resolution. No I/O here.
+"""Open SAFE folders of Sentinel-2: an array for each image, in a group for each size of pixels. No I/O here.
 
-The manifest of a folder lists its files. Images are named by their band (``B02``, ``TCI``), groups by the size of a
-pixel (``r10m``). The lower resolution levels of an image are those of its own file, and not shown here.
+The manifest of a folder lists its files. Arrays are named by the band of the image (``B02``, ``TCI``), groups by the
+size of a pixel (``r10m``). Lower resolution levels of an image are shown only if its file is opened by itself.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from refshard_fs.formats.jp2.source import Image, read_image
 from refshard_fs.formats.tiff.georeference import Georeference
 from refshard_fs.security.policy import relative_to
 
-LONGEST: Final = 1 << 24  # bytes of a manifest
-MOST: Final = 1 << 8  # images in a folder; products have 13 to 37
+LONGEST: Final = 1 << 24  # the most bytes of a manifest
+MOST: Final = 1 << 8  # the most images in a folder; products have 13 to 37
 _IMAGE: Final = re.compile(rb'href="\./(GRANULE/[\w./-]+/IMG_DATA/(?:R\d+m/)?[\w.-]+\.jp2)"')
 _BAND: Final = re.compile(r"_(\w{3})(?:_\d+m)?\.jp2")  # T32TQM_20240101T101411_B02_10m.jp2
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a SAFE folder."""
+    """Open a SAFE folder: read its manifest, then all its images together."""
     manifest = relative_to(probe.url, MANIFEST)
     data: bytes = yield Load(Span(manifest, 0, LONGEST, exact=False), Raw())
     names = list(dict.fromkeys(name.decode() for name in _IMAGE.findall(data) if b".." not in name))
@@ -35,34 +35,37 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
             f"{manifest}: expected 1 to {MOST} images (GRANULE/*/IMG_DATA/*.jp2), found {len(names)}. "
             "Open the measurements of other missions one by one, or as a pattern"
         )
-    if len(granules := {name.split("/")[1] for name in names}) > 1:  # they have other places, and bands of one name
+    # Images of different granules have different places and equal names of bands.
+    if len(granules := {name.split("/")[1] for name in names}) > 1:
         raise ManifestError(f"{manifest}: expected images of one granule, found {len(granules)}: open them one by one")
     urls = [relative_to(probe.url, name) for name in names]
-    found: tuple[tuple[Facts, bytes] | None, ...] = yield tuple(Head(url, options.head) for url in urls)
+    answers: tuple[tuple[Facts, bytes] | None, ...] = yield tuple(Head(url, options.head) for url in urls)
     group = RasterGroupBuilder(probe.url)
-    there = []
-    for url, answer in zip(urls, found, strict=True):
+    files = []
+    for url, answer in zip(urls, answers, strict=True):
         if answer is None:
-            group.reports[url] = "the manifest lists it, and it is not there"
+            group.reports[url] = "the manifest lists this image, but it does not exist"
         else:
-            there.append(Probe(url, *answer))
-    images = yield from run_together([_read(one, group) for one in there])
+            files.append(Probe(url, *answer))
+    images = yield from run_together([_read_or_report(file, group) for file in files])
     group.reports.pop("lower resolutions", None)
     places: dict[str, Georeference | None] = {}
-    for one, image in zip(there, images, strict=True):
+    for file, image in zip(files, images, strict=True):
         if image is None:
             continue
-        folder, file = _name_group(image), one.url.rpartition("/")[2]
-        path = f"{folder}/{band[1] if (band := _BAND.search(file)) else file[:-4]}"
-        if path in group.arrays or places.setdefault(folder, image.place) != image.place:
-            group.reports[one.url] = "another image has its name, or those of its resolution have another place"
+        folder, name = _name_group(image), file.url.rpartition("/")[2]
+        path = f"{folder}/{band[1] if (band := _BAND.search(name)) else name[:-4]}"
+        if path in group.arrays:
+            group.reports[file.url] = f"another image has the same name, {path!r}"
+        elif places.setdefault(folder, image.place) != image.place:
+            group.reports[file.url] = f"it has another place than the images in {folder!r}"
         else:
             image.add_level(group, path, 0, options.zarr_format)
     return group.keyspace(options.zarr_format)
 
 
-def _read(probe: Probe, group: RasterGroupBuilder) -> Steps[Image | None]:
-    """Return an image; None, and a report, if it cannot be shown."""
+def _read_or_report(probe: Probe, group: RasterGroupBuilder) -> Steps[Image | None]:
+    """Read an image. If it cannot be shown, add the reason to the reports of ``group``, and return None."""
     try:
         return (yield from read_image(probe, group))
     except ManifestError as e:
@@ -71,9 +74,9 @@ def _read(probe: Probe, group: RasterGroupBuilder) -> Steps[Image | None]:
 
 
 def _name_group(image: Image) -> str:
-    """Return the name of the group of images with pixels of this size: r10m; or their rows and columns."""
+    """Name the group of an image by the size of a pixel, as in r10m; without a place, by its rows and columns."""
     place = image.place
     if place is None or place.transform is None:
-        rows, columns = image.header.size.shape(0)
+        rows, columns = image.header.size.compute_shape(0)
         return f"{rows}x{columns}"
     return f"r{abs(place.transform[1]):g}m"

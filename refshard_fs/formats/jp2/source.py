@@ -1,6 +1,6 @@
-"""JPEG 2000 images as groups: an array for the image, and one for each lower resolution. No I/O here.
+"""Open JPEG 2000 images as groups: an array for the image, and an array for each lower resolution. No I/O here.
 
-The order of axes is (band, y, x), or (y, x). Names, coordinates and the pyramid are as in TIFF files.
+The axes are (band, y, x), or (y, x) for one band. Names, coordinates and the pyramid are as in TIFF files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ GEO_TIFF = bytes.fromhex("b14bf8bd083d4b43a5ae8cd7d5a6ce03")  # the UUID of a bo
 
 
 class Image(NamedTuple):
-    """An image that was read up to its tiles; ``attributes`` are those of its samples, ``most`` is of `check_cost`."""
+    """An image whose headers were read: its lower resolution ``levels``, its place, and attributes of its samples.
+
+    ``most`` is the most bytes that decoding a tile may take.
+    """
 
     file: FileBytes
     boxes: Boxes
@@ -50,15 +53,17 @@ class Image(NamedTuple):
         """Add the array of a resolution level, and its coordinates, to a group."""
         header, size, (folder, name) = self.header, self.header.size, parent(path)
         bands = (size.bands,) if size.bands > 1 else ()
-        shape, chunks, whole = (*bands, *size.shape(level)), size.chunks(level), None
+        shape, chunks, whole = (*bands, *size.compute_shape(level)), size.choose_chunks(level), None
         if chunks is None or header.find_obstacle(level):
-            chunks = size.shape(level)
+            chunks = size.compute_shape(level)
             whole = WholeRecipe(header, header.first - self.boxes.start, level, (size.bands, *chunks), self.most)
         names = group.name_dimensions(path, ("band", "y", "x")[-len(shape) :], shape)
-        placed = {} if self.place is None else self.place.add(group, folder, (*size.shape(level), size.bands), names)
+        attributes = dict(self.attributes)
+        if self.place is not None:
+            attributes |= self.place.add(group, folder, (*size.compute_shape(level), size.bands), names)
         array = ArrayDescription(
-            f"{self.file.url}: image {name}", shape, (*bands, *chunks), size.dtype, [*names.values()],
-            {**self.attributes, **placed}, file_codecs=("jpeg2000",),
+            f"{self.file.url}: image {name}", shape, (*bands, *chunks), size.dtype, [*names.values()], attributes,
+            file_codecs=("jpeg2000",),
         )  # fmt: skip
         if whole is not None:
             group.add(path, array, WholeChunks(self.file, self.boxes.start, self.boxes.stop, whole))
@@ -67,7 +72,7 @@ class Image(NamedTuple):
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a JPEG 2000 file."""
+    """Open a JPEG 2000 file: show its image and its lower resolutions as arrays."""
     group = RasterGroupBuilder(probe.url)
     image = yield from read_image(probe, group)
     names = [str(level) for level in range(image.levels + 1)]
@@ -83,21 +88,21 @@ def read_image(probe: Probe, group: RasterGroupBuilder) -> Steps[Image]:
     try:
         boxes = yield from read_boxes(file)
         header = yield from read_header(file, boxes.start, boxes.stop)
-        most = header.check_cost(file.size)
+        most = header.limit_cost(file.size)
         levels, reason = _count_levels(header, most)
     except ValueError as e:
         raise ManifestError(f"{probe.url}: {e}") from e
     if reason:
-        group.reports["lower resolutions"] = f"only {levels} are shown: {reason}"
+        group.reports["lower resolutions"] = f"only {levels} lower resolutions are shown: {reason}"
     if boxes.streams > 1:
-        group.reports["other images"] = f"it has {boxes.streams} code streams: only the first is shown"
-    place = yield from _locate(boxes, header.size.shape(0), group)
+        group.reports["other images"] = f"it has {boxes.streams} code streams: only the first one is shown"
+    place = yield from _locate_image(boxes, header.size.compute_shape(0), group)
     index = TileIndex(file, probe, header, boxes.stop)
-    return Image(file, boxes, header, index, levels, most, place, _describe(boxes, group))
+    return Image(file, boxes, header, index, levels, most, place, _parse_palette(boxes, group))
 
 
 def _count_levels(header: Header, most: int) -> tuple[int, str]:
-    """Return how many lower resolutions can be shown, and why others cannot; ValueError if the image cannot."""
+    """Return how many lower resolutions can be shown, and why others cannot; ValueError if even the image cannot."""
     levels, reason = header.count_levels(has_skipping_decoder=has_skipping_decoder())
     for level in range(levels + 1):
         obstacle = header.find_obstacle(level)
@@ -111,13 +116,13 @@ def _count_levels(header: Header, most: int) -> tuple[int, str]:
     return levels, reason
 
 
-def _locate(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> Steps[Georeference | None]:
-    """Return the place of the image by its GeoTIFF, or else by its GML; None if it has neither."""
+def _locate_image(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> Steps[Georeference | None]:
+    """Return the place of the image from its GeoTIFF, or else from its GML; None if both are missing or damaged."""
     for kind, data in boxes.metadata:
         if kind == UUID and data.startswith(GEO_TIFF):
             image = data[len(GEO_TIFF) :]
             try:
-                tiff = Tiff("the GeoTIFF in it", Inline(image), len(image), image)
+                tiff = Tiff("the GeoTIFF in the file", Inline(image), len(image), image)
                 ifds = yield from tiff.read_chain()
                 yield from tiff.read_values(ifds[0].tags.values())
                 place = locate_image(ifds[0], *shape)
@@ -137,15 +142,18 @@ def _locate(boxes: Boxes, shape: tuple[int, int], group: RasterGroupBuilder) -> 
     return None
 
 
-def _describe(boxes: Boxes, group: RasterGroupBuilder) -> dict[str, Any]:
-    """Return attributes of the samples: the colours of a palette, each as "#" and hexadecimal digits of its columns."""
+def _parse_palette(boxes: Boxes, group: RasterGroupBuilder) -> dict[str, Any]:
+    """Return the palette as the attribute ``color_map``, of texts like ``#ff0000``; an empty dict without a palette."""
     try:
         inner = [box for kind, data in boxes.metadata if kind == HEADER for box in iterate_boxes(data)]
         for data in (data for kind, data in inner if kind == PALETTE):
             count, columns = int.from_bytes(data[:2]), int.from_bytes(data[2:3])
             depths, colours = data[3 : 3 + columns], data[3 + columns :]
             if set(depths) != {7} or len(colours) != count * columns:
-                raise ValueError(f"its palette has {count} colours in {len(data)} bytes: expected columns of 8 bits")
+                raise ValueError(
+                    f"its palette has {count} colours of {columns} columns in {len(data)} bytes: expected columns of 8 "
+                    "bits"
+                )
             return {"color_map": [f"#{colours[at : at + columns].hex()}" for at in range(0, len(colours), columns)]}
     except ValueError as e:
         group.reports["palette"] = str(e)

@@ -1,8 +1,8 @@
-"""Where the tile parts of a code stream lie: by its tables (TLM), or from the header of each (SOT). No I/O here.
+"""Locate the tile parts of a code stream: by tables in its main header (TLM), or by their own headers (SOT). No I/O.
 
-Each tile part has its length in its header, so they are a chain. If it is long, it is entered at several places at
-once: the markers of headers do not occur in coded data. All chains must meet, so a place that only looks like a header
-does no harm.
+The header of a tile part has the length of the part, so the parts form a chain. A long chain is followed from several
+places at once: the file is searched there for the marker of a header, which does not occur in coded data. Only parts
+that the chain from the first part reaches are used, so other bytes that look like a header do no harm.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from refshard_fs.core.model import Span, Steps
 from refshard_fs.formats.jp2.codestream import EOC, SOT
 
 VERSION: Final = 1  # version of the entries in the index cache
-SOT_SIZE: Final = 12  # bytes of the header of a tile part, up to its other segments
-LEAST: Final = SOT_SIZE + 2  # bytes of a tile part
-MOST_PARTS: Final = 1 << 19
-NEAR: Final = 1 << 17  # bytes: tile parts of this size on average are read together, as their headers lie close
-AROUND: Final = 1 << 20  # bytes that are then read at a time
-FEW: Final = 16  # tiles, up to which a chain is followed from its start only
-SEARCHED: Final = 1 << 16  # bytes in which a header is searched at first; then twice as many
+SOT_SIZE: Final = 12  # bytes of the segment SOT, with which a tile part begins
+LEAST: Final = SOT_SIZE + 2  # the least bytes of a tile part
+MOST_PARTS: Final = 1 << 19  # tile parts in a code stream
+NEAR: Final = 1 << 17  # bytes: if a tile has fewer on average, the headers lie close together, and
+AROUND: Final = 1 << 20  # this many bytes are read at each header, which often have further headers
+FEW: Final = 16  # tiles: the chain of more is followed from several places
+SEARCHED: Final = 1 << 16  # bytes in which a header is searched first; each further search takes twice as many
 
 _SOT: Final = struct.Struct(">HHHIBB")
-_MARK: Final = struct.pack(">HH", SOT, 10)  # the marker and length of every header
+_MARK: Final = struct.pack(">HH", SOT, 10)  # each header begins with this marker and length
 
 
 class Part(NamedTuple):
-    """The header of a tile part; ``size`` is 0 if it reaches the end, ``total`` (parts of its tile) 0 if unknown."""
+    """The header of a tile part: its tile, its size in bytes, its number in the tile, and the number of parts there.
+
+    ``size`` is 0 if the part reaches the end of the code stream; ``total`` is 0 if the header does not state it.
+    """
 
     tile: int
     size: int
@@ -43,7 +46,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> Part:
-        """Parse a header; ValueError if it is another marker, or too short."""
+        """Parse a header; ValueError if ``data`` begins with other bytes, or is too short."""
         if not data.startswith(_MARK) or len(data) < SOT_SIZE:
             raise ValueError(f"expected the header of a tile part (SOT), found {data[:SOT_SIZE]!r}")
         _, _, tile, size, number, total = _SOT.unpack_from(data)
@@ -52,20 +55,20 @@ class Part(NamedTuple):
         return cls(tile, size, number, total)
 
     def encode(self) -> bytes:
-        """Return the header."""
+        """Return the bytes of the header."""
         return _SOT.pack(SOT, 10, *self)
 
 
 class TileParts(NamedTuple):
-    """The tile of each tile part, its position and its size, by tile."""
+    """All tile parts in columns, sorted by tile: their tiles, and their positions and sizes in bytes."""
 
     tiles: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, tiles: Any, starts: Any, sizes: Any) -> TileParts:
-        """Return the parts in the order of tiles."""
+    def from_columns(cls, tiles: Any, starts: Any, sizes: Any) -> TileParts:
+        """Sort columns of tile parts by tile; the parts of a tile keep their order."""
         columns = [np.asarray(column, "<u8") for column in (tiles, starts, sizes)]
         order = np.argsort(columns[0], kind="stable")
         return cls(*(column[order] for column in columns))
@@ -74,14 +77,17 @@ class TileParts(NamedTuple):
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self)
 
-    def of_tile(self, tile: int) -> list[tuple[int, int]]:
-        """Return position and size of the parts of a tile."""
+    def select_tile(self, tile: int) -> list[tuple[int, int]]:
+        """Return position and size of each part of a tile."""
         first, last = np.searchsorted(self.tiles, [tile, tile + 1])
         return list(zip(self.starts[first:last].tolist(), self.sizes[first:last].tolist(), strict=True))
 
 
 class TilePartScan(msgspec.Struct, frozen=True):
-    """An index: the tile parts in [first, stop) of a file of ``size`` bytes that begins with ``head``."""
+    """An index: the parts of ``tiles`` tiles in bytes ``first`` to ``stop`` of a file of ``size`` bytes.
+
+    ``head`` has the first bytes of the file.
+    """
 
     head: bytes
     size: int
@@ -90,15 +96,15 @@ class TilePartScan(msgspec.Struct, frozen=True):
     tiles: int
 
     def scan(self, source: Span) -> Steps[TileParts]:
-        """Find the tile parts."""
+        """Find the tile parts in ``source``, the whole file."""
         return (yield from self.find(FileBytes(source.url, source.resolve_end(self.size), self.size, self.head)))
 
     def find(self, file: FileBytes) -> Steps[TileParts]:
-        """Find the tile parts of an open file."""
+        """Find the tile parts in an opened file."""
         return (yield from find_tile_parts(file, self.first, self.stop, self.tiles))
 
     def decode(self, data: bytes) -> TileParts:
-        raise ValueError("tile parts are found by a scan")
+        raise ValueError("tile parts have no bytes of their own to decode: they are found by a scan")
 
     def identity(self) -> bytes:
         return repr((VERSION, self.first, self.stop, self.tiles)).encode()
@@ -108,12 +114,12 @@ class TilePartScan(msgspec.Struct, frozen=True):
 
     def unpack(self, data: memoryview) -> TileParts:
         if len(data) % 24:
-            raise ValueError("expected three columns of tile parts")
+            raise ValueError(f"expected three columns of 8 bytes for each tile part, found {len(data)} bytes")
         return TileParts(*np.frombuffer(data, "<u8").reshape(3, -1))
 
 
 def parse_lengths(segments: Sequence[bytes], first: int, stop: int, tiles: int) -> TileParts | None:
-    """Parse the segments TLM; None if they are absent, or do not describe the bytes in [first, stop)."""
+    """Parse the segments TLM; None if they are absent, or do not describe the bytes from ``first`` to ``stop``."""
     numbers: list[npt.NDArray[np.uint64]] = []
     sizes: list[npt.NDArray[np.uint64]] = []
     for segment in sorted(segments, key=lambda segment: segment[4:5]):
@@ -123,40 +129,39 @@ def parse_lengths(segments: Sequence[bytes], first: int, stop: int, tiles: int) 
         entry = np.dtype([*fields, ("size", ">u4" if form & 0x40 else ">u2")])
         if kind is None or len(segment[6:]) % entry.itemsize:
             return None
-        found = np.frombuffer(segment, entry, offset=6)
-        sizes.append(found["size"].astype("u8"))
-        numbers.append(
-            found["tile"].astype("u8") if kind else np.arange(len(found), dtype="u8") + sum(map(len, numbers))
-        )
+        rows = np.frombuffer(segment, entry, offset=6)
+        sizes.append(rows["size"].astype("u8"))
+        # Without numbers of tiles, each tile has one part, in the order of tiles.
+        numbers.append(rows["tile"].astype("u8") if kind else np.arange(len(rows), dtype="u8") + sum(map(len, numbers)))
     if not sizes:
         return None
-    every, of_tile = np.concatenate(sizes), np.concatenate(numbers)
-    ends = first + np.cumsum(every)
-    is_whole = len(ends) > 0 and stop - LEAST < int(ends[-1]) <= stop and bool((every >= LEAST).all())
-    if not is_whole or len(every) > MOST_PARTS or bool((of_tile >= tiles).any()):
+    all_sizes, all_numbers = np.concatenate(sizes), np.concatenate(numbers)
+    ends = first + np.cumsum(all_sizes)
+    is_whole = len(ends) > 0 and stop - LEAST < int(ends[-1]) <= stop and bool((all_sizes >= LEAST).all())
+    if not is_whole or len(all_sizes) > MOST_PARTS or bool((all_numbers >= tiles).any()):
         return None
-    return TileParts.of(of_tile, ends - every, every)
+    return TileParts.from_columns(all_numbers, ends - all_sizes, all_sizes)
 
 
 def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps[TileParts]:
-    """Find all tile parts in [first, stop) of a file by their headers; ValueError if the chain of them is damaged."""
+    """Find all tile parts in bytes ``first`` to ``stop`` of a file by their headers; ValueError if one is damaged."""
     mean = (stop - first) // tiles
     places = [first]
     if mean > NEAR and tiles > FEW:
         places += yield from _find_headers(file, first, stop, tiles)
-    known: dict[int, Part | ValueError | None] = {}
+    known: dict[int, Part | ValueError | None] = {}  # by position
     while places:
         if len(known) + len(places) > MOST_PARTS:
-            raise ValueError(f"it has more than {MOST_PARTS} tile parts")
+            raise ValueError(f"it has more tile parts than the limit, {MOST_PARTS}")
         ranges = [(at, min(SOT_SIZE, stop - at)) for at in places]
         heads = yield from file.load(ranges, AROUND if mean <= NEAR else 0)
         following: dict[int, None] = {}
         for at, head in zip(places, heads, strict=True):
-            known[at] = part = _parse(head, at, stop, tiles)
+            known[at] = part = _parse_part(head, at, stop, tiles)
             if isinstance(part, Part):
                 following[at + part.size] = None
         places = [at for at in following if at not in known and at + LEAST <= stop]
-    found: list[Part] = []
+    parts: list[Part] = []
     starts: list[int] = []
     at = first
     while at in known:
@@ -165,14 +170,17 @@ def find_tile_parts(file: FileBytes, first: int, stop: int, tiles: int) -> Steps
             raise part
         if part is None:
             break
-        found.append(part)
+        parts.append(part)
         starts.append(at)
         at += part.size
-    return TileParts.of([part.tile for part in found], starts, [part.size for part in found])
+    return TileParts.from_columns([part.tile for part in parts], starts, [part.size for part in parts])
 
 
-def _parse(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError | None:
-    """Parse the header of the tile part at ``at``; None at the end of the code stream, an error at anything else."""
+def _parse_part(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError | None:
+    """Parse the header of a tile part at byte ``at``; None at the end of the code stream, ValueError for other bytes.
+
+    The error is returned, because ``at`` may be a place that only looks like a header.
+    """
     if head.startswith(EOC.to_bytes(2)):
         return None
     try:
@@ -182,28 +190,31 @@ def _parse(head: bytes, at: int, stop: int, tiles: int) -> Part | ValueError | N
     part = part._replace(size=part.size or stop - at)
     if part.tile >= tiles or at + part.size > stop:
         return ValueError(
-            f"its tile part at byte {at} belongs to tile {part.tile} of {tiles} and ends at byte {at + part.size} of "
-            f"{stop}: it is damaged or cut short"
+            f"its tile part at byte {at} belongs to tile {part.tile} of {tiles}, and ends at byte {at + part.size}, "
+            f"but the code stream ends at byte {stop}: it is damaged or cut short"
         )
     return part
 
 
 def _find_headers(file: FileBytes, first: int, stop: int, tiles: int) -> Steps[list[int]]:
-    """Return positions of bytes that look like headers of tile parts, at most one for each √tiles of them."""
+    """Return positions of bytes that look like headers of tile parts.
+
+    They are searched from √tiles places on, which are evenly spaced, so both the chains and their number are short.
+    """
     count = math.isqrt(tiles)
     step, most = (stop - first) // count, 2 * (stop - first) // tiles
-    seeking = {first + number * step: 0 for number in range(1, count)}  # bytes that were searched, by place
-    found: dict[int, None] = {}
+    searched = {first + number * step: 0 for number in range(1, count)}  # place → bytes from there that were searched
+    headers: dict[int, None] = {}
     window = SEARCHED
-    while seeking:
-        places = [(at + done, min(window + len(_MARK), stop - at - done)) for at, done in seeking.items()]
-        pieces = yield from file.load(places)
+    while searched:
+        places = [(at + done, min(window + len(_MARK), stop - at - done)) for at, done in searched.items()]
+        blocks = yield from file.load(places)
         following = {}
-        for (at, done), piece in zip(seeking.items(), pieces, strict=True):
-            where = piece.find(_MARK)
-            if where >= 0:
-                found[at + done + where] = None
+        for (at, done), block in zip(searched.items(), blocks, strict=True):
+            position = block.find(_MARK)
+            if position >= 0:
+                headers[at + done + position] = None
             elif done + window < most and at + done + window < stop:
                 following[at] = done + window
-        seeking, window = following, 2 * window
-    return list(found)
+        searched, window = following, 2 * window
+    return list(headers)

@@ -1,4 +1,4 @@
-"""JPEG 2000 images whose tiles cannot be chunks: a level is one chunk, decoded from all tiles. No I/O here."""
+"""Show JPEG 2000 images whose tiles cannot be chunks: each resolution level is one chunk. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from refshard_fs.formats.jp2.codestream import SOD, Header, split_segments
 from refshard_fs.formats.jp2.tile_parts import SOT_SIZE, Part
 from refshard_fs.formats.jp2.tiles import decode_stream
 
-LARGEST: Final = 1 << 28  # bytes of a decoded image: a read of any part decodes all of it
+LARGEST: Final = 1 << 28  # the most bytes of such an image: reading any part decodes all of it
 
 
 class WholeRecipe(msgspec.Struct, frozen=True):
-    """Decodes a code stream to all of an image, of ``shape`` (bands, rows, columns), at a resolution ``level``.
+    """Recipe: decode a code stream to an image of ``shape`` (bands, rows, columns) at a resolution ``level``.
 
-    ``tiles`` is the position of the first tile part; ``most`` is the limit of `check_cost`.
+    ``tiles`` is the position of the first tile part in the code stream. ``most`` is the most bytes that decoding a tile
+    may take.
     """
 
     header: Header
@@ -31,7 +32,7 @@ class WholeRecipe(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Size of the decoded image in bytes."""
+        """The size of the decoded image in bytes."""
         return math.prod(self.shape) * self.header.size.dtype.itemsize
 
     def make(self, raw: bytes) -> bytes:
@@ -40,7 +41,7 @@ class WholeRecipe(msgspec.Struct, frozen=True):
         return decode_stream(raw, self.shape, dtype, self.level).astype(dtype).tobytes()
 
     def _check_tiles(self, raw: bytes) -> None:
-        """Raise ValueError if a tile part has a coding of its own that takes too much memory, or is damaged."""
+        """Raise ValueError if a tile part is damaged, or its header states a coding that takes too much memory."""
         at = self.tiles
         while len(raw) - at >= SOT_SIZE:
             part = Part.parse(raw[at : at + SOT_SIZE])
@@ -55,19 +56,19 @@ class WholeRecipe(msgspec.Struct, frozen=True):
 def check_whole(header: Header, level: int, most: int) -> None:
     """Raise ValueError if a level cannot be decoded as one chunk of at most ``most`` bytes."""
     size = header.size
-    needed = math.prod(size.shape(level)) * size.bands * size.dtype.itemsize
+    needed = math.prod(size.compute_shape(level)) * size.bands * size.dtype.itemsize
     if needed > min(most, LARGEST):
         raise ValueError(f"it is decoded whole, which takes {needed} bytes: the limit is {min(most, LARGEST)}")
     if size.sampling not in (None, (1, 1)):
-        raise ValueError(f"subsampled images are not supported: it has a sample for each {size.sampling} pixels")
-    if size.sampling is None and not size.has_shared_colours:
+        raise ValueError(f"its samples are {size.sampling} units of the grid apart, which is not supported: expected 1")
+    if size.sampling is None and not size.has_subsampled_colours:
         raise ValueError(f"its components are not YCbCr ({size.components[:12].hex(' ', 3)}, as in SIZ)")
     if len(set(size.depths)) > 1:
-        raise ValueError(f"its components differ in depth ({size.depths[:4].hex()}, as in SIZ)")
+        raise ValueError(f"its components differ in depth ({size.depths[:4].hex()}, as in SIZ): expected equal depths")
 
 
 class WholeChunks(Chunks):
-    """The one chunk of an image whose code stream lies in [start, stop) of a file."""
+    """Locate the single chunk of an image, whose code stream lies in bytes ``start`` to ``stop`` of a file."""
 
     def __init__(self, file: FileBytes, start: int, stop: int, recipe: WholeRecipe) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Boxes of JP2 files: lengths of every form, and lengths that cannot be true."""
+"""Boxes of JP2 files: lengths of every form, lengths that do not fit the file, and nested boxes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_box_has_a_short_a_long_or_an_open_length() -> None:
         (lambda data: data[:32] + box(b"free", b"") * 2000 + data[32:], "more than 1024 boxes"),
     ],
 )
-def test_boxes_beyond_the_file_are_refused(change, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_boxes_that_do_not_fit_the_file_are_refused(change, reason: str) -> None:  # type: ignore[no-untyped-def]
     data = jp2_file(encode(smooth(20, 30)))
     with pytest.raises(ManifestError, match=reason):
         Files({ROOT: change(data)}).open()

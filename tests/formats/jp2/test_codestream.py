@@ -1,4 +1,4 @@
-"""Main headers of JPEG 2000: tiles at every resolution, and numbers that cannot be true."""
+"""Main headers of JPEG 2000: tiles at every resolution level, and numbers that contradict each other."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ONE = b"\x07\x01\x01"
 def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
     size = Size(0, (1005, 700), (5, 0), (256, 256), (5, 0), ONE)
     assert size.tiles == (4, 3)
-    assert [size.shape(level) for level in (0, 1, 3)] == [(700, 1000), (350, 500), (88, 125)]
-    assert [size.chunks(level) for level in (0, 3, 9)] == [(256, 256), (32, 32), None]
+    assert [size.compute_shape(level) for level in (0, 1, 3)] == [(700, 1000), (350, 500), (88, 125)]
+    assert [size.choose_chunks(level) for level in (0, 3, 9)] == [(256, 256), (32, 32), None]
     tile = size.select_tile(7, 3)
     assert (tile.start, tile.stop, tile.tiles) == ((97, 32), (126, 64), (1, 1))
-    assert size._replace(start=(9, 0)).chunks(0) is None, "the first tile is narrower"
-    assert size._replace(tile=(2000, 2000), start=(9, 1)).chunks(2) == (174, 249)
+    assert size._replace(start=(9, 0)).choose_chunks(0) is None, "the first tile is narrower"
+    assert size._replace(tile=(2000, 2000), start=(9, 1)).choose_chunks(2) == (174, 249)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def test_tiles_have_places_and_sizes_at_every_resolution() -> None:
         (b"\xff\x52\x00\x0c", b"\xff\x52\x00\x0d", "expected a marker segment"),
     ],
 )
-def test_impossible_header_is_refused(old: bytes, new: bytes, reason: str) -> None:
+def test_header_with_impossible_numbers_is_refused(old: bytes, new: bytes, reason: str) -> None:
     data = code_stream(smooth(200, 300))
     assert old in data
     with pytest.raises(RefShardError, match=reason):
         Files({ROOT: data.replace(old, new, 1)}).open()
 
 
-def test_oversized_tile_is_refused() -> None:
+def test_tile_that_takes_too_much_memory_is_refused() -> None:
     data = encode(np.zeros((64, 64), "u1"))
     large = struct.pack(">II", 1 << 15, 1 << 15)
     for old, new in (
@@ -54,7 +54,7 @@ def test_oversized_tile_is_refused() -> None:
     ):
         assert old in data
         changed = data.replace(old, new)
-        if new[-1:] == b"\xff":  # layers without end, in precincts of a few pixels
+        if new[-1:] == b"\xff":  # 65535 layers, in precincts of two by two samples
             at = changed.index(new) + len(new)
             changed = changed[: at + 6] + b"\x00\x11" + changed[at + 6 :]
         with pytest.raises(RefShardError, match="the limit is"):
@@ -73,7 +73,7 @@ def test_other_progression_orders_need_a_skipping_decoder() -> None:
     assert moved[0] == 2, moved
 
 
-def test_marker_without_a_segment_is_skipped() -> None:
+def test_lower_resolutions_of_tiles_with_odd_sides_are_not_shown() -> None:
     header = parse_header(encode(smooth(64, 64), levels=3), 0)
     one, several = header.size._replace(stop=(5, 5), tile=(5, 5)), header.size._replace(stop=(20, 20), tile=(3, 3))
     assert msgspec.structs.replace(header, size=one).count_levels(has_skipping_decoder=True) == (3, "")
@@ -81,7 +81,7 @@ def test_marker_without_a_segment_is_skipped() -> None:
     assert (levels, "cannot be divided by 4" in reason) == (1, True)
 
 
-def test_a_marker_without_a_segment_is_skipped() -> None:
+def test_marker_without_a_segment_is_skipped() -> None:
     data = encode(smooth(64, 64))
     at = data.index(b"\xff\x52")
     assert parse_header(data[:at] + b"\xff\x30" + data[at:], 0).segments == parse_header(data, 0).segments

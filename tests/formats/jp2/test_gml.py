@@ -1,4 +1,4 @@
-"""GMLJP2 places an image, whichever of its axes comes first."""
+"""GMLJP2 locates an image, in either order of its axes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from refshard_fs.formats.jp2.gml import locate_by_gml
 from tests.support.jp2_files import gml
 
 
-def place(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPSG::32632"):  # type: ignore[no-untyped-def]
+def locate(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPSG::32632"):  # type: ignore[no-untyped-def]
     data = gml(origin, first, second, srs)
     return locate_by_gml(data[data.index(b"<gml:Fea") :].decode(), 20, 30)
 
@@ -22,10 +22,10 @@ def place(origin: str, first: str, second: str, srs: str = "urn:ogc:def:crs:EPSG
     ],
 )
 def test_image_with_north_up_has_axes_in_any_order(origin: str, first: str, second: str) -> None:
-    assert place(origin, first, second).transform == (600000, 10, 0, 5000000, 0, -20)
+    assert locate(origin, first, second).transform == (600000, 10, 0, 5000000, 0, -20)
 
 
-def test_nul_counts_as_a_blank() -> None:
+def test_nul_between_elements_is_ignored() -> None:
     data = gml("600005 4999990", "10 0", "0 -20", "")
     text = data[data.index(b"<gml:Fea") :].decode().replace("><", ">\0<")
     assert "\0" in text
@@ -35,7 +35,7 @@ def test_nul_counts_as_a_blank() -> None:
 
 
 def test_rotated_image_keeps_its_vectors() -> None:
-    assert place("0 0", "10 3", "2 -10").transform == (-6, 10, 2, 3.5, 3, -10)
+    assert locate("0 0", "10 3", "2 -10").transform == (-6, 10, 2, 3.5, 3, -10)
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def test_rotated_image_keeps_its_vectors() -> None:
         ("", None),
     ],
 )
-def test_reference_system_is_named_by_its_code(srs: str, shown: str | None) -> None:
-    assert place("0 0", "1 0", "0 -1", srs).crs.get("crs_wkt") == shown
+def test_crs_is_named_by_its_epsg_code(srs: str, shown: str | None) -> None:
+    assert locate("0 0", "1 0", "0 -1", srs).crs.get("crs_wkt") == shown
 
 
 @pytest.mark.parametrize("bad", ["", "1", "a b", "nan 0", "inf 1"])
-def test_missing_numbers_give_no_georeference(bad: str) -> None:
-    assert place(bad, "1 0", "0 -1") is None
-    assert place("0 0", bad, "0 -1") is None
+def test_grid_with_missing_numbers_is_ignored(bad: str) -> None:
+    assert locate(bad, "1 0", "0 -1") is None
+    assert locate("0 0", bad, "0 -1") is None
 
 
-def test_unrelated_texts_give_no_georeference() -> None:
+def test_text_without_a_grid_is_ignored() -> None:
     assert locate_by_gml("<a/>", 2, 3) is None
     with pytest.raises(ValueError, match="XML"):
         locate_by_gml("<!DOCTYPE a><a/>", 2, 3)

@@ -17,7 +17,7 @@ IMAGES = "GRANULE/L1C_T32TQM_A045/IMG_DATA"
 
 
 def make_product(folder: Path, *, is_level_2: bool = False) -> dict[str, Path]:
-    """Write a product by GDAL. Return the files of its images, by path in the dataset."""
+    """Write the images of a product with GDAL, and its manifest. Return the files by the path of their array."""
     rasterio = pytest.importorskip("rasterio")
     from rasterio.shutil import copy
 
@@ -67,7 +67,7 @@ def test_bands_of_a_product_equal_gdals(tmp_path: Path, is_level_2: bool) -> Non
     assert r20m.spatial_ref.attrs["crs_wkt"]
 
 
-def test_opening_takes_a_round_for_all_images(http_server: RangeServer, tmp_path: Path) -> None:
+def test_opening_takes_one_request_for_each_image(http_server: RangeServer, tmp_path: Path) -> None:
     images = make_product(tmp_path)
     for path in (*images.values(), tmp_path / "manifest.safe"):
         http_server.put(f"a.SAFE/{path.relative_to(tmp_path)}", path.read_bytes())
@@ -88,15 +88,15 @@ def test_image_that_is_missing_or_damaged_is_reported(tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(tmp_path))
     assert [fs.exists(name) for name in ("r10m/B02", "r20m/B05", "r20m/B11")] == [False, False, True]
     reports = fs.left_whole
-    assert "it is not there" in reports[str(images[0])]
+    assert "it does not exist" in reports[str(images[0])]
     assert "cut short" in reports[str(images[2])] or "damaged" in reports[str(images[2])]
 
 
-def test_images_of_another_place_are_not_mixed(tmp_path: Path) -> None:
+def test_image_with_another_place_is_reported(tmp_path: Path) -> None:
     images = make_product(tmp_path)
     names = [str(path.relative_to(tmp_path)) for path in images.values()]
     data = images["r20m/B11"].read_bytes()
-    north = np.array(5_000_000.0, "<f8").tobytes()  # a tie point of its GeoTIFF
+    north = np.array(5_000_000.0, "<f8").tobytes()  # in the tie point of the GeoTIFF in the image
     assert data.count(north) == 1
     images["r20m/B11"].write_bytes(data.replace(north, np.array(4_000_000.0, "<f8").tobytes()))
     fs = RefShardFileSystem(str(tmp_path))
@@ -107,7 +107,7 @@ def test_images_of_another_place_are_not_mixed(tmp_path: Path) -> None:
         RefShardFileSystem(str(tmp_path), skip_instance_cache=True).ls("")
 
 
-def test_product_without_such_images_has_a_remedy(tmp_path: Path) -> None:
+def test_error_of_a_product_without_images_says_what_to_do(tmp_path: Path) -> None:
     for names in (["measurement/s1a-iw-grd-vv.tiff"], ["GRANULE/../../../IMG_DATA/T_B01.jp2"]):
         write_manifest(tmp_path, names)
         with pytest.raises(ManifestError, match="found 0. Open the measurements of other missions one by one"):

@@ -1,4 +1,4 @@
-"""JPEG 2000 files show what GDAL reads, in few requests; damage never gives wrong values."""
+"""JPEG 2000 images have the values and coordinates that GDAL reads, in few requests; damage never changes values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.support.jp2_files import box, code_stream, encode, gml, jp2_file, smo
 from tests.support.shard_writers import array
 from tests.support.shards_in_memory import ROOT, Files
 
-pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # of how rasterio multiplies
+pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # raised within rasterio
 
 TILED = {"BLOCKXSIZE": 64, "BLOCKYSIZE": 64, "RESOLUTIONS": 4}
-# Options of GDAL's driver: shape, dtype, and others.
+# Images that GDAL writes: shape, data type, and options of its driver.
 WRITTEN: dict[str, tuple[tuple[int, int, int], str, dict[str, Any]]] = {
     "tiles": ((1, 150, 200), "u2", TILED),
     "signed": ((1, 150, 200), "i2", TILED),
@@ -33,7 +33,7 @@ WRITTEN: dict[str, tuple[tuple[int, int, int], str, dict[str, Any]]] = {
 
 
 def write(path: Path, shape: tuple[int, int, int], dtype: str, crs: str = "EPSG:32632", **options: Any) -> Path:
-    """Write an image by GDAL."""
+    """Write an image with GDAL."""
     rasterio = pytest.importorskip("rasterio")
     from rasterio.shutil import copy
 
@@ -80,7 +80,7 @@ def test_bare_code_stream_is_read(tmp_path: Path) -> None:
         assert array(tmp_path / name, "1").shape == (100, 150)
 
 
-def test_commands_take_a_file_and_convert_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_jpeg_2000_and_convert_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     xr = pytest.importorskip("xarray")
     path = tmp_path / "a.jp2"
     place = gml("5000 2000", "0 10", "-10 0", "urn:ogc:def:crs:EPSG::4326")
@@ -91,7 +91,7 @@ def test_commands_take_a_file_and_convert_it(tmp_path: Path, capsys: pytest.Capt
     assert shown.x[:2].values.tolist() == [2000, 2010]
 
 
-def test_files_are_joined_by_names(tmp_path: Path) -> None:
+def test_files_are_joined_by_a_pattern_of_names(tmp_path: Path) -> None:
     xr = pytest.importorskip("xarray")
     images = {f"s_2024010{day}.jp2": smooth(150, 140 + day)[:, day:] for day in (1, 2)}
     for name, values in images.items():
@@ -130,7 +130,7 @@ def test_palette_becomes_an_attribute() -> None:
     assert "box b'pclr'" in files.open().reports["palette"]
 
 
-def test_image_that_cannot_be_shown_is_refused() -> None:
+def test_unsupported_components_are_refused() -> None:
     stream = encode(smooth(64, 64, 3, dtype="u1"))
     at = stream.index(b"\x07\x01\x01")
     for components, reason in (
@@ -143,7 +143,7 @@ def test_image_that_cannot_be_shown_is_refused() -> None:
             Files({ROOT: stream[:at] + components + stream[at + 9 :]}).open()
 
 
-def test_damage_is_an_error_or_leaves_values_unchanged(tmp_path: Path) -> None:
+def test_damaged_file_is_an_error_or_has_the_same_values(tmp_path: Path) -> None:
     check_damage(jp2_file(code_stream(smooth(200, 150), tlm=0x40)), 1, header=300, times=30)
     check_damage(code_stream(smooth(200, 150)), 2, header=300, times=30)
 

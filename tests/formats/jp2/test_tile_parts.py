@@ -1,4 +1,4 @@
-"""Tile parts are found by tables or by their chain, whatever else looks like one, in few rounds."""
+"""Tile parts are located by tables or by their chain, in few rounds, even if other bytes look like headers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.shards_in_memory import ROOT, Files
 MARK = b"\xff\x90\x00\x0a"
 
 
-def chain(sizes: list[int], filled: bytes = b"") -> tuple[bytes, list[int]]:
-    """Return tile parts of ``sizes``, one for each tile, whose data contain ``filled``; and their positions."""
+def make_chain(sizes: list[int], filled: bytes = b"") -> tuple[bytes, list[int]]:
+    """Return tile parts of ``sizes`` bytes, one for each tile, which contain ``filled``; and their positions."""
     parts = [
         Part(tile, size, 0, 1).encode() + b"\xff\x93" + filled + bytes(size - 14 - len(filled))
         for tile, size in enumerate(sizes)
@@ -27,7 +27,7 @@ def chain(sizes: list[int], filled: bytes = b"") -> tuple[bytes, list[int]]:
     return b"".join(parts) + b"\xff\xd9", [sum(sizes[:tile]) for tile in range(len(sizes))]
 
 
-def find(data: bytes, tiles: int) -> tuple[TileParts, Files]:
+def find_parts(data: bytes, tiles: int) -> tuple[TileParts, Files]:
     files = Files({ROOT: data})
     file = FileBytes(ROOT, Span(ROOT, 0, len(data)), len(data), b"")
     return files.run(find_tile_parts(file, 0, len(data), tiles)), files
@@ -38,17 +38,17 @@ def test_long_chain_is_read_from_several_places(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(tile_parts, "NEAR", 1 << 6)
     monkeypatch.setattr(tile_parts, "SEARCHED", 1 << 9)
     sizes = np.random.default_rng(0).integers(3000, 9000, 121).tolist()
-    data, starts = chain(sizes, filled)
-    found, files = find(data, len(sizes))
+    data, starts = make_chain(sizes, filled)
+    found, files = find_parts(data, len(sizes))
     assert found.starts.tolist() == starts
     assert found.sizes.tolist() == sizes
-    assert files.rounds < 50, "not one for each of 121 tiles"
+    assert files.rounds < 50
     assert sum(stop - start for _, start, stop in files.wanted) < len(data) / 3
 
 
 def test_short_tile_parts_are_read_together() -> None:
-    data, starts = chain([3000] * 300)
-    found, files = find(data, 300)
+    data, starts = make_chain([3000] * 300)
+    found, files = find_parts(data, 300)
     assert (files.rounds, found.starts.tolist()) == (1, starts)
 
 
@@ -62,31 +62,31 @@ def test_short_tile_parts_are_read_together() -> None:
     ],
 )
 def test_damaged_chain_is_an_error(old: bytes, new: bytes, reason: str) -> None:
-    data, _ = chain([40] * 4)
+    data, _ = make_chain([40] * 4)
     with pytest.raises(ValueError, match=reason):
-        find(data.replace(old, new), 4)
+        find_parts(data.replace(old, new), 4)
 
 
 @pytest.mark.parametrize("form", [0, 0x10, 0x20, 0x40, 0x50, 0x60])
-def test_tables_of_lengths_have_every_form(form: int) -> None:
+def test_tables_of_lengths_are_parsed_in_every_form(form: int) -> None:
     sizes = [40, 50, 60]
     table = make_table(form, list(enumerate(sizes)))
     found = parse_lengths([table], 100, 252, 3)
     assert found is not None
-    assert [found.of_tile(tile) for tile in range(4)] == [[(100, 40)], [(140, 50)], [(190, 60)], []]
+    assert [found.select_tile(tile) for tile in range(4)] == [[(100, 40)], [(140, 50)], [(190, 60)], []]
     for stop, tiles in ((249, 3), (270, 3), (252, 2)):
         assert parse_lengths([table], 100, stop, tiles) is None, "it does not describe these bytes"
     assert parse_lengths([table[:-1]], 100, 252, 3) is None
     assert parse_lengths([], 100, 252, 3) is None
 
 
-def test_tables_and_tile_parts_may_come_in_any_order() -> None:
+def test_tables_and_tile_parts_are_read_in_any_order() -> None:
     first, second = make_table(0x60, [(1, 40), (0, 50)]), make_table(0x60, [(1, 60), (0, 20)])
     second = second[:4] + b"\1" + second[5:]
     found = parse_lengths([second, first], 0, 172, 2)
     assert found is not None
-    assert found.of_tile(1) == [(0, 40), (90, 60)]
+    assert found.select_tile(1) == [(0, 40), (90, 60)]
     scan = TilePartScan(b"", 172, 0, 172, 2)
     again = scan.unpack(memoryview(b"".join(scan.pack(found))))
-    assert again.of_tile(0) == found.of_tile(0) == [(40, 50), (150, 20)]
+    assert again.select_tile(0) == found.select_tile(0) == [(40, 50), (150, 20)]
     assert math.isclose(again.nbytes, 96)

@@ -1,4 +1,4 @@
-"""Tiles are decoded from the tile parts that belong to them, at every resolution."""
+"""Tiles are decoded from their own tile parts, at every resolution level; other tile parts are errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_tile_without_a_tile_part_is_an_error() -> None:
         files.read(keyspace, "0/1.2")
 
 
-def test_coding_style_of_a_tile_is_bounded() -> None:
+def test_tile_whose_coding_takes_too_much_memory_is_refused() -> None:
     data = code_stream(smooth(100, 100))
     at = data.index(b"\xff\x90\x00\x0a")
     style = data[data.index(b"\xff\x52") :][:14]
@@ -60,24 +60,26 @@ def test_coding_style_of_a_tile_is_bounded() -> None:
         files.read(files.open(), "0/0.0")
 
 
-def test_tile_may_have_more_tile_parts_than_declared() -> None:
+def test_tile_with_more_tile_parts_than_stated_is_read() -> None:
     data = code_stream(smooth(100, 100))
-    more = struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"  # as an old encoder counts: the first is not
+    more = (
+        struct.pack(">HHHIBB", 0xFF90, 10, 0, 14, 1, 1) + b"\xff\x93"
+    )  # the first header states one part, as an old encoder does
     files = Files({ROOT: data[:-2] + more + data[-2:]})
     tile = np.frombuffer(files.read(files.open(), "0/0.0") or b"", "<u2").reshape(100, 100)
     np.testing.assert_array_equal(tile, smooth(100, 100))
 
 
-def test_tile_may_override_the_coding_style() -> None:
+def test_coding_in_a_tile_part_overrides_the_main_header() -> None:
     values = smooth(100, 100)
     data = code_stream(values)
     at = data.index(b"\xff\x90\x00\x0a")
     style = data[data.index(b"\xff\x52") :][:14]
     component = b"\xff\x53\x00\x09\x00\x00" + style[9:]
     (size,) = struct.unpack_from(">I", data, at + 6)
-    for own, is_read in ((component, True), (style, True), (style[:5] + b"\4" + style[6:], False)):
-        head = data[: at + 6] + struct.pack(">I", size + len(own)) + data[at + 10 : at + 12]
-        files = Files({ROOT: head + own + data[at + 12 :]})
+    for segment, is_read in ((component, True), (style, True), (style[:5] + b"\4" + style[6:], False)):
+        head = data[: at + 6] + struct.pack(">I", size + len(segment)) + data[at + 10 : at + 12]
+        files = Files({ROOT: head + segment + data[at + 12 :]})
         keyspace = files.open()
         assert files.read(keyspace, "0/0.0") == values.tobytes()
         if is_read:
@@ -88,7 +90,7 @@ def test_tile_may_override_the_coding_style() -> None:
                 files.read(keyspace, "1/0.0")
 
 
-def test_components_of_other_depths_are_read() -> None:
+def test_components_of_different_depths_are_read() -> None:
     rng = np.random.default_rng(1)
     parts = [(rng.integers(0, 1 << bits, (50, 40), "u2" if bits > 8 else "u1"), bits) for bits in (1, 8, 13)]
     files = Files({ROOT: join_components([(values, bits, (1, 1)) for values, bits in parts])})
@@ -105,7 +107,7 @@ def test_components_with_and_without_signs_are_read() -> None:
 
 
 @pytest.mark.parametrize("steps", [(2, 1), (4, 4), (13, 3)])
-def test_samples_of_every_few_columns_and_rows_are_read(steps: tuple[int, int]) -> None:
+def test_images_with_wide_steps_between_samples_are_read(steps: tuple[int, int]) -> None:
     values = smooth(45, 38)
     data = encode(values, 2)
     at = data.index(b"\xff\x51") + 6

@@ -1,4 +1,4 @@
-"""Images whose tiles cannot be chunks are decoded whole, at every resolution."""
+"""Images whose tiles cannot be chunks are decoded as one chunk, at every resolution level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_image_whose_first_tiles_are_smaller_is_one_chunk() -> None:
 
 
 @pytest.mark.parametrize("down", [1, 2])
-def test_colours_shared_by_pixels_become_rgb(down: int) -> None:
+def test_subsampled_colours_become_rgb(down: int) -> None:
     luma = smooth(40, 60, dtype="u1")
     blue, red = np.full((40 // down, 30), 90, "u1"), np.full((40 // down, 30), 200, "u1")
     stream = join_components([(luma, 8, (1, 1)), (blue, 8, (2, down)), (red, 8, (2, down))])
@@ -36,7 +36,7 @@ def test_colours_shared_by_pixels_become_rgb(down: int) -> None:
     assert np.abs(found - np.stack(expected)).max() <= 2  # libraries round differently
 
 
-def test_levels_of_tiles_that_cannot_be_divided_are_whole() -> None:
+def test_level_whose_tiles_cannot_be_chunks_is_one_chunk() -> None:
     if not has_skipping_decoder():
         pytest.skip("this imagecodecs cannot skip resolutions")
     data = encode(smooth(64, 64), 3)
