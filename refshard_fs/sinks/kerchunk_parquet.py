@@ -9,8 +9,8 @@ from typing import Final
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import Written, require_pyarrow
-from refshard_fs.formats.kerchunk_parquet.source import Layout, is_partition, partition_name
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionHistory, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import Layout, is_partition, make_partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import (
     add_origins,
     encode_partition,
@@ -55,7 +55,7 @@ class ParquetSink(Sink):
         replaced = _find_replaced(objects, there, overwrite=destination.overwrite)
         # Readers that have the replaced set open recognise partitions of another one by their generation.
         generation = 0 if replaced is None else replaced.generation + 1
-        written = None if replaced is None else Written(generation)
+        written = None if replaced is None else PartitionHistory(generation)
         if replaced is None and there and not objects.is_local:
             objects.remove_tree()  # the rest of a killed save
         if replaced is None or objects.is_local:
@@ -68,7 +68,7 @@ class ParquetSink(Sink):
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size, FEW):
                     data = encode_partition(array, grid, numbers, partition, written)
-                    files[partition_name(array, numbers.start // size)] = data
+                    files[make_partition_name(array, numbers.start // size)] = data
                     if len(files) == TOGETHER:
                         made.put_all(files)
                         files = {}

@@ -20,8 +20,8 @@ from refshard_fs.core.edits import Edits
 from refshard_fs.core.keys import is_within, join
 from refshard_fs.errors import ConflictError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import Written, require_pyarrow
-from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKeySpace, partition_name
+from refshard_fs.formats.kerchunk_parquet.partition import PartitionHistory, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.source import KEPT, Layout, ParquetKeySpace, make_partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import (
     Change,
     edit_partition,
@@ -108,7 +108,7 @@ class ParquetCommit:
         """Put all new objects. Return the new document, and what gives objects their usual names after the commit."""
         layout, document = make_layout(self._layout, self._edits, self._url)
         changes = plan(self._layout, layout, self._edits)
-        for array in changes.gone:
+        for array in changes.removed:
             self._drop(array, 0)
         for array, change in changes.changes.items():
             self._change(layout, array, change)
@@ -117,7 +117,7 @@ class ParquetCommit:
         gone += sorted(set(self._copies()) - {*gone}, key=lambda path: self._kept[path])[:-MOST_KEPT]
         kept = {path: when for path, when in self._kept.items() if path not in gone}
         may_rename = self._may_rename()
-        at = self._now if may_rename else self._layout.begun
+        at = self._now if may_rename else self._layout.renaming_since
         alone = self._layout.is_for_us_alone
         first = make_document(
             document, self._token, self._generation, self._kept, self._renamed, at, is_for_us_alone=alone
@@ -126,26 +126,26 @@ class ParquetCommit:
         return first, partial(self._rename, last, gone) if may_rename else _leave_partitions
 
     def _change(self, layout: Layout, array: str, change: Change) -> None:
-        if change.anew:
-            self._make_anew(layout, array, keeps=change.keeps)
+        if change.is_rewritten:
+            self._make_anew(layout, array, keeps=change.keeps_chunks)
             return
-        for number in sorted({*change.rows, *change.cut}):
+        for number in sorted({*change.rows, *change.resized}):
             before = None
-            name = partition_name(array, number)
-            if self._old is not None and number < self._layout.partitions(array):
+            name = make_partition_name(array, number)
+            if self._old is not None and number < self._layout.count_partitions(array):
                 before = self._run(name, partial(self._old.partition, array, number))
             rows = change.rows.get(number, {})
             earlier: tuple[int | None, ...] = (None,)
             if before is not None:
-                written = before.written
-                earlier = (written.generation, *written.earlier)[:EARLIER]
+                history = before.history
+                earlier = (history.generation, *history.earlier)[:EARLIER]
                 if number not in self._layout.renamed.get(array, {}):  # else another version has its usual name
-                    self._copied[name] = partition_name(array, number, written.generation)
+                    self._copied[name] = make_partition_name(array, number, history.generation)
                     self._kept[self._copied[name]] = self._now
             if before is not None or rows:
-                part = edit_partition(before, layout.chunks(array, number), rows)
+                part = edit_partition(before, layout.count_chunks(array, number), rows)
                 self._put(layout, array, number, part, earlier)
-        self._drop(array, layout.partitions(array))
+        self._drop(array, layout.count_partitions(array))
 
     def _make_anew(self, layout: Layout, array: str, *, keeps: bool) -> None:
         refs = ReferenceSet(Texts.of(()), {}, {})
@@ -162,11 +162,11 @@ class ParquetCommit:
         start = number * layout.record_size
         numbers = range(start, start + len(part))
         name = f"refs.{number}.{self._token}.parq"
-        data = encode_partition(array, layout.grids[array], numbers, part, Written(self._generation, earlier))
+        data = encode_partition(array, layout.grids[array], numbers, part, PartitionHistory(self._generation, earlier))
         self._written.append(join(array, name))
         self._store.put(join(array, name), (data,))
         self._renamed.setdefault(array, {})[number] = name
-        self._kept.pop(partition_name(array, number), None)
+        self._kept.pop(make_partition_name(array, number), None)
 
     def _drop(self, array: str, start: int) -> None:
         """Let there be none of the array's partitions from ``start`` on.
@@ -180,7 +180,7 @@ class ParquetCommit:
         renamed = self._renamed.setdefault(array, {})
         renamed.update(dict.fromkeys(stored))
         renamed.update((number, None) for number in list(renamed) if number >= start)
-        self._kept.update((partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
+        self._kept.update((make_partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
 
     def _copies(self) -> Iterator[str]:
         """Yield the files that are kept as copies: a reader who misses one is told."""
@@ -188,7 +188,8 @@ class ParquetCommit:
 
     def _may_rename(self) -> bool:
         """Whether there are partitions to rename, and no other process is doing that: on this machine a lock tells."""
-        is_free = self._store.is_local or not self._layout.renamed or self._now - self._layout.begun > ABANDONED
+        is_abandoned = self._now - self._layout.renaming_since > ABANDONED
+        is_free = self._store.is_local or not self._layout.renamed or is_abandoned
         return bool(self._renamed) and is_free
 
     def _rename(self, document: bytes, gone: list[str]) -> None:
@@ -210,18 +211,18 @@ class ParquetCommit:
         """Copy partitions to their usual names; return the names that are no longer needed. None: there was no time."""
         unique: list[str] = []
         rows = self._layout.record_size
-        empty = encode(Chunks((), Ranges.absent(rows), {}), Written(self._generation))
+        empty = encode(Chunks((), Ranges.absent(rows), {}), PartitionHistory(self._generation))
         for array, names in self._renamed.items():
             for number, name in names.items():
                 if time.monotonic() > until:
                     return None
-                usual = partition_name(array, number)
+                usual = make_partition_name(array, number)
                 if usual in self._copied:
                     self._store.copy(usual, self._copied[usual])
                 if name is not None:
                     self._store.copy(join(array, name), usual)
                     unique.append(join(array, name))
-            removed = [partition_name(array, number) for number, name in names.items() if name is None]
+            removed = [make_partition_name(array, number) for number, name in names.items() if name is None]
             self._store.put_all(dict.fromkeys(removed, empty))
         for array, before in self._layout.renamed.items():
             kept = self._renamed.get(array, {})

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from refshard_fs.core.keys import parent
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.source import find_partitions, partition_name
+from refshard_fs.formats.kerchunk_parquet.source import find_partitions, make_partition_name
 from refshard_fs.formats.kerchunk_parquet.writing import make_document
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.replaced_document import ReplacedDocument
@@ -71,7 +71,7 @@ class _Replacement:
             array: dict.fromkeys(numbers) for array, numbers in find_partitions(self._replaced).items()
         }
         for array, numbers in find_partitions(self.names).items():
-            names = {number: parent(self.names[partition_name(array, number)])[1] for number in numbers}
+            names = {number: parent(self.names[make_partition_name(array, number)])[1] for number in numbers}
             partitions.setdefault(array, {}).update(names)
         now = int(time.time())
         self._document.put(

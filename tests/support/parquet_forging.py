@@ -1,4 +1,4 @@
-"""Real parquet files whose page headers are replaced by others of the same length."""
+"""Forge page headers of real parquet files: another header of the same length states other sizes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pyarrow.parquet as pq
 
 from refshard_fs.formats.kerchunk_parquet.page_guard import Page, parse_page_header
 
-__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forged", "pages_of", "partition", "varint"]
+__all__ = ["DATA", "DATA_V2", "DICTIONARY", "Found", "forge", "list_pages", "make_partition", "encode_varint"]
 
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
 OWN = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
 
 
 class Found(NamedTuple):
-    """A page of a file: where its header starts, and what it says."""
+    """A page of a file: the position of its header, and the content of the header."""
 
     at: int
     page: Page
 
 
-def partition(rows: int = 8, **options: Any) -> bytes:
-    """Return a partition of real references, with room in its headers: checksums and statistics of pages."""
+def make_partition(rows: int = 8, **options: Any) -> bytes:
+    """Return a partition whose page headers have room for larger numbers, in place of checksums and statistics."""
     columns = {
         "path": pa.array([f"s3://bucket/{'x' * 40}/{row % 4}" for row in range(rows)]),
         "offset": pa.array(range(rows), pa.int64()),
@@ -37,7 +37,7 @@ def partition(rows: int = 8, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def pages_of(data: bytes, column: str) -> list[Found]:
+def list_pages(data: bytes, column: str) -> list[Found]:
     """Return the pages of ``column`` in a file of one group of rows."""
     group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
     (chunk,) = (c for i in range(group.num_columns) if (c := group.column(i)).path_in_schema == column)
@@ -46,12 +46,12 @@ def pages_of(data: bytes, column: str) -> list[Found]:
     found = []
     while at < stop:
         found.append(Found(at, parse_page_header(data, at, stop)))
-        at = found[-1].page.start + found[-1].page.stored
+        at = found[-1].page.start + found[-1].page.stored_size
     return found
 
 
-def forged(data: bytes, found: Found, made: int | None = None, own: Mapping[int, int] | None = None) -> bytes:
-    """Return ``data`` with another header of a page: its size uncompressed, and what it says ``own`` of its kind."""
+def forge(data: bytes, found: Found, decoded_size: int | None = None, own: Mapping[int, int] | None = None) -> bytes:
+    """Return ``data`` with another page header, which states ``decoded_size`` and the fields ``own`` of its type."""
     page = found.page
     values: dict[int, int] = {1: page.values}
     if page.kind == DATA_V2:
@@ -59,23 +59,26 @@ def forged(data: bytes, found: Found, made: int | None = None, own: Mapping[int,
     else:
         values |= {2: page.encoding} | ({3: 3, 4: 3} if page.kind == DATA else {})
     values |= own or {}
-    inner = b"".join(b"\x15" + varint(2 * values[number]) for number in sorted(values)) + b"\0"
-    fields = [(1, b"\x05", varint(2 * page.kind)), (2, b"\x05", varint(2 * (page.made if made is None else made)))]
-    fields += [(3, b"\x05", varint(2 * page.stored)), (OWN[page.kind], b"\x0c", inner)]
+    inner = b"".join(b"\x15" + encode_varint(2 * values[number]) for number in sorted(values)) + b"\0"
+    fields = [
+        (1, b"\x05", encode_varint(2 * page.kind)),
+        (2, b"\x05", encode_varint(2 * (page.decoded_size if decoded_size is None else decoded_size))),
+    ]
+    fields += [(3, b"\x05", encode_varint(2 * page.stored_size)), (OWN[page.kind], b"\x0c", inner)]
     header, last = b"", 0
     for number, kind, value in fields:
         header += bytes([(number - last) << 4 | kind[0]]) + value
         last = number
     room = page.start - found.at - len(header) - 1
-    if room:  # a field that nobody knows makes up for the length
+    if room:  # an unknown field, which readers skip, fills the length
         assert room >= 2, "there is no room"
-        header += bytes([(14 - last) << 4 | 8]) + varint(room - 2) + bytes(room - 2)
+        header += bytes([(14 - last) << 4 | 8]) + encode_varint(room - 2) + bytes(room - 2)
     header += b"\0"
     assert len(header) == page.start - found.at
     return data[: found.at] + header + data[page.start :]
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """Return a number as Thrift's compact protocol writes it."""
     out = bytearray()
     while value > 127:

@@ -361,7 +361,7 @@ def read_header(file: FileBytes, start: int, stop: int) -> Steps[Header]:
 
 
 def parse_header(data: bytes, start: int) -> Header:
-    """Parse the main header of a code stream at byte ``start`` of its file; EOFError if ``data`` ends before it ends."""
+    """Parse the main header of a code stream at byte ``start`` of its file; EOFError if ``data`` is too short."""
     if data[:4] != CODE_STREAM:
         raise ValueError(f"its code stream begins with {data[:4]!r}: expected {CODE_STREAM!r}, the markers SOC and SIZ")
     (first, *segments), end = split_segments(data, 2, SOT)

@@ -1,4 +1,4 @@
-"""Reference sets as JSON, kerchunk's format, plain or compressed. Recognised by a brace, if no other format fits."""
+"""Recognise reference sets in JSON, kerchunk's format, by a brace or by compression, if no other format fits."""
 
 from __future__ import annotations
 

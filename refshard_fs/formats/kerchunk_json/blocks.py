@@ -1,8 +1,8 @@
 """Parse a JSON reference set piece by piece, so that the whole document is never in memory as objects. No I/O here.
 
-The text is cut into blocks between two members. Compact blocks become columns at once (`json_scan`); a JSON reader
-parses the others, one by one. A cut may be wrong, because it lies within a text or a nested value. Then the block is
-not complete JSON, and it is read again together with the text after it.
+The text is cut into blocks between two members. numpy parses a block of references in compact JSON as columns
+(`json_scan`). A JSON reader parses other blocks as objects. A cut may be wrong, because it lies within a text or a
+nested value. Then the block is not complete JSON, and it is parsed again together with the text after it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.builder import ReferenceBuilder
 
-BLOCK: Final = 1 << 20  # bytes of a block,
-PART: Final = 1 << 16  # bytes in which the end of a value is searched
-LONGEST: Final = 1 << 30  # most bytes of one member
-TRIES: Final = 8  # places that look like the start of "refs" and are tried; then the rest is read at once
+BLOCK: Final = 1 << 20  # bytes of a block
+PART: Final = 1 << 16  # bytes before the end of a block in which the end of a value is searched
+LONGEST: Final = 1 << 30  # the most bytes of a member
+TRIES: Final = 8  # how many places that look like the beginning of "refs" are tried
 SPECIAL: Final = ("version", "templates", "gen", "refs", "refshard")
 
 _CUT = re.compile(rb'[\]"}]\s*,\s*"')
@@ -34,49 +34,52 @@ _LAX = json.JSONDecoder(strict=False)
 
 
 class _Short(Exception):
-    """The text ends within a member so far."""
+    """The text that was fed ends within a member."""
 
 
 class Reader:
-    """A parser of one document: call `feed` with its pieces, then `finish`. Raises ManifestError with ``where``.
+    """Parse a document: call `feed` with its pieces, then `finish`. ManifestError names it as ``where``.
 
-    Then ``top`` and ``refs`` hold the members of the document and of its object ``refs`` (None without one), and
-    ``header`` the members ``version``, ``templates``, ``gen``, ``refshard``, and ``refs`` if it is not an object.
+    Afterwards ``refs`` holds the members of the object "refs" (None without one), and ``top`` the other members of the
+    document, except those in ``header``: version, templates, gen, refshard, and refs if it is not an object.
     """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._text = b""
-        self._at = 0  # the text before it is parsed
+        self._at = 0  # position in _text up to which it is parsed
         self._before = 0  # bytes of the document before _text
-        self._state = "start"  # then "first" or "next" (a member or the end comes), "member" (a member), and "end"
-        self._wanted = 0  # bytes that are needed for another try
+        # What comes next: at "start" the document, at "first" a member or the end of an object, at "next" a comma or
+        # the end of an object, at "member" a member, at "end" nothing.
+        self._state = "start"
+        self._needed = 0  # bytes of text that are collected before a member that was too long is parsed again
         self.top = ReferenceBuilder(where)
         self.refs: ReferenceBuilder | None = None
         self.header: dict[str, Any] = {}
         self._within_refs = False
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse on with ``data``, the next bytes of the document."""
+        """Take the next bytes of the document, and parse the complete blocks."""
         self._before += self._at
         self._text = b"".join((memoryview(self._text)[self._at :], data))
         self._at = 0
-        if len(self._text) > max(BLOCK, self._wanted):
+        if len(self._text) > max(BLOCK, self._needed):
             self._run(final=False)
 
     def finish(self) -> None:
-        """Parse the rest, at the end of the document."""
+        """Parse the rest of the document; ManifestError if it is not complete."""
         self._run(final=True)
         if self._state != "end":
             raise self._make_end_error()
         self._text = b""
 
     def _run(self, *, final: bool) -> None:
+        """Parse blocks as long as there is enough text; if ``final``, parse all of it."""
         while True:
             space = _SPACE.match(self._text, self._at)
             self._at = space.end() if space else self._at
             left = len(self._text) - self._at
-            if not left or (not final and left < max(BLOCK, self._wanted)):
+            if not left or (not final and left < max(BLOCK, self._needed)):
                 return
             sign = self._text[self._at : self._at + 1]
             match self._state, sign:
@@ -89,10 +92,10 @@ class Reader:
                         if final:
                             raise self._make_end_error() from None
                         if left > LONGEST:
-                            raise self._make_error(f"a member has more than {LONGEST} bytes") from None
-                        self._wanted = 2 * left
+                            raise self._make_error(f"a member has more than {LONGEST} bytes, the limit") from None
+                        self._needed = 2 * left
                         return
-                    self._wanted = 0
+                    self._needed = 0
                 case "first" | "next", b"}":
                     self._at += 1
                     self._close()
@@ -109,7 +112,7 @@ class Reader:
             self._at += 1
             self._state = "first"
         else:
-            raise self._make_error("it does not begin with {")
+            raise self._make_error("it does not begin with {, as an object does")
 
     def _close(self) -> None:
         self._state = "next" if self._within_refs else "end"
@@ -125,11 +128,12 @@ class Reader:
         return ManifestError(f"{self._where} is not JSON: {reason}, at byte {self._before + self._at}")
 
     @property
-    def _into(self) -> ReferenceBuilder:
+    def _builder(self) -> ReferenceBuilder:
+        """The builder that takes the members of the object that is being parsed."""
         return self.refs if self._within_refs and self.refs is not None else self.top
 
     def _read_block(self, *, final: bool) -> None:
-        """Parse on from the start of a member. Raise `_Short` if there is not enough text."""
+        """Parse a block, which begins with a member. Raise `_Short` if there is not enough text."""
         refs = None if self._within_refs else _REFS_MEMBER.match(self._text, self._at)
         if refs is not None:
             self.refs = ReferenceBuilder(self._where)
@@ -145,18 +149,19 @@ class Reader:
             self._read_members(final=final, first=end)
 
     def _add_block(self, end: int) -> bool:
-        """Parse the text before ``end`` as compact members. Return False if it is something else."""
+        """Parse the text before ``end`` as columns. Return False if it is not compact JSON of references."""
         if _COMPACT.match(self._text, self._at, end) is None:
             return False
         block = memoryview(self._text)[self._at : end]
-        return self._into.add_block(block, () if self._within_refs else _SPECIAL)
+        return self._builder.add_block(block, () if self._within_refs else _SPECIAL)
 
     def _advance(self, end: int) -> None:
+        """Mark the text before ``end`` as parsed: a member ends there."""
         self._at = end
         self._state = "next"
 
     def _find_cut(self, limit: int) -> int | None:
-        """Return the apparent end of the last value before ``limit``; None if there is none."""
+        """Return the position after the last bytes before ``limit`` that look like the end of a value; else None."""
         begin = max(self._at, min(limit, len(self._text)) - PART)
         for pattern in (b'],"', b'], "', b'","', b'", "'):
             found = self._text.rfind(pattern, begin, limit)
@@ -167,7 +172,7 @@ class Reader:
         return found + 1 if found >= 0 else None
 
     def _read_members(self, *, final: bool, first: int | None = None) -> None:
-        """Parse members with a JSON reader, up to ``first`` or to the next end of a member."""
+        """Parse members with a JSON reader: up to ``first``, a likely end of a member, or else up to later ones."""
         end, size = first, PART
         if not self._within_refs and self._read_before_refs(len(self._text) if end is None else end):
             return
@@ -188,7 +193,7 @@ class Reader:
         self._read_json(len(self._text))
 
     def _read_before_refs(self, end: int) -> bool:
-        """Parse the members before a member ``"refs"``. Return False if there seems to be none."""
+        """Parse the members before a member "refs", which is parsed in blocks. Return False if there is none."""
         if self._text.find(b'"refs"', self._at, end) < 0:
             return False
         for match in islice(_REFS.finditer(self._text, self._at, end), TRIES):
@@ -202,6 +207,7 @@ class Reader:
         return False
 
     def _read_json(self, end: int) -> None:
+        """Parse the text before ``end`` as members. Raise `_Short` if it ends within a member."""
         text = b"{" + self._text[self._at : end] + b"}"
         try:
             members = msgspec.json.decode(text)
@@ -215,7 +221,7 @@ class Reader:
             self._advance(end)
 
     def _read_lax(self, text: bytes, end: int) -> None:
-        """Parse text that only lenient readers accept (NaN, half a surrogate pair), or in which an object ends."""
+        """Parse members that msgspec refuses: with NaN or half a surrogate pair, or followed by the object's end."""
         try:
             string = text.decode()
             members, stop = _LAX.raw_decode(string)
@@ -231,12 +237,12 @@ class Reader:
         self.take(members)
         if stop == len(string):
             self._advance(end)
-        else:  # the last brace is the document's own
+        else:  # the object ends before the brace that was appended to its text
             self._at += len(string[:stop].encode()) - 1
             self._close()
 
     def take(self, members: Mapping[Any, Any]) -> None:
-        """Add members of the document, as Python values."""
+        """Add members, as Python values, of the object that is being parsed."""
         if not self._within_refs and not members.keys().isdisjoint(SPECIAL):
             rest = dict(members)
             for name in SPECIAL:
@@ -251,4 +257,4 @@ class Reader:
                         self.refs.add_members(value)
                         del self.header[name]
             members = rest
-        self._into.add_members(members)
+        self._builder.add_members(members)

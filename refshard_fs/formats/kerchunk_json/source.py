@@ -1,7 +1,7 @@
 """Read and write kerchunk's JSON reference sets, versions 0 and 1. No I/O here.
 
-Specification: "References specification" of fsspec/kerchunk. The bytes may be compressed; the first bytes say how,
-whatever the file's name.
+Specification: "References specification" of fsspec/kerchunk. A set may be compressed. Its first bytes decide how; its
+name does not matter.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import read_member
 
-PIECE: Final = 1 << 23  # bytes that are decoded at a time
+PIECE: Final = 1 << 23  # bytes of a set in memory that are decoded at a time
 
 
 class JsonIndex(msgspec.Struct, frozen=True):
-    """Decodes a reference set; ``where`` is its name in errors."""
+    """Decode a reference set. ``where`` names it in errors."""
 
     where: str
-    overrides: tuple[tuple[str, str], ...] = ()
-    simple: bool = True
-    most: int = MANIFEST_BYTES  # bytes of the set, decompressed
+    overrides: tuple[tuple[str, str], ...] = ()  # values of templates that replace those in the set
+    simple: bool = True  # expand templates without jinja2
+    most: int = MANIFEST_BYTES  # the most bytes of the decompressed set
 
     def decode(self, data: bytes) -> ReferenceSet:
         decoder = self.decoder()
@@ -54,7 +54,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
         return decoder.finish()
 
     def decoder(self) -> Decoder:
-        """Return a decoder that takes the same bytes in pieces."""
+        """Return a decoder that takes the bytes of the set in pieces, as they arrive."""
         return Decoder(self)
 
     def identity(self) -> bytes:
@@ -62,7 +62,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
 
     def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
         if gives_access(value.urls.data.tobytes()):
-            raise ValueError("its URLs contain signatures or passwords, which must not be kept in a file")
+            raise ValueError("its URLs contain signatures or passwords, which are never written to the index cache")
         return compiled.pack(value)
 
     def unpack(self, data: memoryview) -> ReferenceSet:
@@ -70,59 +70,61 @@ class JsonIndex(msgspec.Struct, frozen=True):
 
 
 class Decoder:
-    """Decodes one reference set piece by piece into columns."""
+    """Decode a reference set, which arrives in pieces, to columns."""
 
     def __init__(self, index: JsonIndex) -> None:
         self._index = index
         self._inflate: Inflate | None = None  # None: the compression is not known yet
         self._head = b""
         self._reader = Reader(index.where)
-        self._taken = 0
+        self._size = 0  # bytes after decompression
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Decode on with ``data``. Raise ManifestError if it is damaged."""
+        """Decode the next bytes of the set. Raise ManifestError if they are damaged."""
         if self._inflate is None:
             self._head += data
             if len(self._head) < MAGIC:
                 return
             self._inflate, data, self._head = Inflate(self._head), self._head, b""
-        self._take(self._inflate.feed(data))
+        self._parse(self._inflate.feed(data))
 
     def finish(self) -> ReferenceSet:
-        """Return the reference set. Raise ManifestError if it is damaged."""
+        """Return the reference set, when all bytes were fed. Raise ManifestError if it is damaged."""
         if self._inflate is None:
             self._inflate = Inflate(self._head)
-        self._take(self._inflate.feed(self._head, is_last=True))
-        # The reader holds the parsed members, too: release it, so that they do not stay in memory with this decoder.
+        self._parse(self._inflate.feed(self._head, is_last=True))
+        # The reader holds the parsed members: release it, so that they do not stay in memory as long as this decoder.
         reader, self._reader = self._reader, Reader(self._index.where)
         reader.finish()
         return _make_reference_set(reader, self._index)
 
-    def _take(self, pieces: Iterator[bytes | memoryview]) -> None:
+    def _parse(self, pieces: Iterator[bytes | memoryview]) -> None:
+        """Parse decompressed bytes; ManifestError if they are damaged, or too many."""
         try:
             for piece in pieces:
-                self._taken += len(piece)
-                check_size(self._taken, self._index.most, self._index.where)
+                self._size += len(piece)
+                check_size(self._size, self._index.most, self._index.where)
                 self._reader.feed(piece)
         except DamagedStream as e:
             raise ManifestError(f"{self._index.where} is compressed and damaged: {e}") from e
 
 
 def parse(data: bytes, where: str, overrides: Mapping[str, str], *, simple: bool = True) -> ReferenceSet:
-    """Parse the reference set in ``data``. Raise ManifestError, with ``where`` and the key, if it is damaged."""
+    """Parse the reference set in ``data``. Raise ManifestError, which names ``where`` and the key, if it is damaged."""
     return JsonIndex(where, tuple(overrides.items()), simple).decode(data)
 
 
 def parse_document(
     document: Mapping[str, Any], where: str, overrides: Mapping[str, str], *, simple: bool = True
 ) -> ReferenceSet:
-    """Return the reference set in ``document``, of either version, without changing it."""
+    """Make a reference set of ``document``, a mapping as of version 0 or 1, which is not changed."""
     reader = Reader(where)
     reader.take(document)
     return _make_reference_set(reader, JsonIndex(where, tuple(overrides.items()), simple))
 
 
 def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
+    """Make a reference set of parsed members: check the version, expand templates and "gen", and read pins."""
     where, header = index.where, reader.header
     version = header.get("version")
     if version is None or isinstance(version, (str, list, dict)):
@@ -132,7 +134,7 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
             case {"pins": _} | {"from": _}:
                 raise ManifestError(f'{where} has pins or origins but no "version": add "version": 1 to it')
         reader.top.add_members(header)
-        return msgspec.structs.replace(reader.top.finish(), version=0)  # without templates: braces belong to URLs
+        return msgspec.structs.replace(reader.top.finish(), version=0)  # it has no templates: braces belong to URLs
     if version != 1 or isinstance(version, bool):
         raise ManifestError(f"{where} is of version {version!r}: expected 0 or 1")
     templates, gen = header.get("templates") or {}, header.get("gen") or []
@@ -146,22 +148,22 @@ def _make_reference_set(reader: Reader, index: JsonIndex) -> ReferenceSet:
         if not isinstance(part, kind):
             raise ManifestError(f"{name!r} of {where} is a {type(part).__name__}: expected a {kind.__name__.lower()}")
     try:
-        known = Templates(templates, dict(index.overrides), simple=index.simple)
+        expander = Templates(templates, dict(index.overrides), simple=index.simple)
     except ManifestError as e:
         raise type(e)(f"{where}: {e}") from e
     builder = reader.refs or ReferenceBuilder(where)
-    builder.expand(known.expand)
-    _generate(builder, gen, known, where)
+    builder.expand(expander.expand)
+    _generate(builder, gen, expander, where)
     refs = msgspec.structs.replace(builder.finish(), version=1)
-    ours = header.get("refshard")
-    match ours:
+    extension = header.get("refshard")
+    match extension:
         case {"pins": pins}:
             refs = msgspec.structs.replace(refs, pins=Pins.read(pins, refs.urls, where))
-    return msgspec.structs.replace(refs, origins=read_member(ours, where))
+    return msgspec.structs.replace(refs, origins=read_member(extension, where))
 
 
 def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templates, where: str) -> None:
-    """Add the references that the entries of "gen" expand to."""
+    """Expand the ``entries`` of "gen", and add the references to ``builder``."""
     try:
         generated = iter(expand_gen(entries, templates))
         while batch := list(islice(generated, BATCH)):
@@ -171,13 +173,13 @@ def _generate(builder: ReferenceBuilder, entries: list[object], templates: Templ
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a JSON reference set."""
+    """Open a JSON reference set. Raise TargetNotAllowed if jinja2 would run templates of a set that is not trusted."""
     where = redact(probe.url)
     rule = Admission() if options.rule_of is None else options.rule_of(probe.url)
     if not options.simple_templates and not rule.trusts_source:
         raise TargetNotAllowed(
             probe.url,
-            "simple_templates=False lets jinja2 run the templates of this set, which is not trusted",
+            "with simple_templates=False, jinja2 would run the templates of this set, which is not trusted",
             "Add the set's own URL to allow= if you trust it, or leave simple_templates=False out",
         )
     index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
@@ -185,19 +187,18 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)
 
 
-# Encoding references as a JSON set, piece by piece. No I/O here.
+# Encoding references as a JSON set, piece by piece.
 
-
-# The text around the members of a JSON set, by version.
+# The text before and after the members of a JSON set, by version.
 FRAMES: Final = {0: (b"{", b"}"), 1: (b'{"version":1,"refs":{', b"}}")}
 
 
 class LooksLikeTemplate(Exception):
-    """A URL contains ``{{``, which version 1 of JSON sets expands: write the set in version 0."""
+    """A URL contains ``{{``, which readers of version 1 would expand as a template: write the set in version 0."""
 
 
 def encode_member(key: str, value: Any, version: int) -> bytes:
-    """Encode one member of a JSON set; ``value`` is an object, text, data or a list."""
+    """Encode one member of a JSON set. ``value`` is a JSON object, a text, bytes, or a reference as a list."""
     match value:
         case [_, offset, None]:
             raise open_end(key, offset)
@@ -211,25 +212,29 @@ def encode_member(key: str, value: Any, version: int) -> bytes:
 
 
 def encode_chunk_members(array: str, grid: ChunkGrid, numbers: range, partition: Chunks, version: int) -> bytes:
-    """Encode all chunks in ``partition`` as members of a JSON set; ``numbers`` are the partition's chunks."""
+    """Encode the existing chunks of an array as members of a JSON set, with commas between them.
+
+    ``partition`` has the references of the chunks ``numbers``.
+    """
     check_representable(array, grid, numbers, partition)
     rows = partition.present()
     stem = zarrmeta.dumps(join(array, "x")).decode()[:-2]
     keys = tails(grid, np.array(rows, np.uint64) + np.uint64(numbers.start))
     urls = [_encode_url(url, version) for url in partition.urls]
     values = zip(*(column.tolist() for column in partition.ranges.take(rows)), strict=True)
-    out = []
+    members = []
     for row, tail, (target, offset, length) in zip(rows, keys, values, strict=True):
         if target == NO_TARGET:
-            out.append(f'{stem}{tail}":{zarrmeta.dumps(encode(partition.inline[row])).decode()}')
+            members.append(f'{stem}{tail}":{zarrmeta.dumps(encode(partition.inline[row])).decode()}')
         elif length == WHOLE:
-            out.append(f'{stem}{tail}":[{urls[target]}]')
+            members.append(f'{stem}{tail}":[{urls[target]}]')
         else:
-            out.append(f'{stem}{tail}":[{urls[target]},{offset},{length}]')
-    return ",".join(out).encode()
+            members.append(f'{stem}{tail}":[{urls[target]},{offset},{length}]')
+    return ",".join(members).encode()
 
 
 def _encode_url(url: str | None, version: int) -> str:
+    """Encode a URL as JSON. Raise LooksLikeTemplate if readers of version 1 would expand it."""
     if version and url is not None and "{{" in url:
         raise LooksLikeTemplate(url)
     return zarrmeta.dumps(url).decode()

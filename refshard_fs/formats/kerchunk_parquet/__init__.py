@@ -1,4 +1,4 @@
-"""Reference sets as directories of Parquet files, in kerchunk's layout. Recognised by the content of ``.zmetadata``."""
+"""Recognise reference sets in directories of Parquet files, in kerchunk's layout, by the content of ``.zmetadata``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.format import Format, Probe
 
-__all__ = ["FORMAT", "PARQUET", "own_members"]
+__all__ = ["FORMAT", "PARQUET", "get_extension"]
 
-PARQUET = ".zmetadata"  # the document of a set; in a zarr hierarchy it has other content
+PARQUET = ".zmetadata"  # the name of the set's document; in a zarr hierarchy it has consolidated metadata
 
 
 def _recognises(probe: Probe) -> bool:
@@ -18,16 +18,16 @@ def _recognises(probe: Probe) -> bool:
     if document is None or b'"record_size"' not in document.data:
         return False
     try:
-        spelled = zarrmeta.loads(document.data)
+        content = zarrmeta.loads(document.data)
     except ValueError:
-        return True  # damaged: opening it raises the error
-    return isinstance(spelled, dict) and any("record_size" in members for members in (spelled, own_members(spelled)))
+        return True  # the document is damaged: opening the set raises an error that says so
+    return isinstance(content, dict) and ("record_size" in content or "record_size" in get_extension(content))
 
 
-def own_members(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the members of a ``.zmetadata`` that only this package reads; none if they are damaged."""
-    found = document.get("refshard")
-    return found if isinstance(found, dict) else {}
+def get_extension(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object "refshard" of a ``.zmetadata``, which only this package reads; empty if absent or damaged."""
+    extension = document.get("refshard")
+    return extension if isinstance(extension, dict) else {}
 
 
 FORMAT = Format(

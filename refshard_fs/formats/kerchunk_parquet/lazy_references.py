@@ -1,4 +1,4 @@
-"""A parquet set as a mapping for users, read one partition at a time. No I/O here."""
+"""Show users the references of a parquet set as a mapping, which reads one partition at a time. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from refshard_fs.core.keyspace import Run
 from refshard_fs.core.model import Steps
 from refshard_fs.formats.kerchunk_parquet import PARQUET
 
-MEMO: Final = 4096  # values in the cache
+MEMO: Final = 4096  # the most values in the cache of a mapping
 
 Value = dict[str, Any] | bytes | tuple[str | None, Row]
 
 
 class ParquetSet(Protocol):
-    """The interface of a parquet set that `LazyReferences` needs."""
+    """The part of a parquet set's key space that `LazyReferences` uses."""
 
     root: str
     document: bytes
@@ -33,10 +33,10 @@ class ParquetSet(Protocol):
 
 
 class LazyReferences(Mapping[str, Any]):
-    """The references in a parquet set, as a mapping.
+    """The references of a parquet set by key, with values as in JSON: an object, bytes, or a list.
 
-    A look-up loads one partition. Iteration loads all partitions one after the other, and so does ``len``, because the
-    number of chunks is not stored. ``run(key, steps)`` runs a look-up for a key.
+    A look-up loads one partition. Iteration loads all partitions, one after the other. ``len`` does so, too, because a
+    set does not state how many chunks exist. ``run(key, steps)`` runs the steps of a look-up for ``key``.
     """
 
     def __init__(self, keyspace: ParquetSet, run: Run) -> None:
@@ -47,8 +47,8 @@ class LazyReferences(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._memo.get(key)
         if value is None:
-            found: Value | None = self._run(key, lambda: self.keyspace.value(key))
-            value = self.keyspace.document if found is None and key == PARQUET else _to_json(found)
+            raw: Value | None = self._run(key, lambda: self.keyspace.value(key))
+            value = self.keyspace.document if raw is None and key == PARQUET else _to_json(raw)
             if value is None:
                 raise KeyError(key)
             if len(self._memo) >= MEMO:
@@ -85,6 +85,7 @@ class LazyReferences(Mapping[str, Any]):
 
 
 def _to_json(value: Value | None) -> Any:
+    """Return a reference as a list; other values as they are."""
     match value:
         case (url, Row() as row):
             return row.to_json(url)

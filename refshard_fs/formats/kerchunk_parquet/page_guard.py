@@ -1,10 +1,10 @@
 """Refuse parquet files that would take far more memory than their rows need, before pyarrow reads them. No I/O here.
 
-A page header gives the decoded size and the number of values of its page, and a Parquet reader allocates memory for
-them without a check. The guard parses the footer and the headers of the pages that pyarrow will read (`FileMetaData`
-and `PageHeader` of the Parquet format, in Thrift's compact protocol) and raises ValueError before pyarrow allocates.
+A page header states the decoded size and the number of values of its page. pyarrow allocates memory for them without a
+check. This module parses the footer and the headers of the pages that pyarrow will read (`FileMetaData` and
+`PageHeader` of the Parquet format, in Thrift's compact protocol), and raises ValueError before pyarrow allocates them.
 
-pyarrow's own metadata objects cannot do that: an encrypted or contradictory footer makes them end the process.
+It does not use pyarrow's objects for metadata: an encrypted or contradictory footer makes them end the process.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-DECODED: Final = 1 << 30  # largest sum of the decoded pages of a file, in bytes,
-RATIO: Final = 500  # and for each byte of the file, if the sum is
-GRACE: Final = 64 << 20  # more than this
-OLD_WRITERS: Final = 100  # a column chunk of old parquet-mr may be this many bytes longer than its metadata say
+# All pages of a file may decode to GRACE bytes, or to RATIO bytes for each byte of the file if that is more, but to at
+# most DECODED bytes.
+DECODED: Final = 1 << 30
+RATIO: Final = 500
+GRACE: Final = 64 << 20
+OLD_WRITERS: Final = 100  # a column chunk by an old parquet-mr may have this many bytes more than its metadata state
 
 # Types of Thrift's compact protocol.
 I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12
 BYTE_ARRAY: Final = 6  # Parquet's type of texts and bytes
-_NESTING: Final = 16
-_PARTS: Final = 100_000  # most structures and list items in a footer: each may take one byte
+_NESTING: Final = 16  # the most levels of structures and lists
+_PARTS: Final = 100_000  # the most structures and list items in a footer, which may have one byte each
 
-# Types of pages; readers skip other types.
+# Types of pages; pyarrow skips pages of other types.
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3
-# For each type of page: the field of the header that describes it, and the field in there with the encoding.
+# For each type of page: the field of the page header that describes the page, and its own field with the encoding.
 _DESCRIPTIONS: Final = {DATA: (5, 2), DICTIONARY: (7, 2), DATA_V2: (8, 4)}
 
-# Encodings in which the header or the number of values bounds the decoded size.
+# Encodings whose decoded size is bounded by the page header or the number of values.
 _BOUNDED: Final = frozenset([0, 2, 3, 4, 5, 8, 9])
 # Encodings in which a few bytes may stand for any amount of text.
 _UNBOUNDED: Final = {6: "DELTA_LENGTH_BYTE_ARRAY", 7: "DELTA_BYTE_ARRAY"}
 
 
 class DamagedParquet(ValueError):
-    """The bytes do not follow the format."""
+    """The bytes do not follow the Parquet format."""
 
 
 class ThriftReader:
-    """A cursor over structures of Thrift's compact protocol in ``data``, between ``at`` and ``stop``.
+    """Read structures of Thrift's compact protocol from bytes ``at`` to ``stop`` of ``data``.
 
-    It is stricter than other readers, so the two cannot read the same bytes differently: a repeated field is an error,
-    where others take the last. A list may not have more items than there are bytes.
+    Bytes that readers may interpret differently are refused, so that pyarrow reads the values that were checked. For
+    example, a repeated field is an error, while other readers use its last value. A list may not have more items than
+    bytes are left.
     """
 
     def __init__(self, data: bytes, at: int, stop: int) -> None:
@@ -51,15 +54,15 @@ class ThriftReader:
         self._parts = _PARTS
         self.at = at
 
-    def struct(self) -> dict[tuple[int, int], Any]:
+    def read_struct(self) -> dict[tuple[int, int], Any]:
         """Return the fields of the next structure by (number, type)."""
         try:
-            found = self._read_struct(_NESTING)
+            fields = self._read_struct(_NESTING)
         except IndexError:
             raise DamagedParquet("a structure is cut short") from None
         if self.at > self._stop:
             raise DamagedParquet("a structure is cut short")
-        return found
+        return fields
 
     def _read_struct(self, nesting: int) -> dict[tuple[int, int], Any]:
         if not nesting:
@@ -72,7 +75,7 @@ class ThriftReader:
             self.at += 1
             kind, step = byte & 15, byte >> 4
             number = number + step if step else self._read_integer(32)
-            if not -(1 << 15) <= number < 1 << 15:  # other readers use the lower 16 bits
+            if not -(1 << 15) <= number < 1 << 15:  # other readers drop the higher bits
                 raise DamagedParquet(f"a field has the number {number}: expected 16 bits")
             if (number, kind) in fields:
                 raise DamagedParquet("a structure has a field twice")
@@ -94,12 +97,12 @@ class ThriftReader:
             case 7:
                 return self._read_bytes(8)
             case 9 | 10:
-                return self._list(nesting)
+                return self._read_list(nesting)
             case 12:
                 return self._read_struct(nesting)
         raise DamagedParquet(f"a field is of the unknown type {kind}")
 
-    def _list(self, nesting: int) -> list[Any]:
+    def _read_list(self, nesting: int) -> list[Any]:
         if not nesting:
             raise DamagedParquet("its lists are nested too deeply")
         byte = self._read_byte()
@@ -107,11 +110,13 @@ class ThriftReader:
         if size == 15:
             size = self._read_varint(32)
         if size > self._stop - self.at:
-            raise DamagedParquet("a list is longer than the bytes that are left")
+            left = self._stop - self.at
+            raise DamagedParquet(f"a list states {size} items: expected at most {left}, the bytes that are left")
         self._count(size)
         return [self._read_value(byte & 15, nesting - 1) for _ in range(size)]
 
     def _count(self, parts: int) -> None:
+        """Count structures and list items; raise DamagedParquet if there are too many."""
         self._parts -= parts
         if self._parts < 0:
             raise DamagedParquet(f"it has more than {_PARTS} structures and list items")
@@ -148,7 +153,10 @@ class ThriftReader:
 
 
 class ColumnChunk(NamedTuple):
-    """The pages of a column in a row group: ``size`` bytes from ``at``; -1 for a number that is not in the footer."""
+    """The pages of a column in a row group: ``size`` bytes from byte ``at`` on, with a number of ``values``.
+
+    A number that the footer lacks is -1.
+    """
 
     values: int
     at: int
@@ -156,17 +164,18 @@ class ColumnChunk(NamedTuple):
 
 
 class Footer:
-    """The footer of a file: the number of rows, and (rows, columns) of each row group. Raises ValueError if damaged.
+    """The footer of a file: its number of ``rows``, and of each row group, the number of rows and the columns.
 
     ``texts`` are the names of columns of texts or bytes; ``notes`` are the key-value metadata.
     """
 
     def __init__(self, data: bytes) -> None:
+        """Parse the footer of the file ``data``; DamagedParquet if it is damaged."""
         end = len(data) - 8  # before the footer's length and the magic
         length = int.from_bytes(data[end : end + 4], "little") if end > 0 else 0
         if not 0 < length <= end:
-            raise DamagedParquet("it has no footer")
-        fields = ThriftReader(data, end - length, end).struct()
+            raise DamagedParquet(f"its last 8 bytes state a footer of {length} bytes: expected 1 to {max(end, 0)}")
+        fields = ThriftReader(data, end - length, end).read_struct()
         self.rows: int = fields.get((3, I64), -1)
         if self.rows < 0:
             raise DamagedParquet("its footer does not have the number of rows")
@@ -177,13 +186,15 @@ class Footer:
 
 
 def _get_structs(fields: dict[tuple[int, int], Any], number: int) -> list[dict[tuple[int, int], Any]]:
-    found: list[Any] = fields.get((number, LIST), [])
-    if not all(isinstance(item, dict) for item in found):
-        raise DamagedParquet("a list does not have structures as items")
-    return found
+    """Return the list of structures in field ``number``; an empty list if it is absent."""
+    items: list[Any] = fields.get((number, LIST), [])
+    if not all(isinstance(item, dict) for item in items):
+        raise DamagedParquet(f"a list has other items than structures, in field {number}")
+    return items
 
 
 def _parse_chunks(group: dict[tuple[int, int], Any]) -> list[ColumnChunk]:
+    """Return the columns of a row group."""
     chunks = []
     for column in _get_structs(group, 1):
         meta = column.get((3, STRUCT), {})
@@ -194,78 +205,84 @@ def _parse_chunks(group: dict[tuple[int, int], Any]) -> list[ColumnChunk]:
 
 
 class Page(NamedTuple):
-    """A page: ``stored`` bytes from ``start`` decode to ``made`` bytes and ``values`` values."""
+    """A page: ``stored_size`` bytes from byte ``start`` on decode to ``decoded_size`` bytes, ``values`` values."""
 
     kind: int
     start: int
-    stored: int
-    made: int
+    stored_size: int
+    decoded_size: int
     values: int = 0
     encoding: int = 0
 
 
 def parse_page_header(data: bytes, at: int, stop: int) -> Page:
-    """Parse the page header at ``at``. Raise ValueError if it is damaged or its page ends after ``stop``."""
+    """Parse the page header at byte ``at``. Raise ValueError if it is damaged, or its page ends after ``stop``."""
     reader = ThriftReader(data, at, stop)
-    header = reader.struct()
-    kind, made, stored = header.get((1, I32)), header.get((2, I32), -1), header.get((3, I32), -1)
+    header = reader.read_struct()
+    kind, decoded_size, stored_size = header.get((1, I32)), header.get((2, I32), -1), header.get((3, I32), -1)
     start = reader.at
-    if kind is None or made < 0 or not 0 <= stored <= stop - start:
+    if kind is None or decoded_size < 0 or not 0 <= stored_size <= stop - start:
         raise DamagedParquet(
-            f"a page header is damaged: {stored} bytes, decoded {made}; expected at most {stop - start}, and a kind"
+            f"a page header states the type {kind}, {stored_size} bytes, and {decoded_size} decoded bytes: expected a "
+            f"type, at most {stop - start} bytes, and at least 0 decoded bytes"
         )
     if kind not in _DESCRIPTIONS:
-        return Page(kind, start, stored, made)
+        return Page(kind, start, stored_size, decoded_size)
     field, encoding = _DESCRIPTIONS[kind]
     description = header.get((field, STRUCT), {})
     values = description.get((1, I32), -1)
     if values < 0 or (encoding, I32) not in description:
-        raise DamagedParquet("a page header does not have the number of values or the encoding")
-    return Page(kind, start, stored, made, values, description[encoding, I32])
+        raise DamagedParquet("a page header lacks the number of values or the encoding")
+    return Page(kind, start, stored_size, decoded_size, values, description[encoding, I32])
 
 
 def check_columns(data: bytes, footer: Footer, columns: Mapping[str, tuple[int, int]]) -> None:
     """Raise ValueError if decoding ``columns`` may take more memory than their rows need, or than the limits allow.
 
-    ``columns`` gives for each name the column's number in the file and the smallest size of a value in bytes.
+    ``columns`` has for each name the index of the column in the file, and the smallest size of a value in bytes.
     """
     most = left = min(max(GRACE, RATIO * len(data)), DECODED)
     for rows, chunks in footer.groups:
         for name, (number, width) in columns.items():
             if number >= len(chunks):
-                raise DamagedParquet("a row group lacks a column")
+                raise DamagedParquet(f"a row group has {len(chunks)} columns: expected column {number}, {name!r}")
             try:
                 for page in _walk_pages(data, chunks[number], rows, width):
-                    left -= page.made
+                    left -= page.decoded_size
                     if left < 0:
-                        raise ValueError(f"its pages decode to {most - left} bytes or more: at most {most} are allowed")
+                        raise ValueError(f"its pages decode to {most - left} bytes or more: expected at most {most}")
             except ValueError as e:
                 raise ValueError(f"its column {name!r} cannot be read: {e}") from e
 
 
 def _walk_pages(data: bytes, chunk: ColumnChunk, rows: int, width: int) -> Iterator[Page]:
-    """Yield the pages of a column chunk that pyarrow reads. Raise ValueError for a page with an impossible size."""
+    """Yield the pages of a column chunk that pyarrow reads. Raise ValueError if a page cannot have the stated size."""
     if not 0 <= chunk.values <= rows:
         raise DamagedParquet(f"it has {chunk.values} values: expected at most {rows}, one for each row")
     if chunk.at < 0 or chunk.size < 0 or chunk.at + chunk.size > len(data):
-        raise DamagedParquet(f"its {chunk.size} bytes at {chunk.at} do not lie within the file of {len(data)}")
+        raise DamagedParquet(
+            f"its pages have {chunk.size} bytes from byte {chunk.at} on: expected a range in the file of {len(data)} "
+            "bytes"
+        )
     at = chunk.at
     stop = min(at + chunk.size + OLD_WRITERS, len(data))
     seen = 0
     while seen < chunk.values and at < stop:
         page = parse_page_header(data, at, stop)
-        if page.values > chunk.values or (page.kind == DICTIONARY and page.values * width > page.made):
+        if page.values > chunk.values or (page.kind == DICTIONARY and page.values * width > page.decoded_size):
             raise ValueError(
-                f"a page of {page.made} bytes has {page.values} values, more than its column: {chunk.values}"
+                f"a page of {page.decoded_size} bytes has {page.values} values: expected at most {chunk.values}, and "
+                f"at least {width} bytes for each value of a dictionary"
             )
         _check_encoding(page.encoding)
         yield page
         if page.kind != DICTIONARY:
             seen += page.values
-        at = page.start + page.stored
+        at = page.start + page.stored_size
 
 
 def _check_encoding(encoding: int) -> None:
+    """Raise ValueError for an encoding whose decoded size has no bound, or that is unknown."""
     if encoding in _UNBOUNDED:
         raise ValueError(
             f"a page has the encoding {_UNBOUNDED[encoding]}, whose decoded size has no bound: write the file with the "

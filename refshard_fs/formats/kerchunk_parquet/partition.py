@@ -1,7 +1,7 @@
-"""Decode one parquet file, which holds references to chunks of one array. No I/O here.
+"""Decode a partition: one parquet file, with references to chunks of one array. No I/O here.
 
-Row ``r`` of partition ``i`` is the chunk with the number ``i * record_size + r`` in the array's grid. pyarrow reads the
-file; it is an extra and is imported at the first use. `page_guard` checks the file first.
+Row ``r`` of partition ``i`` is the chunk with the number ``i * record_size + r`` in the array's grid. `page_guard`
+checks the file, then pyarrow reads it. pyarrow is an optional dependency, which is imported at the first use.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from refshard_fs.formats.kerchunk_parquet.page_guard import Footer, check_column
 from refshard_fs.references.values import decode_base64
 
 COLUMNS: Final = ("path", "offset", "size", "raw")
-ROWS: Final = 1 << 24  # most rows of a partition: each takes 20 bytes in memory, but hardly any in the file
-OFFSETS: Final = 2**63  # parquet's integers are signed
-LIST_ITEMS: Final = 100_000  # most items of a list in a footer that pyarrow allocates memory for
+ROWS: Final = 1 << 24  # the most rows of a partition: a row takes 20 bytes in memory, but may take none in the file
+OFFSETS: Final = 2**63  # byte ranges end before this offset: parquet's integers are signed
+LIST_ITEMS: Final = 100_000  # the most items of a list in a footer that pyarrow allocates memory for
 
 _NOT_READ: Final = "it cannot be read as a parquet file"
-_WIDTHS: Final = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes, at least
-
-
+# The least bytes of a value, by physical type.
+_WIDTHS: Final = {"INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 _FLOATS: Final = frozenset(["halffloat", "float", "double"])
 
 N = TypeVar("N", np.int32, np.int64, np.float64)
 
 
 def require_pyarrow() -> tuple[Any, Any]:
-    """Import pyarrow and pyarrow.parquet. Raise ImportError, with the name of the extra, if they are not installed."""
+    """Import pyarrow and pyarrow.parquet. If they are missing, raise ImportError with the command to install them."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -44,7 +43,7 @@ def require_pyarrow() -> tuple[Any, Any]:
 
 
 def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
-    """Read the file's columns among `COLUMNS` as Arrow arrays; None for a column of nulls or NaN only."""
+    """Read the `COLUMNS` that the file has, as Arrow arrays by name; None for a column that has only nulls or NaN."""
     pa, parquet = require_pyarrow()
     limit = min(len(data), LIST_ITEMS)
     try:
@@ -55,23 +54,23 @@ def read_columns(data: bytes, footer: Footer) -> dict[str, Any]:
                 page_checksum_verification=True,
                 thrift_container_size_limit=limit,
             )
-            found = _find_columns(file.schema)
-            check_columns(data, footer, {name: (number, _WIDTHS[kind]) for name, (number, kind) in found.items()})
-            table = file.read(columns=list(found), use_threads=False, use_pandas_metadata=False)
+            columns = _find_columns(file.schema)
+            check_columns(data, footer, {name: (number, _WIDTHS[kind]) for name, (number, kind) in columns.items()})
+            table = file.read(columns=list(columns), use_threads=False, use_pandas_metadata=False)
         if table.num_rows != footer.rows:
-            raise ValueError(f"it has {table.num_rows} rows: its footer says {footer.rows}")
-        return {name: _join_pieces(table.column(name)) for name in found}
-    except KeyError as e:  # from `read_dictionary`: the footer has the column, but within another
+            raise ValueError(f"it has {table.num_rows} rows: expected {footer.rows}, as its footer states")
+        return {name: _join_pieces(table.column(name)) for name in columns}
+    except KeyError as e:  # raised for `read_dictionary`, if the footer has the column nested in another column
         raise ValueError(f"its column {e.args[0].decode()!r} is nested: expected a plain column") from e
-    except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # RuntimeError: Parquet's own checks
+    except (pa.ArrowException, OSError, MemoryError, RuntimeError) as e:  # RuntimeError: from the Parquet library
         if isinstance(e, ValueError) and not isinstance(e, pa.ArrowException):
             raise
         raise ValueError(f"{_NOT_READ}: {e}") from e
 
 
 def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
-    """Return (number in the file, physical type) for each of `COLUMNS` in the file."""
-    found: dict[str, tuple[int, str]] = {}
+    """Return (index in the file, physical type) for each of `COLUMNS` that the file has."""
+    columns: dict[str, tuple[int, str]] = {}
     for number in range(len(schema)):
         column = schema.column(number)
         name = column.path.partition(".")[0]
@@ -81,17 +80,17 @@ def _find_columns(schema: Any) -> dict[str, tuple[int, str]]:
             raise ValueError(f"its column {name!r} is nested: expected a plain column")
         if column.physical_type not in _WIDTHS:
             raise ValueError(f"its column {name!r} is of the type {column.physical_type}, which is not supported")
-        if name in found:
-            raise ValueError(f"it has the column {name!r} twice")
-        found[name] = number, column.physical_type
-    return found
+        if name in columns:
+            raise ValueError(f"it has the column {name!r} twice: expected it once")
+        columns[name] = number, column.physical_type
+    return columns
 
 
 def _join_pieces(column: Any) -> Any:
-    """Join a column's pieces into one array; None if all rows are null or NaN."""
+    """Join the pieces of a column to one array; None if all rows are null or NaN."""
     if column.null_count == len(column):
         return None
-    column.validate(full=True)  # codes of a damaged dictionary may point outside it
+    column.validate(full=True)  # indices of a damaged column may lie outside its dictionary
     array = column.chunk(0) if column.num_chunks == 1 else column.unify_dictionaries().combine_chunks()
     if str(array.type) in _FLOATS and np.isnan(_view_numbers(array, np.float64, np.nan)).all():
         return None
@@ -99,7 +98,10 @@ def _join_pieces(column: Any) -> Any:
 
 
 def _view_numbers(array: Any, dtype: type[N], missing: float) -> npt.NDArray[N]:
-    """View an array as numbers, through its buffer: Arrow's own conversions to numpy import pandas if installed."""
+    """View an Arrow array as numbers of ``dtype``, with ``missing`` for null.
+
+    Arrow's conversion to numpy would import pandas, which takes long, so the buffer of the array is viewed.
+    """
     kind = np.dtype(dtype)
     if str(array.type) != kind.name:
         array = array.cast(kind.name, safe=False)
@@ -111,13 +113,13 @@ def _view_numbers(array: Any, dtype: type[N], missing: float) -> npt.NDArray[N]:
     return numbers.copy() if values.size > 2 * kind.itemsize * len(array) else numbers
 
 
-NOTE: Final = b"refshard"  # the key of a `Written` in the key-value metadata of a partition's file
+NOTE: Final = b"refshard"  # the key of a `PartitionHistory` in the key-value metadata of a partition's file
 
 
-class Written(msgspec.Struct, frozen=True):
-    """The commit that wrote a partition, by its number, and the commits that wrote earlier versions of it.
+class PartitionHistory(msgspec.Struct, frozen=True):
+    """The number of the commit that wrote a partition, and of commits that wrote ``earlier`` versions, newest first.
 
-    None among the earlier ones: the partition did not exist. Versions before the last one listed are unknown.
+    None in ``earlier`` means that the partition did not exist before. Versions before the last number are unknown.
     """
 
     generation: int = 0
@@ -125,13 +127,13 @@ class Written(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Approximate size in memory, in bytes."""
+        """The approximate size in memory in bytes."""
         return 100
 
-    def at(self, generation: int) -> int | None:
-        """Return the number of the commit whose version of the partition was current after the commit ``generation``.
+    def find_version(self, generation: int) -> int | None:
+        """Return the number of the commit that wrote the version of the partition after commit ``generation``.
 
-        The result is None if the partition did not exist then. Raises LookupError if that is unknown.
+        The number is at most ``generation``; None if the partition did not exist then. Raises LookupError if unknown.
         """
         for number in (self.generation, *self.earlier):
             if number is None or number <= generation:
@@ -140,25 +142,25 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class StoredPartition(Chunks, frozen=True, eq=False):
-    """A partition with the commit that wrote it."""
+    """A partition with the commits that wrote it and its earlier versions."""
 
-    written: Written = Written()
+    history: PartitionHistory = PartitionHistory()
 
 
-def _read_note(footer: Footer) -> Written:
+def _parse_history(footer: Footer) -> PartitionHistory:
     note = footer.notes.get(NOTE)
     try:
-        return Written() if note is None else msgspec.json.decode(note, type=Written)
+        return PartitionHistory() if note is None else msgspec.json.decode(note, type=PartitionHistory)
     except msgspec.DecodeError as e:
         raise ValueError(f"its note {NOTE.decode()!r} is damaged: {e}") from e
 
 
 class PartitionIndex(msgspec.Struct, frozen=True):
-    """Decodes a partition.
+    """Decode a partition of ``chunks`` chunks; its file may have up to ``record_size`` rows.
 
-    ``chunks`` is the number of the array's chunks in it; it may have up to ``record_size`` rows. ``version`` tells
-    apart the states of a set that was rewritten. ``quota`` bounds the number of the set's partitions in the cache. If a
-    commit later than ``generation`` wrote the partition, the result is its `Written` only.
+    ``version`` is the version of the set's document: a set that was written anew has other partitions. ``quota`` limits
+    how many partitions of the set are in the cache. If a commit after commit ``generation`` wrote the file, the result
+    is only its history.
     """
 
     chunks: int
@@ -167,14 +169,14 @@ class PartitionIndex(msgspec.Struct, frozen=True):
     quota: Quota | None = None
     generation: int = 0
 
-    def decode(self, data: bytes) -> StoredPartition | Written:
+    def decode(self, data: bytes) -> StoredPartition | PartitionHistory:
         try:
             footer = Footer(data)
         except ValueError as e:
             raise ValueError(f"{_NOT_READ}: {e}") from e
-        written = _read_note(footer)
-        if written.generation > self.generation:
-            return written
+        history = _parse_history(footer)
+        if history.generation > self.generation:
+            return history
         rows, most = footer.rows, min(self.record_size, ROWS)
         if rows < self.chunks:
             raise ValueError(f"it has {rows} rows: expected at least {self.chunks}, one for each chunk")
@@ -182,15 +184,15 @@ class PartitionIndex(msgspec.Struct, frozen=True):
             raise ValueError(f"it has {rows} rows: expected at most {most}")
         columns = read_columns(data, footer)
         if not columns:
-            raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}")
-        return _make_partition(columns, rows, self.chunks, written)
+            raise ValueError(f"it has none of the columns {', '.join(COLUMNS)}: expected at least one")
+        return _make_partition(columns, rows, self.chunks, history)
 
 
-def _make_partition(columns: Mapping[str, Any], rows: int, chunks: int, written: Written) -> StoredPartition:
+def _make_partition(columns: Mapping[str, Any], rows: int, chunks: int, history: PartitionHistory) -> StoredPartition:
     """Make a partition of the first ``chunks`` rows; further rows are padding of the last partition."""
     paths, codes = _split_texts("path", columns.get("path"), rows)
-    urls = tuple(u.decode() if isinstance(u, bytes) else u for u in paths)
-    targets = codes.astype(np.uint32)  # -1 becomes ABSENT
+    urls = tuple(path.decode() if isinstance(path, bytes) else path for path in paths)
+    targets = codes.astype(np.uint32)  # -1 becomes NO_TARGET
     offsets = _read_integers("offset", columns.get("offset"), rows)
     lengths = _read_integers("size", columns.get("size"), rows)
     inline = _decode_inline(*_split_texts("raw", columns.get("raw"), rows), chunks)
@@ -200,17 +202,20 @@ def _make_partition(columns: Mapping[str, Any], rows: int, chunks: int, written:
         targets[np.fromiter(inline, np.int64, len(inline))] = NO_TARGET
     spans, sizes = offsets.view(np.uint64), lengths.view(np.uint64)
     if int(spans.max()) + int(sizes.max()) >= OFFSETS:  # also true if a number is negative
-        there = targets != NO_TARGET
-        wrong = np.flatnonzero(there & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
+        has_target = targets != NO_TARGET
+        wrong = np.flatnonzero(has_target & ((offsets < 0) | (lengths < 0) | (offsets > OFFSETS - 1 - lengths)))
         for row in wrong.tolist():
-            raise ValueError(f"row {row} is not a byte range: offset {offsets[row]}, size {lengths[row]}")
+            raise ValueError(
+                f"row {row} is not a byte range: offset {offsets[row]}, size {lengths[row]}; expected numbers of at "
+                "least 0, and an end below 2**63"
+            )
     if not sizes.all():
         sizes = np.where((targets != NO_TARGET) & (sizes == 0) & (spans == 0), np.uint64(WHOLE), sizes)
-    return StoredPartition(urls, Ranges(targets, spans, sizes), inline, written=written)
+    return StoredPartition(urls, Ranges(targets, spans, sizes), inline, history=history)
 
 
 def _split_texts(name: str, array: Any, rows: int) -> tuple[Sequence[str | bytes], npt.NDArray[np.int32]]:
-    """Return the distinct values of a column, and the position of each row's value; -1 for null."""
+    """Return the distinct values of a column, and for each row the index of its value there; -1 for null."""
     if array is None:
         return (), np.full(rows, -1, np.int32)
     if not str(array.type).startswith("dictionary"):
@@ -228,15 +233,15 @@ def _read_integers(name: str, array: Any, rows: int) -> npt.NDArray[np.int64]:
 
 
 def _decode_inline(values: Sequence[str | bytes], codes: npt.NDArray[np.int32], chunks: int) -> dict[int, bytes]:
-    """Return data by row. As in JSON, a text that starts with ``base64:`` is decoded."""
-    made: dict[int, bytes] = {}
-    out = {}
+    """Return inline data by row. As in JSON, a text that begins with ``base64:`` is decoded."""
+    decoded: dict[int, bytes] = {}
+    inline = {}
     for row in np.flatnonzero(codes[:chunks] >= 0).tolist():
         code = int(codes[row])
-        if code not in made:
-            made[code] = _decode_value(values[code], row)
-        out[row] = made[code]
-    return out
+        if code not in decoded:
+            decoded[code] = _decode_value(values[code], row)
+        inline[row] = decoded[code]
+    return inline
 
 
 def _decode_value(value: str | bytes, row: int) -> bytes:

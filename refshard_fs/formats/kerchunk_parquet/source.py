@@ -5,10 +5,10 @@ A set is a directory. ``.zmetadata`` is ``{"metadata": {key: object}, "record_si
 chunks do not exist. kerchunk and VirtualiZarr write zarr v2 with ``.`` between coordinates. Here the same layout holds
 ``zarr.json`` and all encodings of chunk keys, too: keys follow the array's own metadata.
 
-A commit adds a member ``refshard`` to ``.zmetadata``: the number of the commit, and the partitions that do not have
-their usual file names yet or no longer exist (FORMATS.md). Each partition has the number of the commit that wrote it. A
-reader that opened the set before a commit recognises newer partitions by that number, and reads the replaced files
-instead, which are kept for a while.
+A commit adds a member ``refshard`` to ``.zmetadata`` (FORMATS.md). It has the number of the commit, the file names of
+partitions that do not have their usual names yet, and the partitions that no longer exist. Each partition has the
+number of the commit that wrote it. A reader that opened the set before a commit recognises newer partitions by that
+number, and reads the replaced files instead, which are kept for a while.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ from refshard_fs.core.keyspace import KeySpace, Run, find_chunk
 from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Quota, Span, Stat, Steps, batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
-from refshard_fs.formats.kerchunk_parquet import PARQUET, own_members
+from refshard_fs.formats.kerchunk_parquet import PARQUET, get_extension
 from refshard_fs.formats.kerchunk_parquet.lazy_references import MEMO, LazyReferences, Value
-from refshard_fs.formats.kerchunk_parquet.partition import PartitionIndex, StoredPartition, Written, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import (
+    PartitionHistory,
+    PartitionIndex,
+    StoredPartition,
+    require_pyarrow,
+)
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
@@ -41,62 +46,64 @@ from refshard_fs.security.policy import directory_of, locator, relative_to
 
 KEPT = 900  # seconds that replaced files are kept for readers that opened the set before
 BATCH = 8  # partitions that a listing loads at a time
-ASKED = 1 << 16  # most partitions that are looked up one by one if the directory cannot be listed
+ASKED = 1 << 16  # the most partitions that are looked up one by one if the directory cannot be listed
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
 _KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)
 _NAME = re.compile(r"refs\.[0-9]+\.[0-9a-f]+\.parq", re.ASCII)
 
 
-def partition_name(array: str, number: int, replaced: int | None = None) -> str:
-    """Return the path of a partition of ``array``, relative to the set.
+def make_partition_name(array: str, number: int, replaced: int | None = None) -> str:
+    """Return the usual path of a partition, relative to the set.
 
-    With ``replaced``: the path of the old version that the commit with this number wrote.
+    With ``replaced``, return the path of the copy of an old version, which the commit with this number wrote.
     """
     return join(array, f"refs.{number}.parq" if replaced is None else f"refs.{number}.{replaced}.parq")
 
 
 def is_partition(path: str) -> bool:
-    """Whether a path relative to a set is a partition: under its usual name, or another one that a commit gives it."""
+    """Return whether ``path``, relative to a set, has the usual name of a partition, or the name that a commit uses."""
     name = path.rpartition("/")[2]
     return _FILE.fullmatch(name) is not None or _NAME.fullmatch(name) is not None
 
 
 def find_partitions(paths: Iterable[str]) -> dict[str, list[int]]:
-    """Return the numbers of the partitions that have their usual names among ``paths``, by array."""
-    found: dict[str, list[int]] = {}
+    """Return by array the numbers of the partitions with usual names among ``paths``, which are relative to a set."""
+    numbers: dict[str, list[int]] = {}
     for path in paths:
         array, name = parent(path)
         file = _FILE.fullmatch(name)
         if file is not None:
-            found.setdefault(array, []).append(int(file[1]))
-    return found
+            numbers.setdefault(array, []).append(int(file[1]))
+    return numbers
 
 
 class Layout:
-    """The content of ``.zmetadata``: the metadata documents by key, the arrays' grids, and the rows of a partition."""
+    """The content of ``.zmetadata``: ``metadata`` by key, the ``grids`` of arrays, and what commits added."""
 
     def __init__(self, document: bytes, where: str) -> None:
+        """Parse the bytes of the document, which errors name ``where``. Raises ManifestError if it is damaged."""
         try:
-            spelled = zarrmeta.loads(document)
+            content = zarrmeta.loads(document)
         except ValueError as e:
             raise ManifestError(f"{where} is not JSON: {e}") from e
-        ours = own_members(spelled) if isinstance(spelled, dict) else {}
-        # Whether other readers cannot read the set yet, because a save that replaces another set is not complete.
-        self.is_for_us_alone = "record_size" in ours
-        match {**spelled, "record_size": ours["record_size"]} if self.is_for_us_alone else spelled:
+        extension = get_extension(content) if isinstance(content, dict) else {}
+        # Until a save that replaces another set is complete, other readers get an error: they would mix the two sets.
+        self.is_for_us_alone = "record_size" in extension
+        match {**content, "record_size": extension["record_size"]} if self.is_for_us_alone else content:
             case {"metadata": dict(metadata), "record_size": int(size)} if not isinstance(size, bool):
                 self.metadata: dict[str, dict[str, Any]] = metadata
-                self.record_size = size
+                self.record_size = size  # rows of a partition
             case _:
                 raise ManifestError(
-                    f"{where} is not a reference set: it needs 'metadata' (an object) and 'record_size'"
+                    f"{where} is not a reference set: it needs 'metadata' (an object) and 'record_size' (an integer)"
                 )
-        self.renamed = _read_renamed(spelled, where)
-        self.generation = _read_number(ours, "generation")  # number of the last commit
-        self.begun = _read_number(ours, "at")  # time at which a commit began to give partitions their usual names
-        self.kept = _read_kept(ours)
-        self.origins = read_member(ours, where)
+        self.renamed = _read_renamed(content, where)
+        self.generation = _read_number(extension, "generation")  # the number of the last commit
+        # The time, in seconds since 1970, at which a commit began to give partitions their usual names.
+        self.renaming_since = _read_number(extension, "at")
+        self.kept = _read_kept(extension)
+        self.origins = read_member(extension, where)
         if self.record_size < 1:
             raise ManifestError(f"{where}: its record_size is {self.record_size}: expected at least 1")
         self.grids: dict[str, ChunkGrid] = {}
@@ -111,32 +118,33 @@ class Layout:
                 if meta is not None and meta.grid is not None:
                     self.grids[path] = meta.grid
 
-    def partitions(self, array: str) -> int:
-        """Return the number of partitions that the chunks of ``array`` fill, whether they exist or not."""
+    def count_partitions(self, array: str) -> int:
+        """Return the number of partitions of ``array`` if all its chunks exist."""
         return -(-self.grids[array].size // self.record_size)
 
-    def chunks(self, array: str, partition: int) -> int:
-        """Return the number of the grid's chunks in a partition."""
+    def count_chunks(self, array: str, partition: int) -> int:
+        """Return the number of chunks that belong to a partition: the last one of an array may have fewer."""
         return min(self.record_size, self.grids[array].size - partition * self.record_size)
 
 
-def _read_number(ours: Mapping[str, Any], name: str) -> int:
-    found = ours.get(name, 0)
-    return found if type(found) is int and 0 <= found < 1 << 63 else 0
+def _read_number(extension: Mapping[str, Any], name: str) -> int:
+    """Return the number in a member; 0 if it is absent or damaged."""
+    number = extension.get(name, 0)
+    return number if type(number) is int and 0 <= number < 1 << 63 else 0
 
 
-def _read_kept(ours: Mapping[str, Any]) -> dict[str, int]:
-    """Return the times of replacement of old files, in seconds since 1970, by path."""
-    match ours:
+def _read_kept(extension: Mapping[str, Any]) -> dict[str, int]:
+    """Return by path of each replaced file the time of its replacement, in seconds since 1970."""
+    match extension:
         case {"kept": dict(kept)}:
             named = ((path, when) for path, when in kept.items() if is_key(path) and _KEPT.fullmatch(parent(path)[1]))
             return {path: when for path, when in named if type(when) is int}
     return {}
 
 
-def _read_renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
-    """Return the file names of renamed partitions by array and number; None for a partition that does not exist."""
-    match spelled.get("refshard"):
+def _read_renamed(content: Mapping[str, Any], where: str) -> dict[str, dict[int, str | None]]:
+    """Return by array and number the file names of partitions without usual names; None if a commit removed it."""
+    match content.get("refshard"):
         case None:
             return {}
         case {"partitions": dict(arrays)}:
@@ -145,20 +153,24 @@ def _read_renamed(spelled: Mapping[str, Any], where: str) -> dict[str, dict[int,
             return {}
         case _:
             raise ManifestError(f"{where}: its 'refshard' needs a member 'partitions' (an object), 'commit' or 'from'")
-    found: dict[str, dict[int, str | None]] = {}
+    renamed: dict[str, dict[int, str | None]] = {}
     for array, names in arrays.items():
-        known = found[array] = {}
+        by_number = renamed[array] = {}
         for number, name in (names if isinstance(names, dict) else {"": ""}).items():
             if not _NUMBER.fullmatch(number) or not (name is None or (isinstance(name, str) and _NAME.fullmatch(name))):
                 raise ManifestError(
                     f"{where}: expected partition numbers of {array!r} with names of files, got {number!r}: {name!r}"
                 )
-            known[int(number)] = name
-    return found
+            by_number[int(number)] = name
+    return renamed
 
 
 class ParquetKeySpace(PartedKeySpace):
-    """The keys of a parquet set below ``root``. A look-up loads one partition; a listing, all of its directory."""
+    """The keys of a parquet set at the URL ``root``.
+
+    A look-up loads one partition; listing the directory of an array loads all its partitions. ``document`` are the
+    bytes of ``.zmetadata``, ``version`` names their version. At most ``cache_size`` partitions stay in memory.
+    """
 
     holds_all_metadata = True
     consolidated_anew = PARQUET
@@ -180,14 +192,16 @@ class ParquetKeySpace(PartedKeySpace):
         self.grids: Mapping[str, ChunkGrid] = self.layout.grids
         self._version = version
         self._quota = Quota(root, cache_size)
-        self._absent: set[tuple[str, int]] = set()  # partitions that are known not to exist
-        self._found: dict[tuple[str, int], int] = {}  # partitions that were read: the commits that wrote them
+        self._absent: set[tuple[str, int]] = set()  # partitions, by array and number, that do not exist
+        self._generations: dict[tuple[str, int], int] = {}  # partitions that were read → commits that wrote them
         self._checks_absence = True
         self._absolute = lru_cache(MEMO)(resolve)
         self._origin = lru_cache(MEMO)(lambda url: self._origins.of(self._absolute(url)))
         self._origins = self.layout.origins
         self._has_origins = bool(self._origins)
-        self.load = lru_cache(MEMO)(self._load)  # `_load` takes a fifth of the time of a read from a cached partition
+        self.load = lru_cache(MEMO)(
+            self._load
+        )  # `_load` takes a fifth of the time of a read from a partition in memory
         members: dict[str, dict[str, Any] | bytes] = dict(self.layout.metadata)
         if not all(key.endswith("zarr.json") for key in members):
             members.setdefault(PARQUET, document)  # zarr version 3 has no such document
@@ -233,7 +247,7 @@ class ParquetKeySpace(PartedKeySpace):
         return None
 
     def value(self, key: str) -> Steps[Value | None]:
-        """Return a metadata document, data, or a reference with its URL as written; None if the key does not exist."""
+        """Return a metadata document, inline data, or a reference with its URL as in the set; None without a value."""
         metadata = self.layout.metadata.get(key)
         if metadata is not None:
             return metadata
@@ -250,64 +264,69 @@ class ParquetKeySpace(PartedKeySpace):
             self._absent.add((at.array, number))
             return None
         match partition.value(row):
-            case Row() as found:
-                return partition.urls[found.target], found
+            case Row() as reference:
+                return partition.urls[reference.target], reference
             case data:
                 return data
 
     def for_commit(self) -> ParquetKeySpace:
-        """Return a copy that does not check absent partitions: a commit checks the version of the document at its end.
+        """Return a copy for a commit, which does not check that the set is unchanged when a partition is missing.
 
-        The document may have arrived in an earlier attempt, whose answer was lost.
+        A commit checks this when it puts the document. An earlier attempt of the same commit may have put the document
+        already, if its answer was lost.
         """
         other = copy(self)
         other._checks_absence = False
         return other
 
     def partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
-        """Load a partition; None if it does not exist."""
-        found: StoredPartition | None
+        """Load a partition, in the version when this set was opened; None if it did not exist."""
+        partition: StoredPartition | None
         name = self.layout.renamed.get(array, {}).get(number, "")
         if name is None:
             return None
         if name:
-            found = yield self.load(array, number, name)
-            if found is not None:
-                return found
-        # It always had its usual name, or a commit has given it that name since this set was opened.
-        return (yield from self._load_usual_file(array, number, is_there=bool(name)))
+            partition = yield self.load(array, number, name)
+            if partition is not None:
+                return partition
+        # The partition always had its usual name, or a commit has given it that name since this set was opened.
+        return (yield from self._load_usual_file(array, number, must_exist=bool(name)))
 
-    def _load_usual_file(self, array: str, number: int, *, is_there: bool) -> Steps[StoredPartition | None]:
-        """Load a partition from its usual file, or the version that was current when this set was opened."""
+    def _load_usual_file(self, array: str, number: int, *, must_exist: bool) -> Steps[StoredPartition | None]:
+        """Load a partition from the file with its usual name, or from the copy of an earlier version.
+
+        The version is the one when this set was opened. Raises TargetChanged if it can no longer be read.
+        """
         at = array, number
-        kept: int | None = self._found.get(at)
+        generation: int | None = self._generations.get(at)
         try:
-            found: StoredPartition | Written | None = yield self.load(array, number)
+            file: StoredPartition | PartitionHistory | None = yield self.load(array, number)
         except TargetChanged:
-            if kept is None:
+            if generation is None:
                 raise
-            found = None
         else:
-            match found:
-                case StoredPartition(written=written):
-                    self._found[at] = written.generation
-                    return found
-                case Written():
+            match file:
+                case StoredPartition(history=history):
+                    self._generations[at] = history.generation
+                    return file
+                case PartitionHistory():  # a later commit has written the file
                     with contextlib.suppress(LookupError):
-                        kept = found.at(self.layout.generation)
-                        if kept is None:
+                        generation = file.find_version(self.layout.generation)
+                        if generation is None:
                             return None
                 case _:
-                    if not is_there:
-                        yield from self._check_absent()
+                    if not must_exist:
+                        yield from self._check_unchanged()
                         return None
-        found = None if kept is None else (yield self.load(array, number, partition_name("", number, kept)))
-        if isinstance(found, StoredPartition):
-            return found
-        raise self._make_changed_error(partition_name(array, number))
+        copied = None
+        if generation is not None:
+            copied = yield self.load(array, number, make_partition_name("", number, generation))
+        if isinstance(copied, StoredPartition):
+            return copied
+        raise self._make_changed_error(make_partition_name(array, number))
 
-    def _check_absent(self) -> Steps[None]:
-        """Raise TargetChanged if the set was changed since it was opened, and thus may have had the partition."""
+    def _check_unchanged(self) -> Steps[None]:
+        """Raise TargetChanged if the set has changed since it was opened: a missing partition may have existed then."""
         if self._checks_absence and self.document_url is not None:
             facts: Facts | None = yield Stat(self.document_url, fresh=True)
             if facts is None:
@@ -321,49 +340,50 @@ class ParquetKeySpace(PartedKeySpace):
     def partitions(self, array: str, numbers: Sequence[int]) -> Steps[list[Chunks | None]]:
         """Load several of the partitions that `list_partitions` returns, together."""
         renamed = self.layout.renamed.get(array, {})
-        found: Sequence[Any] = [None] * len(numbers)
-        with contextlib.suppress(TargetChanged):  # each is then loaded alone, in the version at the opening
-            found = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
-        out: list[Chunks | None] = []
-        for number, part in zip(numbers, found, strict=True):
-            if isinstance(part, StoredPartition):
-                self._found[array, number] = part.written.generation
-                out.append(part)
+        loaded: Sequence[Any] = [None] * len(numbers)
+        with contextlib.suppress(TargetChanged):  # then `partition` loads each, in the version when the set was opened
+            loaded = yield tuple(self.load(array, number, renamed.get(number) or "") for number in numbers)
+        partitions: list[Chunks | None] = []
+        for number, partition in zip(numbers, loaded, strict=True):
+            if isinstance(partition, StoredPartition):
+                self._generations[array, number] = partition.history.generation
+                partitions.append(partition)
             else:
-                out.append((yield from self.partition(array, number)))
-        return out
+                partitions.append((yield from self.partition(array, number)))
+        return partitions
 
     def _load(self, array: str, number: int, name: str = "") -> Load:
-        """Return the need for a partition in the file ``name``; the answer is None if there is no such file."""
-        file = join(array, name) if name else partition_name(array, number)
+        """Return the need for a partition in its usual file, or in the file ``name``; the answer may be None."""
+        file = join(array, name) if name else make_partition_name(array, number)
         layout = self.layout
-        chunks = layout.chunks(array, number)
+        chunks = layout.count_chunks(array, number)
         index = PartitionIndex(chunks, layout.record_size, self._version, self._quota, layout.generation)
         return Load(Span(relative_to(self.root, file), optional=True), index)
 
     def list_partitions(self, array: str, start: int, stop: int) -> Steps[list[int]]:
-        """List the existing partitions with chunks ``[start, stop)``; all of them if the directory cannot be listed.
+        """List the numbers of the existing partitions with chunks from ``start`` to ``stop``.
 
-        Raises NotListable if there are too many to look them up one by one.
+        If the directory cannot be listed, the result may have partitions that do not exist. Raises NotListable if it
+        would have too many.
         """
         if stop <= start:
             return []
         size = self.layout.record_size
-        wanted = range(start // size, -(-stop // size))
+        possible = range(start // size, -(-stop // size))
         renamed = self.layout.renamed.get(array, {})
-        if len(wanted) > 1:
+        if len(possible) > 1:
             names = yield Names(relative_to(self.root, array) if array else self.root)
             if names is not None:
-                found = map(_FILE.fullmatch, (listed.name for listed in names))
-                there = {int(file[1]) for file in found if file} - renamed.keys()
-                there |= {n for n, name in renamed.items() if name is not None}
-                return sorted(n for n in there if n in wanted)
-            if len(wanted) > ASKED:
+                files = map(_FILE.fullmatch, (listed.name for listed in names))
+                existing = {int(file[1]) for file in files if file} - renamed.keys()
+                existing |= {number for number, name in renamed.items() if name is not None}
+                return sorted(number for number in existing if number in possible)
+            if len(possible) > ASKED:
                 raise NotListable(
-                    f"{self.root} cannot be listed, and {len(wanted)} partitions are too many to look up one by one. "
+                    f"{self.root} cannot be listed, and {len(possible)} partitions are too many to look up one by one. "
                     "Chunks can be read. To list them, open the set by a URL that can be listed, or copy it"
                 )
-        return [n for n in wanted if renamed.get(n, "") is not None]
+        return [number for number in possible if renamed.get(number, "") is not None]
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         metadata = self.layout.metadata
@@ -375,14 +395,14 @@ class ParquetKeySpace(PartedKeySpace):
         for path, grid in self.grids.items():
             if is_within(path, prefix):
                 try:
-                    stored = yield from self.list_partitions(path, 0, grid.size)
+                    partitions = yield from self.list_partitions(path, 0, grid.size)
                 except (OSError, RefShardError) as e:
                     if errors is None:
                         raise
                     errors[path] = e
-                    stored = []
+                    partitions = []
                 size = self.layout.record_size
-                ranges = [range(number * size, min((number + 1) * size, grid.size)) for number in stored]
+                ranges = [range(number * size, min((number + 1) * size, grid.size)) for number in partitions]
                 arrays[path] = ArrayChunks(grid, ranges)
         return Contents(members, arrays)
 
@@ -392,19 +412,21 @@ class ParquetKeySpace(PartedKeySpace):
         size = self.layout.record_size
         builder = ChunksBuilder(len(numbers))
         for number in range(numbers.start // size, -(-numbers.stop // size)):
-            part = yield from self.partition(array, number)
-            if part is None:
+            partition = yield from self.partition(array, number)
+            if partition is None:
                 continue
-            start = number * size  # number of the partition's first row
-            rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(part)))
-            moved = start - numbers.start
-            origins = [self._origin(url) for url in part.urls] if self._has_origins else ()
-            builder.put(slice(rows.start + moved, rows.stop + moved), part.urls, part.ranges.take(rows), (), origins)
-            builder.inline.update((r + moved, data) for r, data in part.inline.items() if rows.start <= r < rows.stop)
+            start = number * size  # the chunk of the partition's first row
+            rows = slice(max(numbers.start - start, 0), min(numbers.stop - start, len(partition)))
+            shift = start - numbers.start  # from a row of the partition to a row of the result
+            origins = [self._origin(url) for url in partition.urls] if self._has_origins else ()
+            place = slice(rows.start + shift, rows.stop + shift)
+            builder.put(place, partition.urls, partition.ranges.take(rows), (), origins)
+            inline = partition.inline.items()
+            builder.inline.update((row + shift, data) for row, data in inline if rows.start <= row < rows.stop)
         return builder.finish()
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs, as written, in the first partition that has URLs."""
+        """Return the URLs, as in the set, of the first partition that has any."""
         for array, grid in self.grids.items():
             for number in (yield from self.list_partitions(array, 0, grid.size)):
                 partition = yield from self.partition(array, number)
@@ -441,11 +463,11 @@ class ParquetKeySpace(PartedKeySpace):
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a parquet reference set, without reads."""
+    """Open a parquet reference set; its document was read when the format was recognised."""
     yield from ()
     document = probe.documents.get(PARQUET)
     if document is None:
-        raise ManifestError(f"{probe.url} is not a parquet reference set: it has no {PARQUET}")
+        raise ManifestError(f"{probe.url} is not a parquet reference set: expected a document {PARQUET} in it")
     require_pyarrow()
     facts = document.facts
     version = f"{facts.etag} {facts.last_modified} {facts.size}"

@@ -1,6 +1,6 @@
-"""Encode references as the files of a parquet set. No I/O here.
+"""Encode references as the files of a parquet set, and decide which files a commit changes. No I/O here.
 
-Raises ManifestError, with the key, for references that a parquet set cannot hold.
+ManifestError names the key of a reference that a parquet set cannot hold.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from refshard_fs.core.keyspace import find_chunk
 from refshard_fs.core.model import Inline, Span
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.kerchunk_parquet import PARQUET
-from refshard_fs.formats.kerchunk_parquet.partition import NOTE, OFFSETS, Written, require_pyarrow
+from refshard_fs.formats.kerchunk_parquet.partition import NOTE, OFFSETS, PartitionHistory, require_pyarrow
 from refshard_fs.formats.kerchunk_parquet.source import Layout
 from refshard_fs.references.stream import check_representable
 from refshard_fs.references.values import check_name, is_utf8, object_in
@@ -30,7 +30,7 @@ from refshard_fs.security.origins import MEMBER, Origins
 
 
 def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int) -> bytes:
-    """Make the ``.zmetadata`` of a parquet set with these documents; ManifestError if one is not metadata."""
+    """Make the ``.zmetadata`` of a parquet set with ``documents``; ManifestError if one of them is not metadata."""
     metadata: dict[str, Any] = {}
     for key, value in documents:
         if isinstance(value, list):
@@ -39,16 +39,16 @@ def make_layout_document(documents: Iterable[tuple[str, Any]], record_size: int)
             raise ManifestError(f"{key!r} is neither metadata nor a chunk of an array: a parquet set cannot hold it")
         check_name(key)
         document = object_in(value, repr(key))
-        if parent(key)[1] != PARQUET:  # the set writes its own; zarr rejects a nested one
+        if parent(key)[1] != PARQUET:  # the document to make replaces the one of the root; zarr refuses nested ones
             metadata[key] = document
     metadata |= update_consolidated(metadata)
-    # The same key is zarr's consolidated metadata, which zarr-python 2 refuses without this member.
+    # zarr-python 2 reads the document as consolidated metadata, and refuses it without this member.
     consolidated = {"zarr_consolidated_format": 1} if ".zgroup" in metadata else {}
     return zarrmeta.dumps({"metadata": metadata, **consolidated, "record_size": record_size})
 
 
 def add_origins(document: bytes, origins: Origins) -> bytes:
-    """Add the origins of URLs to a ``.zmetadata``: the servers that named them."""
+    """Add the origins of URLs to a ``.zmetadata``: the servers of the sets that the URLs come from."""
     if not origins:
         return document
     return zarrmeta.dumps({**zarrmeta.loads(document), "refshard": {MEMBER: origins.to_json()}})
@@ -59,16 +59,18 @@ def encode_partition(
     grid: ChunkGrid,
     numbers: range,
     partition: Chunks,
-    written: Written | None = None,
+    history: PartitionHistory | None = None,
     *,
     dry: bool = False,
 ) -> bytes:
-    """Encode the chunks ``numbers`` of ``array`` as a parquet file. If ``dry``, only check that it is possible."""
+    """Encode the chunks ``numbers`` of ``array`` as a parquet file; ManifestError if it cannot hold one of them.
+
+    If ``dry``, only check that, and return b"".
+    """
     check_representable(array, grid, numbers, partition)
     targets, offsets, lengths = partition.ranges
-    there = targets != NO_TARGET
-    beyond = (offsets >= OFFSETS) | (lengths >= OFFSETS) | (offsets + lengths >= OFFSETS)
-    for row in np.flatnonzero(there & (lengths != WHOLE) & beyond).tolist():
+    is_beyond = (offsets >= OFFSETS) | (lengths >= OFFSETS) | (offsets + lengths >= OFFSETS)
+    for row in np.flatnonzero((targets != NO_TARGET) & (lengths != WHOLE) & is_beyond).tolist():
         key = join(array, grid.tail(numbers.start + row))
         raise ManifestError(
             f"{key!r} has the offset {offsets[row]} and the length {lengths[row]}: in parquet, they end below 2**63"
@@ -80,37 +82,37 @@ def encode_partition(
         if url is None:
             raise ManifestError(f"{key!r} has no URL, which a parquet set cannot hold: open the source with target=")
         raise ManifestError(f"{key!r} has the URL {url!r}, which is not UTF-8: a parquet set cannot hold it")
-    return b"" if dry else encode(partition, written)
+    return b"" if dry else encode(partition, history)
 
 
-def encode(partition: Chunks, written: Written | None = None) -> bytes:
-    """Encode ``partition`` as a parquet file, which fsspec can read too; ``written`` says which commit writes it.
+def encode(partition: Chunks, history: PartitionHistory | None = None) -> bytes:
+    """Encode ``partition`` as a parquet file, which fsspec can read, too, with the ``history`` of commits in it.
 
-    The column of inline data exists only if needed. An empty range at offset 0 is written as empty inline data, because
-    as a range it would mean the whole target.
+    Without inline data, the file lacks the column for it. An empty range at offset 0 is written as empty inline data,
+    because such a row means the whole target.
     """
     pa, parquet = require_pyarrow()
     targets, offsets, lengths = partition.ranges
-    absent = targets == NO_TARGET
-    empty = ~absent & (lengths == 0) & (offsets == 0)
-    inline = dict(partition.inline) | dict.fromkeys(np.flatnonzero(empty).tolist(), b"")
-    absent |= empty
-    codes = pa.array(np.where(absent, 0, targets).astype(np.int32), mask=absent)
+    is_absent = targets == NO_TARGET
+    is_empty = ~is_absent & (lengths == 0) & (offsets == 0)
+    inline = dict(partition.inline) | dict.fromkeys(np.flatnonzero(is_empty).tolist(), b"")
+    is_absent |= is_empty
+    codes = pa.array(np.where(is_absent, 0, targets).astype(np.int32), mask=is_absent)
     urls = pa.array(partition.urls or [""], pa.string())
     columns = [
         pa.DictionaryArray.from_arrays(codes, urls).cast(pa.string()),
-        pa.array(np.where(absent, 0, offsets).astype(np.int64)),
-        pa.array(np.where(absent | (lengths == WHOLE), 0, lengths).astype(np.int64)),
+        pa.array(np.where(is_absent, 0, offsets).astype(np.int64)),
+        pa.array(np.where(is_absent | (lengths == WHOLE), 0, lengths).astype(np.int64)),
     ]
     fields = [
         pa.field("path", pa.string()),
-        pa.field("offset", pa.int64(), nullable=False),  # otherwise pandas reads them as inexact floats
+        pa.field("offset", pa.int64(), nullable=False),  # pandas reads integers that may be null as inexact floats
         pa.field("size", pa.int64(), nullable=False),
     ]
     if inline:
         columns.append(pa.array(map(inline.get, range(len(partition))), pa.binary(), size=len(partition)))
         fields.append(pa.field("raw", pa.binary()))
-    notes = None if written is None else {NOTE: msgspec.json.encode(written)}
+    notes = None if history is None else {NOTE: msgspec.json.encode(history)}
     out = io.BytesIO()
     parquet.write_table(
         pa.table(columns, schema=pa.schema(fields, notes)),
@@ -125,29 +127,29 @@ def encode(partition: Chunks, written: Written | None = None) -> bytes:
     return out.getvalue()
 
 
-# Commits: which partitions change how, and the new ``.zmetadata``. No I/O here.  While chunks keep their numbers, only
-# the partitions with edits are rewritten. They keep them if an array grows or shrinks along its first dimension only.
-# Otherwise all partitions of the array are rewritten.
+# Commits: the changes of partitions, and the new ``.zmetadata``. If an array grows or shrinks along its first dimension
+# only, its chunks keep their numbers, and only partitions with edits are written again. After any other change of its
+# grid, all its partitions are written again.
 
 
 class Change(NamedTuple):
-    """The changes in one array: edits by partition and row; or all partitions are rewritten (``anew``)."""
+    """The changes of an array: edits by partition and row, or all its partitions are written again."""
 
     rows: Mapping[int, Mapping[int, Edit]]
-    cut: tuple[int, ...] = ()  # partitions that gain or lose rows at their end
-    anew: bool = False
-    keeps: bool = True  # whether the chunks before the commit are kept
+    resized: tuple[int, ...] = ()  # partitions that gain or lose rows at their end
+    is_rewritten: bool = False  # all partitions are written again
+    keeps_chunks: bool = True  # the chunks before the commit still exist
 
 
 class Plan(NamedTuple):
-    """All changes by array, and the arrays that are removed."""
+    """The changes by array, and the arrays that the commit removes."""
 
     changes: Mapping[str, Change]
-    gone: tuple[str, ...]
+    removed: tuple[str, ...]
 
 
 def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
-    """Return the layout after ``edits``, and its ``.zmetadata``."""
+    """Return the layout after ``edits``, and its ``.zmetadata``; ManifestError, which names ``where``, if invalid."""
     documents: dict[str, Any] = {key: value for key, value in old.metadata.items() if not edits.hides(key)}
     for key, edit in edits.changes().items():
         if not zarrmeta.is_metadata(key) or key == PARQUET:
@@ -159,13 +161,13 @@ def make_layout(old: Layout, edits: Edits, where: str) -> tuple[Layout, bytes]:
                 raise ManifestError(f"{key!r} is a reference: a parquet set needs the bytes of metadata")
             case _:
                 documents.pop(key, None)
-    named = [(edit.url, edit.origin) for edit in edits.changes().values() if isinstance(edit, Span)]
-    document = add_origins(make_layout_document(documents.items(), old.record_size), old.origins.with_urls(named))
+    urls = [(edit.url, edit.origin) for edit in edits.changes().values() if isinstance(edit, Span)]
+    document = add_origins(make_layout_document(documents.items(), old.record_size), old.origins.with_urls(urls))
     return Layout(document, where), document
 
 
 def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
-    """Return the changes that ``edits`` make. Raise ManifestError for a key that a parquet set cannot hold."""
+    """Plan the changes of arrays by ``edits``. Raise ManifestError for a key that a parquet set cannot hold."""
     rows: dict[str, dict[int, dict[int, Edit]]] = {}
     for key, edit in edits.changes().items():
         if zarrmeta.is_metadata(key):
@@ -179,19 +181,20 @@ def plan(old: Layout, new: Layout, edits: Edits) -> Plan:
     changes: dict[str, Change] = {}
     prefixes = edits.prefixes()
     for path, grid in new.grids.items():
-        there = rows.get(path, {})
+        own_rows = rows.get(path, {})
         before = old.grids.get(path)
         if before is None or edits.hides(path):
-            if there or before is not None:
-                changes[path] = Change(there, anew=True, keeps=False)
+            if own_rows or before is not None:
+                changes[path] = Change(own_rows, is_rewritten=True, keeps_chunks=False)
         elif any(is_within(prefix, path) for prefix in prefixes) or not _keeps_numbers(before, grid):
-            changes[path] = Change(there, anew=True)
-        elif there or before.size != grid.size:
-            changes[path] = Change(there, _find_cut_partition(before.size, grid.size, new.record_size))
+            changes[path] = Change(own_rows, is_rewritten=True)
+        elif own_rows or before.size != grid.size:
+            changes[path] = Change(own_rows, _find_resized_partition(before.size, grid.size, new.record_size))
     return Plan(changes, tuple(path for path in old.grids if path not in new.grids))
 
 
 def _keeps_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
+    """Return whether chunks have the same numbers in both grids."""
     return (
         before.encoding == after.encoding
         and len(before.counts) == len(after.counts)
@@ -199,19 +202,22 @@ def _keeps_numbers(before: ChunkGrid, after: ChunkGrid) -> bool:
     )
 
 
-def _find_cut_partition(before: int, after: int, size: int) -> tuple[int, ...]:
-    """Return the partition whose number of rows changes because the array does, if there is one."""
+def _find_resized_partition(before: int, after: int, size: int) -> tuple[int, ...]:
+    """Return the partition that gains or loses rows if an array has ``after`` chunks, if there is one.
+
+    The array had ``before`` chunks; a whole partition has ``size`` rows.
+    """
     least = min(before, after)
     return (least // size,) if before != after and least % size else ()
 
 
 def edit_partition(old: Chunks | None, count: int, rows: Mapping[int, Edit]) -> Chunks:
-    """Apply edits to ``old`` (None: no chunk exists); the result has ``count`` rows."""
+    """Return the partition ``old`` (None if no chunk existed) with edits by row; the result has ``count`` rows."""
     builder = ChunksBuilder(count)
     if old is not None:
-        kept = slice(min(count, len(old)))
-        builder.put(kept, old.urls, old.ranges.take(kept))
-        builder.inline.update((row, data) for row, data in old.inline.items() if row < kept.stop and row not in rows)
+        common = slice(min(count, len(old)))
+        builder.put(common, old.urls, old.ranges.take(common))
+        builder.inline.update((row, data) for row, data in old.inline.items() if row < common.stop and row not in rows)
     targets, offsets, lengths = builder.ranges
     for row, edit in rows.items():
         targets[row], offsets[row], lengths[row] = NO_TARGET, 0, 0
@@ -236,19 +242,21 @@ def make_document(
 ) -> bytes:
     """Return ``.zmetadata`` after the commit with the number ``generation``.
 
-    If ``is_for_us_alone``, other readers cannot read the set: they would take partitions that it replaces for its own.
+    ``token`` makes the document unique. Otherwise two commits could write equal documents, which stores that name
+    versions by content cannot tell apart. ``kept`` are replaced files, with the time of their replacement. ``renamed``
+    has the files of partitions without usual names; since the time ``at``, a commit has been giving them these names.
 
-    ``token`` makes the document unique: stores name versions by content, and two commits could write the same document.
-    ``kept`` are replaced files, with the time of their replacement. ``renamed`` has the files of partitions that do not
-    have their usual names; a commit gives them these names since the time ``at``.
+    If ``is_for_us_alone``, other readers get an error: they would read partitions of the set that is being replaced.
     """
-    spelled = zarrmeta.loads(document)
-    partitions = {array: {str(n): name for n, name in names.items()} for array, names in (renamed or {}).items()}
-    ours: dict[str, Any] = {**spelled.get("refshard", {}), "commit": token, "generation": generation}
+    content = zarrmeta.loads(document)
+    partitions = {
+        array: {str(number): name for number, name in names.items()} for array, names in (renamed or {}).items()
+    }
+    extension: dict[str, Any] = {**content.get("refshard", {}), "commit": token, "generation": generation}
     if kept:
-        ours["kept"] = kept
+        extension["kept"] = kept
     if partitions:
-        ours |= {"partitions": partitions, "at": at}
+        extension |= {"partitions": partitions, "at": at}
     if is_for_us_alone:
-        ours["record_size"] = spelled.pop("record_size")
-    return zarrmeta.dumps({**spelled, "refshard": ours})
+        extension["record_size"] = content.pop("record_size")
+    return zarrmeta.dumps({**content, "refshard": extension})

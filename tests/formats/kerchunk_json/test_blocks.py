@@ -1,4 +1,4 @@
-"""The block reader gives the result of a JSON reader, for any cut and any spelling of the text."""
+"""Parsing in blocks has the result of a JSON reader, wherever blocks end and however the text is spelled."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ARRAY_3 = {
 
 @pytest.fixture(autouse=True, params=[(0, 512), (256, 512), (0, 2)], ids=str)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Use small blocks, so that many cuts are false.
+    """Use small blocks, so that many of them end within a value.
 
-    Arrays are in columns or by key, or become columns only after their metadata are known.
+    The parameters decide whether arrays are columns at once, stay by key, or become columns after their metadata.
     """
     small, documents = request.param
     monkeypatch.setattr(builder, "SMALL", small)
@@ -46,17 +46,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     monkeypatch.setattr(builder, "BATCH", 8)
 
 
-def plain(refs: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, (list, tuple)) else v for k, v in refs.items()}
-
-
-def sample(count: int = 120) -> dict[str, Any]:
+def make_references(count: int = 120) -> dict[str, Any]:
     refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}', "a/.zarray": json.dumps(ARRAY), "a/.zattrs": "{}"}
     refs |= {f"a/{i // 3}.{i % 3}": [f"s3://bucket/file-{i // 7}.nc", i * 10007, 90 + i] for i in range(count)}
     return refs
 
 
-def number_of_columns(refs: ReferenceSet) -> int:
+def count_in_columns(refs: ReferenceSet) -> int:
     return sum(map(len, refs.tables.values()))
 
 
@@ -72,39 +68,39 @@ def number_of_columns(refs: ReferenceSet) -> int:
 )
 @pytest.mark.parametrize("slashes", [False, True])
 @pytest.mark.parametrize("version", [0, 1])
-def test_every_spelling_of_a_document_is_the_same_set(spelling: dict[str, Any], slashes: bool, version: int) -> None:
-    refs = sample()
+def test_spelling_of_a_document_does_not_matter(spelling: dict[str, Any], slashes: bool, version: int) -> None:
+    refs = make_references()
     text = json.dumps({"version": 1, "templates": {}, "refs": refs} if version else refs, **spelling)
     found = read(text.replace("/", "\\/") if slashes else text)
     assert shown(found) == refs
-    assert number_of_columns(found) == 120
+    assert count_in_columns(found) == 120
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 1000])
-def test_blocks_may_end_at_any_byte(piece: int) -> None:
-    refs = {**sample(), "text é": 'a"],"b', "a/.zattrs": '{"é":[1,2],"x":"y"}'}
+def test_pieces_may_end_at_any_byte(piece: int) -> None:
+    refs = {**make_references(), "text é": 'a"],"b', "a/.zattrs": '{"é":[1,2],"x":"y"}'}
     assert shown(read(json.dumps({"version": 1, "refs": refs}, ensure_ascii=False), piece)) == refs
 
 
 @pytest.mark.parametrize("array", [ARRAY, {**ARRAY, "dimension_separator": "/"}])
 @pytest.mark.parametrize("path", ["", "a", "deep/er/a"])
-def test_chunk_keys_of_both_separators_go_to_columns(array: dict[str, Any], path: str) -> None:
+def test_chunk_keys_with_both_separators_become_columns(array: dict[str, Any], path: str) -> None:
     stem = path + "/" if path else ""
     separator = array.get("dimension_separator", ".")
     refs: dict[str, Any] = {stem + ".zarray": json.dumps(array)}
     refs |= {f"{stem}{i // 3}{separator}{i % 3}": ["u", i, i + 1] for i in range(120)}
     found = read(json.dumps(refs, separators=(",", ":")))
     assert shown(found) == refs
-    assert number_of_columns(found) == 120
+    assert count_in_columns(found) == 120
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_v3_keys_go_to_columns_before_their_metadata(first: bool) -> None:
+def test_keys_become_columns_before_and_after_their_metadata(first: bool) -> None:
     refs: dict[str, Any] = {f"a/c/{i // 3}/{i % 3}": ["u", i, i + 1] for i in range(120)}
     refs = {"a/zarr.json": ARRAY_3, **refs} if first else {**refs, "a/zarr.json": ARRAY_3}
     found = read(json.dumps(refs, separators=(",", ":")))
     assert shown(found) == refs
-    assert number_of_columns(found) == 120
+    assert count_in_columns(found) == 120
 
 
 def test_interleaved_and_nested_arrays_are_separated() -> None:
@@ -127,7 +123,7 @@ def test_last_value_of_a_key_wins() -> None:
         assert shown(read(text)) == json.loads(text)
 
 
-def test_array_that_is_described_twice_has_the_last_grid() -> None:
+def test_array_with_two_metadata_documents_has_the_last_grid() -> None:
     body = ",".join(f'"a/{i // 3}.{i % 3}":["u",{i},1]' for i in range(60))
     small = json.dumps({**ARRAY, "shape": [40, 2]})
     text = f'{{"a/.zarray":{json.dumps(ARRAY)},{body},"a/.zarray":{small}}}'
@@ -136,7 +132,7 @@ def test_array_that_is_described_twice_has_the_last_grid() -> None:
     assert len(found.tables["a"]) == 20
 
 
-def test_default_target_and_urls_are_kept_once_in_order() -> None:
+def test_each_url_is_stored_once_in_the_order_of_the_set() -> None:
     refs: dict[str, Any] = {f"k{i}": [[None, "", "u", "\0", "v" * 700][i % 5], i, 1] for i in range(200)}
     found = read(json.dumps(refs))
     assert shown(found) == refs
@@ -145,14 +141,14 @@ def test_default_target_and_urls_are_kept_once_in_order() -> None:
 
 def test_unusual_keys_are_stored_by_key() -> None:
     odd = ["a/00.0", "a/0", "a/0.0.0", "a/99.0", "a/0.-1", "a/x.y", "b/0.0", "a.0", "a/0.0/x", "a/1.", "a/.1", "a/1..1"]
-    refs = {**sample(6), **{key: ["odd", 1, 2] for key in odd}}
+    refs = {**make_references(6), **{key: ["odd", 1, 2] for key in odd}}
     found = read(json.dumps(refs, separators=(",", ":")))
     assert shown(found) == refs
     assert {key for key in found.side if not key.startswith((".z", "a/.z"))} == set(odd)
 
 
-def test_whole_objects_data_and_ranges_may_be_mixed() -> None:
-    refs = sample()
+def test_whole_targets_ranges_and_data_of_an_array_are_read() -> None:
+    refs = make_references()
     refs |= {f"a/{i}.1": [f"file-{i}"] for i in range(20)}
     refs |= {f"a/{i}.2": [None, i, 5] for i in range(20)}
     refs |= {"a/30.0": [None], "a/31.0": "base64:AAAA", "a/32.0": {"x": [1, 2], "y": "z"}}
@@ -160,8 +156,8 @@ def test_whole_objects_data_and_ranges_may_be_mixed() -> None:
     assert shown(parse_document(refs, "refs", {})) == refs
 
 
-def test_templates_are_expanded_everywhere() -> None:
-    refs = sample()
+def test_templates_are_expanded_wherever_they_stand_in_the_set() -> None:
+    refs = make_references()
     short = {k: ["{{u}}" + v[0][11:], *v[1:]] if isinstance(v, list) else v for k, v in refs.items()}
     short["b"] = ["{{f(c='x')}}"]
     templates = {"u": "s3://bucket", "f": "s3://{{c}}.nc"}
@@ -176,21 +172,21 @@ def test_templates_are_expanded_everywhere() -> None:
         assert shown(read("{" + ",".join(order) + "}")) == expected
 
 
-def test_repeated_refs_in_text_cost_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_members_named_refs_are_parsed_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = b'"x": [1], "refs": {"y": 1}, ' * 2000
     data = b'{"a": {' + parts + b'"z": 1}, "b": "c", "version": 1, "refs": {"k": "v"}}'
-    decode, read_in_all = json_blocks.msgspec.json.decode, [0]
+    decode, sizes = json_blocks.msgspec.json.decode, []
 
-    def counted(text: bytes) -> Any:
-        read_in_all[0] += len(text)
+    def count(text: bytes) -> Any:
+        sizes.append(len(text))
         return decode(text)
 
-    monkeypatch.setattr(json_blocks.msgspec.json, "decode", counted)
+    monkeypatch.setattr(json_blocks.msgspec.json, "decode", count)
     assert dict(References(read(data))) == {"k": "v"}
-    assert read_in_all[0] < 100 * len(data)  # and not a thousand times
+    assert sum(sizes) < 100 * len(data)
 
 
-def test_lenient_json_is_accepted() -> None:
+def test_nan_surrogates_and_control_characters_are_accepted() -> None:
     text = '{"a/.zarray":{"fill_value":NaN,"x":[-Infinity]},"b":"\\ud800","c":"tab\tnewline\n","a/0.0":["u",1,2]}'
     found = shown(read("\ufeff" + text))
     assert found["b"] == "\ud800"
@@ -241,8 +237,8 @@ def test_invalid_json_is_refused(text: str | bytes, many: int) -> None:
 @pytest.mark.parametrize("before", ["\ufeff\ufeff", " \ufeff", "\ufeff \ufeff"])
 @pytest.mark.parametrize("piece", [1, 513, 514, 516, 1 << 20])
 def test_byte_order_mark_is_accepted_only_at_the_start(before: str, piece: int) -> None:
-    text = json.dumps(sample())
-    assert shown(read("\ufeff" + text, piece)) == sample()
+    text = json.dumps(make_references())
+    assert shown(read("\ufeff" + text, piece)) == make_references()
     with pytest.raises(ManifestError, match="does not begin"):
         read(before + text, piece)
 
@@ -277,10 +273,10 @@ spellings = st.sampled_from([{"separators": (",", ":")}, {}, {"indent": 1}])
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(members, spellings, st.booleans(), st.booleans(), st.integers(0, 60), st.sampled_from([13, 301, 1 << 20]))
-def test_any_document_equals_the_json_module(
+def test_any_document_is_read_as_the_json_module_reads_it(
     items: list[tuple[str, Any]], spelling: Any, ascii_only: bool, wrap: bool, at: int, piece: int
 ) -> None:
-    # An object with repeated keys, spelled member by member; metadata anywhere among them.
+    # Members are spelled one by one, because keys may be repeated. Metadata are inserted anywhere.
     if not wrap:
         items = [(k, v) for k, v in items if k not in ("version", "refs", "templates")]
     metadata: list[tuple[str, Any]] = [("a/.zarray", json.dumps(ARRAY)), ("b/zarr.json", ARRAY_3)]
@@ -308,7 +304,7 @@ def test_damaged_document_is_an_error_or_equals_json(noise: bytes, at: int, cut:
     try:
         found = shown(read(damaged))
     except ManifestError:
-        return  # valid JSON, and no reference set
+        return  # the text is valid JSON, but not a reference set
     assert found == {normalise(key): value for key, value in spelled.items()}
 
 

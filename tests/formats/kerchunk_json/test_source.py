@@ -1,4 +1,4 @@
-"""Reference sets of versions 0 and 1: all kinds of values, and all kinds of errors."""
+"""JSON reference sets of versions 0 and 1: values of every kind are read, and errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_templates_gen_and_overrides_expand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, Zstd().encode])
-def test_first_bytes_tell_the_compression(pack: Any, tmp_path: Path) -> None:
+def test_compression_is_recognised_by_the_first_bytes(pack: Any, tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     path.write_bytes(bytes(pack(json.dumps(v1({"k": "data"})).encode())))
     assert RefShardFileSystem(fo=path).cat_file("k") == b"data"
@@ -71,7 +71,7 @@ def test_text_file_object_is_refused() -> None:
         RefShardFileSystem(fo=io.StringIO("{}"))
 
 
-def test_bare_nan_and_infinity_are_fine(tmp_path: Path) -> None:
+def test_nan_and_infinity_in_metadata_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "refs.json"
     path.write_text('{"x/.zattrs": {"a": NaN, "b": -Infinity}, ".zgroup": {"zarr_format": 2}}')
     text = RefShardFileSystem(fo=path).cat_file("x/.zattrs").decode()
@@ -85,7 +85,7 @@ def test_literal_brace_in_a_url_is_not_a_template(tmp_path: Path) -> None:
     assert fs.cat_file("k") == b"brace"
 
 
-def test_callers_mapping_is_copied() -> None:
+def test_mapping_of_the_caller_is_copied() -> None:
     refs: dict[str, Any] = {"k": "old", "d": {"a": 1}}
     before = json.dumps(refs)
     fs = RefShardFileSystem(fo=refs)
@@ -97,7 +97,7 @@ def test_callers_mapping_is_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "says"),
+    ("document", "parts"),
     [
         ("not json", "fits no known format"),
         ('{"version": 1, "refs": {"a": "b"', "not JSON"),
@@ -118,18 +118,18 @@ def test_callers_mapping_is_copied() -> None:
         ('{"version": 1, "refs": {"a": ["{{nope}}", 0, 1]}}', "'a'.*nope"),
     ],
 )
-def test_errors_of_invalid_sets_name_file_and_key(document: str, says: str, tmp_path: Path) -> None:
+def test_errors_of_invalid_sets_name_file_and_key(document: str, parts: str, tmp_path: Path) -> None:
     path = tmp_path / "bad-refs.json"
     path.write_text(document)
     with pytest.raises(ManifestError, match=r"bad-refs\.json") as caught:
         RefShardFileSystem(fo=path).ls("")
-    for part in says.split(".*"):
+    for part in parts.split(".*"):
         assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("odd", ["", "text", ["s3://b/w"], [None, 1, 2], ("s3://b/t", 1, 2), b"raw", {"a": 1}])
-def test_value_in_a_large_set_means_the_same(odd: Any) -> None:
-    """Many similar members are parsed as columns."""
+def test_value_is_read_alike_in_a_large_and_a_small_set(odd: Any) -> None:
+    """A large set is parsed as columns, a set of one member as an object."""
     many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
     alone, among = (
         References(parse_document({"odd": odd}, "refs", {})),
@@ -139,7 +139,7 @@ def test_value_in_a_large_set_means_the_same(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("odd", [[], [b"s3://b/k", 1, 2], [1, 2, 3], ["s3://b/k", 1], None, 5])
-def test_invalid_value_in_a_large_set_is_found(odd: Any) -> None:
+def test_invalid_value_has_the_same_error_in_a_large_set(odd: Any) -> None:
     many: dict[str, Any] = {f"a/{i}": ["s3://b/k", i, 10] for i in range(200)}
     with pytest.raises(ManifestError) as alone:
         parse_document({"odd": odd}, "refs", {})
@@ -152,7 +152,7 @@ def test_invalid_value_in_a_large_set_is_found(odd: Any) -> None:
 
 @pytest.mark.parametrize("others", [0, 200])
 @pytest.mark.parametrize("kind", [np.int32, np.uint64])
-def test_offsets_and_lengths_may_be_numpy_integers(kind: Any, others: int, target: str) -> None:
+def test_numpy_integers_are_accepted_as_offsets_and_lengths(kind: Any, others: int, target: str) -> None:
     refs: dict[str, Any] = {f"a/{i}": [target, kind(i % 5), kind(2)] for i in range(others)}
     fs = RefShardFileSystem(fo=refs | {"k": [target, kind(2), kind(3)]})
     assert fs.cat_file("k") == TARGET[2:5]
@@ -212,7 +212,7 @@ def test_relative_urls_start_from_the_manifest_or_base_url(
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_objects_become_the_text_of_fsspec(tmp_path: Path, version: int) -> None:
+def test_objects_are_encoded_as_fsspec_encodes_them(tmp_path: Path, version: int) -> None:
     pytest.importorskip("ujson")
     objects = {".zgroup": {"zarr_format": 2}, ".zattrs": {"units": "m/s", "é": [1e-7, 0.1, None, True], "n": {"a": {}}}}
     document = {"version": 1, "refs": objects} if version else objects

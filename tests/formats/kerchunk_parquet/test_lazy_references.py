@@ -14,7 +14,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_references_are_loaded_as_they_are_iterated(http_server: RangeServer) -> None:
+def test_iterating_references_loads_one_partition_at_a_time(http_server: RangeServer) -> None:
     refs = RefShardFileSystem(served(http_server)).references
     first = list(itertools.islice(refs, 10))
     assert first == [".zmetadata", "a/.zarray", *(f"a/{n}" for n in range(8))]

@@ -1,4 +1,4 @@
-"""A parquet file of references: all types of its columns, and all kinds of damage."""
+"""Decoding a partition: columns of all types are read, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 NAN = float("nan")
 
 
-def written(**columns: Any) -> bytes:
+def write_table(**columns: Any) -> bytes:
     out = io.BytesIO()
     parquet.write_table(pa.table(columns), out)
     return out.getvalue()
@@ -50,46 +50,46 @@ RAW = [None, None, None, b"raw", None]
     "raw", [pa.array(RAW), pa.array(RAW, pa.large_binary()), pa.array([None, None, None, "raw", None])]
 )
 def test_paths_and_data_of_every_type_are_read(path: Any, raw: Any) -> None:
-    assert values(written(path=path, offset=OFFSET, size=SIZE, raw=raw), 5) == EXPECTED
+    assert values(write_table(path=path, offset=OFFSET, size=SIZE, raw=raw), 5) == EXPECTED
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.uint64(), pa.uint8()])
 def test_numbers_of_every_integer_type_are_read(kind: Any) -> None:
-    data = written(path=PATH, offset=pa.array(OFFSET, kind), size=pa.array(SIZE, kind), raw=pa.array(RAW))
+    data = write_table(path=PATH, offset=pa.array(OFFSET, kind), size=pa.array(SIZE, kind), raw=pa.array(RAW))
     assert values(data, 5) == EXPECTED
 
 
 @pytest.mark.parametrize("nothing", [[None, None], [NAN, NAN], [NAN, None]])
-def test_none_and_nan_mean_no_reference(nothing: list[float | None]) -> None:
+def test_columns_of_none_and_nan_are_like_missing_columns(nothing: list[float | None]) -> None:
     raw = pa.array([b"x", b"y"])
-    assert values(written(path=pa.array(nothing), offset=[0, 0], size=[0, 0], raw=raw), 2) == [b"x", b"y"]
-    assert values(written(path=["u", "v"], offset=[1, 2], size=[3, 4], raw=pa.array(nothing)), 2) == [
+    assert values(write_table(path=pa.array(nothing), offset=[0, 0], size=[0, 0], raw=raw), 2) == [b"x", b"y"]
+    assert values(write_table(path=["u", "v"], offset=[1, 2], size=[3, 4], raw=pa.array(nothing)), 2) == [
         ["u", 1, 3],
         ["v", 2, 4],
     ]
-    assert values(written(path=["u", "v"], offset=pa.array(nothing), size=pa.array(nothing)), 2) == [["u"], ["v"]]
-    assert values(written(path=pa.array(nothing), raw=pa.array(nothing)), 2) == [None, None]
+    assert values(write_table(path=["u", "v"], offset=pa.array(nothing), size=pa.array(nothing)), 2) == [["u"], ["v"]]
+    assert values(write_table(path=pa.array(nothing), raw=pa.array(nothing)), 2) == [None, None]
 
 
-def test_missing_columns_mean_no_reference() -> None:
-    assert values(written(raw=[b"x", None]), 2) == [b"x", None]
-    assert values(written(path=["u", None]), 2) == [["u"], None]
-    assert values(written(path=["u", "v"], size=[3, 0], other=["x", "y"]), 2) == [["u", 0, 3], ["v"]]
+def test_columns_may_be_missing() -> None:
+    assert values(write_table(raw=[b"x", None]), 2) == [b"x", None]
+    assert values(write_table(path=["u", None]), 2) == [["u"], None]
+    assert values(write_table(path=["u", "v"], size=[3, 0], other=["x", "y"]), 2) == [["u", 0, 3], ["v"]]
 
 
-def test_data_takes_precedence_over_a_path() -> None:
-    assert values(written(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
+def test_row_with_data_and_a_path_has_the_data() -> None:
+    assert values(write_table(path=["u"], offset=[0], size=[0], raw=[b""]), 1) == [b""]
 
 
-def test_raw_column_keeps_text_and_bytes() -> None:
-    assert values(written(raw=["base64:AAE="]), 1) == [b"\0\1"]
-    assert values(written(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
+def test_base64_is_decoded_in_text_and_not_in_bytes() -> None:
+    assert values(write_table(raw=["base64:AAE="]), 1) == [b"\0\1"]
+    assert values(write_table(raw=[b"base64:AAE="]), 1) == [b"base64:AAE="]
     with pytest.raises(ValueError, match="row 0: its base64 text is damaged"):
-        PartitionIndex(1, 1).decode(written(raw=["base64:A"]))
+        PartitionIndex(1, 1).decode(write_table(raw=["base64:A"]))
 
 
 def test_padding_rows_are_ignored() -> None:
-    data = written(path=["u", "v", "w"], offset=[1, 2, -9], size=[1, 1, 1])
+    data = write_table(path=["u", "v", "w"], offset=[1, 2, -9], size=[1, 1, 1])
     assert values(data, 2, record_size=3) == [["u", 1, 1], ["v", 2, 1]]
 
 
@@ -116,11 +116,11 @@ def test_several_row_groups_are_one_partition() -> None:
 )
 def test_columns_that_cannot_be_references_are_refused(columns: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        PartitionIndex(2, 2).decode(written(**columns))
+        PartitionIndex(2, 2).decode(write_table(**columns))
 
 
 def test_too_few_and_too_many_rows_are_refused() -> None:
-    data = written(path=["u", "v"], offset=[1, 2], size=[1, 1])
+    data = write_table(path=["u", "v"], offset=[1, 2], size=[1, 1])
     with pytest.raises(ValueError, match="it has 2 rows: expected at least 3"):
         PartitionIndex(3, 5).decode(data)
     with pytest.raises(ValueError, match="it has 2 rows: expected at most 1"):
@@ -128,7 +128,7 @@ def test_too_few_and_too_many_rows_are_refused() -> None:
 
 
 def test_truncated_file_is_refused() -> None:
-    data = written(path=["u"] * 50, offset=range(50), size=[9] * 50)
+    data = write_table(path=["u"] * 50, offset=range(50), size=[9] * 50)
     for end in [0, 1, 4, 7, 8, 11, *range(12, len(data), 37), len(data) - 1]:
         with pytest.raises(ValueError, match="cannot be read as a parquet file"):
             PartitionIndex(50, 50).decode(data[:end])
@@ -148,7 +148,7 @@ WRITERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", WRITERS, ids=str)
-def test_files_of_every_writer_are_read(options: dict[str, Any]) -> None:
+def test_files_with_all_options_of_writers_are_read(options: dict[str, Any]) -> None:
     rng = random.Random(1)
     urls = [rng.choice(["s3://b/x", "s3://b/ü", None]) for _ in range(2000)]
     offsets = [rng.randrange(2**40) for _ in range(2000)]
@@ -174,7 +174,7 @@ def test_files_of_every_writer_are_read(options: dict[str, Any]) -> None:
 def test_dictionaries_of_every_size_are_read(distinct: int) -> None:
     rows = max(1000, distinct + 1)
     order = np.random.default_rng(1).permutation(np.arange(rows) % distinct)
-    data = written(path=pa.array([f"u{n}" for n in order]), offset=order, size=np.sort(order) + 1)
+    data = write_table(path=pa.array([f"u{n}" for n in order]), offset=order, size=np.sort(order) + 1)
     expected = [[f"u{n}", n, size] for n, size in zip(order.tolist(), (np.sort(order) + 1).tolist(), strict=True)]
     assert values(data, rows) == expected
 
@@ -192,15 +192,15 @@ for at in range(footer, len(data) - 8):
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_damaged_footer_never_crashes(seed: int) -> None:
-    """Types, counts and sizes in the footer are changed one by one; the only error is ValueError."""
+def test_damaged_footer_does_not_crash_the_process(seed: int) -> None:
+    """Each byte of the footer is changed in turn; every error must be a ValueError."""
     run = subprocess.run([sys.executable, "-c", SCAN, str(seed)], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
 
 
-def test_footer_with_a_million_columns_takes_no_memory() -> None:
+def test_footer_that_states_a_million_columns_is_refused() -> None:
     count = bytes([0x80 | 999_999 & 0x7F, 0x80 | 999_999 >> 7 & 0x7F, 999_999 >> 14])
     footer = b"\x15\x02\x19\xfc" + count + b"\x48\x06schema\x15\x02\x00" * 20  # a version, and a list of columns
     data = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
-    with pytest.raises(ValueError, match="a list is longer than the bytes that are left"):
+    with pytest.raises(ValueError, match="a list states 999999 items"):
         PartitionIndex(1, 1).decode(data)

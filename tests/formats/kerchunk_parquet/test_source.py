@@ -1,4 +1,4 @@
-"""Parquet reference sets through the filesystem: written by us, by kerchunk, and by hand."""
+"""Parquet reference sets, read through the filesystem: sets of other writers, damaged sets, and few requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_set_on_this_machine_is_read_without_an_event_loop(
     assert fs.references["v/0"] == [target, 3, 2]
 
 
-def test_data_is_found_without_column_statistics(tmp_path: Path) -> None:
+def test_inline_data_are_read_without_column_statistics(tmp_path: Path) -> None:
     for statistics in (True, False):
         for raw in ([None, None], [None, b"ab"]):
             columns = {"path": pa.array([None, None], pa.string()), "raw": pa.array(raw, pa.binary())}
@@ -93,7 +93,7 @@ def test_directory_name_of_many_digits_is_not_a_chunk(tmp_path: Path) -> None:
         fs.ls("a/" + "9" * 5000)
 
 
-def test_published_set_lists_the_keys_of_its_files(shared_data: Path) -> None:
+def test_published_set_has_the_keys_of_its_files(shared_data: Path) -> None:
     root = shared_data / "refs" / "arg-wrf-parquet" / "combined.parq"
     fs = RefShardFileSystem(str(root))
     assert fs.cat_file(".zmetadata") == (root / ".zmetadata").read_bytes()
@@ -150,7 +150,7 @@ def test_keys_follow_the_arrays_own_metadata(
         f"{stem}refs.{i}.parq": rows[i * record_size : (i + 1) * record_size] for i in range(-(-6 // record_size))
     }
     if record_size == 1:
-        del partitions[f"{stem}refs.1.parq"]  # as good as a row that holds nothing
+        del partitions[f"{stem}refs.1.parq"]  # a missing partition is like a row without a reference
     fs = RefShardFileSystem(store(tmp_path / "set", files({stem + name: meta}, record_size, partitions)))
     places = itertools.product(range(2), range(3))
     expected = {stem + tail.format(*at): row for at, row in zip(places, rows, strict=True) if row is not None}
@@ -203,7 +203,7 @@ def test_missing_partition_file_means_no_chunks(tmp_path: Path, target: str) -> 
     assert fs.cat(["a/0", "a/3", "a/8"], on_error="omit") == {"a/3": DATA[:1]}
 
 
-def test_relative_urls_start_where_the_set_lies(tmp_path: Path) -> None:
+def test_relative_urls_are_relative_to_the_set(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(DATA)
     root = store(
         tmp_path / "set", files({"a/.zarray": v2_array([2], [1])}, 2, {"a/refs.0.parq": [["x.bin"], ["x.bin", 1, 2]]})
@@ -215,7 +215,7 @@ def test_relative_urls_start_where_the_set_lies(tmp_path: Path) -> None:
     assert RefShardFileSystem(root).references["a/0"] == ["x.bin"]
 
 
-def test_options_without_protocol_go_to_the_first_protocol(tmp_path: Path, http_server: RangeServer) -> None:
+def test_remote_options_apply_to_the_protocol_of_the_first_url(tmp_path: Path, http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([4], [1])}, 2, {"a/refs.1.parq": [None, [url, 1, 2]]}))
     fs = RefShardFileSystem(root, remote_options={"headers": {"x-who": "me"}})
@@ -223,7 +223,7 @@ def test_options_without_protocol_go_to_the_first_protocol(tmp_path: Path, http_
     assert {r.headers.get("x-who") for r in http_server.requests("/x")} == {"me"}
 
 
-def test_lookup_loads_only_its_partition(http_server: RangeServer) -> None:
+def test_lookup_loads_one_partition(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server))
     assert fetched(http_server) == []
     assert fs.cat_file("a/120") == DATA[120:124]
@@ -264,12 +264,12 @@ def test_missing_partition_is_requested_once(http_server: RangeServer) -> None:
     assert len(http_server.requests("/set/a/refs.3.parq")) == 1
 
 
-def test_cache_size_bounds_kept_partitions(http_server: RangeServer) -> None:
+def test_cache_size_limits_the_partitions_in_memory(http_server: RangeServer) -> None:
     fs = RefShardFileSystem(served(http_server), cache_size=2)
     for n in (0, 50, 100, 51, 0):
         assert fs.cat_file(f"a/{n}") == DATA[n : n + 4]
     names = [path[-6] for path in fetched(http_server)]
-    assert names == ["0", "0", "1", "2"]  # 0 had to go, 1 had not
+    assert names == ["0", "0", "1", "2"]  # partition 0 was evicted before its second read, partition 1 was not
 
 
 def test_rewritten_set_is_read_again(tmp_path: Path) -> None:
@@ -299,13 +299,13 @@ def test_threads_and_loops_share_loaded_partitions(tmp_path: Path, target: str) 
     assert wrong == []
 
 
-def parquet_of(**columns: list[Any]) -> bytes:
+def write_table(**columns: list[Any]) -> bytes:
     out = io.BytesIO()
     parquet.write_table(pa.table(columns), out)
     return out.getvalue()
 
 
-def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
+def make_set(tmp_path: Path, data: bytes) -> RefShardFileSystem:
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([8], [1])}, 4, {"a/refs.1.parq": [b"x"] * 4}))
     (tmp_path / "set" / "a" / "refs.0.parq").write_bytes(data)
     return RefShardFileSystem(root)
@@ -319,16 +319,16 @@ def broken(tmp_path: Path, data: bytes) -> RefShardFileSystem:
         (b"PAR1" + bytes(100) + b"PAR1", "cannot be read as a parquet file"),
         (partition([b"y"] * 3), "3 rows: expected at least 4"),
         (partition([b"y"] * 5), "5 rows: expected at most 4"),
-        (parquet_of(path=[1, 2, 3, 4]), "'path' is of int64"),
-        (parquet_of(path=["u"] * 4, offset=["0"] * 4), "'offset' is of .*string"),
-        (parquet_of(path=["u"] * 4, size=[0.5] * 4), "'size' is of double"),
-        (parquet_of(path=["u"] * 4, size=[[1]] * 4), "'size' is nested"),
-        (parquet_of(raw=[1, 2, 3, 4]), "'raw' is of int64"),
-        (parquet_of(other=[1, 2, 3, 4]), "none of the columns"),
+        (write_table(path=[1, 2, 3, 4]), "'path' is of int64"),
+        (write_table(path=["u"] * 4, offset=["0"] * 4), "'offset' is of .*string"),
+        (write_table(path=["u"] * 4, size=[0.5] * 4), "'size' is of double"),
+        (write_table(path=["u"] * 4, size=[[1]] * 4), "'size' is nested"),
+        (write_table(raw=[1, 2, 3, 4]), "'raw' is of int64"),
+        (write_table(other=[1, 2, 3, 4]), "none of the columns"),
     ],
 )
 def test_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: str, tmp_path: Path) -> None:
-    fs = broken(tmp_path, data)
+    fs = make_set(tmp_path, data)
     for read in (fs.cat_file, fs.info, fs.references.__getitem__):
         with pytest.raises(DamagedIndex, match=reason) as caught:
             read("a/2")
@@ -338,10 +338,10 @@ def test_damaged_partition_is_an_error_that_names_the_file(data: bytes, reason: 
         fs.ls("a")
     with pytest.raises(DamagedIndex):
         list(fs.references)
-    assert fs.cat_file("a/4") == b"x"  # what is whole can be read
+    assert fs.cat_file("a/4") == b"x"  # other partitions can be read
 
 
-def test_unfetchable_partition_is_not_a_missing_key(http_server: RangeServer) -> None:
+def test_partition_that_cannot_be_read_is_an_error(http_server: RangeServer) -> None:
     url = served(http_server)
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert fs.exists("a/.zarray")
@@ -372,7 +372,7 @@ def test_wrong_metadata_document_is_refused(document: bytes, reason: str, tmp_pa
     assert ".zmetadata" in str(caught.value)
 
 
-def test_only_a_record_size_makes_a_directory_a_parquet_set(tmp_path: Path) -> None:
+def test_zmetadata_without_a_record_size_is_not_a_parquet_set(tmp_path: Path) -> None:
     plain = {"zarr_consolidated_format": 1, "metadata": {".zgroup": {"zarr_format": 2}}}
     plain["metadata"][".zattrs"] = {"record_size": 7}  # type: ignore[index]  # a dict
     root = store(tmp_path / "plain", {".zmetadata": json.dumps(plain).encode(), ".zgroup": b'{"zarr_format": 2}'})
@@ -384,7 +384,7 @@ def test_only_a_record_size_makes_a_directory_a_parquet_set(tmp_path: Path) -> N
     assert not isinstance(keyspace, kerchunk_parquet.ParquetKeySpace)
 
 
-def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = store(tmp_path / "set", files({"a/.zarray": v2_array([2], [1])}, 2, {}))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises((ImportError, RefShardError), match=r"refshard_fs\[parquet\]"):
@@ -393,7 +393,7 @@ def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.case(id="P31")
 def test_new_filesystem_checks_the_version_of_partitions(http_server: RangeServer) -> None:
-    """The partition is rewritten with another target, and nothing else changes."""
+    """Only the partition changes: it is written again with other offsets."""
     http_server.put("/x", b"A" * 10 + b"B" * 10)
     array = {"zarr_format": 2, "shape": [4], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0}
     metadata = {".zgroup": {"zarr_format": 2}, "a/.zarray": {**array, "order": "C", "filters": None}}
@@ -412,8 +412,8 @@ def test_new_filesystem_checks_the_version_of_partitions(http_server: RangeServe
         assert [request.method for request in http_server.requests("/s/a/refs.0.parq")] == ["HEAD"]
 
 
-def test_reader_of_a_set_replaced_by_a_smaller_one_gets_an_error(tmp_path: Path) -> None:
-    """The missing partition would be a missing chunk, which zarr fills."""
+def test_reader_of_a_set_that_was_replaced_gets_an_error(tmp_path: Path) -> None:
+    """Without the error, a missing partition would be missing chunks, which zarr fills."""
 
     def references(count: int) -> dict[str, Any]:
         meta = {"zarr_format": 2, "shape": [count], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0}

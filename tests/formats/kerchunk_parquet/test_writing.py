@@ -1,4 +1,4 @@
-"""Written partitions can be read, and flipped bits in them are detected."""
+"""Encoded partitions are decoded to the same references, and flipped bits in their pages are detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_flipped_bits_in_written_pages_are_noticed() -> None:
+def test_flipped_bits_in_encoded_pages_are_detected() -> None:
     part = Chunks(["s3://b/a", "s3://b/c"], Ranges(u4([0, 1] * 20), u8(range(40)), u8([7] * 40)), {})
     data = encode(part)
     expected = values(data, 40)
@@ -44,7 +44,7 @@ def u8(items: Any) -> Any:
 
 
 @given(rows)
-def test_written_partitions_are_read_back(rows: list[Any]) -> None:
+def test_encoded_partitions_are_decoded_to_the_same_rows(rows: list[Any]) -> None:
     urls = ["a", "b", "ü"]
     refs = [row if isinstance(row, tuple) else None for row in rows]
     part = Chunks(
