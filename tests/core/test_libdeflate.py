@@ -71,7 +71,7 @@ def test_missing_libdeflate_leaves_codecs_unchanged(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(libdeflate, "_library", lambda: None)
     assert fast_zlib(zlib.compress(RAW), len(RAW)) is None
     assert fast_codec(CODECS["zlib"], len(RAW)) is CODECS["zlib"]
-    assert filters._UNDO[filters.DEFLATE](zlib.compress(RAW), (), len(RAW)) == RAW
+    assert filters._DECODERS[filters.DEFLATE](zlib.compress(RAW), (), len(RAW)) == RAW
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 has no codec pipelines")

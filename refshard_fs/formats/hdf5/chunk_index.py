@@ -1,8 +1,8 @@
 """Find where the chunks of an HDF5 dataset lie. All kinds of chunk index are read as trees, level by level. No I/O.
 
-A block of an index (a header, a node, a page) is decoded to a `Node`: the locations of some chunks, and the blocks
-below it. Each block is decoded once and cached. A tree is sorted by key. In a B-tree, the key of a chunk is its number
-in the dataset's current extent; in a fixed or extensible array, its number in the dataset's maximum extent.
+A block of an index (a header, a node, a page) is decoded to a `Node`: the locations of some chunks, and pointers to
+the blocks below. Each block is decoded once and cached. A tree is sorted by key. In a B-tree, the key of a chunk is
+the chunk's number in the dataset's current extent; in a fixed or extensible array, its number in the maximum extent.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, unpack_bl
 from refshard_fs.formats.hdf5.heaps import B_TREE_2, BTree2, parse_b_tree_2
 
 UInt64s = npt.NDArray[np.uint64]
-UNDEFINED_ADDRESS: Final = np.uint64(2**64 - 1)  # the undefined address: nothing was written to the chunk
-_LAST_KEY: Final = 1 << 64  # above all keys
-_MOST_BITS: Final = 40  # largest exponent of an array's or a page's number of elements
+UNDEFINED_ADDRESS: Final = np.uint64(2**64 - 1)  # HDF5's mark for "no address": the chunk was never written
+_END_OF_KEYS: Final = 1 << 64  # all keys are smaller
+_MOST_PAGE_BITS: Final = 40  # a page of an array has 2**bits elements: more than 2**40 are damage
 
 
 class ChunkLocations(NamedTuple):
-    """Locations of written chunks, as columns.
+    """Locations of written chunks: each field is a column with a row for each chunk.
 
-    ``numbers`` are chunk numbers, or keys within an index; ``masks`` have a bit for each filter that a chunk skips.
+    ``numbers`` are chunk numbers, or the chunks' keys in an index. ``addresses`` and ``sizes`` are in bytes. In
+    ``masks``, bit N is set if the chunk skips filter N.
     """
 
     numbers: UInt64s
@@ -37,48 +38,52 @@ class ChunkLocations(NamedTuple):
     masks: npt.NDArray[np.uint32]
 
     def where(self, keep: npt.NDArray[np.bool_ | np.intp]) -> ChunkLocations:
-        """Return the chunks that ``keep`` selects, a mask or positions."""
+        """Return the selected chunks; ``keep`` is a boolean mask or an array of positions."""
         return ChunkLocations(self.numbers[keep], self.addresses[keep], self.sizes[keep], self.masks[keep])
 
 
 class ChunkSpace(msgspec.Struct, frozen=True):
-    """The extents of a dataset in chunks, and the sizes in its file.
+    """The extents of a dataset in chunks, and sizes in its file.
 
-    ``counts`` are the numbers of chunks along each dimension, ``most`` for the maximum extent (None: unlimited).
-    ``raw_size`` is the size of a chunk before filters, ``room`` the size of the file after its base address, in bytes.
+    ``chunk`` is the shape of a chunk. ``counts`` are the numbers of chunks along each dimension in the current extent,
+    ``most_counts`` in the maximum extent (None: unlimited). Both sizes are in bytes: ``raw_size`` of a chunk before
+    filters, ``room`` of the file after its base address.
     """
 
     sizes: Sizes
     room: int
     chunk: tuple[int, ...]
     counts: tuple[int, ...]
-    most: tuple[int | None, ...]
+    most_counts: tuple[int | None, ...]
     raw_size: int
     has_filters: bool
 
     @property
     def axes(self) -> list[int]:
-        """The dimensions in the order in which array keys count them: an unlimited dimension comes first."""
-        return sorted(range(len(self.most)), key=lambda axis: self.most[axis] is not None)
+        """The dimensions in the order in which keys of arrays number the chunks: an unlimited dimension comes first."""
+        return sorted(range(len(self.most_counts)), key=lambda axis: self.most_counts[axis] is not None)
 
     def to_keys(self, numbers: UInt64s) -> UInt64s:
-        """Convert chunk numbers to keys of an array, or of chunks without an index."""
+        """Convert chunk numbers to keys of a fixed or extensible array, or of chunks without an index."""
         coords: list[UInt64s] = []
         for count in reversed(self.counts):
-            numbers, here = np.divmod(numbers, np.uint64(max(count, 1)))
-            coords.insert(0, here)
+            numbers, column = np.divmod(numbers, np.uint64(max(count, 1)))
+            coords.insert(0, column)
         keys = np.zeros_like(numbers)
         for axis in self.axes:
-            keys = keys * np.uint64(self.most[axis] or 1) + coords[axis]
+            keys = keys * np.uint64(self.most_counts[axis] or 1) + coords[axis]
         return keys
 
     def to_numbers(self, keys: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-        """Convert keys of an array to chunk numbers, and return which of them lie in the dataset's current extent."""
+        """Convert keys of a fixed or extensible array to chunk numbers.
+
+        The second result is a mask of the chunks within the dataset's current extent.
+        """
         coords = np.zeros((len(keys), len(self.counts)), np.uint64)
-        first, *others = self.axes
-        for axis in reversed(others):
-            keys, coords[:, axis] = np.divmod(keys, np.uint64(self.most[axis] or 1))
-        coords[:, first] = keys
+        first_axis, *other_axes = self.axes
+        for axis in reversed(other_axes):
+            keys, coords[:, axis] = np.divmod(keys, np.uint64(self.most_counts[axis] or 1))
+        coords[:, first_axis] = keys
         return self.number_coords(coords)
 
     def number_coords(self, coords: UInt64s) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
@@ -89,13 +94,15 @@ class ChunkSpace(msgspec.Struct, frozen=True):
         numbers = np.zeros(len(coords), np.uint64)
         is_beyond = np.zeros(len(coords), np.bool_)
         for axis, count in enumerate(self.counts):
-            here = coords[:, axis]
-            numbers = numbers * np.uint64(count) + np.where(is_beyond, np.uint64(0), np.minimum(here, np.uint64(count)))
-            is_beyond |= here >= np.uint64(count)
+            column = coords[:, axis]
+            numbers = numbers * np.uint64(count) + np.where(
+                is_beyond, np.uint64(0), np.minimum(column, np.uint64(count))
+            )
+            is_beyond |= column >= np.uint64(count)
         return numbers, ~is_beyond
 
-    def elements(self, rows: npt.NDArray[np.uint8], keys: UInt64s) -> ChunkLocations:
-        """Decode the elements of an index, one row of bytes each, and return the written chunks."""
+    def decode_elements(self, rows: npt.NDArray[np.uint8], keys: UInt64s) -> ChunkLocations:
+        """Decode elements of an index, one in each row of bytes. Return the chunks that were written."""
         (count, width), address = rows.shape, self.sizes.address
         sizes, masks = np.full(count, self.raw_size, np.uint64), np.zeros(count, np.uint32)
         if self.has_filters and 0 < width - address - 4 <= 8:
@@ -108,20 +115,23 @@ class ChunkSpace(msgspec.Struct, frozen=True):
 
 
 def _decode_uints(raw: npt.NDArray[np.uint8], undefined: np.uint64 | None = None) -> UInt64s:
-    """Decode little-endian integers of up to 8 bytes, one a row; a row of all set bits is ``undefined``."""
+    """Decode little-endian integers of up to 8 bytes, one in each row.
+
+    A row whose bits are all set becomes ``undefined``, unless that is None.
+    """
     full = np.zeros((len(raw), 8), np.uint8)
     full[:, : raw.shape[1]] = raw
-    found = full.view("<u8")[:, 0].astype(np.uint64)
-    return found if undefined is None else np.where((raw == 255).all(axis=1), undefined, found)
+    integers = full.view("<u8")[:, 0].astype(np.uint64)
+    return integers if undefined is None else np.where((raw == 255).all(axis=1), undefined, integers)
 
 
 # Trees of blocks.
 
 
 class Child(NamedTuple):
-    """A pointer to a block that locates the chunks with keys in [first, last).
+    """A pointer to a block of ``length`` bytes, which locates the chunks whose keys are in [first, last).
 
-    ``parse(data, space, *arguments)`` decodes the block, where ``space`` is the dataset's `ChunkSpace`.
+    ``parse(data, space, *arguments)`` decodes the block; ``space`` is the dataset's `ChunkSpace`.
     """
 
     first: int
@@ -133,7 +143,10 @@ class Child(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A decoded block: locations of chunks, by key, and the child blocks, with their ranges of keys as columns."""
+    """A decoded block: locations of chunks by key, and pointers to child blocks, which are sorted by key.
+
+    ``firsts`` has the first key of each child, ``lasts`` the end of its range of keys.
+    """
 
     chunks: ChunkLocations
     children: tuple[Child, ...] = ()
@@ -145,15 +158,15 @@ class Node(NamedTuple):
         return 28 * len(self.chunks.numbers) + 200 * len(self.children) + 512
 
     def select_children(self, keys: UInt64s | None) -> Iterator[tuple[Child, UInt64s | None]]:
-        """Yield each child that may hold some of ``keys``, with those keys (None: all). An only child gets all keys."""
+        """Yield each child that may locate some of ``keys`` (sorted; None: all keys), together with these keys."""
         if keys is None:
             yield from [(child, None) for child in self.children]
         elif len(self.children) == 1:
             yield self.children[0], keys
         else:
             begins, ends = np.searchsorted(keys, self.firsts), np.searchsorted(keys, self.lasts)
-            for place in np.flatnonzero(ends > begins).tolist():
-                yield self.children[place], keys[begins[place] : ends[place]]
+            for position in np.flatnonzero(ends > begins).tolist():
+                yield self.children[position], keys[begins[position] : ends[position]]
 
 
 _EMPTY: Final = np.empty(0, np.uint64)
@@ -161,85 +174,95 @@ NO_CHUNKS: Final = ChunkLocations(_EMPTY, _EMPTY, _EMPTY, np.empty(0, np.uint32)
 
 
 def _make_node(space: ChunkSpace, chunks: ChunkLocations, children: Iterable[Child]) -> Node:
-    """Make a node. Raise ValueError if its children overlap: together they are larger than the file."""
-    found: list[Child] = []
+    """Make a node. Raise ValueError if its children together are larger than the file: then some of them overlap."""
+    blocks: list[Child] = []
     total = 0
     for child in children:
         total += child.length
         if max(total, child.address + child.length) > space.room:
             raise ValueError("the blocks of a chunk index are larger than its file")
-        found.append(child)
-    firsts, lasts = [child.first for child in found], [min(child.last, _LAST_KEY - 1) for child in found]
-    return Node(chunks, tuple(found), np.array(firsts, np.uint64), np.array(lasts, np.uint64))
+        blocks.append(child)
+    firsts, lasts = [child.first for child in blocks], [min(child.last, _END_OF_KEYS - 1) for child in blocks]
+    return Node(chunks, tuple(blocks), np.array(firsts, np.uint64), np.array(lasts, np.uint64))
 
 
 class ChunkIndex:
-    """The chunk index of a dataset; ``root`` is its first block."""
+    """The chunk index of a dataset. ``root`` points to its first block; ``is_array``: it is an array, not a B-tree."""
 
     def __init__(self, file: MetadataFile, space: ChunkSpace, root: Child, *, is_array: bool) -> None:
         self._file = file
         self._space = space
         self._root = root
         self._is_array = is_array
-        self._read: set[int] = set()  # addresses of the blocks that were read
-        self._unread: dict[int, int] = {}  # address of each known, unread block: a key that it holds
+        self._read: set[int] = set()  # addresses of blocks that were read
+        self._unread: dict[int, int] = {}  # by address of a known block that was not read: its first key
 
     def numbers_in_unread_blocks(self) -> list[int]:
-        """Return the number of one chunk in each known block that was not read yet."""
+        """Return the number of one chunk in each block that is known but was not read yet."""
         keys = np.array(list(self._unread.values()), np.uint64)
-        numbers, are_in = self._space.to_numbers(keys) if self._is_array else (keys, keys >= 0)
-        return list(map(int, numbers[are_in]))
+        numbers, is_inside = self._space.to_numbers(keys) if self._is_array else (keys, keys >= 0)
+        return list(map(int, numbers[is_inside]))
 
     def find(self, numbers: UInt64s | None) -> Steps[ChunkLocations]:
-        """Return the locations of the written chunks among ``numbers`` (ascending, unique; None: all chunks)."""
-        space, found = self._space, [NO_CHUNKS]
+        """Return the locations of the chunks ``numbers`` (sorted, each once; None: all) that were written."""
+        space, batches = self._space, [NO_CHUNKS]
         keys = np.sort(space.to_keys(numbers)) if self._is_array and numbers is not None else numbers
         level: list[tuple[Child, UInt64s | None]] = [(self._root, keys)]
         while level:
             children = [child for child, _ in level]
             are_distinct = len({child.address for child in children}) == len(level)
             if not are_distinct or sum(child.length for child in children) > space.room:
-                raise ValueError("its chunk index leads to one block twice, or has blocks larger than its file")
+                raise ValueError("its chunk index points to one block twice, or has blocks larger than the file")
             nodes: Sequence[Node] = yield tuple(
                 self._file.load(child.address, child.length, "its chunk index", child.parse, space, *child.arguments)
                 for child in children
             )
-            found += [node.chunks for node in nodes if len(node.chunks.numbers)]
+            batches += [node.chunks for node in nodes if len(node.chunks.numbers)]
             self._note_read(children, nodes)
             level = [
-                below for node, (_, some) in zip(nodes, level, strict=True) for below in node.select_children(some)
+                child
+                for node, (_, child_keys) in zip(nodes, level, strict=True)
+                for child in node.select_children(child_keys)
             ]
-        whole = found[-1] if len(found) == 2 else ChunkLocations(*map(np.concatenate, zip(*found, strict=True)))
-        if keys is not None:  # for one key, == takes a fifth of the time of `isin`
-            whole = whole.where(whole.numbers == keys[0] if len(keys) == 1 else np.isin(whole.numbers, keys))
+        locations = (
+            batches[-1] if len(batches) == 2 else ChunkLocations(*map(np.concatenate, zip(*batches, strict=True)))
+        )
+        if keys is not None:  # `isin` takes five times as long as == for a single key
+            locations = locations.where(
+                locations.numbers == keys[0] if len(keys) == 1 else np.isin(locations.numbers, keys)
+            )
         if self._is_array:
-            own, are_in = space.to_numbers(whole.numbers)
-            whole = whole._replace(numbers=own).where(are_in)
-        if len(whole.numbers) > 1:
-            whole = whole.where(np.argsort(whole.numbers, kind="stable"))
-            if (whole.numbers[1:] == whole.numbers[:-1]).any():
-                raise ValueError("a chunk index lists a chunk twice")
-        return check_bounds(whole, space.room)
+            chunk_numbers, is_inside = space.to_numbers(locations.numbers)
+            locations = locations._replace(numbers=chunk_numbers).where(is_inside)
+        if len(locations.numbers) > 1:
+            locations = locations.where(np.argsort(locations.numbers, kind="stable"))
+            if (locations.numbers[1:] == locations.numbers[:-1]).any():
+                raise ValueError("its chunk index lists a chunk twice")
+        return check_bounds(locations, space.room)
 
     def _note_read(self, blocks: Iterable[Child], nodes: Iterable[Node]) -> None:
         for block, node in zip(blocks, nodes, strict=True):
             if block.address not in self._read:
                 self._read.add(block.address)
                 self._unread.pop(block.address, None)
-                self._unread |= {one.address: one.first for one in node.children if one.address not in self._read}
+                self._unread |= {
+                    child.address: child.first for child in node.children if child.address not in self._read
+                }
 
 
-def check_bounds(found: ChunkLocations, room: int) -> ChunkLocations:
-    """Return ``found``. Raise ValueError if a chunk ends after ``room`` bytes."""
-    wrong = (found.addresses > np.uint64(room)) | (found.sizes > np.uint64(room) - np.minimum(found.addresses, room))
+def check_bounds(locations: ChunkLocations, room: int) -> ChunkLocations:
+    """Return ``locations``. Raise ValueError if a chunk ends beyond ``room``, the bytes after the base address."""
+    wrong = (locations.addresses > np.uint64(room)) | (
+        locations.sizes > np.uint64(room) - np.minimum(locations.addresses, room)
+    )
     if wrong.any():
-        number, address, size, _ = (column[wrong.argmax()] for column in found)
+        number, address, size, _ = (column[wrong.argmax()] for column in locations)
         raise ValueError(f"chunk {number} of {size} bytes at {address} ends beyond the end of the file")
-    return found
+    return locations
 
 
 class ConsecutiveChunks:
-    """Chunks without an index: each has ``size`` bytes, and they lie in the order of their keys."""
+    """The chunks of a dataset without an index: they lie one after the other, each with ``size`` bytes."""
 
     def __init__(self, space: ChunkSpace, address: int, size: int, mask: int = 0) -> None:
         self._space = space
@@ -252,7 +275,7 @@ class ConsecutiveChunks:
         return []
 
     def find(self, numbers: UInt64s | None) -> Steps[ChunkLocations]:
-        """Return the locations of the chunks ``numbers``; None: of all chunks."""
+        """Return the locations of the chunks ``numbers`` (None: all)."""
         yield from ()
         count = math.prod(self._space.counts)
         if count * self._size > self._space.room:
@@ -267,60 +290,69 @@ Index = ChunkIndex | ConsecutiveChunks
 
 
 def make_index(file: MetadataFile, space: ChunkSpace, kind: str, address: int, parameters: Any) -> Index:
-    """Make the index of a ``kind`` at ``address``, with the ``parameters`` of the data layout message."""
+    """Make the chunk index of this ``kind``, whose first block lies at ``address``.
+
+    ``parameters`` come from the data layout message. For "B-tree 1" they are half of the largest number of entries in
+    a node, which the superblock says.
+    """
     sizes = space.sizes
     match kind:
-        case "B-tree 1":  # parameters: half of the maximum number of entries in a node
+        case "B-tree 1":
             key = 8 + 8 * (len(space.chunk) + 1)
             size = 8 + 2 * sizes.address + (2 * parameters + 1) * key + 2 * parameters * sizes.address
             return ChunkIndex(
-                file, space, Child(0, _LAST_KEY, address, size, _parse_b_tree_1, (size, None)), is_array=False
+                file, space, Child(0, _END_OF_KEYS, address, size, _parse_b_tree_1, (size, None)), is_array=False
             )
         case "B-tree 2":
-            size = sizes.block(B_TREE_2)
-            return ChunkIndex(file, space, Child(0, _LAST_KEY, address, size, _parse_b_tree_2), is_array=False)
+            size = sizes.measure_block(B_TREE_2)
+            return ChunkIndex(file, space, Child(0, _END_OF_KEYS, address, size, _parse_b_tree_2), is_array=False)
         case "single" if math.prod(space.counts) <= 1:
             return ConsecutiveChunks(space, address, *(parameters or (space.raw_size,)))
-        case "implicit" if None not in space.most:
+        case "implicit" if None not in space.most_counts:
             return ConsecutiveChunks(space, address, space.raw_size)
-        case "fixed array" if None not in space.most:
-            root = Child(0, _LAST_KEY, address, sizes.block(_FIXED), _parse_fixed_array)
+        case "fixed array" if None not in space.most_counts:
+            root = Child(0, _END_OF_KEYS, address, sizes.measure_block(_FIXED), _parse_fixed_array)
             return ChunkIndex(file, space, root, is_array=True)
-        case "extensible array" if space.most.count(None) == 1:
-            root = Child(0, _LAST_KEY, address, sizes.block(_EXTENSIBLE), _parse_extensible_array)
+        case "extensible array" if space.most_counts.count(None) == 1:
+            root = Child(0, _END_OF_KEYS, address, sizes.measure_block(_EXTENSIBLE), _parse_extensible_array)
             return ChunkIndex(file, space, root, is_array=True)
-    raise ValueError(f"its chunk index, of the kind {kind!r}, does not fit its maximum extents {space.most}")
+    limits = space.most_counts
+    raise ValueError(
+        f"its chunk index is of the kind {kind!r}, which does not fit the maximum counts of chunks {limits}"
+    )
 
 
 # B-trees: version 1, and version 2 of datasets that can grow along several dimensions.
 
 
-def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, above: int | None) -> Node:
-    """Parse a node of a version 1 B-tree, ``size`` bytes long, below a node of level ``above`` (None: the root)."""
-    fields, what = Fields(data, space.sizes), "a node of a B-tree of chunks"
+def _parse_b_tree_1(data: bytes, space: ChunkSpace, size: int, parent_level: int | None) -> Node:
+    """Parse a node of ``size`` bytes of a version 1 B-tree; the root has no ``parent_level``."""
+    fields, name = Fields(data, space.sizes), "a node of a B-tree of chunks"
     fields.expect(b"TREE")
     kind, level, count, _, _ = fields.unpack("BBHPP")
-    if kind != 1 or (above is not None and level != above - 1):
-        raise ValueError(f"{what} has type {kind} and level {level}: expected type 1, a level below {above}")
+    if kind != 1 or (parent_level is not None and level != parent_level - 1):
+        raise ValueError(f"{name} has type {kind} and level {level}: expected type 1, a level below {parent_level}")
     rank, address = len(space.chunk), space.sizes.address
     entry = np.dtype([("size", "<u4"), ("mask", "<u4"), ("at", "<u8", (rank + 1,)), ("child", "u1", (address,))])
-    found = np.frombuffer(fields.take(count * entry.itemsize), entry)
-    addresses = _decode_uints(found["child"], undefined=UNDEFINED_ADDRESS)
-    coords, rest = np.divmod(found["at"][:, :rank].astype(np.uint64), np.array(space.chunk, np.uint64))
-    if rest.any() or found["at"][:, rank].any():
-        raise ValueError(f"{what} has a chunk that does not begin at a multiple of the chunk's shape")
-    firsts, are_in = space.number_coords(coords)
+    entries = np.frombuffer(fields.take(count * entry.itemsize), entry)
+    addresses = _decode_uints(entries["child"], undefined=UNDEFINED_ADDRESS)
+    coords, remainders = np.divmod(entries["at"][:, :rank].astype(np.uint64), np.array(space.chunk, np.uint64))
+    if remainders.any() or entries["at"][:, rank].any():
+        raise ValueError(f"{name} has a chunk that does not begin at a multiple of the chunk's shape")
+    firsts, is_inside = space.number_coords(coords)
     if (firsts[1:] < firsts[:-1]).any():
-        raise ValueError(f"{what} is not in order")
+        raise ValueError(f"{name} is not in order")
     if (addresses >= np.uint64(space.room)).any():
-        raise ValueError(f"{what} points beyond the end of the file")
+        raise ValueError(f"{name} points beyond the end of the file")
     if not level:
         return Node(
-            ChunkLocations(firsts, addresses, found["size"].astype(np.uint64), found["mask"].copy()).where(are_in)
+            ChunkLocations(firsts, addresses, entries["size"].astype(np.uint64), entries["mask"].copy()).where(
+                is_inside
+            )
         )
-    edges = [*firsts.tolist(), _LAST_KEY]
-    places = zip(edges, edges[1:], addresses.tolist(), strict=False)
-    return _make_node(space, NO_CHUNKS, [Child(*place, size, _parse_b_tree_1, (size, level)) for place in places])
+    edges = [*firsts.tolist(), _END_OF_KEYS]
+    pointers = zip(edges, edges[1:], addresses.tolist(), strict=False)
+    return _make_node(space, NO_CHUNKS, [Child(*pointer, size, _parse_b_tree_1, (size, level)) for pointer in pointers])
 
 
 def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
@@ -334,54 +366,64 @@ def _parse_b_tree_2(data: bytes, space: ChunkSpace) -> Node:
         raise ValueError(f"a v2 B-tree of {tree.total} chunks is larger than its file")
     if tree.root is None or not tree.total:
         return Node(NO_CHUNKS)
-    how = tree, tree.depth, tree.root_records
-    return _make_node(space, NO_CHUNKS, [Child(0, _LAST_KEY, tree.root, tree.node_size, _parse_b_tree_2_node, how)])
+    arguments = tree, tree.depth, tree.root_records
+    return _make_node(
+        space, NO_CHUNKS, [Child(0, _END_OF_KEYS, tree.root, tree.node_size, _parse_b_tree_2_node, arguments)]
+    )
 
 
 def _parse_b_tree_2_node(data: bytes, space: ChunkSpace, tree: BTree2, depth: int, count: int) -> Node:
-    """Parse a node of a version 2 B-tree; its parent gives ``depth`` and the number of records."""
-    raw, below = tree.node(data, depth, count)
+    """Parse a node of a version 2 B-tree. Its parent stores its number of records, ``count``; depth 0 is a leaf."""
+    raw, pointers = tree.parse_node(data, depth, count)
     rows = np.frombuffer(raw, np.uint8).reshape(count, tree.record_size)
-    first = tree.record_size - 8 * len(space.counts)  # position of the coordinates
-    keys, are_in = space.number_coords(np.ascontiguousarray(rows[:, first:]).view("<u8").astype(np.uint64))
+    coords_start = tree.record_size - 8 * len(space.counts)  # position of the coordinates
+    keys, is_inside = space.number_coords(np.ascontiguousarray(rows[:, coords_start:]).view("<u8").astype(np.uint64))
     if (keys[1:] < keys[:-1]).any():
         raise ValueError("a node of a v2 B-tree of chunks is not in order")
-    edges = [0, *keys.tolist(), _LAST_KEY]
+    edges = [0, *keys.tolist(), _END_OF_KEYS]
     children = [
-        Child(edges[i], edges[i + 1], at, tree.node_size, _parse_b_tree_2_node, (tree, depth - 1, many))
-        for i, (at, many) in enumerate(below)
+        Child(edges[i], edges[i + 1], address, tree.node_size, _parse_b_tree_2_node, (tree, depth - 1, records))
+        for i, (address, records) in enumerate(pointers)
     ]
-    return _make_node(space, space.elements(rows[are_in, :first], keys[are_in]), children)
+    return _make_node(space, space.decode_elements(rows[is_inside, :coords_start], keys[is_inside]), children)
 
 
-# Arrays. Long arrays are cut into pages, and a bitmap says which pages were written: only these are read.
+# Fixed and extensible arrays. Long arrays are cut into pages. A bitmap says which pages were written; only these are
+# read.
 
 
-def _parse_elements(data: bytes, space: ChunkSpace, signature: bytes, skipped: int, first: int, width: int) -> Node:
-    """Parse elements of ``width`` bytes after ``skipped`` bytes; their keys begin at ``first``."""
+def _parse_elements(data: bytes, space: ChunkSpace, signature: bytes, skipped: int, first_key: int, width: int) -> Node:
+    """Parse a block of elements of ``width`` bytes, which begin after ``skipped`` bytes with the key ``first_key``."""
     if not data.startswith(signature):
         raise ValueError(f"expected the signature {signature!r}, found {data[:4]!r}")
     rows = np.frombuffer(verify_checksum(data, "a block of a chunk index")[skipped:], np.uint8).reshape(-1, width)
-    return Node(space.elements(rows, np.arange(first, first + len(rows), dtype=np.uint64)))
+    return Node(space.decode_elements(rows, np.arange(first_key, first_key + len(rows), dtype=np.uint64)))
 
 
-def _make_block(signature: bytes, skipped: int, first: int, count: int, at: int, width: int) -> Child:
-    """Make a pointer to a block of ``count`` elements, ``skipped`` bytes after its start (a page: 0 bytes)."""
-    how = signature, skipped, first, width
-    return Child(first, first + count, at, skipped + count * width + 4, _parse_elements, how)
+def _make_block(signature: bytes, skipped: int, first_key: int, count: int, address: int, width: int) -> Child:
+    """Make a pointer to a block whose ``count`` elements begin after ``skipped`` bytes (0 in a page)."""
+    arguments = signature, skipped, first_key, width
+    return Child(first_key, first_key + count, address, skipped + count * width + 4, _parse_elements, arguments)
 
 
 def _list_pages(
-    flags: npt.NDArray[np.uint8], first: int, count: int, page: int, at: int, width: int
+    flags: npt.NDArray[np.uint8], first_key: int, count: int, page_size: int, address: int, width: int
 ) -> Iterator[Child]:
-    """Yield the written pages of a block of ``count`` elements; ``flags`` has a bit for each page."""
+    """Yield a pointer to each written page of a block of ``count`` elements; ``flags`` has a bit for each page."""
     for number in np.flatnonzero(flags).tolist():
-        done = number * page
-        yield _make_block(b"", 0, first + done, min(page, count - done), at + number * (page * width + 4), width)
+        position = number * page_size
+        yield _make_block(
+            b"",
+            0,
+            first_key + position,
+            min(page_size, count - position),
+            address + number * (page_size * width + 4),
+            width,
+        )
 
 
 def _check_array(space: ChunkSpace, client: int, width: int, page_bits: int) -> None:
-    if client != int(space.has_filters) or page_bits > _MOST_BITS or not width:
+    if client != int(space.has_filters) or page_bits > _MOST_PAGE_BITS or not width:
         raise ValueError(f"its chunk index is damaged: client {client}, 2**{page_bits} elements of {width} bytes")
 
 
@@ -389,7 +431,7 @@ _FIXED: Final = "BBBNP"
 
 
 def _parse_fixed_array(data: bytes, space: ChunkSpace) -> Node:
-    """Parse the header of a fixed array, the index of a dataset with a maximum extent."""
+    """Parse the header of a fixed array: the chunk index of a dataset without unlimited dimensions."""
     client, width, page_bits, count, address = unpack_block(data, space.sizes, b"FAHD", _FIXED)
     _check_array(space, client, width, page_bits)
     if count < math.prod(space.counts):
@@ -398,72 +440,82 @@ def _parse_fixed_array(data: bytes, space: ChunkSpace) -> Node:
         return Node(NO_CHUNKS)
     if count * width > space.room:
         raise ValueError(f"a fixed array of {count} elements is larger than its file")
-    page = 1 << page_bits
-    if count <= page:
+    page_size = 1 << page_bits
+    if count <= page_size:
         return _make_node(
-            space, NO_CHUNKS, [_make_block(b"FADB\0", space.sizes.block("BP") - 4, 0, count, address, width)]
+            space, NO_CHUNKS, [_make_block(b"FADB\0", space.sizes.measure_block("BP") - 4, 0, count, address, width)]
         )
-    form = f"BP{-(-count // (8 * page))}s"
-    how = form, address, count, width, page
-    return _make_node(space, NO_CHUNKS, [Child(0, _LAST_KEY, address, space.sizes.block(form), _parse_page_bits, how)])
+    form = f"BP{-(-count // (8 * page_size))}s"
+    arguments = form, address, count, width, page_size
+    return _make_node(
+        space,
+        NO_CHUNKS,
+        [Child(0, _END_OF_KEYS, address, space.sizes.measure_block(form), _parse_page_bits, arguments)],
+    )
 
 
 def _parse_page_bits(
-    data: bytes, space: ChunkSpace, form: str, address: int, count: int, width: int, page: int
+    data: bytes, space: ChunkSpace, form: str, address: int, count: int, width: int, page_size: int
 ) -> Node:
-    """Parse the start of a fixed array's data block: a bitmap of the pages that follow it."""
+    """Parse the start of a fixed array's data block: the bitmap of the pages that follow."""
     *_, bits = unpack_block(data, space.sizes, b"FADB", form)
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=-(-count // page))
-    return _make_node(space, NO_CHUNKS, _list_pages(flags, 0, count, page, address + len(data), width))
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=-(-count // page_size))
+    return _make_node(space, NO_CHUNKS, _list_pages(flags, 0, count, page_size, address + len(data), width))
 
 
 _EXTENSIBLE: Final = "BBBBBBB6NP"
 
 
 class ExtensibleArray(msgspec.Struct, frozen=True):
-    """The header of an extensible array, the index of a dataset with one unlimited dimension.
+    """The header of an extensible array: the chunk index of a dataset with one unlimited dimension.
 
-    Data blocks grow from one super block to the next. The index block points to the data blocks of the first super
-    blocks; each further super block has a secondary block that points to its data blocks.
+    Elements lie in data blocks; data blocks are counted in super blocks, and are larger in later ones. The index block
+    points to the data blocks of the first super blocks. Each further super block has a secondary block that points to
+    its data blocks.
     """
 
-    client: int
-    width: int
-    bits: int
-    in_index: int  # number of elements in the index block
-    least: int  # number of elements of the smallest data block
-    pointers: int  # the smallest number of data blocks in a secondary block
-    page_bits: int
+    client: int  # 0: chunks without filters, 1: with filters
+    width: int  # bytes of an element
+    count_bits: int  # bits of the largest possible number of elements
+    index_elements: int  # number of elements in the index block
+    smallest_block: int  # number of elements of the smallest data block
+    least_pointers: int  # the smallest number of data blocks in a secondary block
+    page_bits: int  # a page has 2**page_bits elements
 
-    def super_block(self, number: int) -> tuple[int, int, int]:
-        """Return the first key of a super block, its number of data blocks, and the number of elements of each."""
-        first = self.in_index + ((1 << number) - 1) * self.least
-        return first, 1 << number // 2, (1 << (number + 1) // 2) * self.least
+    def measure_super_block(self, number: int) -> tuple[int, int, int]:
+        """Return the first key of super block ``number``, its count of data blocks, and the elements in each block."""
+        first_key = self.index_elements + ((1 << number) - 1) * self.smallest_block
+        return first_key, 1 << number // 2, (1 << (number + 1) // 2) * self.smallest_block
 
-    def pages(self, number: int) -> int:
-        """Return the number of pages of each data block in a super block; 0: its blocks have no pages."""
-        _, _, count = self.super_block(number)
+    def count_pages(self, number: int) -> int:
+        """Return the number of pages in each data block of super block ``number``; 0 if they are not cut into pages."""
+        _, _, count = self.measure_super_block(number)
         return count >> self.page_bits if count > 1 << self.page_bits else 0
 
-    def data_blocks(
+    def list_data_blocks(
         self, space: ChunkSpace, number: int, addresses: Sequence[int | None], bits: bytes
     ) -> Iterator[Child]:
-        """Yield the data blocks of a super block, or their written pages; ``bits`` is the bitmap of pages."""
-        start, _, count = self.super_block(number)
-        pages, skipped = self.pages(number), space.sizes.block(f"BP{-(-self.bits // 8)}s") - 4
+        """Yield a pointer to each data block of super block ``number``, or to each written page of them.
+
+        ``addresses`` are those of the data blocks (None: not written), ``bits`` is the bitmap of their pages.
+        """
+        start, _, count = self.measure_super_block(number)
+        pages, skipped = self.count_pages(number), space.sizes.measure_block(f"BP{-(-self.count_bits // 8)}s") - 4
         flags = np.unpackbits(np.frombuffer(bits, np.uint8))
-        for place, at in enumerate(addresses):
-            first, some = start + place * count, flags[place * pages : (place + 1) * pages]
-            if at is None:
+        for position, address in enumerate(addresses):
+            first_key, page_flags = start + position * count, flags[position * pages : (position + 1) * pages]
+            if address is None:
                 continue
-            if len(some) < pages:
+            if len(page_flags) < pages:
                 raise ValueError(
-                    "the index block of an extensible array points to data blocks with pages, which it may not"
+                    "the index block of an extensible array points to data blocks with pages: expected none"
                 )
             if pages:
-                yield from _list_pages(some, first, count, 1 << self.page_bits, at + skipped + 4, self.width)
+                yield from _list_pages(
+                    page_flags, first_key, count, 1 << self.page_bits, address + skipped + 4, self.width
+                )
             else:
-                yield _make_block(b"EADB\0", skipped, first, count, at, self.width)
+                yield _make_block(b"EADB\0", skipped, first_key, count, address, self.width)
 
 
 def _parse_extensible_array(data: bytes, space: ChunkSpace) -> Node:
@@ -471,17 +523,19 @@ def _parse_extensible_array(data: bytes, space: ChunkSpace) -> Node:
     *parameters, address = unpack_block(data, space.sizes, b"EAHD", _EXTENSIBLE)
     array = ExtensibleArray(*parameters[:7])
     _check_array(space, array.client, array.width, array.page_bits)
-    powers = all(n and not n & (n - 1) for n in (array.least, array.pointers))
-    if not powers or not 0 < array.bits < 64:
+    powers = all(value and not value & (value - 1) for value in (array.smallest_block, array.least_pointers))
+    if not powers or not 0 < array.count_bits < 64:
         raise ValueError(f"its chunk index is an extensible array with impossible parameters: {array}")
     if address is None:
         return Node(NO_CHUNKS)
-    direct, by_index = 2 * (array.pointers - 1), 2 * (array.pointers.bit_length() - 1)
-    secondary = max(2 + array.bits - array.least.bit_length() - by_index, 0)
-    form = f"BP{array.in_index * array.width}s{direct}P{secondary}P"
-    how = array, form, direct, by_index
+    direct, by_index = 2 * (array.least_pointers - 1), 2 * (array.least_pointers.bit_length() - 1)
+    secondary = max(2 + array.count_bits - array.smallest_block.bit_length() - by_index, 0)
+    form = f"BP{array.index_elements * array.width}s{direct}P{secondary}P"
+    arguments = array, form, direct, by_index
     return _make_node(
-        space, NO_CHUNKS, [Child(0, _LAST_KEY, address, space.sizes.block(form), _parse_index_block, how)]
+        space,
+        NO_CHUNKS,
+        [Child(0, _END_OF_KEYS, address, space.sizes.measure_block(form), _parse_index_block, arguments)],
     )
 
 
@@ -490,26 +544,33 @@ def _parse_index_block(
 ) -> Node:
     """Parse the index block of an extensible array: its elements, data blocks and secondary blocks."""
     _, _, raw, *addresses = unpack_block(data, space.sizes, b"EAIB", form)
-    rows = np.frombuffer(raw, np.uint8).reshape(array.in_index, array.width)
+    rows = np.frombuffer(raw, np.uint8).reshape(array.index_elements, array.width)
     children: list[Child] = []
-    at = 0
+    position = 0
     for number in range(by_index):
-        _, blocks, _ = array.super_block(number)
-        children += array.data_blocks(space, number, addresses[at : at + blocks], b"")
-        at += blocks
+        _, blocks, _ = array.measure_super_block(number)
+        children += array.list_data_blocks(space, number, addresses[position : position + blocks], b"")
+        position += blocks
     for number, address in enumerate(addresses[direct:], by_index):
-        first, blocks, count = array.super_block(number)
-        bitmap = blocks * -(-array.pages(number) // 8)
-        how = f"BP{-(-array.bits // 8)}s{bitmap}s{blocks}P"
+        first_key, blocks, count = array.measure_super_block(number)
+        bitmap = blocks * -(-array.count_pages(number) // 8)
+        secondary_form = f"BP{-(-array.count_bits // 8)}s{bitmap}s{blocks}P"
         if address is not None:
-            length = space.sizes.block(how)
+            length = space.sizes.measure_block(secondary_form)
             children.append(
-                Child(first, first + blocks * count, address, length, _parse_secondary_block, (array, number, how))
+                Child(
+                    first_key,
+                    first_key + blocks * count,
+                    address,
+                    length,
+                    _parse_secondary_block,
+                    (array, number, secondary_form),
+                )
             )
-    return _make_node(space, space.elements(rows, np.arange(array.in_index, dtype=np.uint64)), children)
+    return _make_node(space, space.decode_elements(rows, np.arange(array.index_elements, dtype=np.uint64)), children)
 
 
 def _parse_secondary_block(data: bytes, space: ChunkSpace, array: ExtensibleArray, number: int, form: str) -> Node:
-    """Parse the secondary block of a super block."""
+    """Parse a secondary block, which points to the data blocks of super block ``number``."""
     _, _, _, bits, *addresses = unpack_block(data, space.sizes, b"EASB", form)
-    return _make_node(space, NO_CHUNKS, array.data_blocks(space, number, addresses, bits))
+    return _make_node(space, NO_CHUNKS, array.list_data_blocks(space, number, addresses, bits))

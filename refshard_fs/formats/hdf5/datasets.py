@@ -18,8 +18,8 @@ from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Spa
 from refshard_fs.core.zarrmeta import zarr_major
 from refshard_fs.errors import DamagedIndex, ManifestError, RefShardError
 from refshard_fs.formats.hdf5.chunk_index import NO_CHUNKS, ChunkSpace, Index, make_index
-from refshard_fs.formats.hdf5.datatypes import heap_ids, objects
-from refshard_fs.formats.hdf5.external import ExternalPieces
+from refshard_fs.formats.hdf5.datatypes import decode_objects, list_heap_ids
+from refshard_fs.formats.hdf5.external import ExternalChunks
 from refshard_fs.formats.hdf5.file import MetadataFile
 from refshard_fs.formats.hdf5.filters import make_codecs
 from refshard_fs.formats.hdf5.heaps import read_collections
@@ -37,45 +37,48 @@ from refshard_fs.formats.hdf5.structure import (
 
 TEXT: Final[dict[str, Any]] = {"id": "vlen-utf8"}
 BYTES: Final[dict[str, Any]] = {"id": "vlen-bytes"}
-ELEMENT: Final = "element_dtype"  # the attribute with the type of the elements of a sequence that is shown as bytes
+ELEMENT: Final = (
+    "element_dtype"  # an attribute of arrays whose sequences are shown as bytes: the dtype of their elements
+)
 
 
 class Dataset:
-    """A dataset that can be shown as an array.
+    """A dataset that can be shown as an array of zarr.
 
-    ``chunk`` is the shape of its HDF5 chunks, or of the pieces that contiguous data are cut into.
-    Raises ManifestError with the reason if the dataset cannot be shown.
+    ``chunk`` is the shape of its HDF5 chunks, or of the chunks that its contiguous data are cut into.
+    ``outer_shape`` is the dataset's shape, without the dimensions of an array datatype. Raises ValueError with the
+    reason if the dataset cannot be shown.
     """
 
-    def __init__(self, found: HDF5Object, variable: NetCDFVariable) -> None:
-        assert found.shape is not None
-        assert found.datatype is not None
-        self.object = found
+    def __init__(self, hdf5_object: HDF5Object, variable: NetCDFVariable) -> None:
+        assert hdf5_object.shape is not None
+        assert hdf5_object.datatype is not None
+        self.object = hdf5_object
         self.variable = variable
-        self.layout = layout = found.layout
-        self.datatype = found.datatype
-        self.outer_shape = found.shape
-        self.filters = found.filters
+        self.layout = layout = hdf5_object.layout
+        self.datatype = hdf5_object.datatype
+        self.outer_shape = hdf5_object.shape
+        self.filters = hdf5_object.filters
         match layout:
             case Chunked(chunk, itemsize):
-                if len(chunk) != len(found.shape) or itemsize != found.datatype.size:
-                    reason = f"{found.path!r} has chunks of {chunk} elements of {itemsize} bytes"
-                    raise ValueError(f"{reason}: expected shape {found.shape}, {found.datatype.size} bytes")
+                if len(chunk) != len(hdf5_object.shape) or itemsize != hdf5_object.datatype.size:
+                    reason = f"{hdf5_object.path!r} has chunks of {chunk} elements of {itemsize} bytes"
+                    raise ValueError(f"{reason}: expected shape {hdf5_object.shape}, {hdf5_object.datatype.size} bytes")
                 self.chunk = chunk
             case Compact() | Contiguous() | ExternalFiles():
-                self.chunk = choose_chunks(found.shape, found.datatype.size)
+                self.chunk = choose_chunks(hdf5_object.shape, hdf5_object.datatype.size)
                 self.filters = ()
             case Virtual(chunk=chunk):
                 self.chunk = chunk
             case _:
-                raise ValueError(f"{found.path!r} has no data layout message")
+                raise ValueError(f"{hdf5_object.path!r} has no data layout message")
         self.object_codec = self._find_object_codec() if self.datatype.shown is None else None
         self.codecs = make_codecs(self.filters, self.datatype, self.chunk)
 
     def _find_object_codec(self) -> dict[str, Any]:
         """Return the codec of texts or sequences. Raise ManifestError if zarr has none.
 
-        zarr 3 has no sequences of numbers, so there these are their bytes.
+        zarr-python 3 cannot read sequences of numbers, so it gets their bytes.
         """
         inner = self.datatype.inner
         if inner.is_text:
@@ -88,40 +91,40 @@ class Dataset:
 
     @property
     def _sequence_dtype(self) -> np.dtype[Any]:
-        """The type of the elements of sequences."""
+        """The data type of the elements of sequences."""
         base = self.datatype.inner.base
         assert base is not None
         assert base.shown is not None
         return base.shown
 
-    def hold(self, elements: Sequence[Any]) -> npt.NDArray[Any]:
-        """Return texts or sequences as `object_codec` encodes them."""
-        held = np.empty(len(elements), object)
+    def to_object_array(self, elements: Sequence[Any]) -> npt.NDArray[Any]:
+        """Convert texts or sequences to an array of objects, which `object_codec` can encode."""
+        objects_array = np.empty(len(elements), object)
         if self.object_codec is TEXT:
-            held[:] = elements
+            objects_array[:] = elements
         else:
             arrays = [np.array(item, self._sequence_dtype) for item in elements]
-            held[:] = [array.tobytes() for array in arrays] if self.object_codec is BYTES else arrays
-        return held
+            objects_array[:] = [array.tobytes() for array in arrays] if self.object_codec is BYTES else arrays
+        return objects_array
 
     @property
     def count(self) -> int:
-        """Number of elements of a chunk."""
+        """The number of elements of a chunk."""
         return math.prod(self.chunk)
 
     @property
     def raw_size(self) -> int:
-        """Size of a chunk before filters, in bytes."""
+        """The size of a chunk before filters, in bytes."""
         return self.count * self.datatype.size
 
     @property
     def is_small_coordinate(self) -> bool:
-        """Whether it is an index coordinate of at most `SMALL` bytes: it is read at once and kept with the metadata."""
+        """Whether the dataset has the name of its only dimension, and at most `SMALL` bytes, which are read at once."""
         variable = self.variable
         is_index = variable.dimensions == (variable.path.rpartition("/")[2],) and not self.object_codec
         return is_index and max(variable.shape[0], self.chunk[0]) * self.datatype.size <= SMALL
 
-    def description(self) -> ArrayDescription:
+    def describe(self) -> ArrayDescription:
         """Describe the array to zarr. An array datatype adds its dimensions after the dataset's."""
         variable, inner = self.variable, self.datatype.shape
         dtype = self.datatype.shown or np.dtype(object)
@@ -130,23 +133,23 @@ class Dataset:
         names, attributes = variable.dimensions, variable.attributes
         if self.object_codec is BYTES:
             attributes = {ELEMENT: self._sequence_dtype.str, **attributes}
-        is_decoded = self.codecs.spelled is None and self.object_codec is None
-        undone = tuple(used.name for used in self.codecs.filters) if is_decoded else ()
+        is_decoded = self.codecs.codec_texts is None and self.object_codec is None
+        filter_names = tuple(filter_.name for filter_ in self.codecs.filters) if is_decoded else ()
         fill = variable.fill_value
         return ArrayDescription(
-            variable.path, shape, chunks, dtype, names, attributes, codecs, fill, file_codecs=undone
+            variable.path, shape, chunks, dtype, names, attributes, codecs, fill, file_codecs=filter_names
         )
 
 
 class StoredChunk(NamedTuple):
-    """A chunk as it lies in the file; ``mask`` has a bit for each filter that the chunk skips."""
+    """The place of a chunk in the file; in ``mask``, bit N is set if the chunk skips filter N."""
 
     entry: Entry
     mask: int = 0
 
 
 class DatasetChunks(FilledChunks):
-    """The chunks of one dataset; many are found in the same rounds."""
+    """The chunks of one dataset. ``paths`` are the paths of objects by address: references are shown as paths."""
 
     def __init__(
         self,
@@ -167,24 +170,25 @@ class DatasetChunks(FilledChunks):
         self._url = url
         self._file = file
         self._paths = paths
-        self._pieces, self._index = _locate_data(file, superblock, dataset)
+        self._contiguous, self._index = _locate_data(file, superblock, dataset)
         self.is_small_coordinate = dataset.is_small_coordinate
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        (found,) = yield from self.entries((number,))
-        return found
+        (entry,) = yield from self.entries((number,))
+        return entry
 
     def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
-        """Return the entries of chunks, found in the same rounds."""
-        with self._name_damage():
-            stored = yield from self.find_stored(numbers)
+        """Return the entries of several chunks, which are located in the same rounds."""
+        with self._report_damage():
+            chunks = yield from self.find_stored(numbers)
             if self.dataset.object_codec is not None:
-                return (yield from self._encode_objects(numbers, stored, self.dataset.object_codec))
-            found = [self._make_entry(number, stored.get(number)) for number in numbers]
-            return (yield from self._read_now(found)) if self.is_small_coordinate else found
+                return (yield from self._encode_objects(numbers, chunks, self.dataset.object_codec))
+            entries = [self._make_entry(number, chunks.get(number)) for number in numbers]
+            return (yield from self._read_now(entries)) if self.is_small_coordinate else entries
 
     @contextmanager
-    def _name_damage(self) -> Iterator[None]:
+    def _report_damage(self) -> Iterator[None]:
+        """Convert a ValueError to a DamagedIndex that names the dataset and the file."""
         try:
             yield
         except RefShardError:
@@ -193,77 +197,77 @@ class DatasetChunks(FilledChunks):
             raise DamagedIndex("", self._url, f"{self.where}: {e}") from e
 
     def prepare(self) -> Steps[None]:
-        """Read what most users need next: the first node of the index, or all of a small coordinate."""
+        """Read what most users need next: all chunks of a small coordinate, or the first block of a chunk index."""
         if self.is_small_coordinate:
             yield from self.entries(range(self.grid.size))
         elif self._index is not None:
             yield from self._index.find(np.empty(0, np.uint64))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
-        if self._pieces is not None or (not self.fills_itself and self.grid.size <= UNWRITTEN):
+        if self._contiguous is not None or (not self.fills_itself and self.grid.size <= UNWRITTEN):
             return None
-        with self._name_damage():
-            found = NO_CHUNKS if self._index is None else (yield from self._index.find(None))
-        return self.list_written(found.numbers)
+        with self._report_damage():
+            locations = NO_CHUNKS if self._index is None else (yield from self._index.find(None))
+        return self.list_written(locations.numbers)
 
     def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
         numbers = [] if self._index is None else self._index.numbers_in_unread_blocks()
         return iter(sorted(numbers, key=lambda other: (other < number, other)))
 
     def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
-        """Find the written chunks among ``numbers``."""
+        """Locate the chunks ``numbers``; the result has no item for a chunk that was never written."""
         if self._index is not None:
-            wanted = np.unique(np.array(numbers, np.uint64))
-            found = yield from self._index.find(wanted)
-            columns = (column.tolist() for column in found)
+            sorted_numbers = np.unique(np.array(numbers, np.uint64))
+            locations = yield from self._index.find(sorted_numbers)
+            columns = (column.tolist() for column in locations)
             return {
-                number: StoredChunk(self._file.part(address, size, "a chunk"), mask)
+                number: StoredChunk(self._file.locate(address, size, "a chunk"), mask)
                 for number, address, size, mask in zip(*columns, strict=True)
             }
-        if self._pieces is None:
+        if self._contiguous is None:
             return {}
-        entries = yield from run_together([self._pieces.entry(number) for number in numbers])
-        return {n: StoredChunk(entry) for n, entry in zip(numbers, entries, strict=True) if entry is not None}
+        entries = yield from run_together([self._contiguous.entry(number) for number in numbers])
+        return {number: StoredChunk(entry) for number, entry in zip(numbers, entries, strict=True) if entry is not None}
 
-    def _make_entry(self, number: int, stored: StoredChunk | None) -> Entry | None:
-        if stored is None:
+    def _make_entry(self, number: int, chunk: StoredChunk | None) -> Entry | None:
+        if chunk is None:
             return self.unwritten_entry()
         dataset = self.dataset
-        mask = stored.mask
+        mask = chunk.mask
         if dataset.filters and not self._is_filtered(number):
             mask = (1 << len(dataset.filters)) - 1
-        if not dataset.filters and stored.entry.size != dataset.raw_size:
-            raise ValueError(f"chunk {number} has {stored.entry.size} bytes: expected {dataset.raw_size}")
-        recipe = dataset.codecs.recipe(mask)
-        match stored.entry:
+        if not dataset.filters and chunk.entry.size != dataset.raw_size:
+            raise ValueError(f"chunk {number} has {chunk.entry.size} bytes: expected {dataset.raw_size}")
+        recipe = dataset.codecs.make_recipe(mask)
+        match chunk.entry:
             case Inline(data) if recipe is not None:
                 return Inline(recipe.make(data))
-            case Span() as source if recipe is not None:
-                return Packed(source, recipe, recipe.made)
-            case Packed() as piece if recipe is not None:  # this recipe pads it, too
-                return msgspec.structs.replace(piece, recipe=recipe, made=recipe.made)
-        return stored.entry
+            case Span() as span if recipe is not None:
+                return Packed(span, recipe, recipe.made)
+            case Packed() as packed if recipe is not None:  # the new recipe pads the chunk as the old one did
+                return msgspec.structs.replace(packed, recipe=recipe, made=recipe.made)
+        return chunk.entry
 
     def _is_filtered(self, number: int) -> bool:
-        """Whether filters apply to a chunk. Writers may leave chunks that reach beyond the array unfiltered."""
+        """Whether filters apply to a chunk. Writers may choose not to filter chunks that reach beyond the array."""
         layout = self.dataset.layout
-        if not isinstance(layout, Chunked) or layout.whole_edges:
+        if not isinstance(layout, Chunked) or layout.are_edges_filtered:
             return True
         coords = self.grid.coords(number)
-        cells = zip(coords, layout.shape, self.dataset.outer_shape, strict=False)
-        return all((coord + 1) * chunk <= extent for coord, chunk, extent in cells)
+        axes = zip(coords, layout.shape, self.dataset.outer_shape, strict=False)
+        return all((coord + 1) * chunk <= extent for coord, chunk, extent in axes)
 
     def _read_now(self, entries: Sequence[Entry | None]) -> Steps[Sequence[Entry | None]]:
         """Read ``entries`` and return them inline."""
-        there = [self._file.use_read(entry) for entry in entries if entry is not None]
-        data = iter((yield tuple(Load(entry, Raw()) for entry in there)) if there else ())
+        needs = [self._file.get_if_read(entry) for entry in entries if entry is not None]
+        data = iter((yield tuple(Load(entry, Raw()) for entry in needs)) if needs else ())
         return [None if entry is None else Inline(next(data)) for entry in entries]
 
     def encode_fill(self) -> bytes:
-        return self.dataset.codecs.encode(self.fill_elements())
+        return self.dataset.codecs.encode(self.make_fill_elements())
 
-    def fill_elements(self) -> bytes:
-        """Return the elements of a chunk full of the fill value."""
+    def make_fill_elements(self) -> bytes:
+        """Return the bytes, before filters, of a chunk whose elements all are the fill value."""
         self.check_size()
         size, fill = self.dataset.datatype.size, self.dataset.object.fill
         if fill is not None and len(fill) != size:
@@ -271,46 +275,49 @@ class DatasetChunks(FilledChunks):
         return (fill or bytes(size)) * self.dataset.count
 
     def _encode_objects(
-        self, numbers: Sequence[int], stored: Mapping[int, StoredChunk], codec: Mapping[str, Any]
+        self, numbers: Sequence[int], chunks: Mapping[int, StoredChunk], codec: Mapping[str, Any]
     ) -> Steps[list[Entry | None]]:
-        """Encode chunks of texts or sequences, which lie in the global heap, for zarr's ``codec``."""
-        shown = {
-            number: self._make_entry(number, stored.get(number))
+        """Read texts or sequences from the global heap, and encode the chunks of these with zarr's ``codec``."""
+        entry_by_number = {
+            number: self._make_entry(number, chunks.get(number))
             for number in dict.fromkeys(numbers)
-            if number in stored
+            if number in chunks
         }
-        entries = [entry for entry in shown.values() if entry is not None]
-        read = yield tuple(Load(entry, Raw()) for entry in entries)
-        raw: dict[int, bytes] = dict(zip(shown, read, strict=True))
+        entries = [entry for entry in entry_by_number.values() if entry is not None]
+        answers = yield tuple(Load(entry, Raw()) for entry in entries)
+        raw: dict[int, bytes] = dict(zip(entry_by_number, answers, strict=True))
         if not self.fills_itself:
-            missing = [number for number in dict.fromkeys(numbers) if number not in shown]
-            raw |= dict.fromkeys(missing, self.dataset.codecs.encode(self.fill_elements()) if missing else b"")
+            missing = [number for number in dict.fromkeys(numbers) if number not in entry_by_number]
+            raw |= dict.fromkeys(missing, self.dataset.codecs.encode(self.make_fill_elements()) if missing else b"")
         datatype = self.dataset.datatype.inner
-        addresses = [address for data in raw.values() for address, _, _ in heap_ids(datatype, data)]
+        addresses = [address for data in raw.values() for address, _, _ in list_heap_ids(datatype, data)]
         heap = yield from read_collections(self._file, addresses)
-        made: dict[int, Inline] = {}
+        encoded: dict[int, Inline] = {}
         for number, data in raw.items():
-            held = self.dataset.hold(objects(datatype, data, heap, self._paths, "replace"))
-            made[number] = Inline(encode_chunk(held, [codec]))
-        return [made.get(number) for number in numbers]
+            elements = self.dataset.to_object_array(decode_objects(datatype, data, heap, self._paths, "replace"))
+            encoded[number] = Inline(encode_chunk(elements, [codec]))
+        return [encoded.get(number) for number in numbers]
 
 
 def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -> tuple[Chunks | None, Index | None]:
-    """Return the pieces of a contiguous dataset or the chunk index; neither if nothing was written."""
-    found = dataset.object
+    """Return the chunks that contiguous data are cut into, and the chunk index; one of the two is None.
+
+    Both are None if nothing was written, and for a virtual dataset.
+    """
+    hdf5_object = dataset.object
     match dataset.layout:
         case Compact(data):
-            return _make_pieces(Inline(data), 0, dataset), None
+            return _cut_contiguous(Inline(data), 0, dataset), None
         case ExternalFiles() as layout:
-            how = dataset.outer_shape, dataset.chunk, dataset.datatype.size, found.path
-            return ExternalPieces(layout, *how), None
+            itemsize = dataset.datatype.size
+            return ExternalChunks(layout, dataset.outer_shape, dataset.chunk, itemsize, hdf5_object.path), None
         case Contiguous(None) | Virtual():
             return None, None
         case Contiguous(int(address), size):
-            needed = math.prod(dataset.outer_shape) * dataset.datatype.size
-            if size not in (-1, needed) and size < needed:
-                raise ValueError(f"{found.path!r} has {size} bytes of data: expected {needed} for its elements")
-            return _make_pieces(file.source, file.base + address, dataset), None
+            expected = math.prod(dataset.outer_shape) * dataset.datatype.size
+            if size not in (-1, expected) and size < expected:
+                raise ValueError(f"{hdf5_object.path!r} has {size} bytes of data: expected {expected} for its elements")
+            return _cut_contiguous(file.source, file.base + address, dataset), None
         case Chunked(address=None):
             return None, None
         case Chunked(kind=kind, address=int(address), parameters=parameters):
@@ -323,14 +330,16 @@ def _locate_data(file: MetadataFile, superblock: Superblock, dataset: Dataset) -
 
 def _make_chunk_space(file: MetadataFile, dataset: Dataset) -> ChunkSpace:
     extents = zip(dataset.variable.shape, dataset.object.maxshape, dataset.chunk, strict=True)
-    cells = [(-(-extent // c), None if most is None else -(-most // c)) for extent, most, c in extents]
-    counts, most = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
+    cells = [(-(-extent // chunk), None if limit is None else -(-limit // chunk)) for extent, limit, chunk in extents]
+    counts, limits = tuple(count for count, _ in cells), tuple(limit for _, limit in cells)
     if any(limit is not None and limit < count for count, limit in cells):
         raise ValueError(f"{dataset.object.path!r} is larger than its maximum extent")
-    return ChunkSpace(file.sizes, file.room(0), dataset.chunk, counts, most, dataset.raw_size, bool(dataset.filters))
+    return ChunkSpace(
+        file.sizes, file.count_bytes_after(0), dataset.chunk, counts, limits, dataset.raw_size, bool(dataset.filters)
+    )
 
 
-def _make_pieces(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
+def _cut_contiguous(source: Span | Inline, offset: int, dataset: Dataset) -> Chunks:
     return ContiguousChunks(
         source, offset, dataset.outer_shape, dataset.chunk, dataset.datatype.size, dataset.object.path
     )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from refshard_fs.core.dtypes import Padding, remove_padding
 from refshard_fs.core.zarrmeta import is_divided
-from refshard_fs.formats.hdf5.file import PARSED, Fields, Sizes
+from refshard_fs.formats.hdf5.file import PARSE_CACHE, Fields, Sizes
 
 Kind = Literal[
     "integer", "float", "complex", "time", "string", "bitfield", "opaque", "compound", "reference", "region", "bool",
@@ -27,7 +27,7 @@ Kind = Literal[
 ]  # fmt: skip
 Elements = npt.NDArray[Any]
 
-DEEPEST: Final = 16  # levels of nested types
+MOST_LEVELS: Final = 16  # levels of nested types
 MOST_ELEMENTS: Final = 1 << 24  # in one array datatype
 MOST_BYTES: Final = 1 << 25  # in one element: several copies of it are in memory
 MOST_TEXT: Final = 1 << 28  # bytes of text in a chunk: many elements may refer to one long text
@@ -55,10 +55,11 @@ class Datatype(msgspec.Struct, frozen=True):
     """One HDF5 datatype.
 
     ``dtype`` is numpy's type of an element in the file, ``shown`` the type in zarr's metadata; they differ only if
-    ``is_recast``. ``shown`` is None in two cases. Elements may be Python objects: texts, sequences, and references,
-    which are shown as paths. Or the type is a compound with a member like that: then each member is shown as an array
-    of its own, whose datatype has the kind "member" and the size of the whole compound. An array datatype has the types
-    of its elements; its ``shape`` comes after the dataset's shape.
+    ``is_recast``. ``shown`` is None if values cannot be shown, and in two other cases. Elements can be Python objects:
+    texts, sequences, and references, which are shown as paths. Or a compound has such a member: then each member is
+    shown as a separate array, whose datatype has the kind "member" and the size of the whole compound.
+
+    The ``dtype`` and ``shown`` of an array datatype are those of its elements; its ``shape`` comes after the dataset's.
     """
 
     size: int  # bytes of an element in the file
@@ -82,7 +83,7 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def inner(self) -> Datatype:
-        """The datatype of the values: of a compound's member, or of an array's elements if these are objects."""
+        """The datatype of the shown values: of the member for the kind "member", of an array's elements if objects."""
         match self:
             case Datatype(kind="member", fields=(Field(datatype=datatype),)):
                 return datatype.inner
@@ -111,14 +112,14 @@ class Datatype(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> int:
-        """The unit of the length of a variable-length element, in bytes."""
+        """The size in bytes of an item of a variable-length element; its length is the number of items."""
         return self.base.size if self.kind == "vlen-sequence" and self.base is not None else 1
 
 
-@lru_cache(PARSED)
+@lru_cache(PARSE_CACHE)
 def parse_datatype(data: bytes) -> Datatype:
     """Parse the body of a datatype message. Raise ValueError if it is damaged."""
-    return _Parser(data).datatype(0)
+    return _Parser(data).parse(0)
 
 
 class _Parser:
@@ -127,15 +128,16 @@ class _Parser:
     def __init__(self, data: bytes) -> None:
         self._fields = Fields(data, Sizes())
 
-    def datatype(self, depth: int) -> Datatype:
-        if depth > DEEPEST:
-            raise ValueError(f"its datatypes are nested more than {DEEPEST} levels deep")
+    def parse(self, depth: int) -> Datatype:
+        """Parse the next datatype; the outermost one has ``depth`` 0."""
+        if depth > MOST_LEVELS:
+            raise ValueError(f"its datatypes are nested more than {MOST_LEVELS} levels deep")
         head, low, high, size = self._fields.unpack("BBHI")
         version, flags = head >> 4, low | high << 8
         if not 1 <= version <= 5:
             raise ValueError(f"datatype version {version} is not supported: expected 1 to 5")
         if size > MOST_BYTES:
-            return Datatype(size, "opaque", refusal=f"its elements are of {size} bytes: at most {MOST_BYTES}")
+            return Datatype(size, "opaque", refusal=f"its elements have {size} bytes: expected at most {MOST_BYTES}")
         match head & 15:
             case 0:
                 return self._parse_whole_number("integer", size, flags, "i" if flags & 8 else "u")
@@ -177,13 +179,13 @@ class _Parser:
 
     def _parse_float(self, size: int, flags: int) -> Datatype:
         offset, precision, exponent, exponents, mantissa, mantissas, bias = self._fields.unpack("HHBBBBI")
-        found = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
+        layout = (precision, flags >> 8 & 0xFF, exponent, exponents, mantissa, mantissas, bias)
         order, normal = flags & 0x41, flags >> 4 & 3
         if order > 1:
             return Datatype(size, "float", refusal="its datatype is a float in the byte order of a VAX")
-        if found == _BFLOAT16 and size == 2:
+        if layout == _BFLOAT16 and size == 2:
             return Datatype(size, "float", refusal="its datatype is bfloat16, which numpy and zarr do not support")
-        name = _IEEE.get(found)
+        name = _IEEE.get(layout)
         if name is None or offset or size * 8 != precision or normal != 2:
             return Datatype(size, "float", refusal=f"its datatype is a float of {precision} bits, not of IEEE 754")
         dtype = np.dtype(f"{'<>'[order]}{name}")
@@ -193,28 +195,28 @@ class _Parser:
         tag = self._fields.take(flags & 0xFF).split(b"\0")[0].decode("ascii", "replace")
         if not size:
             raise ValueError("an opaque datatype has a size of 0 bytes")
-        found = _NUMPY_TAG.fullmatch(tag)  # h5py writes datetimes as opaque values with this tag
+        match = _NUMPY_TAG.fullmatch(tag)  # h5py writes datetimes as opaque values with this tag
         dtype = np.dtype(f"V{size}")
-        if found and not is_divided(found[1]):
+        if match and not is_divided(match[1]):
             try:
-                named = np.dtype(found[1])
+                tagged = np.dtype(match[1])
             except TypeError:
-                named = dtype
-            dtype = named if named.itemsize == size else dtype
+                tagged = dtype
+            dtype = tagged if tagged.itemsize == size else dtype
         return Datatype(size, "opaque", dtype, dtype)
 
     def _parse_compound(self, size: int, count: int, version: int, depth: int) -> Datatype:
         fields: list[Field] = []
         for _ in range(count):
-            name = self._name(padded=version < 3)
-            offset = self._fields.uint(4 if version < 3 else max(1, -(-size.bit_length() // 8)))
+            name = self._parse_name(padded=version < 3)
+            offset = self._fields.read_uint(4 if version < 3 else max(1, -(-size.bit_length() // 8)))
             dims: tuple[int, ...] = ()
             if version == 1:
                 ndim, *sizes = self._fields.unpack("B11x4I")
                 if ndim > 4:
                     raise ValueError(f"the member {name!r} of a compound has {ndim} dimensions: expected at most 4")
                 dims = tuple(sizes[:ndim])
-            member = self.datatype(depth + 1)
+            member = self.parse(depth + 1)
             if dims:
                 member = _make_array(member, dims)
             if offset + member.size > size:
@@ -224,15 +226,15 @@ class _Parser:
             raise ValueError("a compound datatype has no members")
         if len({field.name for field in fields}) != len(fields):
             raise ValueError("a compound datatype has two members of the same name")
-        if (taken := sum(field.datatype.size for field in fields)) > size:
-            raise ValueError(f"the members of a compound of {size} bytes overlap: they take {taken} bytes")
+        if (total := sum(field.datatype.size for field in fields)) > size:
+            raise ValueError(f"the members of a compound of {size} bytes overlap: they take {total} bytes")
         return _make_compound(size, tuple(fields))
 
     def _parse_enumeration(self, count: int, version: int, depth: int) -> Datatype:
-        base = self.datatype(depth + 1)
+        base = self.parse(depth + 1)
         if base.kind != "integer" or base.dtype is None:
             raise ValueError(f"the base type of an enumeration is of the kind {base.kind!r}: expected an integer")
-        names = [self._name(padded=version < 3) for _ in range(count)]
+        names = [self._parse_name(padded=version < 3) for _ in range(count)]
         values = np.frombuffer(self._fields.take(count * base.size), base.dtype).tolist()
         members = tuple(zip(names, values, strict=True))
         if base.size == 1 and base.dtype.kind == "i" and dict(members) == {"FALSE": 0, "TRUE": 1}:
@@ -240,7 +242,7 @@ class _Parser:
         return msgspec.structs.replace(base, kind="enum", base=base, names=members)
 
     def _parse_variable_length(self, size: int, flags: int, depth: int) -> Datatype:
-        base = self.datatype(depth + 1)
+        base = self.parse(depth + 1)
         if size not in _DESCRIPTORS:
             raise ValueError(f"a variable-length datatype has elements of {size} bytes: expected 10, 12 or 16")
         if flags & 15 == 1:
@@ -250,19 +252,19 @@ class _Parser:
         return Datatype(size, "vlen-sequence", np.dtype(f"V{size}"), base=base, refusal=refusal)
 
     def _parse_array(self, size: int, version: int, depth: int) -> Datatype:
-        ndim = self._fields.uint(1)
+        ndim = self._fields.read_uint(1)
         self._fields.take(3 if version < 3 else 0)
         if not 0 < ndim <= 32:
             raise ValueError(f"an array datatype has {ndim} dimensions: expected 1 to 32")
         dims = self._fields.unpack(f"{ndim}I")
         self._fields.take(4 * ndim if version < 3 else 0)
-        found = _make_array(self.datatype(depth + 1), dims)
-        if found.size != size:
-            raise ValueError(f"an array datatype has {size} bytes: expected {found.size} for its shape {dims}")
-        return found
+        array = _make_array(self.parse(depth + 1), dims)
+        if array.size != size:
+            raise ValueError(f"an array datatype has {size} bytes: expected {array.size} for its shape {dims}")
+        return array
 
     def _parse_complex(self, size: int, depth: int) -> Datatype:
-        base = self.datatype(depth + 1)
+        base = self.parse(depth + 1)
         if base.kind != "float" or base.size * 2 != size:
             raise ValueError(
                 f"a complex datatype of {size} bytes is not made of two floats: {base.kind}, {base.size} bytes"
@@ -271,9 +273,9 @@ class _Parser:
             size, "complex", refusal=f"numpy cannot hold its datatype: a complex number of {size} bytes"
         )
 
-    def _name(self, *, padded: bool) -> str:
+    def _parse_name(self, *, padded: bool) -> str:
         start = self._fields.at
-        name = self._fields.text()
+        name = self._fields.read_text()
         if padded:  # names are padded with zeros to a multiple of eight bytes
             self._fields.at += -(self._fields.at - start) % 8
         return name
@@ -299,10 +301,11 @@ def _parse_string(size: int, flags: int) -> Datatype:
 def _make_array(base: Datatype, dims: tuple[int, ...]) -> Datatype:
     count = math.prod(dims)
     if not 0 < count <= MOST_ELEMENTS or base.size * count > MOST_BYTES:
-        raise ValueError(f"an array datatype has the impossible or too large shape {dims}")
+        limits = f"expected 1 to {MOST_ELEMENTS} elements, and at most {MOST_BYTES} bytes"
+        raise ValueError(f"an array datatype has the shape {dims} of elements of {base.size} bytes: {limits}")
     refusal = base.refusal
     if base.shown is None and not base.is_text:
-        refusal = refusal or f"its datatype is an array of elements of the kind {base.kind}, which lie elsewhere"
+        refusal = refusal or f"its datatype is an array of elements of the kind {base.kind!r}, which zarr cannot hold"
     innermost = base.base if base.kind == "array" and base.base is not None else base
     size, shape = base.size * count, (*dims, *base.shape)
     return Datatype(size, "array", base.dtype, base.shown, refusal, shape, innermost, is_recast=base.is_recast)
@@ -320,9 +323,9 @@ def _make_compound(size: int, fields: tuple[Field, ...]) -> Datatype:
         case (Field("r", 0, real), Field("i", offset, imaginary)) if (
             real == imaginary and real.kind == "float" and offset == real.size == size - offset
         ):
-            found = _make_complex(real)  # h5py and NetCDF write complex numbers as such compounds
-            if found is not None:
-                return found
+            complex_type = _make_complex(real)  # h5py and NetCDF write complex numbers as such compounds
+            if complex_type is not None:
+                return complex_type
     if any(field.datatype.shown is None for field in fields):
         return Datatype(size, "compound", fields=fields)
     dtype = np.dtype(
@@ -360,21 +363,23 @@ def recast(datatype: Datatype, raw: bytes) -> Elements:
     return elements if shown is None else elements.astype(shown, copy=False)
 
 
-def to_little_endian(found: Datatype) -> Datatype:
-    """Return a datatype whose elements are shown as little-endian if they are compounds of another byte order.
+def to_little_endian(datatype: Datatype) -> Datatype:
+    """Return a datatype of compounds with ``shown`` in little-endian order; return other datatypes unchanged.
 
     zarr version 3 has no big-endian fields, and xarray cannot read them from version 2.
     """
-    shown = None if found.shown is None or found.shown.names is None else found.shown.newbyteorder("<")
-    return found if shown in (None, found.shown) else msgspec.structs.replace(found, shown=shown, is_recast=True)
+    shown = None if datatype.shown is None or datatype.shown.names is None else datatype.shown.newbyteorder("<")
+    return (
+        datatype if shown in (None, datatype.shown) else msgspec.structs.replace(datatype, shown=shown, is_recast=True)
+    )
 
 
-def split_members(found: Datatype) -> list[Datatype]:
-    """Return the datatype of an array for each member of a compound that zarr cannot hold; none for other datatypes.
+def split_members(compound: Datatype) -> list[Datatype]:
+    """Return a datatype for each member of a compound that zarr cannot hold; an empty list for other datatypes.
 
-    These arrays have the elements of the outermost compound.
+    Each of them describes an array of one member. In the file, its elements are those of the outermost compound.
     """
-    match found:
+    match compound:
         case Datatype(kind="compound", shown=None, fields=fields):
             offset = 0
         case Datatype(kind="member", fields=(Field(_, offset, Datatype(kind="compound", shown=None, fields=fields)),)):
@@ -382,13 +387,23 @@ def split_members(found: Datatype) -> list[Datatype]:
         case _:
             return []
     return [
-        _make_member(found.size, Field(name, offset + at, of)) for name, at, of in map(msgspec.structs.astuple, fields)
+        _make_member(compound.size, Field(name, offset + position, datatype))
+        for name, position, datatype in map(msgspec.structs.astuple, fields)
     ]
 
 
 def _make_member(size: int, field: Field) -> Datatype:
-    of = field.datatype
-    return Datatype(size, "member", of.dtype, of.shown, of.refusal, of.shape, fields=(field,), is_recast=True)
+    datatype = field.datatype
+    return Datatype(
+        size,
+        "member",
+        datatype.dtype,
+        datatype.shown,
+        datatype.refusal,
+        datatype.shape,
+        fields=(field,),
+        is_recast=True,
+    )
 
 
 def _cut_member(field: Field, size: int, raw: bytes) -> bytes:
@@ -403,19 +418,21 @@ def _recast(datatype: Datatype, elements: Elements) -> Elements:
         case "string":
             return remove_padding(elements, datatype.padding)
         case "compound":
-            made = np.empty(elements.shape, datatype.shown)
+            result = np.empty(elements.shape, datatype.shown)
             for field in datatype.fields:
                 member = elements[field.name]
-                made[field.name] = _recast(field.datatype, member) if field.datatype.is_recast else member
-            return made
+                result[field.name] = _recast(field.datatype, member) if field.datatype.is_recast else member
+            return result
         case "array" | "enum" if datatype.base is not None:
             return _recast(datatype.base, elements)
     if datatype.bits is None or datatype.shown is None:
         return elements
     offset, precision = datatype.bits
-    left = elements.dtype.itemsize * 8 - precision - offset
+    unused_bits = elements.dtype.itemsize * 8 - precision - offset
     native = elements.astype(elements.dtype.newbyteorder("="))
-    return (native << left >> (left + offset)).astype(datatype.shown)  # >> extends the sign of signed types
+    return (native << unused_bits >> (unused_bits + offset)).astype(
+        datatype.shown
+    )  # >> extends the sign of signed types
 
 
 # Values in the global heap.
@@ -427,8 +444,8 @@ HeapID = tuple[int, int, int]  # address of the collection, index of the object 
 Heap = Mapping[tuple[int, int], bytes]
 
 
-def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
-    """Return where in the global heap the values of elements lie; empty values have no place."""
+def list_heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
+    """Return the places of elements' values in the global heap; empty values have none."""
     match datatype.kind:
         case "vlen-string" | "vlen-sequence":
             unit = datatype.unit
@@ -440,9 +457,9 @@ def heap_ids(datatype: Datatype, raw: bytes) -> list[HeapID]:
         case "compound" if datatype.shown is None:
             size = datatype.size
             members = [(field.datatype, _cut_member(field, size, raw)) for field in datatype.fields]
-            return [found for of, data in members for found in heap_ids(of, data)]
+            return [heap_id for member, data in members for heap_id in list_heap_ids(member, data)]
         case "array" if datatype.base is not None and datatype.shown is None:
-            return heap_ids(datatype.base, raw)
+            return list_heap_ids(datatype.base, raw)
     return []
 
 
@@ -451,20 +468,20 @@ def _iter_regions(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int]]:
     yield from struct.Struct(f"<{_REGIONS[datatype.size]}I").iter_unpack(raw)
 
 
-def _iter_descriptors(datatype: Datatype, raw: bytes) -> Iterator[HeapID]:
-    """Yield (collection, index, length) for each variable-length element; the length is 0 if it was never written."""
-    parts = _DESCRIPTORS[datatype.size]
-    if len(raw) % parts.size:
-        raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {parts.size} bytes")
-    undefined = (1 << 8 * (parts.size - 8)) - 1
-    for count, address, index in parts.iter_unpack(raw):
+def _iter_descriptors(datatype: Datatype, raw: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield (collection, index, number of items) for each variable-length element; 0 items if it was never written."""
+    descriptor = _DESCRIPTORS[datatype.size]
+    if len(raw) % descriptor.size:
+        raise ValueError(f"{len(raw)} bytes are not a whole number of elements of {descriptor.size} bytes")
+    undefined = (1 << 8 * (descriptor.size - 8)) - 1
+    for count, address, index in descriptor.iter_unpack(raw):
         yield address, index, 0 if address == undefined or not index else count
 
 
-def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
+def decode_sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
     """Return the bytes of each variable-length element; elements that were never written are empty."""
     unit = datatype.unit
-    found = []
+    elements = []
     total = 0
     for address, index, count in _iter_descriptors(datatype, raw):
         total += count * unit
@@ -476,79 +493,92 @@ def sequences(datatype: Datatype, raw: bytes, heap: Heap) -> list[bytes]:
             raise ValueError(f"object {index} of the global heap at {address} does not exist") from None
         if len(data) != count * unit:
             raise ValueError(f"object {index} of the global heap at {address} is shorter than {count * unit} bytes")
-        found.append(data)
-    return found
+        elements.append(data)
+    return elements
 
 
-def objects(
+def decode_objects(
     datatype: Datatype, raw: bytes, heap: Heap, paths: Mapping[int, str], errors: str = "surrogateescape"
 ) -> list[Any]:
-    """Convert elements to Python values. A reference becomes the path of its object in ``paths``, or ""."""
-    found: list[Any]
+    """Convert elements to Python values. A reference becomes a path: that of its address in ``paths``, or "".
+
+    ``errors`` says what happens to bytes that are not UTF-8, as for `bytes.decode`.
+    """
+    values: list[Any]
     base, size = datatype.base, datatype.size
     match datatype.kind:
         case "vlen-string":
-            return [text.split(b"\0")[0].decode("utf-8", errors) for text in sequences(datatype, raw, heap)]
+            return [text.split(b"\0")[0].decode("utf-8", errors) for text in decode_sequences(datatype, raw, heap)]
         case "reference" | "region":
             if datatype.kind == "reference":
-                addresses = [raw[at : at + size] for at in range(0, len(raw), size)]
+                addresses = [raw[position : position + size] for position in range(0, len(raw), size)]
             else:
                 addresses = [heap[key][: size - 4] if key[0] else b"" for key in _iter_regions(datatype, raw)]
-            found = [paths.get(int.from_bytes(address, "little"), "") for address in addresses]
-            if sum(map(len, found)) > MOST_TEXT:
+            values = [paths.get(int.from_bytes(address, "little"), "") for address in addresses]
+            if sum(map(len, values)) > MOST_TEXT:
                 raise ValueError(f"the paths of its references take more than {MOST_TEXT} characters together")
-            return found
+            return values
         case "vlen-sequence" if base is not None:
-            return [objects(base, part, heap, paths, errors) for part in sequences(datatype, raw, heap)]
+            return [
+                decode_objects(base, sequence, heap, paths, errors)
+                for sequence in decode_sequences(datatype, raw, heap)
+            ]
         case "compound" if datatype.shown is None:
             members = [(field.datatype, _cut_member(field, size, raw)) for field in datatype.fields]
-            return list(map(list, zip(*[objects(of, data, heap, paths, errors) for of, data in members], strict=True)))
+            return list(
+                map(
+                    list,
+                    zip(*[decode_objects(member, data, heap, paths, errors) for member, data in members], strict=True),
+                )
+            )
         case "array" if base is not None and datatype.shown is None:
-            return _nest(objects(base, raw, heap, paths, errors), datatype.shape)
+            return _nest(decode_objects(base, raw, heap, paths, errors), datatype.shape)
     return list(recast(datatype, raw))
 
 
 def _nest(items: list[Any], inner: tuple[int, ...]) -> list[Any]:
     """Fold ``items`` into lists of the shape ``inner``."""
     for extent in reversed(inner):
-        items = [items[at : at + extent] for at in range(0, len(items), extent)]
+        items = [items[position : position + extent] for position in range(0, len(items), extent)]
     return items
 
 
-def references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
+def decode_references(datatype: Datatype, raw: bytes, heap: Heap) -> list[list[int]]:
     """Return the addresses of the objects in sequences of object references, a list for each sequence."""
     base = datatype.base
     if datatype.kind != "vlen-sequence" or base is None or base.kind != "reference" or not base.size:
         return []
     size = base.size
     return [
-        [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
-        for data in sequences(datatype, raw, heap)
+        [int.from_bytes(data[position : position + size], "little") for position in range(0, len(data), size)]
+        for data in decode_sequences(datatype, raw, heap)
     ]
 
 
 # Values of attributes.
 
 
-def values(datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap, paths: Mapping[int, str]) -> Any:
+def decode_attribute(
+    datatype: Datatype, shape: tuple[int, ...] | None, raw: bytes, heap: Heap, paths: Mapping[int, str]
+) -> Any:
     """Return the value of an attribute: an array, a str, or nested lists.
 
     Fixed-length strings of more than one byte are texts, as in h5netcdf; strings of one byte are characters, as bytes.
-    The value of an attribute without a dataspace (``shape`` None) is an empty array.
+    The value of an attribute without elements (``shape`` None) is an empty array; of characters, the text "".
     """
     if shape is None:
-        is_character = datatype.kind == "string" and datatype.size == 1  # NetCDF writes an empty text like that
+        is_character = datatype.kind == "string" and datatype.size == 1  # NetCDF writes an empty text in this way
         return "" if is_character else np.empty(0, datatype.shown)
     size = math.prod(shape) * datatype.size
     if len(raw) < size:
         raise ValueError(f"it has {len(raw)} bytes: expected {size} for its elements")
     raw = raw[:size]
     if datatype.shown is None:
-        found = objects(datatype, raw, heap, paths)
-        found = _nest(found, shape[1:]) if all(shape) else found
+        elements = decode_objects(datatype, raw, heap, paths)
+        elements = _nest(elements, shape[1:]) if all(shape) else elements
     else:
-        elements = recast(datatype, raw).reshape(shape + datatype.shape)
+        array = recast(datatype, raw).reshape(shape + datatype.shape)
         if datatype.kind != "string" or datatype.size == 1:
-            return elements
-        found = [text.decode("utf-8", "surrogateescape") for text in elements.ravel().tolist()]  # flat; shaped by zarr
-    return found if shape else found[0]
+            return array
+        elements = [text.decode("utf-8", "surrogateescape") for text in array.ravel().tolist()]  # flat, as in h5netcdf
+    return elements if shape else elements[0]

@@ -1,6 +1,6 @@
 """External links to objects in other files, and values in external raw files. No I/O here.
 
-Only files in the directory of the file that names them, or below it, are used.
+A file may refer only to files in its directory, or below it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.structure import ExternalFiles, HDF5Object
 from refshard_fs.security.policy import is_absolute, protocol_of, relative_to
 
-MOST_TEXT: Final = 1 << 23  # characters of the paths that the external links of a file show
-SHOWN: Final = 100  # characters of a name in a report: many reports may have the same name
+MOST_TEXT: Final = 1 << 23  # characters of all paths that a file shows through external links
+SHOWN: Final = 100  # characters of a name that a report quotes: many reports may quote the same long name
 _PHONY: Final = re.compile("phony_dim_([0-9]{1,9})")
 
 
-def check_is_beside(name: str) -> None:
+def check_file_is_beside(name: str) -> None:
     """Raise ManifestError unless ``name`` lies in the directory of the file that refers to it, or below."""
     is_elsewhere = protocol_of(name) is not None or is_absolute(name) or {"..", ""} & set(name.split("/"))
     if is_elsewhere or set(name) & set("\\?#%"):
@@ -47,25 +47,32 @@ class ExternalLink(NamedTuple):
 
 
 class LinkedPaths:
-    """The paths of objects in a file, in its order; finds those that a link shows without a look at all of them."""
+    """The paths of objects in a file. They are also sorted, so that `find` need not look at all of them."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._places = {path: place for place, path in enumerate(dict.fromkeys(paths))}
+        self._places = {path: position for position, path in enumerate(dict.fromkeys(paths))}
         self._sorted = sorted(self._places)
 
-    def find(self, link: ExternalLink, place: str) -> dict[str, str]:
-        """Return the paths of the objects that a link at ``place`` shows, each with its path there."""
-        top = "/".join(part for part in link.path.split("/") if part not in ("", "."))  # a dot is the group itself
-        found = self._sorted
+    def find(self, link: ExternalLink, link_path: str) -> dict[str, str]:
+        """Return the paths of the objects that ``link`` shows in its file, each with its path below ``link_path``."""
+        top = "/".join(name for name in link.path.split("/") if name not in ("", "."))  # "." is the group itself
+        paths = self._sorted
         if top:
-            first, last = (bisect_left(found, top + after) for after in "/0")  # 0 is the character after the slash
-            found = found[first:last] + [top] * (top in self._places)
-        in_order = sorted(found, key=self._places.__getitem__)
-        return {path: join(place, rest) if (rest := path[len(top) :].strip("/")) else place for path in in_order}
+            start, end = (bisect_left(paths, top + after) for after in "/0")  # "0" follows "/" in ASCII
+            paths = paths[start:end] + [top] * (top in self._places)
+        in_order = sorted(paths, key=self._places.__getitem__)
+        return {
+            path: join(link_path, remainder) if (remainder := path[len(top) :].strip("/")) else link_path
+            for path in in_order
+        }
 
 
 class DimensionNames:
-    """Names of dimensions in each group; an array of another file gets other names where they would contradict."""
+    """Names and sizes of the dimensions in each group.
+
+    An array of another file keeps the names of its dimensions. Other names replace those that have another size here,
+    and those of phony dimensions that do not exist here.
+    """
 
     def __init__(self, arrays: Mapping[str, ArrayDescription]) -> None:
         self._sizes: dict[str, dict[str, int]] = {}
@@ -79,23 +86,25 @@ class DimensionNames:
                 self._add(group, name, size)
 
     def _add(self, group: str, name: str, size: int) -> None:
-        own = self._sizes.setdefault(group, {})
-        if name not in own and _PHONY.fullmatch(name):
+        group_sizes = self._sizes.setdefault(group, {})
+        if name not in group_sizes and _PHONY.fullmatch(name):
             self._phony.setdefault((group, size), []).append(name)
-        own[name] = size
+        group_sizes[name] = size
 
     def move(self, array: ArrayDescription, path: str) -> ArrayDescription:
-        """Return an array of another file as it is shown at ``path``."""
+        """Return the description of an array of another file that is shown at ``path`` of this one."""
         group = parent(path)[0]
         self._sizes.setdefault(group, {})
-        visible = ChainMap(*[self._sizes.get(part, {}) for part in ("", *accumulate(group.split("/"), join))][::-1])
+        visible = ChainMap(
+            *[self._sizes.get(ancestor, {}) for ancestor in ("", *accumulate(group.split("/"), join))][::-1]
+        )
         names: list[str] = []
         for name, size in zip(array.dimensions, array.shape, strict=True):
-            known = visible.get(name)
-            if known != size and (known is not None or _PHONY.fullmatch(name)):
-                alike = [other for other in self._phony.get((group, size), []) if other not in names]
-                name = alike[0] if alike else f"phony_dim_{self._count}"
-                self._count += not alike
+            visible_size = visible.get(name)
+            if visible_size != size and (visible_size is not None or _PHONY.fullmatch(name)):
+                same_size_names = [phony for phony in self._phony.get((group, size), []) if phony not in names]
+                name = same_size_names[0] if same_size_names else f"phony_dim_{self._count}"
+                self._count += not same_size_names
             self._add(group, name, size)
             names.append(name)
         return msgspec.structs.replace(array, where=path, dimensions=names)
@@ -104,42 +113,45 @@ class DimensionNames:
 # External raw files.
 
 
-def resolve_files(found: HDF5Object, directory: str | None) -> HDF5Object:
-    """Return a dataset; if its values lie in external files, with the URLs of these instead of names."""
-    if not isinstance(found.layout, ExternalFiles):
-        return found
+def resolve_files(hdf5_object: HDF5Object, directory: str | None) -> HDF5Object:
+    """Replace the names of a dataset's external files by URLs; return other datasets unchanged.
+
+    Raises ManifestError if ``directory`` is None or a file does not lie below it.
+    """
+    if not isinstance(hdf5_object.layout, ExternalFiles):
+        return hdf5_object
     try:
         if directory is None:
             raise ManifestError("files beside this one cannot be opened here")
-        for part in found.layout.parts:
-            check_is_beside(part.file)
+        for part in hdf5_object.layout.parts:
+            check_file_is_beside(part.file)
     except ManifestError as e:
         raise ManifestError(f"its values lie in external files: {e}") from None
-    parts = tuple(part._replace(file=relative_to(directory, part.file)) for part in found.layout.parts)
-    return msgspec.structs.replace(found, layout=ExternalFiles(parts))
+    parts = tuple(part._replace(file=relative_to(directory, part.file)) for part in hdf5_object.layout.parts)
+    return msgspec.structs.replace(hdf5_object, layout=ExternalFiles(parts))
 
 
-class ExternalPieces(Chunks):
-    """The pieces of an array whose bytes lie in parts of files, one part after the other."""
+class ExternalChunks(Chunks):
+    """The chunks of a contiguous array whose bytes lie in parts of files, one part after the other."""
 
     def __init__(
-        self, layout: ExternalFiles, shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, where: str
+        self, layout: ExternalFiles, shape: tuple[int, ...], chunk: tuple[int, ...], itemsize: int, label: str
     ) -> None:
         self._parts = layout.parts
         room = Span("", 0, sum(part.size for part in layout.parts))
-        self._pieces = Contiguous(room, 0, shape, chunk, itemsize, where)
+        self._contiguous = Contiguous(room, 0, shape, chunk, itemsize, label)
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        piece = yield from self._pieces.entry(number)
-        assert piece is not None
-        start, size = self._pieces.place(number)
+        chunk = yield from self._contiguous.entry(number)
+        assert chunk is not None
+        start, size = self._contiguous.place(number)
         spans: list[Span] = []
         begin = 0  # position of a part in the bytes of all parts
         for part in self._parts:
-            first, last = max(start, begin), min(start + size, begin + part.size)
-            if first < last:
-                spans.append(Span(part.file, part.offset + first - begin, part.offset + last - begin))
+            first_byte, end_byte = max(start, begin), min(start + size, begin + part.size)
+            if first_byte < end_byte:
+                spans.append(Span(part.file, part.offset + first_byte - begin, part.offset + end_byte - begin))
             begin += part.size
-        if len(spans) == 1 and isinstance(piece, Span):
+        if len(spans) == 1 and isinstance(chunk, Span):
             return spans[0]
-        return Packed(spans[0], Padded(piece.size or 0), piece.size, parts=tuple(spans)) if spans else None
+        return Packed(spans[0], Padded(chunk.size or 0), chunk.size, parts=tuple(spans)) if spans else None

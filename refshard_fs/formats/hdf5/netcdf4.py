@@ -21,11 +21,11 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5.datatypes import (
     MOST_TEXT,
     Datatype,
+    decode_attribute,
+    decode_references,
     recast,
-    references,
     split_members,
     to_little_endian,
-    values,
 )
 from refshard_fs.formats.hdf5.structure import Attribute, Chunked, HDF5Object
 
@@ -40,7 +40,8 @@ DECIDING: Final = HIDDEN | {
     "", FILL, "missing_value", "scale_factor", "add_offset", "_Unsigned", "units", "calendar", "dtype"
 }  # fmt: skip
 
-# AnnData describes a dataset of compounds by these, and refuses a group that has them; without them, it reads a dict.
+# Attributes by which AnnData recognises a dataset of compounds. It refuses a group with them, and reads a group without
+# them as a dict.
 _OF_ANNDATA: Final = ("encoding-type", "encoding-version")
 
 _NO_VARIABLE: Final = "This is a netCDF dimension but not a netCDF variable."
@@ -48,10 +49,11 @@ _NO_COORDINATE: Final = "_nc4_non_coord_"  # prefix in HDF5 of a variable that h
 
 
 class NetCDFVariable(msgspec.Struct, frozen=True):
-    """A dataset as it is shown: ``path``, and ``shape`` by the current sizes of its dimensions.
+    """The description of a dataset that is shown as an array at ``path``.
 
-    ``fill_value`` is JSON for zarr's metadata. ``fills_itself``: if a chunk is missing, zarr's readers see the same
-    values as HDF5 for an unwritten chunk.
+    An unlimited dimension may have grown beyond the dataset: then ``shape`` has the size of the dimension.
+    ``fill_value`` is JSON for zarr's metadata. ``fills_itself``: zarr fills a missing chunk with the same values that
+    HDF5 reads in an unwritten chunk.
     """
 
     path: str
@@ -65,8 +67,8 @@ class NetCDFVariable(msgspec.Struct, frozen=True):
 class Description(NamedTuple):
     """The variables by the paths of their datasets, the attributes of groups, and reasons why objects are not shown.
 
-    ``unlimited`` are the names of the dimensions in each group that can grow. ``attribute_dtypes`` are of variables and
-    groups, by the paths at which they are shown.
+    ``unlimited`` are the names of the unlimited dimensions of each group. ``attribute_dtypes`` are dtypes by name of
+    attribute (see `_collect_dtypes`), for each path at which a variable or group is shown.
     """
 
     variables: Mapping[str, NetCDFVariable]
@@ -81,86 +83,95 @@ def split_compounds(objects: Mapping[str, HDF5Object]) -> dict[str, HDF5Object]:
 
     Compounds within these compounds are groups, too. Other compounds are shown as little-endian.
     """
-    shown = dict(objects)
+    result = dict(objects)
     pending = list(objects.values())
     while pending:
-        found = pending.pop()
-        path, members = found.path, [] if found.datatype is None or found.is_type else split_members(found.datatype)
+        hdf5_object = pending.pop()
+        path, members = (
+            hdf5_object.path,
+            [] if hdf5_object.datatype is None or hdf5_object.is_type else split_members(hdf5_object.datatype),
+        )
         if not members:
-            if found.datatype is not None:
-                shown[path] = msgspec.structs.replace(found, datatype=to_little_endian(found.datatype))
+            if hdf5_object.datatype is not None:
+                result[path] = msgspec.structs.replace(hdf5_object, datatype=to_little_endian(hdf5_object.datatype))
             continue
-        attributes = {name: value for name, value in found.attributes.items() if name not in _OF_ANNDATA}
-        shown[path] = HDF5Object(path, found.address, True, attributes, unread=found.unread, order=found.order)
-        dimensions = {name: value for name, value in found.attributes.items() if name == "DIMENSION_LIST"}
+        attributes = {name: value for name, value in hdf5_object.attributes.items() if name not in _OF_ANNDATA}
+        result[path] = HDF5Object(
+            path, hdf5_object.address, True, attributes, unread=hdf5_object.unread, order=hdf5_object.order
+        )
+        dimensions = {name: value for name, value in hdf5_object.attributes.items() if name == "DIMENSION_LIST"}
         for number, member in enumerate(members):
             name = member.fields[0].name
-            shown[join(path, name)] = part = msgspec.structs.replace(
-                found,
+            result[join(path, name)] = array = msgspec.structs.replace(
+                hdf5_object,
                 path=join(path, name),
                 address=-1,
-                order=(*found.order, (number, name)),
+                order=(*hdf5_object.order, (number, name)),
                 attributes=dimensions,
                 datatype=member,
-                refusal=found.refusal or member.refusal,
+                refusal=hdf5_object.refusal or member.refusal,
             )
-            pending.append(part)
-    return shown
+            pending.append(array)
+    return result
 
 
 def describe(objects: Mapping[str, HDF5Object], zarr_format: int, paths: Mapping[int, str]) -> Description:
-    """Describe how metadata of ``zarr_format`` show ``objects`` (by path; the root's is empty).
+    """Describe ``objects`` (by path; the root's is empty) for metadata of ``zarr_format``.
 
     ``paths`` are the paths of objects by address: references are shown as paths.
     """
     _check_text(objects, max(map(len, paths.values()), default=0))
-    objects = {path: _refuse_undecidable(found) for path, found in objects.items()}
+    objects = {path: _refuse_undecidable(hdf5_object) for path, hdf5_object in objects.items()}
     dimensions = _Dimensions(objects)
-    is_netcdf = any("_NCProperties" in found.attributes or _is_scale(found) for found in objects.values())
+    is_netcdf = any(
+        "_NCProperties" in hdf5_object.attributes or _is_scale(hdf5_object) for hdf5_object in objects.values()
+    )
     variables: dict[str, NetCDFVariable] = {}
     groups: dict[str, Mapping[str, Any]] = {}
     reports: dict[str, str] = {}
     dtypes: dict[str, Mapping[str, str]] = {}
-    for path, found in objects.items():
-        for name, reason in found.unread.items():
-            what = f"attribute {name!r}" if name else "attributes"
-            reports[f"{what} of {path or '/'!r}"] = f"damaged or not supported: {reason}"
-        if found.is_group:
-            groups[path] = _show_attributes(found, is_netcdf, paths)
-            dtypes[path] = _collect_dtypes(found, groups[path])
-        elif found.is_type:
+    for path, hdf5_object in objects.items():
+        for name, reason in hdf5_object.unread.items():
+            label = f"attribute {name!r}" if name else "attributes"
+            reports[f"{label} of {path or '/'!r}"] = f"damaged or not supported: {reason}"
+        if hdf5_object.is_group:
+            groups[path] = _show_attributes(hdf5_object, is_netcdf, paths)
+            dtypes[path] = _collect_dtypes(hdf5_object, groups[path])
+        elif hdf5_object.is_type:
             continue
-        elif found.refusal is not None:
-            reports[path] = found.refusal
-        elif found.shape is None or found.datatype is None:
+        elif hdf5_object.refusal is not None:
+            reports[path] = hdf5_object.refusal
+        elif hdf5_object.shape is None or hdf5_object.datatype is None:
             reports[path] = "it has no shape and no elements"
-        elif dimensions.is_bare(path):
-            continue  # it is shown as a name of other variables' dimensions only
+        elif dimensions.is_dimension_only(path):
+            continue  # only its name is shown, as a dimension of other variables
         else:
             names, shape = dimensions.describe(path)
             group, name = parent(path)
             plain = join(group, name.replace(_NO_COORDINATE, ""))
-            is_taken = plain != path and plain in objects and not dimensions.is_bare(plain)
+            is_taken = plain != path and plain in objects and not dimensions.is_dimension_only(plain)
             try:
-                shown_attributes = _show_attributes(found, is_netcdf, paths)
-                fill_value, attributes, fills = _choose_fill(found, found.datatype, zarr_format, shown_attributes)
+                shown_attributes = _show_attributes(hdf5_object, is_netcdf, paths)
+                fill_value, attributes, fills = _choose_fill(
+                    hdf5_object, hdf5_object.datatype, zarr_format, shown_attributes
+                )
             except ValueError as e:
                 reports[path] = str(e)
                 continue
             path_shown = path if is_taken else plain
-            dtypes[path_shown] = _collect_dtypes(found, attributes)
+            dtypes[path_shown] = _collect_dtypes(hdf5_object, attributes)
             variables[path] = NetCDFVariable(path_shown, shape, names, attributes, fill_value, fills)
     return Description(variables, groups, reports, dimensions.list_unlimited(), dtypes)
 
 
-def _refuse_undecidable(found: HDF5Object) -> HDF5Object:
-    """Return the object; refuse a dataset if an attribute that decides its values cannot be read."""
-    lost = [] if found.is_group else [name for name in found.unread if name in DECIDING]
-    if not lost or found.refusal is not None:
-        return found
-    what = f"its attribute {lost[0]!r}" if lost[0] else "one of its attributes"
-    refusal = f"{what}, which may change its values, cannot be read: {found.unread[lost[0]]}"
-    return msgspec.structs.replace(found, refusal=refusal, unread={})
+def _refuse_undecidable(hdf5_object: HDF5Object) -> HDF5Object:
+    """Return the object, with a refusal if it is a dataset with an unreadable attribute that may decide its values."""
+    unread_names = [] if hdf5_object.is_group else [name for name in hdf5_object.unread if name in DECIDING]
+    if not unread_names or hdf5_object.refusal is not None:
+        return hdf5_object
+    label = f"its attribute {unread_names[0]!r}" if unread_names[0] else "one of its attributes"
+    refusal = f"{label}, which may change its values, cannot be read: {hdf5_object.unread[unread_names[0]]}"
+    return msgspec.structs.replace(hdf5_object, refusal=refusal, unread={})
 
 
 # Dimensions.
@@ -180,9 +191,11 @@ class _Dimensions:
 
     def __init__(self, objects: Mapping[str, HDF5Object]) -> None:
         self._objects = objects
-        self._by_address = {found.address: path for path, found in objects.items()}
-        self._axes = {path: self._find_scales(found) for path, found in objects.items() if not found.is_group}
-        members: dict[str, list[str]] = {path: [] for path, found in objects.items() if found.is_group}
+        self._by_address = {hdf5_object.address: path for path, hdf5_object in objects.items()}
+        self._axes = {
+            path: self._find_scales(hdf5_object) for path, hdf5_object in objects.items() if not hdf5_object.is_group
+        }
+        members: dict[str, list[str]] = {path: [] for path, hdf5_object in objects.items() if hdf5_object.is_group}
         extents: dict[str, int] = {}  # path of a scale: the largest extent of the datasets along it
         for path, scales in sorted(self._axes.items()):
             members.setdefault(parent(path)[0], []).append(path)
@@ -191,94 +204,105 @@ class _Dimensions:
                     extents[scale] = max(extents.get(scale, 0), extent)
         self._scales: dict[str, dict[str, _Scale]] = {}
         self._phony: dict[str, list[tuple[str, int]]] = {}
-        self._phony_counts: dict[str, int] = {}  # counts of a group and its parents together
+        self._phony_counts: dict[str, int] = {}  # by group: the number of phony dimensions in it and its parents
         count = 0
         for group in sorted(members, key=lambda path: path.split("/") if path else []):
             self._scales[group] = {}
             for path in members[group]:
-                found = objects[path]
-                if _is_scale(found) and found.shape:
-                    is_unlimited = found.maxshape == (None,)
-                    size = max(found.shape[0], extents.get(path, 0)) if is_unlimited else found.shape[0]
-                    number, *_ = _get_integers(found, "_Netcdf4Dimid") or [count]
+                hdf5_object = objects[path]
+                if _is_scale(hdf5_object) and hdf5_object.shape:
+                    is_unlimited = hdf5_object.maxshape == (None,)
+                    size = max(hdf5_object.shape[0], extents.get(path, 0)) if is_unlimited else hdf5_object.shape[0]
+                    number, *_ = _get_integers(hdf5_object, "_Netcdf4Dimid") or [count]
                     name = parent(path)[1]
                     self._scales[group][name] = _Scale(name, size, is_unlimited, number)
                     count += 1
             self._phony[group] = []
             self._phony_counts[group] = self._phony_counts.get(parent(group)[0], 0) if group else 0
             self._add_phony(group, members[group])
-        # Phony dimensions of a group are numbered after those of its parent. Later names must not be in use below it.
+        # `_make_phony` adds dimensions to any group: their names must not be in use in groups below.
         self._next = max(self._phony_counts.values(), default=0)
 
     def list_unlimited(self) -> dict[str, list[str]]:
-        """Return the names of the dimensions in each group that can grow; an empty list if there are none."""
-        return {g: [s.name for s in scales.values() if s.is_unlimited] for g, scales in self._scales.items()}
+        """Return the names of the unlimited dimensions of each group; an empty list for a group without any."""
+        return {
+            group: [scale.name for scale in scales.values() if scale.is_unlimited]
+            for group, scales in self._scales.items()
+        }
 
-    def is_bare(self, path: str) -> bool:
+    def is_dimension_only(self, path: str) -> bool:
         """Whether a dataset is only a dimension and not a variable."""
-        found = self._objects[path]
-        return not found.is_group and _NO_VARIABLE in _get_text(found, "NAME")
+        hdf5_object = self._objects[path]
+        return not hdf5_object.is_group and _NO_VARIABLE in _get_text(hdf5_object, "NAME")
 
     def describe(self, path: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the names of a dataset's dimensions, and its shape; unlimited dimensions may have grown beyond it."""
-        found = self._objects[path]
-        group, shape = parent(path)[0], found.shape or ()
-        known = self._list_visible(group)
-        names = self._name_axes(path, known)
-        if isinstance(found.layout, Chunked):
-            sizes = [known[name].size if name in known and known[name].is_unlimited else 0 for name in names]
+        """Return the names of a dataset's dimensions, and its shape.
+
+        An unlimited dimension may have grown beyond the dataset: then the shape has the size of the dimension.
+        """
+        dataset = self._objects[path]
+        group, shape = parent(path)[0], dataset.shape or ()
+        visible = self._list_visible(group)
+        names = self._name_axes(path, visible)
+        if isinstance(dataset.layout, Chunked):
+            sizes = [visible[name].size if name in visible and visible[name].is_unlimited else 0 for name in names]
             shape = tuple(map(max, shape, sizes))
-        inner = found.datatype.shape if found.datatype is not None else ()
+        inner = dataset.datatype.shape if dataset.datatype is not None else ()
         return names + tuple(self._make_phony(group, extent) for extent in inner), shape
 
-    def _name_axes(self, path: str, known: Mapping[str, _Scale]) -> tuple[str, ...]:
-        found = self._objects[path]
-        ndim = len(found.shape or ())
-        if _is_scale(found):
-            numbers = _get_integers(found, "_Netcdf4Coordinates")
-            by_number = {scale.number: scale.name for scale in reversed(list(known.values()))}
+    def _name_axes(self, path: str, visible: Mapping[str, _Scale]) -> tuple[str, ...]:
+        dataset = self._objects[path]
+        ndim = len(dataset.shape or ())
+        if _is_scale(dataset):
+            numbers = _get_integers(dataset, "_Netcdf4Coordinates")
+            by_number = {scale.number: scale.name for scale in reversed(list(visible.values()))}
             if len(numbers) == ndim and all(number in by_number for number in numbers):
                 return tuple(by_number[number] for number in numbers)
         labels = [None if scale is None else parent(scale)[1] for scale in self._axes[path]] or [None] * ndim
-        for axis, scale in enumerate(self._axes[path]):  # a scale of another length does not name the dimension
-            of = known.get(labels[axis] or "")
-            extent = (found.shape or ())[axis]
-            if of is not None and not of.is_unlimited and scale in self._objects and of.size != extent:
+        for axis, scale in enumerate(self._axes[path]):  # a scale of another length gives no name
+            visible_scale = visible.get(labels[axis] or "")
+            extent = (dataset.shape or ())[axis]
+            if (
+                visible_scale is not None
+                and not visible_scale.is_unlimited
+                and scale in self._objects
+                and visible_scale.size != extent
+            ):
                 labels[axis] = self._make_phony(parent(path)[0], extent)
         group, name = parent(path)
-        if ndim == 1 and name in known and None in labels:
+        if ndim == 1 and name in visible and None in labels:
             return (name,)
-        free = [(scale.name, scale.size) for scale in self._scales.get(group, {}).values()] + self._phony[group]
-        for axis, extent in enumerate(found.shape or ()):
+        unused = [(scale.name, scale.size) for scale in self._scales.get(group, {}).values()] + self._phony[group]
+        for axis, extent in enumerate(dataset.shape or ()):
             if labels[axis] is None:
-                label = next((name for name, size in free if size == extent and name not in labels), None)
+                label = next((name for name, size in unused if size == extent and name not in labels), None)
                 labels[axis] = label = label or self._make_phony(group, extent)
-                free.append((label, extent))
+                unused.append((label, extent))
         return tuple(label for label in labels if label is not None)
 
     def _list_visible(self, group: str) -> dict[str, _Scale]:
-        """Return the dimensions of a group, then of its parents."""
-        above = self._list_visible(parent(group)[0]) if group else {}
-        own = self._scales.get(group, {})
-        return own | {name: scale for name, scale in above.items() if name not in own}
+        """Return the dimensions that datasets of a group may have: those of the group, then those of its parents."""
+        inherited = self._list_visible(parent(group)[0]) if group else {}
+        group_scales = self._scales.get(group, {})
+        return group_scales | {name: scale for name, scale in inherited.items() if name not in group_scales}
 
-    def _find_scales(self, found: HDF5Object) -> tuple[str | None, ...]:
-        """Return the path of the scale of each axis, None without one; the last of several scales counts."""
-        attribute = found.attributes.get("DIMENSION_LIST")
-        if attribute is None or attribute.shape != (len(found.shape or ()),):
+    def _find_scales(self, dataset: HDF5Object) -> tuple[str | None, ...]:
+        """Return the path of the scale of each axis (None: no scale). If an axis has several, the last one counts."""
+        attribute = dataset.attributes.get("DIMENSION_LIST")
+        if attribute is None or attribute.shape != (len(dataset.shape or ()),):
             return ()
-        lists = references(attribute.datatype, attribute.raw, attribute.heap)
+        lists = decode_references(attribute.datatype, attribute.raw, attribute.heap)
         return tuple(self._by_address.get(addresses[-1]) if addresses else None for addresses in lists)
 
     def _add_phony(self, group: str, members: Sequence[str]) -> None:
         """Make dimensions for a group's datasets without scales: as many of each length as a single dataset needs."""
-        needed: Counter[int] = Counter()
+        needed_counts: Counter[int] = Counter()
         for path in members:
             if not _is_scale(self._objects[path]) and not any(self._axes[path]):
-                needed |= _count(self._objects[path].shape or ())
-        there = _count(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
-        for size, count in needed.items():
-            for _ in range(there[size], count):
+                needed_counts |= _count(self._objects[path].shape or ())
+        scale_counts = _count(scale.size for scale in self._scales[group].values() if not scale.is_unlimited)
+        for size, count in needed_counts.items():
+            for _ in range(scale_counts[size], count):
                 self._phony[group].append((f"phony_dim_{self._phony_counts[group]}", size))
                 self._phony_counts[group] += 1
 
@@ -290,26 +314,26 @@ class _Dimensions:
 
 
 def _count(lengths: Iterable[int]) -> Counter[int]:
-    """Count equal ``lengths``. A `Counter` of values asks first for an abstract class, which can take milliseconds."""
-    found: Counter[int] = Counter()
+    """Count equal ``lengths``. `Counter(lengths)` can take milliseconds more, to look up an abstract class."""
+    counts: Counter[int] = Counter()
     for length in lengths:
-        found[length] += 1
-    return found
+        counts[length] += 1
+    return counts
 
 
-def _is_scale(found: HDF5Object) -> bool:
-    return _get_text(found, "CLASS") == "DIMENSION_SCALE"
+def _is_scale(hdf5_object: HDF5Object) -> bool:
+    return _get_text(hdf5_object, "CLASS") == "DIMENSION_SCALE"
 
 
 # Attributes and fill values.
 
 
 def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
-    """Raise ManifestError if the attributes take far more memory than the file: many may share one text.
+    """Raise ManifestError if texts of attributes take more than `MOST_TEXT` bytes: many may share one text in the file.
 
     Each address in an attribute may become a path of up to ``longest`` characters.
     """
-    attributes = [attribute for found in objects.values() for attribute in found.attributes.values()]
+    attributes = [attribute for hdf5_object in objects.values() for attribute in hdf5_object.attributes.values()]
     total = sum(attribute.referred for attribute in attributes)
     total += sum(
         (len(attribute.raw) + attribute.referred) // 8 * longest
@@ -319,29 +343,30 @@ def _check_text(objects: Mapping[str, HDF5Object], longest: int) -> None:
         and attribute.name not in HIDDEN
     )
     if total > MOST_TEXT:
-        raise ManifestError(f"its attributes take {total} bytes of text and references: at most {MOST_TEXT}")
+        raise ManifestError(f"its attributes take {total} bytes of text and references: expected at most {MOST_TEXT}")
 
 
-def _show_attributes(found: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) -> dict[str, Any]:
+def _show_attributes(hdf5_object: HDF5Object, is_netcdf: bool, paths: Mapping[int, str]) -> dict[str, Any]:
     """Return the attributes of an object as JSON; references become ``paths``.
 
-    NetCDF treats an array of one element as that element. In other files, only attributes that xarray decodes by are.
+    In a NetCDF file, an array of one element becomes this element, as in NetCDF's libraries. In other files, only
+    attributes by which xarray decodes values do.
     """
-    shown: dict[str, Any] = {}
-    for name, attribute in found.attributes.items():
+    result: dict[str, Any] = {}
+    for name, attribute in hdf5_object.attributes.items():
         if name not in HIDDEN and attribute.datatype.has_values:
-            value = _decode_attribute(attribute, paths)
+            value = _decode_value(attribute, paths)
             is_single = attribute.shape == (1,) and (is_netcdf or name in DECIDING)
-            shown[name] = _convert_to_json(_unwrap_single(value) if is_single else value)
-    datatype = found.datatype
-    if datatype is not None and datatype.kind == "enum" and "flag_values" not in shown:
-        shown["flag_values"] = list(datatype.members.values())
-        shown["flag_meanings"] = " ".join("_".join(name.split()) for name in datatype.members)
-    return shown
+            result[name] = _convert_to_json(_unwrap_single(value) if is_single else value)
+    datatype = hdf5_object.datatype
+    if datatype is not None and datatype.kind == "enum" and "flag_values" not in result:
+        result["flag_values"] = list(datatype.members.values())
+        result["flag_meanings"] = " ".join("_".join(name.split()) for name in datatype.members)
+    return result
 
 
-def _decode_attribute(attribute: Attribute, paths: Mapping[int, str]) -> Any:
-    return values(attribute.datatype, attribute.shape, attribute.raw, attribute.heap, paths)
+def _decode_value(attribute: Attribute, paths: Mapping[int, str]) -> Any:
+    return decode_attribute(attribute.datatype, attribute.shape, attribute.raw, attribute.heap, paths)
 
 
 def _unwrap_single(value: Any) -> Any:
@@ -367,44 +392,45 @@ def _convert_to_json(value: Any) -> Any:
     return value
 
 
-def _get_text(found: HDF5Object, name: str) -> str:
-    attribute = found.attributes.get(name)
+def _get_text(hdf5_object: HDF5Object, name: str) -> str:
+    attribute = hdf5_object.attributes.get(name)
     if attribute is None or attribute.datatype.kind not in ("string", "vlen-string"):
         return ""
-    value = _unwrap_single(_decode_attribute(attribute, {}))
+    value = _unwrap_single(_decode_value(attribute, {}))
     return value if isinstance(value, str) else ""
 
 
-def _get_integers(found: HDF5Object, name: str) -> list[int]:
-    attribute = found.attributes.get(name)
+def _get_integers(hdf5_object: HDF5Object, name: str) -> list[int]:
+    attribute = hdf5_object.attributes.get(name)
     if attribute is None or attribute.datatype.kind != "integer":
         return []
-    return [int(item) for item in np.ravel(_decode_attribute(attribute, {}))]
+    return [int(item) for item in np.ravel(_decode_value(attribute, {}))]
 
 
-def _collect_dtypes(found: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
+def _collect_dtypes(hdf5_object: HDF5Object, attributes: Mapping[str, Any]) -> dict[str, str]:
     """Return dtypes that JSON loses and xarray needs: of packing attributes, and of complex numbers."""
     dtypes: dict[str, str] = {}
-    for name, attribute in found.attributes.items():
-        shown = attribute.datatype.shown
-        if name in attributes and shown is not None and shown.kind in ("iufc" if name in PACKING else "c"):
-            dtypes[name] = shown.name
+    for name, attribute in hdf5_object.attributes.items():
+        dtype = attribute.datatype.shown
+        if name in attributes and dtype is not None and dtype.kind in ("iufc" if name in PACKING else "c"):
+            dtypes[name] = dtype.name
     return dtypes
 
 
 def _choose_fill(
-    found: HDF5Object, datatype: Datatype, zarr_format: int, attributes: dict[str, Any]
+    dataset: HDF5Object, datatype: Datatype, zarr_format: int, attributes: dict[str, Any]
 ) -> tuple[Any, dict[str, Any], bool]:
-    """Return the fill value in a variable's metadata, its attributes, and whether zarr fills as HDF5 does.
+    """Return the fill value in a variable's metadata, its attributes, and whether zarr and HDF5 fill the same values.
 
     xarray masks the fill value of zarr version 2, so there it must be the attribute ``_FillValue`` or None. With zarr
     version 3, xarray masks the attribute, so the fill value can be HDF5's.
     """
-    masked, unwritten = _parse_fill_attribute(found), _convert_fill(found, datatype)
+    masked, unwritten = _parse_fill_attribute(dataset), _convert_fill(dataset, datatype)
     if masked is not None:
         attributes.pop(FILL, None)
     if zarr_format == 2:
-        if masked is None:  # zarr 2 leaves missing chunks uninitialised; zarr 3 fills zeros, 3.1 the text "0" for texts
+        # zarr-python 2 leaves missing chunks uninitialised; 3 fills them with zeros, and 3.1 texts with "0".
+        if masked is None:
             is_zero = unwritten is not None and unwritten.count(0) == len(unwritten)
             return None, attributes, is_zero and not datatype.fields and (zarr_major() or 3) > 2
         return _fill_to_json(masked, datatype), attributes, masked == unwritten
@@ -414,38 +440,38 @@ def _choose_fill(
     return None if unwritten is None else _fill_to_json(unwritten, datatype), attributes, unwritten is not None
 
 
-def _parse_fill_attribute(found: HDF5Object) -> bytes | None:
+def _parse_fill_attribute(dataset: HDF5Object) -> bytes | None:
     """Return the value of the attribute ``_FillValue`` as one element for zarr; None if there is none.
 
     The attribute may be of another datatype; it counts only if the dataset's datatype can hold the value.
     """
-    attribute, datatype = found.attributes.get(FILL), found.datatype
+    attribute, datatype = dataset.attributes.get(FILL), dataset.datatype
     if attribute is None or datatype is None or attribute.datatype.refusal is not None:
         return None
     if datatype.kind == "vlen-string":
-        text = _get_text(found, FILL)
+        text = _get_text(dataset, FILL)
         return text.encode("utf-8", "surrogateescape") if text else None
     if datatype.shown is None or attribute.datatype.shown is None or attribute.shape not in ((), (1,)):
         return None
-    given = recast(attribute.datatype, attribute.raw).ravel()
-    if given.dtype == datatype.shown:
-        return given.tobytes() if given.size == 1 else None
+    fill = recast(attribute.datatype, attribute.raw).ravel()
+    if fill.dtype == datatype.shown:
+        return fill.tobytes() if fill.size == 1 else None
     try:
         with np.errstate(all="ignore"):
-            made = given.astype(datatype.shown)
-            return made.tobytes() if np.array_equal(made.astype(given.dtype), given, equal_nan=True) else None
+            converted = fill.astype(datatype.shown)
+            return converted.tobytes() if np.array_equal(converted.astype(fill.dtype), fill, equal_nan=True) else None
     except (ValueError, TypeError, OverflowError):
         return None
 
 
-def _convert_fill(found: HDF5Object, datatype: Datatype) -> bytes | None:
+def _convert_fill(dataset: HDF5Object, datatype: Datatype) -> bytes | None:
     """Return the element that HDF5 reads where nothing was written, converted for zarr.
 
-    None if no single element says it: in an array datatype, the elements of the fill value may differ.
+    None if zarr has no such fill value: in an array datatype, the elements of the fill value may differ.
     """
     if datatype.inner.shown is None:
-        return None if found.fill is not None and any(found.fill) else b""
-    raw = found.fill or bytes(datatype.size)
+        return None if dataset.fill is not None and any(dataset.fill) else b""
+    raw = dataset.fill or bytes(datatype.size)
     elements = recast(datatype, raw).tobytes()
     single = elements[: datatype.shown.itemsize] if datatype.shown is not None else b""
     return single if single * (len(elements) // max(len(single), 1)) == elements else None

@@ -1,4 +1,4 @@
-"""Read all groups and datasets of an HDF5 file; one round reads what a level of the tree needs. No I/O here.
+"""Read all groups and datasets of an HDF5 file, level by level: the objects of a level in the same rounds. No I/O here.
 
 Links to other files are listed. A link back to a group that contains it is reported and not followed.
 """
@@ -17,7 +17,7 @@ from refshard_fs.core.keys import MOST_CHARACTERS, join
 from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import structure
-from refshard_fs.formats.hdf5.datatypes import HeapID, heap_ids, parse_datatype
+from refshard_fs.formats.hdf5.datatypes import HeapID, list_heap_ids, parse_datatype
 from refshard_fs.formats.hdf5.external import SHOWN, ExternalLink
 from refshard_fs.formats.hdf5.file import MetadataFile, UnreadableFile
 from refshard_fs.formats.hdf5.filters import parse_pipeline
@@ -53,10 +53,10 @@ from refshard_fs.formats.hdf5.virtual import parse_mappings
 
 T = TypeVar("T")
 
-PATHS_PER_BYTE: Final = 1 / 8  # paths per byte of the file: many links may lead to one group, so that paths multiply
-LEAST_PATHS: Final = 10_000
-DEEPEST: Final = 256  # levels of nested groups: each takes rounds of requests
-MOST_LOOKS: Final = 1 << 22  # names that are looked up for soft links: some seconds
+PATHS_PER_BYTE: Final = 1 / 8  # many links may lead to one group, so that paths multiply: a limit
+LEAST_PATHS: Final = 10_000  # the limit of a small file
+MOST_LEVELS: Final = 256  # levels of nested groups: reading a level takes rounds of requests
+MOST_NAME_LOOKUPS: Final = 1 << 22  # names that are looked up for all soft links, which takes some seconds
 MOST_HOPS: Final = 32  # soft links in a chain
 _OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE)  # messages that only groups have
 
@@ -64,16 +64,15 @@ _OF_GROUPS: Final = (structure.LINK, structure.LINK_INFO, structure.SYMBOL_TABLE
 # Links of groups: in messages, in fractal heaps, or in symbol tables with local heaps.
 
 _GROUP_ENTRY, _SOFT_ENTRY = 1, 2  # cache types in a symbol table entry: a group, a soft link
-_MOST_LEVELS: Final = 64  # levels of the B-tree of a symbol table
+_MOST_TREE_LEVELS: Final = 64  # levels of the B-tree of a symbol table
 
 
 class Link(NamedTuple):
-    """A link to the object at ``address`` or to the path ``target``, in another ``file`` if it has one.
+    """A link to the object at ``address``, to a path ``target`` (soft), or to ``target`` in ``file`` (external).
 
-    ``refusal`` says why the link cannot be followed.
-
-    ``order`` is the creation order in its group, if tracked. ``table`` is the address of a group's symbol table, cached
-    in the link: it is known before the group's header is read.
+    ``refusal`` says why the link cannot be followed. ``order`` is the link's creation order in its group; 0 if not
+    tracked. ``table`` are the addresses of a group's symbol table, which old links cache: they are known before the
+    group's header is read.
     """
 
     name: str
@@ -86,123 +85,132 @@ class Link(NamedTuple):
 
 
 def read_links(file: MetadataFile, messages: Sequence[Message], group_k: int, leaf_k: int) -> Steps[list[Link]]:
-    """Read the links of a group from its header's ``messages``; the k's are the node sizes of old groups."""
-    found: list[Link] = []
+    """Read the links of a group from the ``messages`` of its header.
+
+    The superblock says ``group_k`` and ``leaf_k``, half of the most entries in a node of an old group's B-tree and in a
+    leaf.
+    """
+    links: list[Link] = []
     for message in messages:
         if message.type == structure.SYMBOL_TABLE:
-            found += yield from _read_old_links(file, message, group_k, leaf_k)
+            links += yield from _read_old_links(file, message, group_k, leaf_k)
         elif message.type == structure.LINK:
-            found.append(parse_link(file, message.data))
+            links.append(parse_link(file, message.data))
         elif message.type == structure.LINK_INFO:
             dense = yield from read_dense_objects(file, message.data, "links")
-            found += [parse_link(file, data) for _, data in dense]
-    return found
+            links += [parse_link(file, data) for _, data in dense]
+    return links
 
 
 def parse_link(file: MetadataFile, data: bytes) -> Link:
-    """Parse a link message."""
-    fields = file.fields(data)
+    """Parse a link message. Raise ValueError if it is damaged."""
+    fields = file.make_fields(data)
     version, flags = fields.unpack("BB")
     if version != 1:
         raise ValueError(f"a link of version {version} is not supported: expected 1")
-    kind = fields.uint(1) if flags & 8 else 0
-    order = fields.uint(8) if flags & 4 else 0
+    kind = fields.read_uint(1) if flags & 8 else 0
+    order = fields.read_uint(8) if flags & 4 else 0
     fields.take(1 if flags & 16 else 0)
-    name = fields.take(fields.uint(1 << (flags & 3))).decode("utf-8", "surrogateescape")
+    name = fields.take(fields.read_uint(1 << (flags & 3))).decode("utf-8", "surrogateescape")
     match kind:
         case 0:
-            return Link(name, fields.address(), order=order)
+            return Link(name, fields.read_address(), order=order)
         case 1:
-            return Link(name, target=fields.take(fields.uint(2)).decode("utf-8", "surrogateescape"), order=order)
+            return Link(name, target=fields.take(fields.read_uint(2)).decode("utf-8", "surrogateescape"), order=order)
         case 64:
-            parts = fields.take(fields.uint(2))[1:].split(b"\0")
-            if len(parts) < 2:
+            texts = fields.take(fields.read_uint(2))[1:].split(b"\0")
+            if len(texts) < 2:
                 raise ValueError(f"the external link {name!r} has no path")
-            where, target = (part.decode("utf-8", "surrogateescape") for part in parts[:2])
-            return Link(name, target=target, order=order, file=where)
+            file_name, target = (text.decode("utf-8", "surrogateescape") for text in texts[:2])
+            return Link(name, target=target, order=order, file=file_name)
     return Link(name, refusal=f"it is a link of the unknown type {kind}, defined by the program that wrote it")
 
 
-def read_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
-    """Read a symbol table while the group's header is read: a link cached its address. `read_links` needs it next."""
+def read_table_ahead(file: MetadataFile, table: bytes | None, group_k: int, leaf_k: int) -> Steps[None]:
+    """Read a group's symbol table, whose addresses a link caches, together with the group's header.
+
+    `read_links` needs the table in the next round.
+    """
     if table is not None:
         with contextlib.suppress(ValueError):
             yield from _read_symbol_table(file, table, group_k, leaf_k)
 
 
 def _read_symbol_table(file: MetadataFile, data: bytes, group_k: int, leaf_k: int) -> Steps[tuple[list[bytes], bytes]]:
-    """Read the leaves of a group's B-tree, and the data of its local heap."""
-    fields = file.fields(data)
+    """Read the symbol table at the addresses in ``data``: the leaves of its B-tree, and the data of its local heap."""
+    fields = file.make_fields(data)
     tree, heap = fields.unpack("PP")
     if tree is None or heap is None:
         raise ValueError("a symbol table has no address of its B-tree or its heap")
-    many: list[Steps[Any]] = [_read_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
-    nodes, segment = yield from run_together(many)
+    reads: list[Steps[Any]] = [_read_symbol_nodes(file, tree, group_k, leaf_k), read_local_heap(file, heap)]
+    nodes, segment = yield from run_together(reads)
     return nodes, segment
 
 
 def _read_old_links(file: MetadataFile, message: Message, group_k: int, leaf_k: int) -> Steps[list[Link]]:
     nodes, segment = yield from _read_symbol_table(file, message.data, group_k, leaf_k)
-    names = file.fields(segment)
-    found: list[Link] = []
-    named = 0
+    names = file.make_fields(segment)
+    links: list[Link] = []
+    name_length = 0
     for node in nodes:
-        fields = file.fields(node)
+        fields = file.make_fields(node)
         fields.expect(b"SNOD", 1)
         (count,) = fields.unpack("xH")
         for _ in range(count):
             offset, address, kind, table = fields.unpack("NPI4x16s")
-            name, target = names.text_at(offset), None
+            name, target = names.read_text_at(offset), None
             if kind == _SOFT_ENTRY:
-                address, target = None, names.text_at(int.from_bytes(table[:4], "little"))
-            found.append(Link(name, address, target, table=table if kind == _GROUP_ENTRY else None))
-            named += len(name) + len(target or "")
-            if named > len(segment):
+                address, target = None, names.read_text_at(int.from_bytes(table[:4], "little"))
+            links.append(Link(name, address, target, table=table if kind == _GROUP_ENTRY else None))
+            name_length += len(name) + len(target or "")
+            if name_length > len(segment):
                 raise ValueError(f"the names in a local heap of {len(segment)} bytes overlap")
-    return found
+    return links
 
 
 def _read_symbol_nodes(file: MetadataFile, address: int, group_k: int, leaf_k: int) -> Steps[list[bytes]]:
     """Read the leaves of a group's B-tree."""
     sizes = file.sizes
-    size = struct.calcsize(sizes.plain(f"8x2P{2 * group_k}P{2 * group_k + 1}N"))
-    leaf_size = struct.calcsize(sizes.plain(f"8x{2 * leaf_k * 24}x{2 * leaf_k}N{2 * leaf_k}P"))
+    size = struct.calcsize(sizes.to_struct_format(f"8x2P{2 * group_k}P{2 * group_k + 1}N"))
+    leaf_size = struct.calcsize(sizes.to_struct_format(f"8x{2 * leaf_k * 24}x{2 * leaf_k}N{2 * leaf_k}P"))
     level = [address]
-    above: int | None = None
-    while above != 0 and level:
+    parent_level: int | None = None
+    while parent_level != 0 and level:
         if len(level) * 8 > file.size or len(set(level)) < len(level):
-            raise ValueError("a group's B-tree has a loop, or more nodes than the file can hold")
-        nodes = yield from run_together([file.peek(at, 24, size, "a node of a group's B-tree") for at in level])
-        below: list[int] = []
+            raise ValueError("a group's B-tree points to one node twice, or has more nodes than the file can hold")
+        nodes = yield from run_together([file.read_up_to(at, 24, size, "a node of a group's B-tree") for at in level])
+        next_level: list[int] = []
         for node in nodes:
-            fields = file.fields(node)
+            fields = file.make_fields(node)
             fields.expect(b"TREE")
             kind, depth, count = fields.unpack("BBH2P")[:3]
-            if kind or depth > _MOST_LEVELS or (above is not None and depth != above - 1):
-                raise ValueError(f"a group's B-tree has a node of type {kind}, level {depth} below level {above}")
-            below += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
-        if None in below:
+            if kind or depth > _MOST_TREE_LEVELS or (parent_level is not None and depth != parent_level - 1):
+                raise ValueError(
+                    f"a group's B-tree has a node of type {kind}, level {depth} below level {parent_level}"
+                )
+            next_level += [child for _, child in [fields.unpack("NP") for _ in range(count)]]
+        if None in next_level:
             raise ValueError("a group's B-tree has a child without an address")
-        above, level = depth, below
-    return (yield from run_together([file.peek(at, 8, leaf_size, "a node of a symbol table") for at in level]))
+        parent_level, level = depth, next_level
+    return (yield from run_together([file.read_up_to(at, 8, leaf_size, "a node of a symbol table") for at in level]))
 
 
 def _read_external_files(file: MetadataFile, data: bytes) -> Steps[tuple[ExternalPart, ...]]:
-    """Read the parts of a dataset in external files from its message."""
-    fields = file.fields(data)
+    """Read the parts of a dataset in external files, which its message ``data`` lists."""
+    fields = file.make_fields(data)
     version, count, heap = fields.unpack("B5xHP")
     if version != 1 or heap is None:
         raise ValueError(f"a message of external files is of version {version}, or has no heap: expected version 1")
     slots = [fields.unpack("3N") for _ in range(count)]
-    names = file.fields((yield from read_local_heap(file, heap)))
-    return tuple(ExternalPart(names.text_at(name), offset, size) for name, offset, size in slots)
+    names = file.make_fields((yield from read_local_heap(file, heap)))
+    return tuple(ExternalPart(names.read_text_at(name), offset, size) for name, offset, size in slots)
 
 
 # The tree of objects.
 
 
 class Tree(NamedTuple):
-    """The objects by path (the root's is empty), external links by path, and reasons why other objects are missing."""
+    """Objects by path (the root's is empty), external links by path, and by path why other objects are not shown."""
 
     objects: dict[str, HDF5Object]
     external: dict[str, ExternalLink]
@@ -210,7 +218,7 @@ class Tree(NamedTuple):
 
 
 def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superblock, Tree]]:
-    """Read all objects below the root group, and the superblock's extension."""
+    """Read the superblock's extension, and all objects below the root group."""
     superblock = yield from read_extension(file, superblock)
     table = superblock.shared_messages
     reader = _Reader(file, superblock, {} if table is None else (yield from read_shared_heaps(file, *table)))
@@ -219,7 +227,7 @@ def read_tree(file: MetadataFile, superblock: Superblock) -> Steps[tuple[Superbl
 
 
 def _catch_damage(steps: Steps[T]) -> Steps[T | ValueError]:
-    """Run ``steps``. Return their result, or the error that concerns only this object."""
+    """Run ``steps``. Return their result, or their ValueError, which concerns one object and not the whole file."""
     try:
         return (yield from steps)
     except UnreadableFile:
@@ -229,7 +237,7 @@ def _catch_damage(steps: Steps[T]) -> Steps[T | ValueError]:
 
 
 class _Reader:
-    """Reads the objects of one file, each once."""
+    """A reader of the objects of one file, which reads each object once."""
 
     def __init__(self, file: MetadataFile, superblock: Superblock, shared: Mapping[int, FractalHeap]) -> None:
         self._file = file
@@ -237,106 +245,110 @@ class _Reader:
         self._shared = shared  # heaps of shared messages, by type
         self._heap: dict[tuple[int, int], bytes] = {}  # objects of the global heap, by (collection, index)
         self._collections: set[int] = set()  # addresses of the collections in `_heap`
-        self._reading: list[Steps[None]] = []  # running steps, one for each object
+        self._reading: list[Steps[None]] = []  # steps that read objects, links and tables; running steps add more
         self._links_read = 0
-        self._most = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
-        self._looks = 0  # names looked up for soft links
-        self._links: dict[int, dict[str, Link]] = {}  # links by object and name
+        self._most_paths = max(LEAST_PATHS, int(file.size * PATHS_PER_BYTE))
+        self._name_lookups = 0  # names that were looked up for soft links
+        self._links: dict[int, dict[str, Link]] = {}  # by address of a group: its links by name
         self._unlisted: dict[int, str] = {}  # reasons why the links of a group cannot be read
-        self._found: dict[int, HDF5Object] = {}
+        self._objects: dict[int, HDF5Object] = {}
 
     def read_all(self) -> Steps[None]:
-        """Read every object at the end of a hard link."""
-        self._begin(Link("", self._superblock.root), 0)
+        """Read the root group, and all objects to which hard links lead."""
+        self._begin_reading(Link("", self._superblock.root), 0)
         yield from run_together(self._reading)
 
-    def _begin(self, link: Link, depth: int) -> None:
-        if depth > DEEPEST:
-            raise UnreadableFile(f"its groups are nested more than {DEEPEST} levels deep")
+    def _begin_reading(self, link: Link, depth: int) -> None:
+        if depth > MOST_LEVELS:
+            raise UnreadableFile(f"its groups are nested more than {MOST_LEVELS} levels deep")
         if link.address is not None and link.address not in self._links:
             self._links[link.address] = {}
             self._reading.append(self._read_and_follow(link.address, depth))
             ks = self._superblock.group_k, self._superblock.group_leaf_k
-            self._reading.append(read_ahead(self._file, link.table, *ks))
+            self._reading.append(read_table_ahead(self._file, link.table, *ks))
 
     def build_tree(self) -> Tree:
-        """Return the objects by all paths to them, also through soft links."""
+        """Return the objects by all paths to them, including paths through soft links."""
         objects: dict[str, HDF5Object] = {}
         aliases: dict[str, HDF5Object] = {}  # the same objects, by paths through soft links
         reports: dict[str, str] = {}
         external: dict[str, ExternalLink] = {}
         pending: list[tuple[str, tuple[int, ...], bool, Order]] = [("", (self._superblock.root,), False, ())]
         while pending:
-            path, way, is_alias, order = pending.pop()  # ``way``: addresses of all objects on the path
-            found = msgspec.structs.replace(self._found[way[-1]], path=path, order=order)
-            (aliases if is_alias else objects)[path] = found
-            if len(objects) + len(aliases) + len(pending) > self._most:
-                raise UnreadableFile(f"its links make more than {self._most} paths")
-            if way[-1] in self._unlisted:
-                reports[path] = f"some of its members cannot be found: {self._unlisted[way[-1]]}"
-            for link in self._links[way[-1]].values():
-                below = join(path, link.name)
-                if len(below) > MOST_CHARACTERS:  # the paths below it are longer still
-                    reports[below[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
+            path, addresses, is_alias, order = pending.pop()  # addresses of all objects on the path
+            hdf5_object = msgspec.structs.replace(self._objects[addresses[-1]], path=path, order=order)
+            (aliases if is_alias else objects)[path] = hdf5_object
+            if len(objects) + len(aliases) + len(pending) > self._most_paths:
+                raise UnreadableFile(f"its links make more than {self._most_paths} paths")
+            if addresses[-1] in self._unlisted:
+                reports[path] = f"some of its members cannot be found: {self._unlisted[addresses[-1]]}"
+            for link in self._links[addresses[-1]].values():
+                link_path = join(path, link.name)
+                if len(link_path) > MOST_CHARACTERS:  # the paths below it are longer still
+                    reports[link_path[:MOST_CHARACTERS]] = f"its path has more than {MOST_CHARACTERS} characters"
                     continue
-                address = self._resolve_link(link, way[-1], 0)
+                address = self._resolve_link(link, addresses[-1], 0)
                 is_soft = link.target is not None
                 if link.name in ("", ".", "..") or "/" in link.name:
-                    reports[below] = f"a path cannot contain its name {link.name!r}"
+                    reports[link_path] = f"a path cannot contain its name {link.name!r}"
                 elif link.refusal is not None:
-                    reports[below] = link.refusal
+                    reports[link_path] = link.refusal
                 elif isinstance(address, ExternalLink):
-                    external[below] = address
+                    external[link_path] = address
                 elif address is None:
                     target = (link.target or "")[:SHOWN]
                     to = f"a soft link to {target!r}, where there is no" if is_soft else "a link to no"
-                    reports[below] = f"it is {to} object"
-                elif address in way:
-                    reports[below] = f"it is a {'soft ' * is_soft}link back to a group that contains it"
+                    reports[link_path] = f"it is {to} object"
+                elif address in addresses:
+                    reports[link_path] = f"it is a {'soft ' * is_soft}link back to a group that contains it"
                 else:
-                    place = *order, (link.order, link.name)
-                    pending.append((below, (*way, address), is_alias or is_soft, place))
-        return Tree(aliases | objects, external, reports)  # the last path of a scale gives its dimension the name
+                    link_order = *order, (link.order, link.name)
+                    pending.append((link_path, (*addresses, address), is_alias or is_soft, link_order))
+        # `netcdf4` names a dimension by the last path of its scale: paths through soft links come first.
+        return Tree(aliases | objects, external, reports)
 
     def _resolve_link(self, link: Link, group: int, hops: int) -> int | ExternalLink | None:
-        """Return the address of the object at the end of a link in a ``group``; None if there is none."""
+        """Return the address of the object to which a link in ``group`` leads; None if there is no object.
+
+        The result is an ExternalLink if the link, or a link on its path, leads to another file.
+        """
         if link.file is not None:
             return ExternalLink(link.file, link.target or "")
         if link.target is None or hops > MOST_HOPS:
             return link.address
-        parts = link.target.split("/")
-        self._looks += len(parts)
-        if self._looks > MOST_LOOKS:
-            raise UnreadableFile("its soft links lead to too many further soft links")
-        at: int | ExternalLink | None = self._superblock.root if link.target.startswith("/") else group
-        for name in parts:
-            if isinstance(at, ExternalLink):
-                at = at._replace(path=join(at.path.rstrip("/"), name))
-            elif at is not None and name not in ("", "."):
-                below = self._links[at].get(name)
-                at = None if below is None else self._resolve_link(below, at, hops + 1)
-        return at
+        names = link.target.split("/")
+        self._name_lookups += len(names)
+        if self._name_lookups > MOST_NAME_LOOKUPS:
+            raise UnreadableFile(f"its soft links need more than {MOST_NAME_LOOKUPS} lookups of names")
+        place: int | ExternalLink | None = self._superblock.root if link.target.startswith("/") else group
+        for name in names:
+            if isinstance(place, ExternalLink):
+                place = place._replace(path=join(place.path.rstrip("/"), name))
+            elif place is not None and name not in ("", "."):
+                link_below = self._links[place].get(name)
+                place = None if link_below is None else self._resolve_link(link_below, place, hops + 1)
+        return place
 
     def _read_and_follow(self, address: int, depth: int) -> Steps[None]:
-        """Read an object. As soon as its messages are there, start to read the objects that they point to."""
+        """Read an object. As soon as the messages of a round are read, begin to read the objects that they point to."""
 
-        def begun(messages: Sequence[Message]) -> None:
+        def start_reading(messages: Sequence[Message]) -> None:
             self._reading.append(self._read_links(address, messages, depth))
             for message in messages:
                 if message.type == structure.LAYOUT and not message.is_shared:
                     layout = parse_layout(message.data, self._file.sizes)
                     if isinstance(layout, Contiguous) and 0 < layout.size <= SMALL:  # it may be a coordinate
-                        self._file.expect(layout.address, layout.size)
+                        self._file.prefetch(layout.address, layout.size)
 
-        found = yield from _catch_damage(self._read_whole(address, begun))
-        if isinstance(found, ValueError):
+        hdf5_object = yield from _catch_damage(self._read_whole(address, start_reading))
+        if isinstance(hdf5_object, ValueError):
             if address == self._superblock.root:
-                raise found
-            found = HDF5Object("", address, False, {}, refusal=f"its object header cannot be read: {found}")
-        self._found[address] = found
+                raise hdf5_object
+            hdf5_object = HDF5Object("", address, False, {}, refusal=f"its object header cannot be read: {hdf5_object}")
+        self._objects[address] = hdf5_object
 
-    def _read_whole(self, address: int, begun: Callable[[list[Message]], None]) -> Steps[HDF5Object]:
-        return (yield from self._read_object(address, (yield from read_header(self._file, address, begun))))
+    def _read_whole(self, address: int, on_messages: Callable[[list[Message]], None]) -> Steps[HDF5Object]:
+        return (yield from self._read_object(address, (yield from read_header(self._file, address, on_messages))))
 
     def _read_links(self, address: int, messages: Sequence[Message], depth: int) -> Steps[None]:
         ks = self._superblock.group_k, self._superblock.group_leaf_k
@@ -349,9 +361,9 @@ class _Reader:
         for link in links:
             self._links_read += 1
             self._links[address][link.name] = link
-            self._begin(link, depth + 1)
-        if self._links_read > self._most:  # many groups may have the same links
-            raise UnreadableFile(f"its links make more than {self._most} paths")
+            self._begin_reading(link, depth + 1)
+        if self._links_read > self._most_paths:  # many groups may have the same links
+            raise UnreadableFile(f"its links make more than {self._most_paths} paths")
 
     def _read_object(self, address: int, messages: Sequence[Message]) -> Steps[HDF5Object]:
         contents = yield from self._read_contents(messages)
@@ -374,22 +386,22 @@ class _Reader:
                 unread[""] = str(dense)
             else:
                 raw += dense
-        attributes = yield from self._attributes(raw, unread)
+        attributes = yield from self._read_attributes(raw, unread)
         is_group = any(message.type in _OF_GROUPS for message in messages)
         described = HDF5Object("", address, is_group, attributes, unread=unread)
         if is_group:
             return described
-        found = yield from self._read_mappings(self._parse_dataset(described, by_type))
-        if structure.EXTERNAL_FILES not in by_type or found.refusal is not None:
-            return found
-        parts = yield from _read_external_files(self._file, by_type[structure.EXTERNAL_FILES])
-        return msgspec.structs.replace(found, layout=ExternalFiles(parts))
+        dataset = yield from self._read_mappings(self._parse_dataset(described, by_type))
+        if structure.EXTERNAL_FILES not in by_type or dataset.refusal is not None:
+            return dataset
+        external_parts = yield from _read_external_files(self._file, by_type[structure.EXTERNAL_FILES])
+        return msgspec.structs.replace(dataset, layout=ExternalFiles(external_parts))
 
-    def _read_mappings(self, found: HDF5Object) -> Steps[HDF5Object]:
-        """Return a dataset; if it is virtual, with its mappings from the global heap."""
-        layout = found.layout
-        if not isinstance(layout, Virtual) or layout.address is None or found.refusal is not None:
-            return found
+    def _read_mappings(self, dataset: HDF5Object) -> Steps[HDF5Object]:
+        """Add the mappings of a virtual dataset, which lie in the global heap; return other datasets unchanged."""
+        layout = dataset.layout
+        if not isinstance(layout, Virtual) or layout.address is None or dataset.refusal is not None:
+            return dataset
         yield from self._load_collections({layout.address})
         data = self._heap.get((layout.address, layout.index))
         if data is None:
@@ -397,16 +409,16 @@ class _Reader:
         try:
             sources = parse_mappings(data, self._file.sizes)
         except ManifestError as e:
-            return msgspec.structs.replace(found, refusal=f"it is a virtual dataset: {e}")
-        return msgspec.structs.replace(found, layout=msgspec.structs.replace(layout, sources=sources))
+            return msgspec.structs.replace(dataset, refusal=f"it is a virtual dataset: {e}")
+        return msgspec.structs.replace(dataset, layout=msgspec.structs.replace(layout, sources=sources))
 
-    def _parse_dataset(self, found: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
-        """Return ``found`` with the facts in a dataset's messages."""
+    def _parse_dataset(self, hdf5_object: HDF5Object, messages: Mapping[int, bytes]) -> HDF5Object:
+        """Return ``hdf5_object`` with the shape, datatype, layout, filters and fill value in a dataset's messages."""
         sizes = self._file.sizes
         if structure.DATATYPE not in messages or structure.DATASPACE not in messages:
             if structure.DATATYPE in messages and not messages.keys() & {structure.DATASPACE, structure.LAYOUT}:
-                return msgspec.structs.replace(found, is_type=True)
-            return msgspec.structs.replace(found, refusal="it is neither a group nor a dataset")
+                return msgspec.structs.replace(hdf5_object, is_type=True)
+            return msgspec.structs.replace(hdf5_object, refusal="it is neither a group nor a dataset")
         space = parse_dataspace(messages[structure.DATASPACE], sizes)
         datatype = parse_datatype(messages[structure.DATATYPE])
         layout = parse_layout(messages[structure.LAYOUT], sizes) if structure.LAYOUT in messages else None
@@ -418,65 +430,74 @@ class _Reader:
         if layout is None and space.shape is not None:
             refusal = "it has no data layout message"
         filters = parse_pipeline(messages[structure.FILTERS]) if structure.FILTERS in messages else ()
-        if space.shape is None:  # a null dataspace: the dataset is shown because of its attributes
+        if space.shape is None:  # a null dataspace: an empty array shows the attributes
             space, layout = Dataspace((0,), (0,)), Contiguous(None, 0)
-        how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, found.unread
-        return HDF5Object(found.path, found.address, False, found.attributes, *how)
+        how = space.shape, space.maxshape, datatype, layout, filters, fill, refusal, hdf5_object.unread
+        return HDF5Object(hdf5_object.path, hdf5_object.address, False, hdf5_object.attributes, *how)
 
     def _read_dense_attributes(self, info: bytes) -> Steps[list[tuple[int, bytes]]]:
         dense = yield from read_dense_objects(self._file, info, "attributes", self._shared.get(structure.ATTRIBUTE))
         return [(int.from_bytes(record[9:13], "little"), data) for record, data in dense]
 
-    def _attributes(self, messages: Sequence[tuple[int, bytes]], unread: dict[str, str]) -> Steps[dict[str, Attribute]]:
-        """Return attributes by name; the objects in the global heap that they refer to are read together.
+    def _read_attributes(
+        self, messages: Sequence[tuple[int, bytes]], unread: dict[str, str]
+    ) -> Steps[dict[str, Attribute]]:
+        """Parse attributes from (creation order, message), and read their values in the global heap.
 
-        Add to ``unread`` why other attributes cannot be read. Attributes come in their order of creation if the file
-        has it, and otherwise by name, as in h5py.
+        Attributes are sorted by creation order if it is tracked, otherwise by name, as in h5py. For attributes that
+        cannot be read, the reasons are added to ``unread``.
         """
-        split: list[tuple[int, UnsharedAttribute]] = []
+        unshared: list[tuple[int, UnsharedAttribute]] = []
         for order, data in messages:
             try:
-                split.append((order, parse_attribute(data)))
+                unshared.append((order, parse_attribute(data)))
             except ValueError as e:
                 unread[""] = str(e)
-        parts = [part for _, part in sorted(split, key=lambda p: (p[0], p[1].name))]
-        types = yield from self._read_contents([part.datatype for part in parts])
-        spaces = yield from self._read_contents([part.dataspace for part in parts])
-        found: list[tuple[Attribute, list[HeapID]]] = []
-        for part, datatype_data, space_data in zip(parts, types, spaces, strict=True):
+        ordered = [parts for _, parts in sorted(unshared, key=lambda pair: (pair[0], pair[1].name))]
+        types = yield from self._read_contents([parts.datatype for parts in ordered])
+        spaces = yield from self._read_contents([parts.dataspace for parts in ordered])
+        parsed: list[tuple[Attribute, list[HeapID]]] = []
+        for parts, datatype_data, space_data in zip(ordered, types, spaces, strict=True):
             try:
-                found.append(self._attribute(part, datatype_data, space_data))
+                parsed.append(self._parse_attribute(parts, datatype_data, space_data))
             except ValueError as e:
-                unread[part.name] = str(e)
-        addresses = list(dict.fromkeys(address for _, ids in found for address, _, _ in ids))
-        read = yield from run_together([_catch_damage(self._load_collections({address})) for address in addresses])
-        failures = dict(zip(addresses, read, strict=True))
+                unread[parts.name] = str(e)
+        addresses = list(dict.fromkeys(address for _, ids in parsed for address, _, _ in ids))
+        errors = yield from run_together([_catch_damage(self._load_collections({address})) for address in addresses])
+        failures = dict(zip(addresses, errors, strict=True))
         attributes: dict[str, Attribute] = {}
-        for attribute, ids in found:
-            lost = next(((at, index) for at, index, size in ids if len(self._heap.get((at, index), b"")) < size), None)
-            if lost is not None:
-                where = f"object {lost[1]} of the global heap at {lost[0]} is not there, or too short"
-                unread[attribute.name] = str(failures[lost[0]] or where)
+        for attribute, ids in parsed:
+            lost_object = next(
+                (
+                    (collection, index)
+                    for collection, index, size in ids
+                    if len(self._heap.get((collection, index), b"")) < size
+                ),
+                None,
+            )
+            if lost_object is not None:
+                reason = f"object {lost_object[1]} of the global heap at {lost_object[0]} is not there, or too short"
+                unread[attribute.name] = str(failures[lost_object[0]] or reason)
                 continue
-            heap = {(at, index): self._heap[at, index] for at, index, _ in ids}
+            heap = {(collection, index): self._heap[collection, index] for collection, index, _ in ids}
             attributes[attribute.name] = msgspec.structs.replace(attribute, heap=heap) if ids else attribute
         return attributes
 
-    def _attribute(
-        self, part: UnsharedAttribute, datatype_data: bytes | ValueError, space_data: bytes | ValueError
+    def _parse_attribute(
+        self, parts: UnsharedAttribute, datatype_data: bytes | ValueError, space_data: bytes | ValueError
     ) -> tuple[Attribute, list[HeapID]]:
-        """Parse an attribute, and return where in the global heap its values lie."""
+        """Parse an attribute. The second result are the places of its values in the global heap."""
         if isinstance(datatype_data, ValueError):
             raise datatype_data
         if isinstance(space_data, ValueError):
             raise space_data
         datatype, shape = parse_datatype(datatype_data), parse_dataspace(space_data, self._file.sizes).shape
         size = 0 if shape is None else math.prod(shape) * datatype.size
-        if size > len(part.raw):
-            raise ValueError(f"it has {len(part.raw)} bytes: expected {size} for its elements")
-        raw = part.raw[:size]
-        ids = heap_ids(datatype, raw)
-        return Attribute(part.name, datatype, shape, raw, referred=sum(many for *_, many in ids)), ids
+        if size > len(parts.raw):
+            raise ValueError(f"it has {len(parts.raw)} bytes: expected {size} for its elements")
+        raw = parts.raw[:size]
+        ids = list_heap_ids(datatype, raw)
+        return Attribute(parts.name, datatype, shape, raw, referred=sum(length for *_, length in ids)), ids
 
     def _load_collections(self, addresses: set[int]) -> Steps[None]:
         missing = addresses - self._collections
@@ -485,18 +506,18 @@ class _Reader:
             self._collections |= missing
 
     def _read_contents(self, messages: Sequence[Message]) -> Steps[list[bytes | ValueError]]:
-        """Return the contents of messages, also of shared ones, or the error of a message."""
-        shared = [place for place, message in enumerate(messages) if message.is_shared]
-        found: list[bytes | ValueError] = [message.data for message in messages]
-        reads = [_catch_damage(self._read_shared(messages[place])) for place in shared]
+        """Return the content of each message, or the error of reading it. Contents of shared messages lie elsewhere."""
+        shared = [position for position, message in enumerate(messages) if message.is_shared]
+        results: list[bytes | ValueError] = [message.data for message in messages]
+        reads = [_catch_damage(self._read_shared(messages[position])) for position in shared]
         contents = (yield from run_together(reads)) if shared else []
-        for place, content in zip(shared, contents, strict=True):
-            found[place] = content
-        return found
+        for position, content in zip(shared, contents, strict=True):
+            results[position] = content
+        return results
 
     def _read_shared(self, message: Message) -> Steps[bytes]:
         """Read the content of a shared message."""
-        fields = self._file.fields(message.data)
+        fields = self._file.make_fields(message.data)
         version, kind = fields.unpack("BB")
         if version == 3 and kind == 1:
             heap = self._shared.get(message.type)
@@ -504,14 +525,14 @@ class _Reader:
                 raise ValueError(f"the heap of shared messages of type {message.type:#06x} does not exist")
             (data,) = yield from read_heap_objects(self._file, heap, [fields.take(heap.id_size)])
             return data
-        if version == 1:  # it contains a symbol table entry, which begins with the offset of a name
+        if version == 1:  # a symbol table entry follows, which begins with the offset of a name
             fields.unpack("6xN")
         elif version not in (2, 3):
             raise ValueError(f"a shared message of version {version} is not supported: expected 1 to 3")
-        address = fields.address()
+        address = fields.read_address()
         if address is None:
             raise ValueError("a shared message has no address")
-        for other in (yield from read_header(self._file, address)):
-            if other.type == message.type and not other.is_shared:
-                return other.data
+        for owner_message in (yield from read_header(self._file, address)):
+            if owner_message.type == message.type and not owner_message.is_shared:
+                return owner_message.data
         raise ValueError(f"the object at {address} does not have the shared message of type {message.type:#06x}")

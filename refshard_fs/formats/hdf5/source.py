@@ -20,7 +20,7 @@ from refshard_fs.formats.hdf5.external import (
     DimensionNames,
     ExternalLink,
     LinkedPaths,
-    check_is_beside,
+    check_file_is_beside,
     resolve_files,
 )
 from refshard_fs.formats.hdf5.file import MetadataFile
@@ -30,17 +30,19 @@ from refshard_fs.formats.hdf5.structure import Superblock, Virtual, parse_superb
 from refshard_fs.formats.hdf5.virtual import OWN, VirtualChunks, list_source_files, resolve_mappings
 from refshard_fs.security.policy import directory_of, relative_to
 
-PREPARED: Final = 256  # most coordinates that are read when a file is opened
-OTHER: Final = 1000  # depth of a file that this one refers to
-DEEPEST: Final = 1  # levels of files that such a file may refer to in turn
-# Each file may refer to this number of others, which are opened; at each level below, to a hundredth of it.
-MOST_FILES: Final = 1000
-TOO_MANY: Final = f"the file refers to more than {MOST_FILES} others"
-FEW: Final = 32  # datasets, up to which the first node of each index is read on opening: some 3 KiB each
+MOST_PREPARED: Final = 256  # most coordinates that are read when a file is opened
+OTHER_DEPTH: Final = 1000  # `OpenOptions.depth` of a file that the opened file refers to; its files have 1 more
+MOST_LEVELS: Final = 1  # files that the opened file refers to may refer to files, but these may not
+MOST_FILES: Final = 1000  # files that are opened for the opened file; for each of those, a hundredth
+TOO_MANY: Final = (
+    f"only the first {MOST_FILES} files that a file refers to are opened ({MOST_FILES // 100} at the next level)"
+)
+# The first block of each chunk index, some 3 KiB, is read on opening if at most this number of datasets are not small.
+MOST_PREPARED_INDEXES: Final = 32
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open an HDF5 file."""
+    """Open an HDF5 file, and the files that it refers to."""
     url = probe.url
     _, size = probe.file("HDF5")
     source = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size)
@@ -49,15 +51,15 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         superblock = parse_superblock(file, probe.head)
         superblock, tree = yield from file.run(read_tree(file, superblock))
         names = dict.fromkeys([*list_source_files(tree.objects), *(link.file for link in tree.external.values())])
-        others = yield from _open_other_files(list(names), probe, options)
-        keyspace = _make_keyspace(file, superblock, tree, probe, options, others)
+        other_files = yield from _open_other_files(list(names), probe, options)
+        keyspace = _make_keyspace(file, superblock, tree, probe, options, other_files)
     except RefShardError as e:
         if isinstance(e, ManifestError) and url not in str(e):
             raise ManifestError(f"{url}: {e}") from e
         raise
     except ValueError as e:
         raise DamagedIndex("", url, str(e)) from e
-    file.forget()
+    file.drop_pages()
     yield from keyspace.prepare()
     return keyspace
 
@@ -66,54 +68,54 @@ class HDF5KeySpace(ArrayGroup):
     """The keys of a file; all keys of one dataset are looked up together."""
 
     _chunks: Mapping[str, DatasetChunks]
-    arrays: Mapping[str, ArrayDescription] = {}  # arrays by path; empty unless another file refers to this one
+    arrays: Mapping[str, ArrayDescription] = {}  # by path; set only if this file was opened for another file
 
     @cached_property
     def linked_paths(self) -> LinkedPaths:
-        """The paths of all objects, for external links to them."""
+        """The paths of all objects, among which external links of another file are resolved."""
         return LinkedPaths([*self.arrays, *self._groups, *self.reports])
 
     def prepare(self) -> Steps[None]:
-        """Read what most users need next, in as many rounds as one dataset takes."""
+        """Read small coordinates and the first blocks of chunk indexes, in as many rounds as one dataset takes."""
         coordinates = [chunks for chunks in self._chunks.values() if chunks.is_small_coordinate]
-        others = [chunks for chunks in self._chunks.values() if not chunks.is_small_coordinate]
-        first = [*coordinates[:PREPARED], *(others if len(others) <= FEW else [])]
+        other_chunks = [chunks for chunks in self._chunks.values() if not chunks.is_small_coordinate]
+        prepared = [*coordinates[:MOST_PREPARED], *(other_chunks if len(other_chunks) <= MOST_PREPARED_INDEXES else [])]
         try:
-            yield from run_together([chunks.prepare() for chunks in first])
+            yield from run_together([chunks.prepare() for chunks in prepared])
         except (RefShardError, ValueError, OSError):
             pass  # a read of the dataset raises the same error; other datasets can be read
 
     def lookups(self, keys: Sequence[str]) -> list[LookUp]:
-        others, chunks = self.group_by_array(keys)
-        found = [self.single_lookup(place, keys[place]) for place in others]
+        other_positions, chunks = self.group_by_array(keys)
+        lookups = [self.single_lookup(position, keys[position]) for position in other_positions]
         for path, pairs in chunks.items():
-            places, numbers = zip(*pairs, strict=True)
-            found.append(LookUp(places, self._chunks[path].entries(numbers)))
-        return found
+            positions, numbers = zip(*pairs, strict=True)
+            lookups.append(LookUp(positions, self._chunks[path].entries(numbers)))
+        return lookups
 
 
 def _open_other_files(names: Sequence[str], probe: Probe, options: OpenOptions) -> Steps[dict[str, KeySpace | str]]:
-    """Open the files beside this one that are referred to, or return why a file cannot be opened."""
-    level = max(options.depth - OTHER + 1, 0)
-    if level > DEEPEST:
-        return dict.fromkeys(names, "it is named by a file that a file names: such files are not opened")
+    """Open the files ``names``. Return the key space of each, or the reason why it cannot be opened."""
+    level = max(options.depth - OTHER_DEPTH + 1, 0)
+    if level > MOST_LEVELS:
+        return dict.fromkeys(names, "a file that is two files away from the opened one may not refer to more files")
     if options.open_other is None or probe.is_in_memory:
         return dict.fromkeys(names, "files beside this one cannot be opened here")
-    some = names[: MOST_FILES // 100**level]
-    found = yield from run_together([_open_other_file(name, probe.url, options) for name in some])
-    return dict(zip(some, found, strict=True))
+    opened_names = names[: MOST_FILES // 100**level]
+    results = yield from run_together([_open_other_file(name, probe.url, options) for name in opened_names])
+    return dict(zip(opened_names, results, strict=True))
 
 
 def _open_other_file(name: str, url: str, options: OpenOptions) -> Steps[KeySpace | str]:
-    depth = max(options.depth + 1, OTHER)
-    theirs = msgspec.structs.replace(options, depth=depth, base_url=None, shards="whole")
+    depth = max(options.depth + 1, OTHER_DEPTH)
+    other_options = msgspec.structs.replace(options, depth=depth, base_url=None, shards="whole")
     assert options.open_other is not None
     try:
-        check_is_beside(name)
+        check_file_is_beside(name)
     except ManifestError as e:
         return str(e)
     try:
-        return (yield from options.open_other(relative_to(directory_of(url), name), theirs))
+        return (yield from options.open_other(relative_to(directory_of(url), name), other_options))
     except (RefShardError, OSError) as e:
         return f"{name[:SHOWN]!r} cannot be opened: {e}"
 
@@ -130,7 +132,7 @@ def _make_keyspace(
     url, reports, objects = probe.url, tree.reports, split_compounds(tree.objects)
     zarr_format = options.zarr_format
     directory = None if probe.is_in_memory else directory_of(url)
-    paths = {found.address: f"/{path}" for path, found in objects.items()}
+    paths = {hdf5_object.address: f"/{path}" for path, hdf5_object in objects.items()}
     variables, groups, unshown, unlimited, dtypes = describe(objects, zarr_format, paths)
     reports |= unshown
     arrays: dict[str, ArrayDescription] = {}
@@ -139,50 +141,53 @@ def _make_keyspace(
     def find_source(name: str, path: str) -> DatasetChunks:
         space = other_files.get(name, TOO_MANY)
         if isinstance(space, str) and name != OWN:
-            raise ManifestError(f"it is a virtual dataset, and its source {space}")
-        there = chunks if name == OWN else space._chunks if isinstance(space, HDF5KeySpace) else {}
-        if path.strip("/") not in there:
+            raise ManifestError(f"it is a virtual dataset with values of another file: {space}")
+        other_space = chunks if name == OWN else space._chunks if isinstance(space, HDF5KeySpace) else {}
+        if path.strip("/") not in other_space:
             raise ManifestError(f"it is a virtual dataset, and its source {path!r} in {name!r} cannot be shown")
-        return there[path.strip("/")]
+        return other_space[path.strip("/")]
 
-    for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, Virtual)):  # last
-        variable, found = variables[path], objects[path]
+    # Virtual datasets come last: they need the chunks of others.
+    for path in sorted(variables, key=lambda path: isinstance(objects[path].layout, Virtual)):
+        variable, hdf5_object = variables[path], objects[path]
         try:
-            found, parts = resolve_mappings(found, find_source)
-            dataset = Dataset(resolve_files(found, directory), variable)
-            array = dataset.description()
+            hdf5_object, sources = resolve_mappings(hdf5_object, find_source)
+            dataset = Dataset(resolve_files(hdf5_object, directory), variable)
+            array = dataset.describe()
             list(array.metadata(zarr_format))  # raises if zarr cannot hold such an array in this format
-            how = file, superblock, dataset, array.grid(zarr_format), url
-            chunks[variable.path] = VirtualChunks(*how, parts) if parts else DatasetChunks(*how, paths)
+            arguments = file, superblock, dataset, array.grid(zarr_format), url
+            chunks[variable.path] = VirtualChunks(*arguments, sources) if sources else DatasetChunks(*arguments, paths)
             arrays[variable.path] = array
         except ValueError as e:
             reports[path] = str(e)
     in_order = [variables[path].path for path in sorted(variables, key=lambda path: objects[path].order)]
     arrays = {path: arrays[path] for path in in_order if path in arrays}
-    others = {path: attributes for path, attributes in groups.items() if path}
-    whole = _Shown(arrays, chunks, others, dict(unlimited), dict(dtypes), reports)
-    dimensions, left = DimensionNames(arrays), MOST_TEXT
-    for place, link in tree.external.items():
+    other_groups = {path: attributes for path, attributes in groups.items() if path}
+    contents = _FileContents(arrays, chunks, other_groups, dict(unlimited), dict(dtypes), reports)
+    dimensions, room = DimensionNames(arrays), MOST_TEXT
+    for path_here, link in tree.external.items():
         try:
-            there = _find_linked(link, other_files)
-            shown = there.linked_paths.find(link, place)
-            size = sum(map(len, shown.values()))
-            if not shown or size > left:
+            other_space = _get_linked_file(link, other_files)
+            paths_here = other_space.linked_paths.find(link, path_here)
+            size = sum(map(len, paths_here.values()))
+            if not paths_here or size > room:
                 why = f"the paths of linked objects have more than {MOST_TEXT} characters"
-                raise ManifestError(why if shown else "there is no such object")
-            left -= size
-            whole.add(there, shown, dimensions)
+                raise ManifestError(why if paths_here else "there is no such object")
+            room -= size
+            contents.add(other_space, paths_here, dimensions)
         except ManifestError as e:
-            reports[place] = f"{link}: {e}"
-    space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=others)
-    space.unlimited_dimensions = whole.unlimited
-    space.attribute_dtypes = {path: some for path, some in whole.dtypes.items() if some}
-    space.arrays = arrays if options.depth >= OTHER else {}
+            reports[path_here] = f"{link}: {e}"
+    space = HDF5KeySpace(arrays, chunks, zarr_format, groups.get("", {}), reports, groups=other_groups)
+    space.unlimited_dimensions = contents.unlimited
+    space.attribute_dtypes = {
+        path: attribute_dtypes for path, attribute_dtypes in contents.dtypes.items() if attribute_dtypes
+    }
+    space.arrays = arrays if options.depth >= OTHER_DEPTH else {}
     return space
 
 
-class _Shown(NamedTuple):
-    """All that is shown of a file, by path."""
+class _FileContents(NamedTuple):
+    """The objects that are shown of a file, each by path, and reasons why others are not."""
 
     arrays: dict[str, ArrayDescription]
     chunks: dict[str, DatasetChunks]
@@ -191,23 +196,25 @@ class _Shown(NamedTuple):
     dtypes: dict[str, Mapping[str, str]]
     reports: dict[str, str]
 
-    def add(self, there: HDF5KeySpace, shown: Mapping[str, str], dimensions: DimensionNames) -> None:
-        """Add objects of another file, by their paths there and here."""
-        for path, ours in shown.items():
-            if path in there.arrays:
-                self.arrays[ours] = dimensions.move(there.arrays[path], ours)
-                self.chunks[ours] = there._chunks[path]
-            elif path in there._groups:
-                self.groups[ours] = there._groups[path]
-                self.unlimited[ours] = there.unlimited_dimensions.get(path, ())
-            if path in there.reports:
-                self.reports[ours] = there.reports[path]
-            self.dtypes[ours] = there.attribute_dtypes.get(path, {})
+    def add(self, other_space: HDF5KeySpace, paths: Mapping[str, str], dimensions: DimensionNames) -> None:
+        """Add objects of another file. ``paths`` maps their paths in that file to the paths at which they are shown."""
+        for path, path_here in paths.items():
+            if path in other_space.arrays:
+                self.arrays[path_here] = dimensions.move(other_space.arrays[path], path_here)
+                self.chunks[path_here] = other_space._chunks[path]
+            elif path in other_space._groups:
+                self.groups[path_here] = other_space._groups[path]
+                self.unlimited[path_here] = other_space.unlimited_dimensions.get(path, ())
+            if path in other_space.reports:
+                self.reports[path_here] = other_space.reports[path]
+            self.dtypes[path_here] = other_space.attribute_dtypes.get(path, {})
 
 
-def _find_linked(link: ExternalLink, others: Mapping[str, KeySpace | str]) -> HDF5KeySpace:
-    """Return the file that a link leads to. Raise ManifestError if it cannot be opened."""
-    there = others.get(link.file, TOO_MANY)
-    if not isinstance(there, HDF5KeySpace):
-        raise ManifestError(there if isinstance(there, str) else f"{link.file[:SHOWN]!r} is not an HDF5 file")
-    return there
+def _get_linked_file(link: ExternalLink, other_files: Mapping[str, KeySpace | str]) -> HDF5KeySpace:
+    """Return the key space of the file that a link leads to. Raise ManifestError if it could not be opened."""
+    other_space = other_files.get(link.file, TOO_MANY)
+    if not isinstance(other_space, HDF5KeySpace):
+        raise ManifestError(
+            other_space if isinstance(other_space, str) else f"{link.file[:SHOWN]!r} is not an HDF5 file"
+        )
+    return other_space

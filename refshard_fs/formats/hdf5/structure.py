@@ -1,7 +1,7 @@
 """Parse the structure of an HDF5 file: superblock, object headers, their messages. No I/O here.
 
-The reference is the HDF5 File Format Specification, whose names are used. Every size is compared with the length of the
-file before anything is read, and checksums are verified.
+Names are those of the HDF5 File Format Specification. Every size is compared with the length of the file before bytes
+are read, and checksums are verified.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf5 import SIGNATURE, signature_at
 from refshard_fs.formats.hdf5.datatypes import Datatype
-from refshard_fs.formats.hdf5.file import PARSED, Fields, MetadataFile, Sizes, verify_checksum
+from refshard_fs.formats.hdf5.file import PARSE_CACHE, Fields, MetadataFile, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.filters import Filter
 
 HEADER: Final = 512  # bytes of an object header that are read first: most headers are smaller
-SMALL: Final = 1 << 16  # bytes of a coordinate that is read at once: xarray reads parts of it in several rounds
+SMALL: Final = 1 << 16  # bytes of a coordinate that is read whole, because xarray would read it in several rounds
 MOST_DIMENSIONS: Final = 32
 MOST_BLOCKS: Final = 1 << 16  # continuation blocks of one object header
 UNDEFINED: Final = (1 << 32) - 1  # -1, the size of an undefined fill value in old files
@@ -56,9 +56,11 @@ _OLD_PREFIX, _PREFIX, _TRACKED_PREFIX = struct.Struct("<HHB3x"), struct.Struct("
 
 
 class Superblock(msgspec.Struct, frozen=True):
-    """The facts about a file as a whole; ``chunk_k`` is half of the entries of a node in a chunk B-tree.
+    """The superblock of a file. ``root`` is the address of the root group's object header.
 
-    ``shared_messages`` are the address of the table of shared messages, and its number of indexes.
+    ``chunk_k``, ``group_k`` and ``group_leaf_k`` are half of the most entries in a node of a chunk B-tree, of a group's
+    B-tree, and in a leaf of the latter. ``shared_messages`` are the address of the table of shared messages, and its
+    number of indexes.
     """
 
     root: int
@@ -74,11 +76,11 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
 
     It lies at the start of the file, or after a user block of 512 bytes, 1024, 2048 and so on.
     """
-    at = signature_at(head)
-    if at is None:
+    start = signature_at(head)
+    if start is None:
         raise ManifestError(f"no HDF5 signature was found in its first {len(head)} bytes")
-    fields = Fields(head, Sizes(), at + len(SIGNATURE))
-    version = fields.uint(1)
+    fields = Fields(head, Sizes(), start + len(SIGNATURE))
+    version = fields.read_uint(1)
     if version > 3:
         raise ManifestError(f"its superblock is of version {version}: expected 0 to 3")
     address, length = fields.unpack("4xBBx" if version < 2 else "BBx")
@@ -94,41 +96,43 @@ def parse_superblock(file: MetadataFile, head: bytes) -> Superblock:
         base, _, end, driver, _, root = fields.unpack("PPPPNP")
     else:
         base, extension, end, root = fields.unpack("PPPP")
-        verify_checksum(head[at : fields.at + 4], "the superblock")
+        verify_checksum(head[start : fields.at + 4], "the superblock")
     if driver is not None:
         raise ManifestError("it has a driver information block: a file in several parts is not supported")
     if base is None or end is None or root is None:
         raise ManifestError("its superblock lacks the base address, the end or the root group")
-    file.base = at  # the superblock says another base address if the user block was added later
+    file.base = start  # the address in the superblock is wrong if the user block was added later
     file.sizes = fields.sizes
-    end += at - base
+    end += start - base
     if end > file.size:
-        raise ManifestError(f"it is cut short: {file.size} bytes of {end} are there. Was it written to the end?")
+        raise ManifestError(f"it is cut short: expected {end} bytes, found {file.size}. Was it written to the end?")
     return msgspec.structs.replace(Superblock(root, extension=extension), **ks)
 
 
-def read_extension(file: MetadataFile, found: Superblock) -> Steps[Superblock]:
-    """Read the superblock's extension, and return the superblock with its values."""
-    messages = (yield from read_header(file, found.extension)) if found.extension is not None else []
+def read_extension(file: MetadataFile, superblock: Superblock) -> Steps[Superblock]:
+    """Read the superblock's extension, if it has one, and return the superblock with the values in it."""
+    messages = (yield from read_header(file, superblock.extension)) if superblock.extension is not None else []
     for message in messages:
         if message.type == B_TREE_K:
-            chunk_k, group_k, leaf_k = file.fields(message.data).unpack("xHHH")
-            found = msgspec.structs.replace(found, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
+            chunk_k, group_k, leaf_k = file.make_fields(message.data).unpack("xHHH")
+            superblock = msgspec.structs.replace(superblock, chunk_k=chunk_k, group_k=group_k, group_leaf_k=leaf_k)
         elif message.type == SHARED_MESSAGES:
-            address, count = file.fields(message.data).unpack("xPB")
-            found = msgspec.structs.replace(found, shared_messages=None if address is None else (address, count))
+            address, count = file.make_fields(message.data).unpack("xPB")
+            superblock = msgspec.structs.replace(
+                superblock, shared_messages=None if address is None else (address, count)
+            )
         elif message.type == DRIVER:
             raise ManifestError("it has driver information: a file in several parts is not supported")
-    return found
+    return superblock
 
 
 # Object headers: their messages, from all of their blocks.
 
 
 class Message(NamedTuple):
-    """One message of an object header; if ``is_shared``, ``data`` says where its content lies.
+    """One message of an object header. If ``is_shared``, ``data`` is not its content but says where that lies.
 
-    ``order`` is the creation order of an attribute, if the header tracks it.
+    ``order`` is the creation order of an attribute; 0 if the header does not track it.
     """
 
     type: int
@@ -138,43 +142,47 @@ class Message(NamedTuple):
 
 
 def read_header(
-    file: MetadataFile, address: int, begun: Callable[[list[Message]], None] = lambda messages: None
+    file: MetadataFile, address: int, on_messages: Callable[[list[Message]], None] = lambda messages: None
 ) -> Steps[list[Message]]:
-    """Read all messages of the object header at ``address``, in the order of its blocks.
+    """Read all messages of the object header at ``address``, in the order of the header's blocks.
 
-    ``begun`` is called with the messages of each round, as soon as they are read.
+    ``on_messages`` is called with the messages of each round, as soon as they are read.
     """
-    what = "an object header"
-    data = yield from file.peek(address, 16, HEADER, what)
-    fields = file.fields(data)
+    label = "an object header"
+    data = yield from file.read_up_to(address, 16, HEADER, label)
+    fields = file.make_fields(data)
     prefix = _OLD_PREFIX  # the start of each message: type, size and flags
     if data.startswith(b"OHDR"):
         fields.expect(b"OHDR", 2)
-        flags = fields.uint(1)
+        flags = fields.read_uint(1)
         fields.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
-        size = fields.uint(1 << (flags & 3))
+        size = fields.read_uint(1 << (flags & 3))
         prefix = _TRACKED_PREFIX if flags & 4 else _PREFIX
-        block = yield from file.read(address, fields.at + size + 4, what)
+        block = yield from file.read(address, fields.at + size + 4, label)
         body = verify_checksum(block, f"the object header at {address}")[fields.at :]
     else:
         version, size = fields.unpack("B7xI")
         if version != 1:
             raise ValueError(f"the object header at {address} is of version {version}: expected 1 or 2")
-        body = (yield from file.read(address, 16 + size, what))[16:]
+        body = (yield from file.read(address, 16 + size, label))[16:]
     messages: list[Message] = []
-    seen = {address}
+    block_addresses = {address}
     bodies = [body]
     while bodies:
-        found = [message for body in bodies for message in _split_messages(body, prefix)]
-        places = [file.fields(message.data).unpack("PN") for message in found if message.type == CONTINUATION]
-        found = [message for message in found if message.type != CONTINUATION]
-        begun(found)
-        messages += found
-        for at, _ in places:
-            if at is None or at in seen or len(seen) > MOST_BLOCKS:
-                raise ValueError(f"an object header continues at {at}: expected the address of a new block")
-            seen.add(at)
-        bodies = yield from run_together([file.read(at, length, what) for at, length in places])
+        round_messages = [message for body in bodies for message in _split_messages(body, prefix)]
+        continuations = [
+            file.make_fields(message.data).unpack("PN") for message in round_messages if message.type == CONTINUATION
+        ]
+        round_messages = [message for message in round_messages if message.type != CONTINUATION]
+        on_messages(round_messages)
+        messages += round_messages
+        for continuation, _ in continuations:
+            if continuation is None or continuation in block_addresses or len(block_addresses) > MOST_BLOCKS:
+                raise ValueError(f"an object header continues at {continuation}: expected the address of a new block")
+            block_addresses.add(continuation)
+        bodies = yield from run_together(
+            [file.read(continuation, length, label) for continuation, length in continuations]
+        )
         if prefix is not _OLD_PREFIX:
             if not all(body.startswith(b"OCHK") for body in bodies):
                 raise ValueError(f"a continuation of the object header at {address} has no signature OCHK")
@@ -184,15 +192,15 @@ def read_header(
 
 def _split_messages(block: bytes, prefix: struct.Struct) -> Iterator[Message]:
     """Yield the messages in one block of a header."""
-    at = 0
-    while at + prefix.size <= len(block):  # a shorter rest is a gap
-        kind, size, flags, *order = prefix.unpack_from(block, at)
-        at += prefix.size + size
-        if at > len(block):
-            raise ValueError(f"a message of type {kind:#06x} ends beyond its object header's block")
+    position = 0
+    while position + prefix.size <= len(block):  # a shorter rest is a gap
+        kind, size, flags, *order = prefix.unpack_from(block, position)
+        position += prefix.size + size
+        if position > len(block):
+            raise ValueError(f"a message of type {kind:#06x} ends beyond the block of its object header")
         if kind > _LAST_KNOWN and flags & _MUST_BE_KNOWN:
             raise ManifestError(f"it has a message of the unknown type {kind:#06x}, which readers may not ignore")
-        yield Message(kind, block[at - size : at], bool(flags & _IS_SHARED), *order)
+        yield Message(kind, block[position - size : position], bool(flags & _IS_SHARED), *order)
 
 
 # Single messages.
@@ -205,7 +213,7 @@ class Dataspace(NamedTuple):
     maxshape: tuple[int | None, ...]
 
 
-@lru_cache(PARSED)
+@lru_cache(PARSE_CACHE)
 def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
     """Parse a dataspace message."""
     fields = Fields(data, sizes)
@@ -228,7 +236,7 @@ def parse_dataspace(data: bytes, sizes: Sizes) -> Dataspace:
 
 
 def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | None:
-    """Parse a fill value message, of either type. Return the bytes of one element; None for zeros."""
+    """Parse a fill value message of type ``kind``. Return the bytes of one element; None if the fill value is zero."""
     fields = Fields(data, sizes)
     has_value = True
     if kind == FILL_VALUE:
@@ -240,16 +248,17 @@ def parse_fill(data: bytes, sizes: Sizes, kind: int = FILL_VALUE) -> bytes | Non
             has_value = (version == 1 or is_defined) and len(data) >= 8
         else:
             raise ValueError(f"a fill value message of version {version} is not supported: expected 1 to 3")
-    size = fields.uint(4) if has_value else 0
+    size = fields.read_uint(4) if has_value else 0
     if size == UNDEFINED:
         return None
     return fields.take(size) or None
 
 
 class Attribute(msgspec.Struct, frozen=True):
-    """One attribute; its elements are ``raw``, empty without a shape.
+    """One attribute. Its elements are ``raw``, which is empty if ``shape`` is None.
 
-    Elements may refer to objects in ``heap``, by (address, index); ``referred`` is the sum of their lengths in bytes.
+    Elements may refer to objects in the global heap: ``heap`` has them by (address, index), and ``referred`` is the sum
+    of their lengths in bytes.
     """
 
     name: str
@@ -261,7 +270,7 @@ class Attribute(msgspec.Struct, frozen=True):
 
 
 class UnsharedAttribute(NamedTuple):
-    """The parts of an attribute message. A shared datatype or dataspace says where it lies."""
+    """The parts of an attribute message. The datatype and the dataspace may be shared messages."""
 
     name: str
     datatype: Message
@@ -274,39 +283,43 @@ def parse_attribute(data: bytes) -> UnsharedAttribute:
     version, flags, *lengths = _ATTRIBUTE_HEAD.unpack_from(data) if len(data) >= _ATTRIBUTE_HEAD.size else (0, 0)
     if not 1 <= version <= 3:
         raise ValueError(f"an attribute of version {version} is not supported: expected 1 to 3")
-    at = _ATTRIBUTE_HEAD.size + (version == 3)  # version 3 adds a byte for the encoding; UTF-8 reads ASCII, too
-    parts = []
+    position = _ATTRIBUTE_HEAD.size + (version == 3)  # version 3 adds a byte for the encoding; UTF-8 reads ASCII, too
+    fields = []
     for length in lengths:
-        parts.append(data[at : at + length])
-        at += length + (-length % 8 if version == 1 else 0)
-    if at > len(data):
-        raise ValueError(f"an attribute of {len(data)} bytes ends before its value, which begins at {at}")
-    name = parts[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
+        fields.append(data[position : position + length])
+        position += length + (-length % 8 if version == 1 else 0)
+    if position > len(data):
+        raise ValueError(f"an attribute of {len(data)} bytes ends before its value, which begins at {position}")
+    name = fields[0].split(b"\0")[0].decode("utf-8", "surrogateescape")
     shared = flags if version > 1 else 0
-    datatype = Message(DATATYPE, parts[1], bool(shared & 1))
-    return UnsharedAttribute(name, datatype, Message(DATASPACE, parts[2], bool(shared & 2)), data[at:])
+    datatype = Message(DATATYPE, fields[1], bool(shared & 1))
+    return UnsharedAttribute(name, datatype, Message(DATASPACE, fields[2], bool(shared & 2)), data[position:])
 
 
 # Data layouts.
 
 
 class Compact(msgspec.Struct, frozen=True):
-    """The elements are in the object header."""
+    """The layout of elements in the object header."""
 
     data: bytes
 
 
 class Contiguous(msgspec.Struct, frozen=True):
-    """The elements lie one after the other; the address is None if nothing was written."""
+    """The layout of elements that lie one after the other; ``address`` is None if nothing was written.
+
+    ``size`` is in bytes; -1 if the message does not say it.
+    """
 
     address: int | None
     size: int
 
 
 class Chunked(msgspec.Struct, frozen=True):
-    """The elements lie in chunks of ``shape``; an index of ``kind`` at ``address`` locates them.
+    """The layout of elements in chunks of ``shape``, which an index of ``kind`` at ``address`` locates.
 
-    ``parameters`` belong to the index. ``whole_edges``: filters also apply to chunks that reach beyond the array.
+    ``parameters`` are those of the index. ``are_edges_filtered``: filters also apply to chunks that reach beyond the
+    array.
     """
 
     shape: tuple[int, ...]
@@ -314,7 +327,7 @@ class Chunked(msgspec.Struct, frozen=True):
     kind: str  # "B-tree 1" "single" "implicit" "fixed array" "extensible array" "B-tree 2"
     address: int | None
     parameters: tuple[int, ...] = ()
-    whole_edges: bool = True
+    are_edges_filtered: bool = True
 
 
 class ExternalPart(NamedTuple):
@@ -326,13 +339,16 @@ class ExternalPart(NamedTuple):
 
 
 class ExternalFiles(msgspec.Struct, frozen=True):
-    """The elements lie one after the other in parts of other files, which have no structure of HDF5."""
+    """The layout of elements in parts of other files: raw bytes, one part after the other."""
 
     parts: tuple[ExternalPart, ...]
 
 
 class VirtualMapping(NamedTuple):
-    """A mapping: ``selection`` of a dataset appears at ``place``. Both are (start, size) for each axis; None: all."""
+    """A mapping: the ``selection`` of a source dataset is shown at ``place`` of the virtual dataset.
+
+    Both are (start, number of elements) for each axis; None: all elements.
+    """
 
     file: str
     dataset: str
@@ -341,9 +357,10 @@ class VirtualMapping(NamedTuple):
 
 
 class Virtual(msgspec.Struct, frozen=True):
-    """The elements come from other datasets, by mappings in the global heap at ``address``, ``index``.
+    """The layout of a virtual dataset, whose elements are those of other datasets.
 
-    ``sources`` are the mappings; ``chunk`` is the shape of the sources' chunks.
+    Its mappings are object ``index`` of the collection of the global heap at ``address``; ``sources`` are the parsed
+    mappings. ``chunk`` is the shape of the sources' chunks.
     """
 
     address: int | None
@@ -366,18 +383,18 @@ INDEXES: Final = {
 def parse_layout(data: bytes, sizes: Sizes) -> Layout:
     """Parse a data layout message."""
     fields = Fields(data, sizes)
-    version = fields.uint(1)
+    version = fields.read_uint(1)
     if not 1 <= version <= 5:
         raise ValueError(f"a data layout of version {version} is not supported: expected 1 to 5")
     if version < 3:
         rank, kind = fields.unpack("BB5x")
-        address = fields.address() if kind else None
+        address = fields.read_address() if kind else None
         extents = fields.unpack(f"{rank}I")
     else:
-        kind = fields.uint(1)
+        kind = fields.read_uint(1)
     match kind:
         case 0:
-            return Compact(fields.take(fields.uint(4 if version < 3 else 2)))
+            return Compact(fields.take(fields.read_uint(4 if version < 3 else 2)))
         case 1:
             return Contiguous(address, -1) if version < 3 else Contiguous(*fields.unpack("PN"))
         case 2 if version > 3:
@@ -389,20 +406,20 @@ def parse_layout(data: bytes, sizes: Sizes) -> Layout:
             return _make_chunked(extents, "B-tree 1", address)
         case 3 if version > 3:
             return Virtual(*fields.unpack("PI"))
-    raise ValueError(f"a data layout is of class {kind}, which version {version} does not define")
+    raise ValueError(f"a data layout is of class {kind}, which version {version} of the message does not define")
 
 
 def _parse_new_chunked(fields: Fields) -> Chunked:
     flags, rank, width = fields.unpack("BBB")
     if not 1 <= width <= 8:
         raise ValueError(f"extents of a chunk take {width} bytes each: expected 1 to 8")
-    extents = [fields.uint(width) for _ in range(rank)]
-    number = fields.uint(1)
+    extents = [fields.read_uint(width) for _ in range(rank)]
+    number = fields.read_uint(1)
     if number not in INDEXES:
         raise ValueError(f"a chunk index of type {number} is not supported: expected 1 to 5")
     kind, form = INDEXES[number]
     parameters = fields.unpack("NI" if kind == "single" and flags & 2 else form)
-    return _make_chunked(extents, kind, fields.address(), parameters, not flags & 1)
+    return _make_chunked(extents, kind, fields.read_address(), parameters, not flags & 1)
 
 
 def _make_chunked(
@@ -410,24 +427,25 @@ def _make_chunked(
     kind: str,
     address: int | None,
     parameters: tuple[int, ...] = (),
-    whole_edges: bool = True,
+    are_edges_filtered: bool = True,
 ) -> Chunked:
     if not 1 < len(extents) <= MOST_DIMENSIONS + 1 or not all(extents):
-        raise ValueError(f"chunks have impossible extents, with the size of an element: {extents}")
-    return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, whole_edges)
+        limits = f"expected 1 to {MOST_DIMENSIONS} extents and the size of an element, all positive"
+        raise ValueError(f"chunks have the extents {extents}: {limits}")
+    return Chunked(tuple(extents[:-1]), extents[-1], kind, address, parameters, are_edges_filtered)
 
 
 # Objects: groups and datasets.
 
 
-Order = tuple[tuple[int, str], ...]  # position of an object: creation order and name of each link on its path
+Order = tuple[tuple[int, str], ...]  # the sort key of an object: creation order and name of each link on its path
 
 
 class HDF5Object(msgspec.Struct, frozen=True):
-    """A group or a dataset at ``path``; fields that only datasets have are None for a group.
+    """A group, dataset or named datatype (``is_type``) at ``path``. A group lacks the fields of datasets.
 
     ``refusal`` says why the values of a dataset cannot be shown. ``unread`` says why attributes cannot be read, by
-    name; the name is empty if it cannot be read either. ``is_type``: the object is a named datatype, not a dataset.
+    name; the name is "" if it is not known. ``fill`` are the bytes of one element; None: zeros.
     """
 
     path: str

@@ -1,7 +1,7 @@
-"""Virtual datasets of HDF5 show values of other datasets, in the same file or in files beside it. No I/O here.
+"""Virtual datasets of HDF5: their values are those of other datasets, in the same file or in other files. No I/O here.
 
 A mapping places a selection of a source dataset in the virtual dataset. A virtual dataset can be shown if its mappings
-consist of whole chunks: then each of its chunks is a chunk of one source, as stored.
+consist of whole chunks: then each of its chunks is an unchanged chunk of a source.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from refshard_fs.formats.hdf5.datasets import Dataset, DatasetChunks, StoredChun
 from refshard_fs.formats.hdf5.file import Fields, MetadataFile, Sizes, verify_checksum
 from refshard_fs.formats.hdf5.structure import HDF5Object, Superblock, Virtual, VirtualMapping
 
-OWN: Final = "."  # the file name in a mapping that stands for the same file
-MOST_SOURCES: Final = 1 << 16  # mappings in one dataset
+OWN: Final = "."  # in a mapping, the file name that means "this file"
+MOST_SOURCES: Final = 1 << 16  # mappings of one dataset
 UNLIMITED: Final = "it is a virtual dataset that grows with its sources: only mappings of a fixed extent are supported"
 
 Box = tuple[tuple[int, int], ...]  # for each dimension: start and number of elements
@@ -33,39 +33,39 @@ Box = tuple[tuple[int, int], ...]  # for each dimension: start and number of ele
 
 
 def parse_mappings(data: bytes, sizes: Sizes) -> tuple[VirtualMapping, ...]:
-    """Parse the mappings of a virtual dataset. Raise ManifestError for kinds of mappings that are not supported."""
+    """Parse the mappings of a virtual dataset. Raise ManifestError for mappings of an unsupported kind."""
     fields = Fields(verify_checksum(data, "the mappings of a virtual dataset"), sizes)
     version, count = fields.unpack("BN")
     if version > 1:
         raise ManifestError(f"its mappings are of version {version}: expected 0 or 1")
     if count > min(MOST_SOURCES, len(data)):
-        raise ManifestError(f"it has {count} mappings: at most {MOST_SOURCES} are supported")
-    found: list[VirtualMapping] = []
+        raise ManifestError(f"it has {count} mappings: expected at most {min(MOST_SOURCES, len(data))}")
+    mappings: list[VirtualMapping] = []
     files: list[str] = []
     datasets: list[str] = []
     for _ in range(count):
-        flags = fields.uint(1) if version else 0
+        flags = fields.read_uint(1) if version else 0
         files.append(OWN if flags & 4 else _parse_name(fields, flags & 1, files))
         if "%b" in files[-1]:
             raise ManifestError(UNLIMITED)
         datasets.append(_parse_name(fields, flags & 2, datasets))
-        found.append(VirtualMapping(files[-1], datasets[-1], _parse_selection(fields), _parse_selection(fields)))
-    return tuple(found)
+        mappings.append(VirtualMapping(files[-1], datasets[-1], _parse_selection(fields), _parse_selection(fields)))
+    return tuple(mappings)
 
 
-def _parse_name(fields: Fields, is_shared: int, known: Sequence[str]) -> str:
-    """Parse the next name. A shared name is stored as the number of the mapping that has it."""
+def _parse_name(fields: Fields, is_shared: int, names: Sequence[str]) -> str:
+    """Parse the next name. In place of a shared name, the number of another mapping with the same name is stored."""
     if is_shared:
-        number = fields.uint(fields.sizes.length)
-        if number >= len(known):
-            raise ValueError(f"a mapping shares the name of mapping {number}, which comes after it")
-        return known[number]
-    return fields.text()
+        number = fields.read_uint(fields.sizes.length)
+        if number >= len(names):
+            raise ValueError(f"a mapping shares the name of mapping {number}: expected an earlier one")
+        return names[number]
+    return fields.read_text()
 
 
 def _parse_selection(fields: Fields) -> Box | None:
-    """Parse a selection that is a box; None: all elements."""
-    kind, version = fields.uint(4), fields.uint(4)
+    """Parse a selection. Return a box, or None for all elements; raise ManifestError for other selections."""
+    kind, version = fields.read_uint(4), fields.read_uint(4)
     if kind == 3:
         fields.take(8)
         return None
@@ -73,35 +73,38 @@ def _parse_selection(fields: Fields) -> Box | None:
         raise ManifestError("one of its mappings selects points or nothing: only hyperslabs are supported")
     if version == 1:
         fields.take(8)
-        rank, blocks = fields.uint(4), fields.uint(4)
+        rank, blocks = fields.read_uint(4), fields.read_uint(4)
         if blocks != 1 or rank > 32:
             raise ManifestError(f"one of its mappings selects {blocks} separate blocks: only one is supported")
-        starts, ends = ([fields.uint(4) for _ in range(rank)] for _ in range(2))
+        starts, ends = ([fields.read_uint(4) for _ in range(rank)] for _ in range(2))
         return tuple((start, end + 1 - start) for start, end in zip(starts, ends, strict=True))
-    flags, width = fields.uint(1), 8
+    flags, width = fields.read_uint(1), 8
     if version == 2:
         fields.take(4)
     else:
-        width = fields.uint(1)
-    rank = fields.uint(4)
+        width = fields.read_uint(1)
+    rank = fields.read_uint(4)
     if not flags & 1 or rank > 32 or width not in (2, 4, 8):
         raise ManifestError("one of its mappings selects irregular blocks, which are not supported")
-    return tuple(_parse_hyperslab([fields.uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank))
+    return tuple(
+        _parse_hyperslab([fields.read_uint(width) for _ in range(4)], (1 << 8 * width) - 1) for _ in range(rank)
+    )
 
 
 def _parse_hyperslab(hyperslab: Sequence[int], unlimited: int) -> tuple[int, int]:
-    """Return the start of a regular hyperslab along a dimension, and its number of elements."""
+    """Return the start and the number of elements of a regular hyperslab along one dimension."""
     start, stride, count, block = hyperslab
     if unlimited in (count, block):
         raise ManifestError(UNLIMITED)
     if count != 1 and stride != block:
-        raise ManifestError(f"a mapping has blocks of {block} elements with a stride of {stride}: expected one block")
+        stepped = f"{count} blocks of {block} elements with a stride of {stride}"
+        raise ManifestError(f"one of its mappings selects {stepped}: only blocks without gaps are supported")
     return start, count * block
 
 
 def list_source_files(objects: Mapping[str, HDF5Object]) -> list[str]:
-    """Return the names of other files in the mappings of virtual datasets."""
-    layouts = [found.layout for found in objects.values() if isinstance(found.layout, Virtual)]
+    """Return the names of other files in the mappings of all virtual datasets, sorted."""
+    layouts = [hdf5_object.layout for hdf5_object in objects.values() if isinstance(hdf5_object.layout, Virtual)]
     return sorted({source.file for layout in layouts for source in layout.sources} - {OWN})
 
 
@@ -109,43 +112,45 @@ def list_source_files(objects: Mapping[str, HDF5Object]) -> list[str]:
 
 
 class SourceChunks(NamedTuple):
-    """Consecutive chunks of a virtual dataset, [first, last), which are chunks of the dataset ``chunks``.
+    """A box of chunks of a virtual dataset, which are chunks of one source.
 
-    ``source`` is the first chunk in the source. ``axes`` maps each dimension of the source to one of the virtual
-    dataset; None for a dimension with a single chunk.
+    ``chunks`` locates the chunks of the source. In chunk coordinates, the box is [first, last) in the virtual dataset,
+    and begins at ``start`` in the source. ``axes`` maps each dimension of the source to one of the virtual dataset, or
+    to None if the box has only one chunk along it.
     """
 
     chunks: DatasetChunks
     first: tuple[int, ...]
     last: tuple[int, ...]
-    source: tuple[int, ...]
+    start: tuple[int, ...]
     axes: tuple[int | None, ...]
 
 
-FindSource = Callable[[str, str], DatasetChunks]  # takes file and dataset; raises ManifestError if there is none
+FindSource = Callable[[str, str], DatasetChunks]  # takes the names of file and dataset; may raise ManifestError
 
 
-def resolve_mappings(found: HDF5Object, find: FindSource) -> tuple[HDF5Object, list[SourceChunks]]:
-    """Return a dataset with the chunk shape and filters of its sources, and its parts; if not virtual, unchanged.
+def resolve_mappings(dataset: HDF5Object, find: FindSource) -> tuple[HDF5Object, list[SourceChunks]]:
+    """Return a virtual dataset with the chunk shape and filters of its sources, and the chunks of these.
 
-    Raises ManifestError if the mappings do not consist of whole chunks, or if the sources differ.
+    Another dataset is returned unchanged, with an empty list. Raises ManifestError if the mappings do not consist of
+    whole chunks, or if the sources differ.
     """
-    if not isinstance(found.layout, Virtual):
-        return found, []
-    parts: list[SourceChunks] = []
+    if not isinstance(dataset.layout, Virtual):
+        return dataset, []
+    sources: list[SourceChunks] = []
     cuts: set[tuple[Any, ...]] = set()
-    for source in found.layout.sources:
+    for source in dataset.layout.sources:
         chunks = find(source.file, source.dataset)
-        where = f"{source.dataset!r} of {source.file!r}"
-        _check_kind(found, chunks.dataset, where)
-        part, chunk = _map_chunks(source, chunks, found.shape or (), where)
-        parts.append(part)
+        label = f"{source.dataset!r} of {source.file!r}"
+        _check_elements(dataset, chunks.dataset, label)
+        source_chunks, chunk = _map_chunks(source, chunks, dataset.shape or (), label)
+        sources.append(source_chunks)
         cuts.add((chunk, chunks.dataset.filters))
     if len(cuts) != 1:
         raise ManifestError("it is a virtual dataset without sources, or its sources differ in chunk shape or filters")
     ((chunk, filters),) = cuts
-    layout = msgspec.structs.replace(found.layout, chunk=chunk)
-    return msgspec.structs.replace(found, layout=layout, filters=filters), parts
+    layout = msgspec.structs.replace(dataset.layout, chunk=chunk)
+    return msgspec.structs.replace(dataset, layout=layout, filters=filters), sources
 
 
 class VirtualChunks(DatasetChunks):
@@ -158,11 +163,11 @@ class VirtualChunks(DatasetChunks):
         dataset: Dataset,
         grid: ChunkGrid,
         url: str,
-        parts: list[SourceChunks],
+        sources: list[SourceChunks],
     ) -> None:
         super().__init__(file, superblock, dataset, grid, url, {})
-        self._parts = parts
-        self.is_small_coordinate = False  # small coordinates are read from this file
+        self._sources = sources
+        self.is_small_coordinate = False  # as if it were large: only coordinates of this file are read at once
 
     def prepare(self) -> Steps[None]:
         yield from ()
@@ -170,96 +175,101 @@ class VirtualChunks(DatasetChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         if not self.fills_itself or self.grid.size > LISTABLE:
             return None
-        found = yield from self.find_stored(range(self.grid.size))
-        return self.list_written(np.array(sorted(found), np.uint64))
+        stored = yield from self.find_stored(range(self.grid.size))
+        return self.list_written(np.array(sorted(stored), np.uint64))
 
     def find_stored(self, numbers: Sequence[int]) -> Steps[dict[int, StoredChunk]]:
-        wanted = np.array(sorted(set(numbers)), np.int64)
+        sorted_numbers = np.array(sorted(set(numbers)), np.int64)
         counts = self.grid.counts[: len(self.dataset.chunk)]
-        coords = np.array(np.unravel_index(wanted, counts or (1,))).T[:, : len(counts)]
-        owners = np.full(len(wanted), -1)
-        for number, part in enumerate(self._parts):  # if parts overlap, the last one counts
-            owners[((coords >= part.first) & (coords < part.last)).all(axis=1)] = number
-        many: list[Steps[dict[int, StoredChunk]]] = []
-        theirs: list[tuple[SourceChunks, list[int], list[int]]] = []
+        coords = np.array(np.unravel_index(sorted_numbers, counts or (1,))).T[:, : len(counts)]
+        owners = np.full(len(sorted_numbers), -1)
+        for number, source in enumerate(self._sources):  # if mappings overlap, the last one counts
+            owners[((coords >= source.first) & (coords < source.last)).all(axis=1)] = number
+        lookups: list[Steps[dict[int, StoredChunk]]] = []
+        source_numbers: list[tuple[SourceChunks, list[int], list[int]]] = []
         for number in np.unique(owners[owners >= 0]).tolist():
-            part, places = self._parts[number], np.flatnonzero(owners == number)
-            those = _number_sources(part, coords[places])
-            theirs.append((part, wanted[places].tolist(), those))
-            many.append(part.chunks.find_stored(those))
-        found: dict[int, StoredChunk] = {}
-        for (part, mine, those), stored in zip(theirs, (yield from run_together(many)), strict=True):
-            unwritten = self._fill_of(part.chunks) if len(stored) < len(those) else None
-            for ours, number in zip(mine, those, strict=True):
-                chunk = stored.get(number, unwritten)
+            source, rows = self._sources[number], np.flatnonzero(owners == number)
+            numbers_there = _number_source_chunks(source, coords[rows])
+            source_numbers.append((source, sorted_numbers[rows].tolist(), numbers_there))
+            lookups.append(source.chunks.find_stored(numbers_there))
+        result: dict[int, StoredChunk] = {}
+        for (source, numbers_here, numbers_there), stored_there in zip(
+            source_numbers, (yield from run_together(lookups)), strict=True
+        ):
+            unwritten = self._make_unwritten(source.chunks) if len(stored_there) < len(numbers_there) else None
+            for number_here, number in zip(numbers_here, numbers_there, strict=True):
+                chunk = stored_there.get(number, unwritten)
                 if chunk is not None:
-                    found[ours] = chunk
-        return found
+                    result[number_here] = chunk
+        return result
 
-    def _fill_of(self, source: DatasetChunks) -> StoredChunk | None:
-        """Return the fill value of an unwritten chunk in a source; None if it equals the fill value here."""
-        values = source.fill_elements()
-        if values == self.fill_elements():
+    def _make_unwritten(self, source: DatasetChunks) -> StoredChunk | None:
+        """Make a chunk of the source's fill value; None if the virtual dataset has the same fill value."""
+        values = source.make_fill_elements()
+        if values == self.make_fill_elements():
             return None
         return StoredChunk(Inline(values), (1 << len(self.dataset.filters)) - 1)
 
 
-def _number_sources(part: SourceChunks, coords: npt.NDArray[np.int64]) -> list[int]:
-    """Return the numbers of the source's chunks at ``coords``."""
-    counts = part.chunks.grid.counts
-    found = np.zeros(len(coords), np.int64)
-    for axis, (start, ours) in enumerate(zip(part.source, part.axes, strict=True)):
-        place = start if ours is None else start + coords[:, ours] - part.first[ours]
-        found = found * counts[axis] + place
-    return [int(number) for number in found]
+def _number_source_chunks(source: SourceChunks, coords: npt.NDArray[np.int64]) -> list[int]:
+    """Return the numbers of the source's chunks that are shown at ``coords`` of the virtual dataset's chunk grid."""
+    counts = source.chunks.grid.counts
+    numbers = np.zeros(len(coords), np.int64)
+    for axis, (start, virtual_axis) in enumerate(zip(source.start, source.axes, strict=True)):
+        coord = start if virtual_axis is None else start + coords[:, virtual_axis] - source.first[virtual_axis]
+        numbers = numbers * counts[axis] + coord
+    return [int(number) for number in numbers]
 
 
-def _check_kind(found: HDF5Object, dataset: Dataset, where: str) -> None:
-    """Raise ManifestError unless the source has the same elements, byte by byte, as the virtual dataset."""
-    if dataset.datatype != found.datatype:
-        raise ManifestError(f"it is a virtual dataset whose datatype differs from that of {where}")
+def _check_elements(virtual: HDF5Object, dataset: Dataset, label: str) -> None:
+    """Raise ManifestError unless the bytes of the source's chunks can be those of the virtual dataset's."""
+    if dataset.datatype != virtual.datatype:
+        raise ManifestError(f"it is a virtual dataset whose datatype differs from that of {label}")
     if dataset.object_codec or isinstance(dataset.layout, Virtual):
-        raise ManifestError(f"it is a virtual dataset, and its source {where} has variable-length texts or is virtual")
-    if dataset.filters and not getattr(dataset.layout, "whole_edges", True):
-        raise ManifestError(f"it is a virtual dataset, and some chunks of its source {where} are not filtered")
+        raise ManifestError(f"it is a virtual dataset, and its source {label} has variable-length texts or is virtual")
+    if dataset.filters and not getattr(dataset.layout, "are_edges_filtered", True):
+        raise ManifestError(f"it is a virtual dataset, and some chunks of its source {label} are not filtered")
 
 
 def _map_chunks(
-    source: VirtualMapping, chunks: DatasetChunks, shape: tuple[int, ...], where: str
+    source: VirtualMapping, chunks: DatasetChunks, shape: tuple[int, ...], label: str
 ) -> tuple[SourceChunks, tuple[int, ...]]:
-    """Return the chunks of a mapping, and the shape of the virtual dataset's chunks."""
-    theirs = chunks.dataset.outer_shape
+    """Return the chunks of a mapping, and the shape of a chunk in the virtual dataset."""
+    source_shape = chunks.dataset.outer_shape
     box = source.place or tuple((0, extent) for extent in shape)
-    part = source.selection or tuple((0, extent) for extent in theirs)
-    axes = _match_axes([size for _, size in part], [size for _, size in box]) if len(box) == len(shape) else None
-    if axes is None or len(part) != len(theirs):
-        raise ManifestError(f"it is a virtual dataset, and its mapping of {where} has another shape than its source")
+    selection = source.selection or tuple((0, extent) for extent in source_shape)
+    axes = _match_axes([size for _, size in selection], [size for _, size in box]) if len(box) == len(shape) else None
+    if axes is None or len(selection) != len(source_shape):
+        raise ManifestError(f"it is a virtual dataset, and its mapping of {label} places a box of another shape")
     chunk = [1] * len(shape)
     begin: list[int] = []
-    is_whole = all(start + size <= extent for (start, size), extent in zip(part, theirs, strict=True))
-    for (start, _), axis, extent in zip(part, axes, chunks.dataset.chunk, strict=True):
+    is_whole = all(start + size <= extent for (start, size), extent in zip(selection, source_shape, strict=True))
+    for (start, _), axis, extent in zip(selection, axes, chunks.dataset.chunk, strict=True):
         begin.append(start // extent)
         is_whole &= start % extent == 0
         if axis is None:
             is_whole &= extent == 1
         else:
             chunk[axis] = extent
-    for (start, size), extent, whole in zip(box, chunk, shape, strict=True):
+    for (start, size), extent, full_extent in zip(box, chunk, shape, strict=True):
         end = start + size
-        is_whole &= start % extent == 0 and (end == whole or (end < whole and end % extent == 0))
+        is_whole &= start % extent == 0 and (end == full_extent or (end < full_extent and end % extent == 0))
     if not is_whole:
-        raise ManifestError(f"it is a virtual dataset, and its mapping of {where} does not consist of whole chunks")
-    first = tuple(start // extent for (start, _), extent in zip(box, chunk, strict=True))
-    last = tuple(math.ceil((start + size) / extent) for (start, size), extent in zip(box, chunk, strict=True))
-    return SourceChunks(chunks, first, last, tuple(begin), tuple(axes)), tuple(chunk)
+        raise ManifestError(f"it is a virtual dataset, and its mapping of {label} does not consist of whole chunks")
+    first_chunk = tuple(start // extent for (start, _), extent in zip(box, chunk, strict=True))
+    end_chunk = tuple(math.ceil((start + size) / extent) for (start, size), extent in zip(box, chunk, strict=True))
+    return SourceChunks(chunks, first_chunk, end_chunk, tuple(begin), tuple(axes)), tuple(chunk)
 
 
-def _match_axes(theirs: Sequence[int], ours: Sequence[int]) -> list[int | None] | None:
-    """Map each dimension of a source to one of ours, skipping dimensions of length 1; None if other lengths differ."""
-    if list(theirs) == list(ours):
-        return list(range(len(ours)))
-    long = [axis for axis, size in enumerate(ours) if size != 1]
-    if [size for size in theirs if size != 1] != [ours[axis] for axis in long]:
+def _match_axes(source_sizes: Sequence[int], virtual_sizes: Sequence[int]) -> list[int | None] | None:
+    """Map each dimension of a source to a dimension of the virtual dataset, or to None if it has length 1.
+
+    Returns None if the lengths other than 1 differ.
+    """
+    if list(source_sizes) == list(virtual_sizes):
+        return list(range(len(virtual_sizes)))
+    long = [axis for axis, size in enumerate(virtual_sizes) if size != 1]
+    if [size for size in source_sizes if size != 1] != [virtual_sizes[axis] for axis in long]:
         return None
-    left = iter(long)
-    return [next(left) if size != 1 else None for size in theirs]
+    remaining = iter(long)
+    return [next(remaining) if size != 1 else None for size in source_sizes]

@@ -21,19 +21,19 @@ pytestmark = pytest.mark.case(id="P32")
 
 def test_millions_of_unwritten_chunks_are_not_listed(tmp_path: Path) -> None:
     """zarr's metadata cannot express their fill value, so a listing of unwritten chunks would make each of them."""
-    ours = UNWRITTEN + 17
+    count = UNWRITTEN + 17
 
     def fill(file: h5py.File) -> None:
         file.create_dataset("plain", data=np.arange(5))
-        file.create_dataset("sparse", (ours,), "i4", chunks=(1,), fillvalue=7)[3] = 5
+        file.create_dataset("sparse", (count,), "i4", chunks=(1,), fillvalue=7)[3] = 5
 
     path = tmp_path / "sparse.h5"
     path.write_bytes(file_of(fill))
     fs = RefShardFileSystem(str(path))
     with taking(8 << 20):
-        found = {array.name: (array.present, array.possible) for array in summarise(fs).arrays}
-    assert found == {"plain": (1, 1), "sparse": (None, ours)}
+        counts = {array.name: (array.present, array.possible) for array in summarise(fs).arrays}
+    assert counts == {"plain": (1, 1), "sparse": (None, count)}
     assert fs.cat("sparse/3") == struct.pack("<i", 5)
-    assert fs.cat(f"sparse/{ours - 1}") == struct.pack("<i", 7)
-    with pytest.raises(NotListable, match=f"{ours} chunks .1 written. are too many to list"):
+    assert fs.cat(f"sparse/{count - 1}") == struct.pack("<i", 7)
+    with pytest.raises(NotListable, match=f"{count} chunks .1 written. are too many to list"):
         fs.ls("sparse")

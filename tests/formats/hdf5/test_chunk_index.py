@@ -24,13 +24,13 @@ xr = pytest.importorskip("xarray")
 
 
 def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
-    """A damaged header may announce pages without bits for them; their chunks once looked missing, and were filled."""
+    """If a damaged header announced pages that no bitmap covers, their chunks once looked missing, and were filled."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,), maxshape=(None,))
     data = bytearray(path.read_bytes())
     header = data.index(b"EAHD")
-    data[header + 11] = 1  # pages of two elements, also in blocks of which the index block tells
+    data[header + 11] = 1  # pages of two elements, also in the data blocks of the index block, which has no bitmap
     data[header + 68 : header + 72] = jenkins_lookup3(bytes(data[header : header + 68]), 0).to_bytes(4, "little")
     path.write_bytes(data)
     with pytest.raises(DamagedIndex, match="data blocks with pages"):
@@ -38,13 +38,13 @@ def test_pages_without_bits_are_damage(tmp_path: Path) -> None:
 
 
 def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
-    """A damaged header may announce fewer elements than chunks; other chunks once looked missing, and were filled."""
+    """If a damaged header announced fewer elements than chunks, the other chunks once looked missing."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("d", data=np.arange(100), chunks=(1,))
     data = bytearray(path.read_bytes())
     header = data.index(b"FAHD")
-    data[header + 8] = 50  # elements
+    data[header + 8] = 50  # the number of elements
     data[header + 24 : header + 28] = jenkins_lookup3(bytes(data[header : header + 24]), 0).to_bytes(4, "little")
     block = data.index(b"FADB") + 14
     sum_at = block + 8 * 50
@@ -59,7 +59,7 @@ def test_fixed_array_of_too_few_elements_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["implicit", "fixed array"])
 def test_index_of_too_many_chunks_is_refused(kind: str) -> None:
     space = ChunkSpace(Sizes(), 1000, (1, 1), (3, 3), (3, None), 1, False)
-    with pytest.raises(ValueError, match=f"kind '{kind}', does not fit"):
+    with pytest.raises(ValueError, match=f"kind '{kind}', which does not fit"):
         make_index(MetadataFile(Inline(bytes(1000)), 1000, b""), space, kind, 100, (0,))
 
 
@@ -82,7 +82,7 @@ def test_damaged_index_leaves_other_datasets_readable(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file of four variables that was written step by step: its index lies between its chunks."""
+    """Return a file of four variables that was written step by step: blocks of its indexes lie between chunks."""
     path = tmp_path_factory.mktemp("hdf5") / "steps.nc"
     rng = np.random.default_rng(0)
     with h5py.File(path, "w", libver=("earliest", "v108")) as file:
@@ -115,8 +115,8 @@ def test_every_node_of_the_index_is_read_once(served: str, http_server: RangeSer
     fs.ls("")
     http_server.clear()
     grid = [f"c/{step}.0.0" for step in range(STEPS)]
-    places = [fs.resolve(key)[1:] for key in grid]
-    assert {stop - start for start, stop in places} == {4800}
+    spans = [fs.resolve(key)[1:] for key in grid]
+    assert {stop - start for start, stop in spans} == {4800}
     nodes = [request.start for request in http_server.requests()]
     assert len(nodes) == len(set(nodes)) <= 8
     http_server.clear()
@@ -151,18 +151,26 @@ def test_long_and_sparse_indexes_list_the_written_chunks(libver: str, tmp_path: 
     written: dict[str, set[str]] = {}
     with h5py.File(path, "w", libver=libver) as file:
         for name, (shape, maxshape, chunks) in cases.items():
-            made = file.create_dataset(name, shape, "i4", maxshape=maxshape, chunks=chunks)
-            cells = [tuple(int(rng.integers(0, extent)) for extent in shape) for _ in range(60)]
-            for cell in cells:
-                made[cell] = 7
+            dataset = file.create_dataset(name, shape, "i4", maxshape=maxshape, chunks=chunks)
+            written_cells = [tuple(int(rng.integers(0, extent)) for extent in shape) for _ in range(60)]
+            for cell in written_cells:
+                dataset[cell] = 7
             if name in ("pages", "extensible"):
-                made[:] = rng.integers(0, 100, shape)
-                cells = [(cell,) for cell in range(shape[0])]
-            kept = (50, 10) if name == "shrunk" else shape
-            starts = [tuple(at // size * size for at, size in zip(cell, chunks, strict=True)) for cell in cells]
-            starts = [start for start in starts if all(at < extent for at, extent in zip(start, kept, strict=True))]
+                dataset[:] = rng.integers(0, 100, shape)
+                written_cells = [(cell,) for cell in range(shape[0])]
+            extents = (50, 10) if name == "shrunk" else shape
+            starts = [
+                tuple(position // size * size for position, size in zip(cell, chunks, strict=True))
+                for cell in written_cells
+            ]
+            starts = [
+                start
+                for start in starts
+                if all(position < extent for position, extent in zip(start, extents, strict=True))
+            ]
             written[name] = {
-                ".".join(str(at // size) for at, size in zip(start, chunks, strict=True)) for start in starts
+                ".".join(str(position // size) for position, size in zip(start, chunks, strict=True))
+                for start in starts
             }
         file["shrunk"].resize((50, 10))
     fs = RefShardFileSystem(str(path))
@@ -174,39 +182,39 @@ def test_long_and_sparse_indexes_list_the_written_chunks(libver: str, tmp_path: 
                 listed = written[name] | {"3", "1499999"}
             else:
                 listed = {key.rpartition("/")[2] for key in fs.ls(name, detail=False)} - {".zarray", ".zattrs"}
-            if zarr_major() == 2:  # which leaves a missing chunk uninitialised: all are shown
+            if zarr_major() == 2:  # it leaves missing chunks uninitialised, so all chunks are listed
                 assert listed >= written[name], name
             else:
                 assert listed == written[name], name
             for key in sorted(listed)[:: max(len(listed) // 100, 1)]:
                 steps = zip(key.split("."), chunks, strict=True)
-                expected = file[name][tuple(slice(int(n) * size, (int(n) + 1) * size) for n, size in steps)]
+                expected = file[name][tuple(slice(int(coord) * size, (int(coord) + 1) * size) for coord, size in steps)]
                 chunk = np.frombuffer(fs.cat_file(f"{name}/{key}"), "<i4").reshape(chunks)
                 assert (chunk[tuple(map(slice, expected.shape))] == expected).all(), (name, key)
 
 
-def test_emptied_index_lists_no_chunk(tmp_path: Path) -> None:
-    """The header of a fixed array then counts elements for which the file has no room."""
+def test_removed_chunks_of_an_index_are_filled(tmp_path: Path) -> None:
+    """After chunks are removed, the header of a fixed array counts more elements than the file has bytes."""
     path = tmp_path / "emptied.h5"
     with h5py.File(path, "w", libver="latest") as file:
-        made = file.create_dataset("a", (69, 82), "u1", maxshape=(69, 82), chunks=(1, 1), fillvalue=54)
-        made[60:, 60:] = 5
-        made.resize((69, 42))
+        dataset = file.create_dataset("a", (69, 82), "u1", maxshape=(69, 82), chunks=(1, 1), fillvalue=54)
+        dataset[60:, 60:] = 5
+        dataset.resize((69, 42))
     fs = RefShardFileSystem(str(path))
     assert path.stat().st_size < 69 * 82
     assert fs.cat_file("a/68.41") == b"\x36"
 
 
-def test_missing_blocks_are_requested_until_read() -> None:
+def test_unread_index_blocks_are_listed_until_read() -> None:
     file = io.BytesIO()
-    with h5py.File(file, "w") as made:
-        made.create_dataset("a", data=np.arange(400, dtype="i2"), chunks=(1,))
+    with h5py.File(file, "w") as file_object:
+        file_object.create_dataset("a", data=np.arange(400, dtype="i2"), chunks=(1,))
     fs = RefShardFileSystem(file.getvalue(), zarr_format=2)
     keyspace = fs.source.open()
     assert fs.cat_file("a/100") == np.int16(100).tobytes()
     unread = [int(key.partition("/")[2]) for key in keyspace.keys_of_other_parts("a/100")]
-    after = [number for number in unread if number > 100]
-    assert len(after) >= 4
-    assert unread == after + [number for number in unread if number < 100]
+    later_numbers = [number for number in unread if number > 100]
+    assert len(later_numbers) >= 4
+    assert unread == later_numbers + [number for number in unread if number < 100]
     fs.cat([f"a/{number}" for number in unread])
     assert list(keyspace.keys_of_other_parts("a/100")) == []

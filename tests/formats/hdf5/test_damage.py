@@ -34,6 +34,6 @@ def test_chunk_too_short_for_its_checksum_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         dataset = file.create_dataset("d", (4,), "<i4", chunks=(4,), compression="gzip", fletcher32=True)
-        dataset.id.write_direct_chunk((0,), b"ab", filter_mask=1)  # not compressed
+        dataset.id.write_direct_chunk((0,), b"ab", filter_mask=1)  # the chunk skips compression
     with pytest.raises(ReferenceNotReachable, match="fletcher32"):
         RefShardFileSystem(str(path)).cat_file("d/0")

@@ -22,11 +22,11 @@ from tests.support.hdf5_corpus import written
 SAMPLES = Path(__file__).parents[2] / "data"
 
 
-@pytest.mark.parametrize("which", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
+@pytest.mark.parametrize("choose", [corpus.pairs, pytest.param(list, marks=pytest.mark.slow)], ids=["pairs", "all"])
 @pytest.mark.parametrize("kind", corpus.kinds())
-def test_values_equal_h5py(kind: str, which: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
+def test_values_equal_h5py(kind: str, choose: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
     refused = frozenset(corpus.REFUSED if kind == "refused" else ())
-    for name in which(corpus.of_kind(kind)):
+    for name in choose(corpus.of_kind(kind)):
         assert check_file(written(corpus.WRITERS, name, tmp_path), refused), name
 
 
@@ -53,7 +53,7 @@ def test_both_zarr_formats_have_the_same_values(zarr_format: int, tmp_path: Path
     for name in [*several, "chunked latest growing in all shuffle gzip fletcher32", "scaled latest masked", "anndata"]:
         path = written(corpus.WRITERS, name, tmp_path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of zarr's, over data types without a specification
+            warnings.simplefilter("ignore")  # zarr warns about data types without a specification
             check_file(path, zarr_format=zarr_format)
 
 
@@ -73,19 +73,19 @@ def test_unsupported_datasets_are_named(tmp_path: Path) -> None:
 def test_converted_set_equals_the_file(name: str, tmp_path: Path) -> None:
     path = written(netcdf_files.WRITERS, name, tmp_path, "nc")
     RefShardFileSystem(fo=str(path)).save(str(tmp_path / "refs.json"))
-    found = RefShardFileSystem(fo=str(tmp_path / "refs.json"))
+    converted = RefShardFileSystem(fo=str(tmp_path / "refs.json"))
     direct = RefShardFileSystem(fo=str(path))
-    assert sorted(found.find("")) == sorted(direct.find(""))
+    assert sorted(converted.find("")) == sorted(direct.find(""))
     for key in direct.find(""):
         if not key.endswith(".zmetadata"):
-            # The type of a packing, which is an attribute in sets; in a file, it is that of scale_factor.
-            assert found.cat(key).replace(b',"_refshard_packing":"float32"', b"") == direct.cat(key), key
+            # Sets have an attribute with the data type of scale_factor; in a file, scale_factor has it.
+            assert converted.cat(key).replace(b',"_refshard_packing":"float32"', b"") == direct.cat(key), key
     pytest.importorskip("kerchunk")
-    with xr.open_dataset(str(tmp_path / "refs.json"), engine="kerchunk") as theirs:
-        ours = xr.open_dataset(str(path), engine="refshard")
-        for variable in ours.data_vars:
-            if ours[variable].dtype.kind == "f":
-                np.testing.assert_allclose(theirs[variable], ours[variable])
+    with xr.open_dataset(str(tmp_path / "refs.json"), engine="kerchunk") as by_kerchunk:
+        by_refshard = xr.open_dataset(str(path), engine="refshard")
+        for variable in by_refshard.data_vars:
+            if by_refshard[variable].dtype.kind == "f":
+                np.testing.assert_allclose(by_kerchunk[variable], by_refshard[variable])
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -107,8 +107,8 @@ def test_huge_unwritten_chunk_is_not_allocated(tmp_path: Path) -> None:
     """A few bytes of the file may announce an unwritten chunk of any size: it must not be allocated."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, size in (("huge", (64 << 20) + 1), ("large", 1 << 20)):
-            made = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")
-            made.attrs["_FillValue"] = np.uint8(7)  # which readers of zarr would take a missing chunk for
+            dataset = file.create_dataset(name, (size,), "u1", chunks=(size,), compression="gzip")
+            dataset.attrs["_FillValue"] = np.uint8(7)  # zarr would fill a missing chunk with 7, HDF5 fills with 0
     fs = RefShardFileSystem(str(tmp_path / "a.h5"), skip_instance_cache=True)
     assert len(fs.cat_file("large/0")) < 1 << 16
     with pytest.raises(RefShardError, match="'huge/0'.* never written, and has .* expected at most"):

@@ -24,79 +24,84 @@ COMPOUND = np.dtype(
 GAPS = np.dtype({"names": ["a", "b"], "formats": ["<i2", ">f4"], "offsets": [3, 8], "itemsize": 16})
 
 
-def message(tid: h5py.h5t.TypeID, libver: str = "earliest") -> bytes:
+def make_message(tid: h5py.h5t.TypeID, libver: str = "earliest") -> bytes:
     """Return the datatype message of a dataset of this type."""
     with in_memory(libver) as file:
         return messages(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create(h5py.h5s.SCALAR)))[DATATYPE]
 
 
-def parsed(dtype: Any) -> Datatype:
+def parse(dtype: Any) -> Datatype:
     tid = h5py.h5t.py_create(dtype, logical=True)
-    found, latest = parse_datatype(message(tid)), parse_datatype(message(tid, "latest"))
-    assert found == latest
-    return found
+    datatype, latest_datatype = parse_datatype(make_message(tid)), parse_datatype(make_message(tid, "latest"))
+    assert datatype == latest_datatype
+    return datatype
 
 
 @pytest.mark.parametrize("name", [*PLAIN, "S1", "S12", "?", "V6"])
 def test_plain_types_become_numpy_types(name: str) -> None:
-    found = parsed(np.dtype(name))
-    assert (found.dtype, found.shown, found.refusal, found.is_recast) == (np.dtype(name), np.dtype(name), None, False)
+    datatype = parse(np.dtype(name))
+    assert (datatype.dtype, datatype.shown, datatype.refusal, datatype.is_recast) == (
+        np.dtype(name),
+        np.dtype(name),
+        None,
+        False,
+    )
 
 
 def test_compounds_arrays_and_times_become_numpy_types() -> None:
-    found = parsed(COMPOUND)
-    assert found.shown == COMPOUND
-    assert not found.is_recast
-    array = parsed(np.dtype(("<f4", (3, 2))))
+    compound = parse(COMPOUND)
+    assert compound.shown == COMPOUND
+    assert not compound.is_recast
+    array = parse(np.dtype(("<f4", (3, 2))))
     assert (array.dtype, array.shape, array.size) == (np.dtype("<f4"), (3, 2), 24)
-    nested = parse_datatype(message(h5py.h5t.array_create(h5py.h5t.py_create(np.dtype(("<i2", (3,)))), (4,))))
+    nested = parse_datatype(make_message(h5py.h5t.array_create(h5py.h5t.py_create(np.dtype(("<i2", (3,)))), (4,))))
     assert (nested.dtype, nested.shape) == (np.dtype("<i2"), (4, 3))
-    assert parsed(h5py.opaque_dtype(np.dtype("<M8[s]"))).dtype == np.dtype("<M8[s]")
+    assert parse(h5py.opaque_dtype(np.dtype("<M8[s]"))).dtype == np.dtype("<M8[s]")
 
 
-def test_enums_have_their_names() -> None:
-    found = parsed(h5py.enum_dtype({"red": 1, "green": -2}, "<i2"))
-    assert (found.kind, found.dtype, found.members) == ("enum", np.dtype("<i2"), {"red": 1, "green": -2})
+def test_enums_have_member_names() -> None:
+    enum = parse(h5py.enum_dtype({"red": 1, "green": -2}, "<i2"))
+    assert (enum.kind, enum.dtype, enum.members) == ("enum", np.dtype("<i2"), {"red": 1, "green": -2})
 
 
 @pytest.mark.parametrize(
     ("dtype", "reason"),
     [
         (h5py.vlen_dtype(h5py.string_dtype()), "variable-length sequence of vlen-string elements"),
-        (np.dtype((h5py.vlen_dtype(np.int32), (2,))), "an array of elements of the kind vlen-sequence"),
+        (np.dtype((h5py.vlen_dtype(np.int32), (2,))), "an array of elements of the kind 'vlen-sequence'"),
         (np.dtype("g"), "float of"),
     ],
 )
-def test_types_beyond_zarr_are_refused_by_name(dtype: Any, reason: str) -> None:
-    assert reason in str(parsed(dtype).refusal)
+def test_types_that_zarr_lacks_are_refused(dtype: Any, reason: str) -> None:
+    assert reason in str(parse(dtype).refusal)
 
 
 def test_low_level_library_types_are_parsed() -> None:
     wide = h5py.h5t.STD_I32BE.copy()
     wide.set_precision(21)
     wide.set_offset(3)
-    found = parse_datatype(message(wide))
-    assert found.bits == (3, 21)
+    datatype = parse_datatype(make_message(wide))
+    assert datatype.bits == (3, 21)
     raw = np.array([5 << 3, ((-7) & 0x1FFFFF) << 3], ">u4").tobytes()
-    assert datatypes.recast(found, raw).tolist() == [5, -7]
+    assert datatypes.recast(datatype, raw).tolist() == [5, -7]
     brain = h5py.h5t.IEEE_F16LE.copy()
     brain.set_fields(15, 7, 8, 0, 7)
     brain.set_ebias(127)
-    assert "bfloat16" in str(parse_datatype(message(brain)).refusal)
-    assert parse_datatype(message(h5py.h5t.STD_B16BE)).dtype == np.dtype(">u2")
-    assert parse_datatype(message(h5py.h5t.UNIX_D32LE)).dtype == np.dtype("<i4")
+    assert "bfloat16" in str(parse_datatype(make_message(brain)).refusal)
+    assert parse_datatype(make_message(h5py.h5t.STD_B16BE)).dtype == np.dtype(">u2")
+    assert parse_datatype(make_message(h5py.h5t.UNIX_D32LE)).dtype == np.dtype("<i4")
     three = h5py.h5t.STD_I32LE.copy()
     three.set_precision(24)
     three.set_size(3)
-    assert "3 bytes" in str(parse_datatype(message(three)).refusal)
+    assert "3 bytes" in str(parse_datatype(make_message(three)).refusal)
 
 
-def test_native_complex_numbers_become_numpys(tmp_path: Path) -> None:
+def test_native_complex_numbers_become_complex(tmp_path: Path) -> None:
     create = getattr(h5py.h5t, "complex_create", None)
     if create is None:
-        body = bytes([0x5B, 0, 0, 0]) + (16).to_bytes(4, "little") + message(h5py.h5t.IEEE_F64BE)
+        body = bytes([0x5B, 0, 0, 0]) + (16).to_bytes(4, "little") + make_message(h5py.h5t.IEEE_F64BE)
     else:
-        body = message(create(h5py.h5t.IEEE_F64BE))
+        body = make_message(create(h5py.h5t.IEEE_F64BE))
     assert parse_datatype(body).dtype == np.dtype(">c16")
 
 
@@ -109,8 +114,8 @@ def test_native_complex_numbers_become_numpys(tmp_path: Path) -> None:
     ],
     ids=["texts", "characters"],
 )
-def test_fixed_strings_equal_the_librarys(tmp_path: Path, texts: tuple[bytes, ...], padding: int) -> None:
-    """Fortran pads single characters with spaces. h5py reads a space as an empty text; we once read a space."""
+def test_fixed_strings_equal_those_of_hdf5(tmp_path: Path, texts: tuple[bytes, ...], padding: int) -> None:
+    """Fortran pads single characters with spaces. h5py reads such a space as an empty text; once, it was read as a space."""
     size = len(texts[0])
     raw = b"".join(texts)
     tid = h5py.h5t.C_S1.copy()
@@ -121,44 +126,44 @@ def test_fixed_strings_equal_the_librarys(tmp_path: Path, texts: tuple[bytes, ..
         dataset = h5py.h5d.create(file.id, b"a", tid, space)
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(raw, f"V{size}"), mtype=tid)
         expected = h5py.Dataset(dataset)[:]
-    found = parse_datatype(message(tid))
-    assert datatypes.recast(found, raw).tolist() == expected.tolist()
+    datatype = parse_datatype(make_message(tid))
+    assert datatypes.recast(datatype, raw).tolist() == expected.tolist()
 
 
 def test_compounds_with_gaps_are_packed() -> None:
     values = np.zeros(3, GAPS)
     values["a"], values["b"] = [1, 2, 3], [0.5, 1.5, 2.5]
-    found = parsed(GAPS)
-    assert found.size == 16
-    assert found.is_recast
-    again = datatypes.recast(found, values.tobytes())
-    assert again.dtype == np.dtype([("a", "<i2"), ("b", ">f4")])
-    assert again.tolist() == values.tolist()
+    datatype = parse(GAPS)
+    assert datatype.size == 16
+    assert datatype.is_recast
+    converted = datatypes.recast(datatype, values.tobytes())
+    assert converted.dtype == np.dtype([("a", "<i2"), ("b", ">f4")])
+    assert converted.tolist() == values.tolist()
 
 
-def test_attributes_have_h5netcdfs_values() -> None:
-    text = parsed(np.dtype("S4"))
-    assert datatypes.values(text, (), b"ab\0\0", {}, {}) == "ab"
-    assert datatypes.values(text, (2,), b"ab\0\0\xc3\xa9\0\0", {}, {}) == ["ab", "é"]
-    assert datatypes.values(parsed(np.dtype("S1")), (2,), b"ab", {}, {}).tolist() == [b"a", b"b"]
-    assert datatypes.values(parsed(np.dtype(">i2")), (2, 1), b"\0\1\0\2", {}, {}).tolist() == [[1], [2]]
-    assert datatypes.values(parsed(np.dtype("S1")), None, b"", {}, {}) == ""
-    assert datatypes.values(parsed(np.dtype("<f4")), None, b"", {}, {}).size == 0
-    vlen = parsed(h5py.string_dtype())
+def test_attribute_values_equal_h5netcdf() -> None:
+    text = parse(np.dtype("S4"))
+    assert datatypes.decode_attribute(text, (), b"ab\0\0", {}, {}) == "ab"
+    assert datatypes.decode_attribute(text, (2,), b"ab\0\0\xc3\xa9\0\0", {}, {}) == ["ab", "é"]
+    assert datatypes.decode_attribute(parse(np.dtype("S1")), (2,), b"ab", {}, {}).tolist() == [b"a", b"b"]
+    assert datatypes.decode_attribute(parse(np.dtype(">i2")), (2, 1), b"\0\1\0\2", {}, {}).tolist() == [[1], [2]]
+    assert datatypes.decode_attribute(parse(np.dtype("S1")), None, b"", {}, {}) == ""
+    assert datatypes.decode_attribute(parse(np.dtype("<f4")), None, b"", {}, {}).size == 0
+    vlen = parse(h5py.string_dtype())
     raw = b"\2\0\0\0" + (96).to_bytes(8, "little") + b"\1\0\0\0" + bytes(16)
-    assert datatypes.heap_ids(vlen, raw) == [(96, 1, 2)]
-    assert datatypes.values(vlen, (2,), raw, {(96, 1): "é".encode()}, {}) == ["é", ""]
+    assert datatypes.list_heap_ids(vlen, raw) == [(96, 1, 2)]
+    assert datatypes.decode_attribute(vlen, (2,), raw, {(96, 1): "é".encode()}, {}) == ["é", ""]
     with pytest.raises(ValueError, match="object 1 of the global heap at 96 does not exist"):
-        datatypes.values(vlen, (2,), raw, {}, {})
+        datatypes.decode_attribute(vlen, (2,), raw, {}, {})
     with pytest.raises(ValueError, match="shorter"):
-        datatypes.values(vlen, (2,), raw, {(96, 1): b"a"}, {})
+        datatypes.decode_attribute(vlen, (2,), raw, {(96, 1): b"a"}, {})
 
 
 def test_repeated_long_text_is_refused() -> None:
     text = b"x" * (1 << 20)
     raw = (len(text).to_bytes(4, "little") + (96).to_bytes(8, "little") + b"\1\0\0\0") * 300
     with pytest.raises(ValueError, match="more than"):
-        datatypes.objects(parsed(h5py.string_dtype()), raw, {(96, 1): text}, {})
+        datatypes.decode_objects(parse(h5py.string_dtype()), raw, {(96, 1): text}, {})
 
 
 def test_truncated_or_changed_messages_are_errors() -> None:
@@ -173,7 +178,7 @@ def test_truncated_or_changed_messages_are_errors() -> None:
         h5py.string_dtype(),
     ]
     for sample in samples:
-        whole = message(h5py.h5t.py_create(np.dtype(sample), logical=True), "latest")
+        whole = make_message(h5py.h5t.py_create(np.dtype(sample), logical=True), "latest")
         for end in range(len(whole)):
             with pytest.raises(ValueError, match=r"cut short|no NUL|whole number"):
                 parse_datatype(whole[:end])
@@ -186,9 +191,9 @@ def test_truncated_or_changed_messages_are_errors() -> None:
                 pass
 
 
-def test_members_of_a_compound_do_not_overlap() -> None:
+def test_overlapping_members_of_a_compound_are_refused() -> None:
     """zarr stores members one after the other, so overlapping members of a small file could take gigabytes."""
-    name, opaque = b"%d\0", bytes([0x35, 0, 0, 0, 0, 0, 16, 0])  # of a mebibyte
+    name, opaque = b"%d\0", bytes([0x35, 0, 0, 0, 0, 0, 16, 0])  # an opaque type of 1 MiB
     members = [name % number + bytes(3) + opaque for number in range(1500)]
     compound = bytes([0x36, *len(members).to_bytes(3, "little"), 0, 0, 16, 0])
     assert parse_datatype(compound[:1] + bytes([1, 0, 0]) + compound[4:] + members[0]).shown is not None
@@ -196,7 +201,7 @@ def test_members_of_a_compound_do_not_overlap() -> None:
         parse_datatype(compound + b"".join(members))
 
 
-def test_nested_types_are_bounded() -> None:
+def test_deeply_nested_types_are_refused() -> None:
     array = bytes([0x3A, 0, 0, 0, 4, 0, 0, 0, 1, 1, 0, 0, 0])
     with pytest.raises(ValueError, match="nested more than 16 levels deep"):
         parse_datatype(array * 100)

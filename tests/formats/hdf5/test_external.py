@@ -1,4 +1,4 @@
-"""External links and raw files lead to files beside their file or below it, and nowhere else."""
+"""External links and raw files may lead to files in the directory of their file or below it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES = np.arange(30.0).reshape(5, 6)
 
 
 def write_linked(folder: Path, libver: str = "earliest") -> Path:
-    """Write a file with links to two others, one of which links to the other."""
+    """Write master.h5 with links to part0.h5 and part1.h5, which both link to sub/deep.h5. Return its path."""
     (folder / "sub").mkdir()
     with h5py.File(folder / "sub" / "deep.h5", "w", libver=libver) as file:
         file["values"] = VALUES
@@ -49,9 +49,9 @@ def test_linked_objects_equal_h5py(libver: str, tmp_path: Path) -> None:
     fs = RefShardFileSystem(str(path))
     assert not fs.left_whole
     assert b"NXentry" in fs.cat("group/.zattrs")
-    with xr.open_datatree(str(path), engine="refshard") as tree:  # the sizes of dimensions agree
+    with xr.open_datatree(str(path), engine="refshard") as tree:  # raises if sizes of dimensions differ
         assert tree["entry/data1"].values.tolist() == VALUES[:3].tolist()
-        assert tree["root/entry/self"].values == "/entry/data"  # as it is named in its own file
+        assert tree["root/entry/self"].values == "/entry/data"  # the object's path in part0.h5
 
 
 def test_linked_files_on_a_server_are_opened_once(http_server: RangeServer, tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_linked_files_on_a_server_are_opened_once(http_server: RangeServer, tmp_
         http_server.put(f"/data/{file.relative_to(tmp_path)}", file.read_bytes())
     fs = RefShardFileSystem(f"{http_server.url}/data/{path.name}")
     assert np.frombuffer(fs.cat("own/0.0")).tolist() == VALUES.ravel().tolist()
-    asked = [request.path for request in http_server.requests()]
-    assert asked.count("/data/part1.h5") <= 2
+    requested = [request.path for request in http_server.requests()]
+    assert requested.count("/data/part1.h5") <= 2
     assert not fs.left_whole
 
 
@@ -80,13 +80,13 @@ def test_links_out_of_the_directory_are_never_followed(http_server: RangeServer,
     for source in (str(tmp_path / "in" / "a.h5"), (tmp_path / "in" / "a.h5").read_bytes()):
         http_server.clear()
         fs = RefShardFileSystem(source)
-        left = set(fs.left_whole)
-        assert left >= {"nothing", *[f"link{n}" for n in range(len(names))], *[f"raw{n}" for n in range(6)]}
+        reported = set(fs.left_whole)
+        assert reported >= {"nothing", *[f"link{n}" for n in range(len(names))], *[f"raw{n}" for n in range(6)]}
         assert not http_server.requests()
     assert "no such object" in RefShardFileSystem(str(tmp_path / "in" / "a.h5")).left_whole["nothing"]
 
 
-def test_objects_behind_links_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_to_many_long_paths_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refshard_fs.formats.hdf5.source.MOST_TEXT", 40)
     fs = RefShardFileSystem(str(write_linked(tmp_path)))
     assert {name for name, why in fs.left_whole.items() if "more than 40 characters" in why} == {"root", "group"}
@@ -118,24 +118,24 @@ def test_raw_files_have_the_values_of_h5py(tmp_path: Path, monkeypatch: pytest.M
         file.create_dataset("three", (5,), "S3", external=[("a.bin", 0, 4), ("a.bin", 500, 1), ("sub/b.bin", 0, 10)])
         file.create_dataset("short", (60, 5), "<f4", external=[("a.bin", 0, 1200)])
     assert os.path.getsize("a.bin") == 1000
-    fs, shown = opened(tmp_path / "a.h5")
+    fs, datasets = opened(tmp_path / "a.h5")
     assert not fs.left_whole
     with h5py.File("a.h5") as file:
         for name in ("one", "offset", "two", "three"):
-            assert shown[name][...].tobytes() == file[name][...].tobytes(), name
+            assert datasets[name][...].tobytes() == file[name][...].tobytes(), name
     with pytest.raises(ReferenceNotReachable, match="1000"):
         fs.cat("short/0.0")
 
 
-def test_raw_ranges_end_at_the_end_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_part_longer_than_its_file_is_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    values = np.arange(3 << 19, dtype="<f8").reshape(3, 1 << 19)  # in pieces of 4 MiB
+    values = np.arange(3 << 19, dtype="<f8").reshape(3, 1 << 19)  # in chunks of 4 MiB
     (tmp_path / "a.bin").write_bytes(values.tobytes()[:5_000_000])
     (tmp_path / "b.bin").write_bytes(values.tobytes()[5_000_000:])
     with h5py.File("a.h5", "w") as file:
         file.create_dataset("d", values.shape, "<f8", external=[("a.bin", 0, 5_000_000), ("b.bin", 0, 1 << 30)])
-    _, shown = opened(tmp_path / "a.h5")
-    assert (shown["d"][...] == values).all()
+    _, datasets = opened(tmp_path / "a.h5")
+    assert (datasets["d"][...] == values).all()
 
 
 def test_nested_links_resolve_in_order() -> None:
@@ -162,7 +162,7 @@ def test_nested_links_resolve_in_order() -> None:
 
 def test_names_outside_of_the_directory_are_refused() -> None:
     for name in ("a.h5", "./a.h5", "sub/a.h5"):
-        external.check_is_beside(name)
+        external.check_file_is_beside(name)
     for name in ("", "/a", "..", "../a", "a//b", "a/../b", "s3://b/a", "C:\\a", "a?b", "a#b", "%2e%2e/a", "zip::a"):
         with pytest.raises(ValueError, match="does not lie"):
-            external.check_is_beside(name)
+            external.check_file_is_beside(name)

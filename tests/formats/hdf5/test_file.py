@@ -12,7 +12,7 @@ from refshard_fs.core.model import Inline
 from refshard_fs.formats.hdf5.file import LEAST_READ, TIMES_READ, MetadataFile
 
 
-def test_overlapping_structures_end() -> None:
+def test_overlapping_structures_are_refused() -> None:
     file = MetadataFile(Inline(bytes(1 << 20)), 1 << 20, b"")
     for _ in range(TIMES_READ + LEAST_READ // (1 << 20)):
         list(file.read(0, 1 << 20, "a heap"))
@@ -20,9 +20,9 @@ def test_overlapping_structures_end() -> None:
         list(file.read(0, 1 << 20, "a heap"))
 
 
-def test_texts_have_a_larger_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_may_be_longer_than_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["d"] = ["t" * 100_000]
-    monkeypatch.setattr("refshard_fs.formats.hdf5.file.MOST", 1 << 16)
+    monkeypatch.setattr("refshard_fs.formats.hdf5.file.MOST_METADATA", 1 << 16)
     assert RefShardFileSystem(str(path)).cat_file("d/0").endswith(b"t" * 100_000)

@@ -56,38 +56,46 @@ DTYPES = ["<i2", ">i4", "<u1", "<f4", ">f8", "<i8"]
 SHAPES = [((40,), (16,)), ((9, 13), (4, 5)), ((3, 4, 5), (3, 4, 5))]
 
 
-def sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def make_sample(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(3)
     return np.cumsum(rng.integers(0, 5, int(np.prod(shape)))).reshape(shape).astype(dtype)
 
 
-def described(dataset: h5py.Dataset) -> tuple[Datatype, tuple[Filter, ...]]:
-    found = messages(dataset.id)
-    return parse_datatype(found[DATATYPE]), parse_pipeline(found[PIPELINE]) if PIPELINE in found else ()
+def describe(dataset: h5py.Dataset) -> tuple[Datatype, tuple[Filter, ...]]:
+    body_by_type = messages(dataset.id)
+    return parse_datatype(body_by_type[DATATYPE]), parse_pipeline(
+        body_by_type[PIPELINE]
+    ) if PIPELINE in body_by_type else ()
 
 
-def decoded(codecs: Codecs, datatype: Datatype, data: bytes) -> np.ndarray[Any, Any]:
+def decode_by_zarr(codecs: Codecs, datatype: Datatype, data: bytes) -> np.ndarray[Any, Any]:
     """Decode the elements of a chunk as zarr does."""
     for codec in reversed(codecs.shown):
         data = bytes(get_codec(codec).decode(data))
     return np.frombuffer(data, datatype.shown)
 
 
-def shown(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
+def read_by_codecs(dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
     """Return the values of a chunked dataset from its raw chunks."""
-    datatype, pipeline = described(dataset)
+    datatype, pipeline = describe(dataset)
     codecs = filters.make_codecs(pipeline, datatype, dataset.chunks)
-    made = np.zeros(tuple(-(-n // c) * c for n, c in zip(dataset.shape, dataset.chunks, strict=True)), datatype.shown)
+    values = np.zeros(
+        tuple(
+            -(-extent // chunk_size) * chunk_size
+            for extent, chunk_size in zip(dataset.shape, dataset.chunks, strict=True)
+        ),
+        datatype.shown,
+    )
     for number in range(dataset.id.get_num_chunks()):
         chunk = dataset.id.get_chunk_info(number)
         start = chunk.chunk_offset
         raw = dataset.id.read_direct_chunk(start)[1]
-        recipe = codecs.recipe(chunk.filter_mask)
+        recipe = codecs.make_recipe(chunk.filter_mask)
         data = raw if recipe is None else recipe.make(raw)
         assert recipe is None or recipe.made in (None, len(data))
-        where = tuple(slice(first, first + size) for first, size in zip(start, dataset.chunks, strict=True))
-        made[where] = decoded(codecs, datatype, data).reshape(dataset.chunks)
-    return made[tuple(map(slice, dataset.shape))]
+        region = tuple(slice(first, first + size) for first, size in zip(start, dataset.chunks, strict=True))
+        values[region] = decode_by_zarr(codecs, datatype, data).reshape(dataset.chunks)
+    return values[tuple(map(slice, dataset.shape))]
 
 
 @pytest.mark.parametrize("name", PLUGINS)
@@ -96,9 +104,9 @@ def test_decoded_chunks_equal_h5py(name: str, libver: str) -> None:
     with in_memory(libver) as file:
         for dtype in DTYPES:
             for shape, chunks in SHAPES:
-                values = sample(dtype, shape)
+                values = make_sample(dtype, shape)
                 dataset = file.create_dataset(f"{dtype}{shape}", data=values, chunks=chunks, **PLUGINS[name])
-                assert shown(dataset).tobytes() == values.tobytes(), (dtype, shape)
+                assert read_by_codecs(dataset).tobytes() == values.tobytes(), (dtype, shape)
 
 
 @pytest.mark.parametrize("mode", ZFP)
@@ -107,9 +115,9 @@ def test_zfp_values_equal_h5py(mode: str, dtype: str) -> None:
     with in_memory() as file:
         for shape, chunks in SHAPES:
             options = hdf5plugin.Zfp(**ZFP[mode])
-            dataset = file.create_dataset(str(shape), data=sample(dtype, shape), chunks=chunks, **options)
-            assert shown(dataset).tobytes() == dataset[...].tobytes(), shape
-        datatype, pipeline = described(dataset)
+            dataset = file.create_dataset(str(shape), data=make_sample(dtype, shape), chunks=chunks, **options)
+            assert read_by_codecs(dataset).tobytes() == dataset[...].tobytes(), shape
+        datatype, pipeline = describe(dataset)
         with pytest.raises(ValueError, match=r"expected \d+ bytes"):
             filters.FilterRecipe(Codecs(pipeline, datatype, 61, None)).make(b"\xff" * 9)
 
@@ -121,11 +129,11 @@ def test_chunks_of_noise_and_of_one_value_are_read(name: str) -> None:
         for number, values in enumerate([noise, np.full(3000, 7, "<u8"), noise[:5], noise[:1]]):
             chunks = (min(1000, len(values)),)
             dataset = file.create_dataset(str(number), data=values, chunks=chunks, **PLUGINS[name])
-            assert shown(dataset).tobytes() == values.tobytes()
+            assert read_by_codecs(dataset).tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("mask", range(8))
-def test_skipped_filters_are_not_undone(mask: int) -> None:
+def test_skipped_filters_are_not_decoded(mask: int) -> None:
     values = np.arange(100, dtype="<i4")
     with in_memory() as file:
         dataset = file.create_dataset(
@@ -138,15 +146,15 @@ def test_skipped_filters_are_not_undone(mask: int) -> None:
         dataset.id.write_direct_chunk((50,), data, filter_mask=mask)
         dataset[:50] = values[:50]
         assert dataset[:].tolist() == values.tolist()
-        assert shown(dataset).tolist() == values.tolist()
+        assert read_by_codecs(dataset).tolist() == values.tolist()
 
 
-def test_filter_masks_apply_to_our_decoders() -> None:
+def test_filter_masks_apply_to_chunks_decoded_here() -> None:
     with in_memory() as file:
         dataset = file.create_dataset("a", (50,), "<i4", chunks=(50,), shuffle=True, compression="lzf")
         values = np.arange(50, dtype="<i4")
         dataset.id.write_direct_chunk((0,), bytes(get_codec({"id": "shuffle", "elementsize": 4}).encode(values)), 2)
-        assert shown(dataset).tolist() == values.tolist()
+        assert read_by_codecs(dataset).tolist() == values.tolist()
 
 
 SCALED: list[tuple[str, int, Any]] = [
@@ -157,7 +165,7 @@ SCALED: list[tuple[str, int, Any]] = [
 
 
 @pytest.mark.parametrize(("dtype", "factor", "fill"), SCALED)
-def test_scale_offset_values_equal_the_librarys(dtype: str, factor: int, fill: Any) -> None:
+def test_scale_offset_values_equal_h5py(dtype: str, factor: int, fill: Any) -> None:
     if np.dtype(dtype).kind in "iu":
         factor = min(factor, np.dtype(dtype).itemsize * 8 - 2)
     rng = np.random.default_rng(5)
@@ -173,13 +181,15 @@ def test_scale_offset_values_equal_the_librarys(dtype: str, factor: int, fill: A
                 values[3:7] = fill
             dataset = file.create_dataset(str(number), (90,), dtype, chunks=(40,), scaleoffset=factor, fillvalue=fill)
             dataset[:] = values
-            assert shown(dataset).tolist() == dataset[:].tolist()
-            both = file.create_dataset(f"{number}z", (90,), dtype, chunks=(40,), scaleoffset=factor, compression="gzip")
-            both[:] = values
-            assert shown(both).tolist() == both[:].tolist()
+            assert read_by_codecs(dataset).tolist() == dataset[:].tolist()
+            compressed = file.create_dataset(
+                f"{number}z", (90,), dtype, chunks=(40,), scaleoffset=factor, compression="gzip"
+            )
+            compressed[:] = values
+            assert read_by_codecs(compressed).tolist() == compressed[:].tolist()
 
 
-def of_bits(base: h5py.h5t.TypeIntegerID, precision: int, offset: int) -> h5py.h5t.TypeIntegerID:
+def make_integer_type(base: h5py.h5t.TypeIntegerID, precision: int, offset: int) -> h5py.h5t.TypeIntegerID:
     tid = base.copy()
     tid.set_precision(precision)
     tid.set_offset(offset)
@@ -187,22 +197,22 @@ def of_bits(base: h5py.h5t.TypeIntegerID, precision: int, offset: int) -> h5py.h
 
 
 NBIT: dict[str, Callable[[], h5py.h5t.TypeID]] = {
-    "signed": lambda: of_bits(h5py.h5t.STD_I32LE, 17, 0),
-    "big-endian, in the middle": lambda: of_bits(h5py.h5t.STD_I32BE, 19, 7),
-    "unsigned": lambda: of_bits(h5py.h5t.STD_U16LE, 9, 3),
-    "a byte": lambda: of_bits(h5py.h5t.STD_I8LE, 5, 1),
-    "eight bytes": lambda: of_bits(h5py.h5t.STD_I64BE, 33, 20),
+    "signed": lambda: make_integer_type(h5py.h5t.STD_I32LE, 17, 0),
+    "big-endian, in the middle": lambda: make_integer_type(h5py.h5t.STD_I32BE, 19, 7),
+    "unsigned": lambda: make_integer_type(h5py.h5t.STD_U16LE, 9, 3),
+    "a byte": lambda: make_integer_type(h5py.h5t.STD_I8LE, 5, 1),
+    "eight bytes": lambda: make_integer_type(h5py.h5t.STD_I64BE, 33, 20),
     "all bits": lambda: h5py.h5t.STD_I16LE.copy(),
     "a float": lambda: h5py.h5t.IEEE_F32LE.copy(),
-    "an array": lambda: h5py.h5t.array_create(of_bits(h5py.h5t.STD_I32LE, 17, 2), (2, 3)),
+    "an array": lambda: h5py.h5t.array_create(make_integer_type(h5py.h5t.STD_I32LE, 17, 2), (2, 3)),
 }
 
 
-def compound() -> h5py.h5t.TypeID:
+def make_compound_type() -> h5py.h5t.TypeID:
     tid = h5py.h5t.create(h5py.h5t.COMPOUND, 24)
-    tid.insert(b"a", 2, of_bits(h5py.h5t.STD_I16LE, 11, 0))
+    tid.insert(b"a", 2, make_integer_type(h5py.h5t.STD_I16LE, 11, 0))
     tid.insert(b"b", 8, h5py.h5t.IEEE_F64BE)
-    tid.insert(b"c", 16, of_bits(h5py.h5t.STD_U32BE, 20, 5))
+    tid.insert(b"c", 16, make_integer_type(h5py.h5t.STD_U32BE, 20, 5))
     text = h5py.h5t.C_S1.copy()
     text.set_size(3)
     text.set_strpad(h5py.h5t.STR_NULLPAD)
@@ -211,35 +221,35 @@ def compound() -> h5py.h5t.TypeID:
 
 
 @pytest.mark.parametrize("name", [*NBIT, "a compound"])
-def test_nbit_values_equal_the_librarys(name: str) -> None:
-    tid = compound() if name == "a compound" else NBIT[name]()
+def test_nbit_values_equal_h5py(name: str) -> None:
+    tid = make_compound_type() if name == "a compound" else NBIT[name]()
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((7,))
     create.set_filter(filters.NBIT, 0, ())
     with in_memory() as file:
-        made = h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((20,)), create)
-        dataset = h5py.Dataset(made)
+        dataset_id = h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((20,)), create)
+        dataset = h5py.Dataset(dataset_id)
         if name == "a compound":
             values = np.zeros(20, [("a", "<i2"), ("b", "<f8"), ("c", "<u4"), ("d", "S3")])
             values["a"], values["b"] = np.arange(20) * -7, np.arange(20) / 3
             values["c"], values["d"] = np.arange(20) * 999, [b"abc", b"", b"x", b"yz"] * 5
             dataset[:] = values
-            assert shown(dataset).tolist() == dataset[:].tolist()
+            assert read_by_codecs(dataset).tolist() == dataset[:].tolist()
             return
         if name == "an array":
             dataset[:] = np.arange(120).reshape(20, 2, 3) - 60
-            datatype, pipeline = described(dataset)
-            recipe = filters.make_codecs(pipeline, datatype, (7,)).recipe(0)
+            datatype, pipeline = describe(dataset)
+            recipe = filters.make_codecs(pipeline, datatype, (7,)).make_recipe(0)
             assert recipe is not None
             data = recipe.make(dataset.id.read_direct_chunk((7,))[1])
             assert np.frombuffer(data, datatype.shown).reshape(7, 2, 3).tolist() == dataset[7:14].tolist()
             return
         dataset[:] = (np.arange(20) - (0 if name == "unsigned" else 10)).astype(dataset.dtype)
-        assert shown(dataset).tolist() == dataset[:].tolist()
+        assert read_by_codecs(dataset).tolist() == dataset[:].tolist()
 
 
 def test_string_padding_is_removed_from_unfiltered_chunks() -> None:
-    """Strings end before their padding, so zarr sees these chunks decoded and encoded again."""
+    """zarr does not remove the padding of strings, so chunks are decoded and encoded without it."""
     tid = h5py.h5t.C_S1.copy()
     tid.set_size(4)
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -247,32 +257,32 @@ def test_string_padding_is_removed_from_unfiltered_chunks() -> None:
     with in_memory() as file:
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple((3,)), create))
         dataset.id.write_direct_chunk((0,), b"ab\0xabc\0\0yyy")
-        assert shown(dataset).tolist() == dataset[:].tolist() == [b"ab", b"abc", b""]
+        assert read_by_codecs(dataset).tolist() == dataset[:].tolist() == [b"ab", b"abc", b""]
 
 
 def test_equivalent_filters_become_zarr_codecs() -> None:
     with in_memory() as file:
         options = {"chunks": (5,), "shuffle": True, "compression": "gzip", "fletcher32": True}
-        datatype, pipeline = described(file.create_dataset("a", (10,), "<f4", **options))
-        found = filters.make_codecs(pipeline, datatype, (5,))
+        datatype, pipeline = describe(file.create_dataset("a", (10,), "<f4", **options))
+        codecs = filters.make_codecs(pipeline, datatype, (5,))
         names = [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}, {"id": "fletcher32"}]
-        assert list(found.shown) == names
+        assert list(codecs.shown) == names
         data = np.arange(5, dtype="<f4").tobytes()
-        assert decoded(found, datatype, found.encode(data)).tobytes() == data
+        assert decode_by_zarr(codecs, datatype, codecs.encode(data)).tobytes() == data
 
 
 def test_unsupported_filters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
-    for number, name in [(32017, "sz"), (32024, "sz3"), (40000, "mine")]:
-        used = Filter(number, filters.NAMES.get(number, "mine"), ())
+    for number, name in [(32017, "sz"), (32024, "sz3"), (40000, "custom")]:
+        filter_ = Filter(number, filters.NAMES.get(number, "custom"), ())
         with pytest.raises(ManifestError, match=name):
-            filters.make_codecs([used], datatype, (5,))
+            filters.make_codecs([filter_], datatype, (5,))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ManifestError, match=r"'lzf'.*refshard_fs\[hdf5\]"):
         filters.make_codecs([Filter(filters.LZF, "lzf", ())], datatype, (5,))
 
 
-def test_small_inputs_cannot_claim_huge_chunks() -> None:
+def test_huge_decoded_chunks_are_refused() -> None:
     datatype = parse_datatype(bytes.fromhex("1008000004000000 00002000"))
     scaled = Filter(filters.SCALEOFFSET, "scale-offset", (2, 0, 1 << 30, 0, 4, 1, 0, 0))
     with pytest.raises(ManifestError, match="bytes"):
@@ -284,8 +294,8 @@ def test_damaged_chunks_are_errors_or_other_values(name: str) -> None:
     options: Any = hdf5plugin.Zfp(**ZFP[name]) if name in ZFP else PLUGINS.get(name, {"scaleoffset": 2})
     rng = np.random.default_rng(4)
     with in_memory() as file:
-        dataset = file.create_dataset("a", data=sample("<i4", (200,)), chunks=(100,), **options)
-        datatype, pipeline = described(dataset)
+        dataset = file.create_dataset("a", data=make_sample("<i4", (200,)), chunks=(100,), **options)
+        datatype, pipeline = describe(dataset)
         raw = dataset.id.read_direct_chunk((0,))[1]
     recipe = filters.FilterRecipe(Codecs(pipeline, datatype, 100, None))
     for number in range(60):
@@ -301,7 +311,7 @@ def test_damaged_chunks_are_errors_or_other_values(name: str) -> None:
 @pytest.mark.parametrize("name", ["nbit", "scale-offset"])
 def test_unpacking_memory_is_a_small_multiple_of_the_chunk(name: str) -> None:
     values = np.arange(1 << 20, dtype="<u2") % 7
-    tid = of_bits(h5py.h5t.STD_U16LE, 9, 0) if name == "nbit" else h5py.h5t.STD_U16LE
+    tid = make_integer_type(h5py.h5t.STD_U16LE, 9, 0) if name == "nbit" else h5py.h5t.STD_U16LE
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk(values.shape)
     if name == "nbit":
@@ -311,46 +321,46 @@ def test_unpacking_memory_is_a_small_multiple_of_the_chunk(name: str) -> None:
     with in_memory() as file:
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", tid, h5py.h5s.create_simple(values.shape), create))
         dataset[:] = values
-        datatype, pipeline = described(dataset)
+        datatype, pipeline = describe(dataset)
         raw = dataset.id.read_direct_chunk((0,))[1]
-    recipe = filters.make_codecs(pipeline, datatype, values.shape).recipe(0)
+    recipe = filters.make_codecs(pipeline, datatype, values.shape).make_recipe(0)
     assert recipe is not None
     with taking(8 * values.nbytes):
-        made = recipe.make(raw)
-    assert np.array_equal(np.frombuffer(made, "<u2"), values)
+        decoded = recipe.make(raw)
+    assert np.array_equal(np.frombuffer(decoded, "<u2"), values)
 
 
 def test_bitshuffle_memory_is_a_small_multiple_of_the_chunk() -> None:
     values = np.arange(1 << 20, dtype="<u2")
     with in_memory() as file:
-        how = hdf5plugin.Bitshuffle(nelems=len(values), cname="none")
-        dataset = file.create_dataset("a", data=values, chunks=values.shape, **how)
-        datatype, pipeline = described(dataset)
+        options = hdf5plugin.Bitshuffle(nelems=len(values), cname="none")
+        dataset = file.create_dataset("a", data=values, chunks=values.shape, **options)
+        datatype, pipeline = describe(dataset)
         raw = dataset.id.read_direct_chunk((0,))[1]
-    recipe = filters.make_codecs(pipeline, datatype, values.shape).recipe(0)
+    recipe = filters.make_codecs(pipeline, datatype, values.shape).make_recipe(0)
     assert recipe is not None
     with taking(6 * values.nbytes):
-        made = recipe.make(raw)
-    assert np.array_equal(np.frombuffer(made, "<u2"), values)
+        decoded = recipe.make(raw)
+    assert np.array_equal(np.frombuffer(decoded, "<u2"), values)
 
 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
-def test_missing_szip_bytes_are_an_error(dtype: str) -> None:
-    """The output of scale-offset is not a whole number of pixels: szip itself loses the rest."""
+def test_incomplete_szip_pixels_are_an_error(dtype: str) -> None:
+    """The output of scale-offset is not a whole number of pixels: szip drops the incomplete pixel at its end."""
     create = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     create.set_chunk((16,))
     create.set_scaleoffset(h5py.h5z.SO_INT, 0)
     create.set_szip(4, 4)
     with in_memory() as file:
         tid, space = h5py.h5t.py_create(np.dtype(dtype)), h5py.h5s.create_simple((16,))
-        made = h5py.h5d.create(file.id, b"a", tid, space, create)
-        dataset = h5py.Dataset(made)
-        dataset[:] = np.arange(16) * 12  # in 8 bits each
+        dataset_id = h5py.h5d.create(file.id, b"a", tid, space, create)
+        dataset = h5py.Dataset(dataset_id)
+        dataset[:] = np.arange(16) * 12  # scale-offset packs each number into 8 bits
         with pytest.raises(ValueError, match="an szip chunk of 38 bytes"):
-            shown(dataset)
+            read_by_codecs(dataset)
 
 
-def test_damaged_messages_are_value_errors() -> None:
+def test_truncated_pipeline_messages_raise_value_error() -> None:
     with in_memory() as file, in_memory("latest") as latest:
         for target in (file, latest):
             dataset = target.create_dataset("a", (10,), "<f4", chunks=(5,), shuffle=True, **hdf5plugin.Blosc())
@@ -372,9 +382,9 @@ def test_lossy_rounding_filters_need_no_decoder(number: int) -> None:
     with in_memory() as file:
         space = h5py.h5s.create_simple((32,))
         dataset = h5py.Dataset(h5py.h5d.create(file.id, b"a", h5py.h5t.IEEE_F32LE, space, create))
-        datatype, pipeline = described(dataset)
-    made = filters.make_codecs(pipeline, datatype, (32,))
-    assert [codec["id"] for codec in made.shown] == ["shuffle", "zlib"]
-    assert made.recipe(0) is None
-    raw = made.encode(values.tobytes())
+        datatype, pipeline = describe(dataset)
+    codecs = filters.make_codecs(pipeline, datatype, (32,))
+    assert [codec["id"] for codec in codecs.shown] == ["shuffle", "zlib"]
+    assert codecs.make_recipe(0) is None
+    raw = codecs.encode(values.tobytes())
     assert filters.FilterRecipe(Codecs(pipeline, datatype, 32, None)).make(raw) == values.tobytes()

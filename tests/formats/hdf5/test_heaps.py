@@ -1,4 +1,4 @@
-"""Heaps and B-trees: overlapping entries, and trees of another type, are damage."""
+"""Heaps and B-trees: overlapping names and records of a wrong size are damage; an empty node is not."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.support.hdf5_files import WRITERS, file_of
 
 
 def test_overlapping_names_in_a_local_heap_are_refused() -> None:
-    """Each of many names could be as long as the heap."""
+    """If names of a file may overlap, each of many names can be as long as the heap."""
 
     def fill(file: h5py.File) -> None:
         for number in range(8):
             file[f"{number}" + "n" * 1000] = h5py.SoftLink("x")
 
     data = bytearray(file_of(fill))
-    for at in [at for at in range(len(data)) if data.startswith(b"SNOD", at)]:
-        (count,) = struct.unpack_from("<H", data, at + 6)
+    for position in [position for position in range(len(data)) if data.startswith(b"SNOD", position)]:
+        (count,) = struct.unpack_from("<H", data, position + 6)
         for entry in range(count):
-            data[at + 8 + 40 * entry : at + 16 + 40 * entry] = struct.pack("<Q", 8)
-            data[at + 32 + 40 * entry : at + 36 + 40 * entry] = struct.pack("<I", 8)
+            data[position + 8 + 40 * entry : position + 16 + 40 * entry] = struct.pack("<Q", 8)
+            data[position + 32 + 40 * entry : position + 36 + 40 * entry] = struct.pack("<I", 8)
     assert opened(open_, bytes(data)) is None
 
 
-def test_b_tree_ends_at_a_node_without_children(tmp_path: Path) -> None:
+def test_b_tree_node_without_children_is_an_empty_group(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     WRITERS["scaled earliest plain"](path)
     data = bytearray(path.read_bytes())
@@ -40,7 +40,7 @@ def test_b_tree_ends_at_a_node_without_children(tmp_path: Path) -> None:
     assert all_bytes(bytes(data)) == {}
 
 
-def test_attributes_in_a_wrong_b_tree_are_damage(tmp_path: Path) -> None:
+def test_b_tree_records_of_a_wrong_size_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         for number in range(10):
@@ -49,8 +49,8 @@ def test_attributes_in_a_wrong_b_tree_are_damage(tmp_path: Path) -> None:
     head = data.index(b"BTHD")
     data[head + 10 : head + 12] = b"\x05\0"  # bytes of a record
     for signature, size in ((b"BTHD", 38), (b"BTLF", 4 + 2 + 5 * 10 + 4)):
-        where = data.index(signature)
-        end = where + size - 4
-        data[end : end + 4] = jenkins_lookup3(bytes(data[where:end]), 0).to_bytes(4, "little")
+        start = data.index(signature)
+        end = start + size - 4
+        data[end : end + 4] = jenkins_lookup3(bytes(data[start:end]), 0).to_bytes(4, "little")
     path.write_bytes(data)
     assert "have the wrong size" in RefShardFileSystem(str(path)).left_whole["attributes of '/'"]

@@ -16,7 +16,7 @@ from tests.support import netcdf_files
 from tests.support.hdf5_comparison import check_file, check_xarray
 from tests.support.hdf5_corpus import written
 
-# Groups with links to nothing, and elements that are arrays, are more than h5netcdf reads.
+# h5netcdf cannot read the other files: their groups have dangling links, or their elements are arrays.
 XARRAY = [
     name
     for name in corpus.WRITERS
@@ -27,7 +27,7 @@ XARRAY = [
 
 
 @pytest.mark.parametrize("name", XARRAY)
-def test_xarray_dataset_equals_h5netcdfs(name: str, tmp_path: Path) -> None:
+def test_xarray_dataset_equals_that_of_h5netcdf(name: str, tmp_path: Path) -> None:
     assert check_xarray(written(corpus.WRITERS, name, tmp_path), decode_cf=False, left_out=frozenset(["cell"]))
 
 
@@ -46,45 +46,45 @@ def test_fill_values_are_masked_in_both_formats(tmp_path: Path) -> None:
     with xr.open_dataset(path, engine="h5netcdf") as expected:
         for zarr_format in (2,) if zarr.__version__.startswith("2.") else (2, 3):
             options = {"zarr_format": zarr_format}
-            found = xr.open_dataset(str(path), engine="refshard", storage_options=options)
+            actual = xr.open_dataset(str(path), engine="refshard", storage_options=options)
             for name in ("f0", "f1", "f2"):
-                assert found[name].dtype == expected[name].dtype
-                np.testing.assert_array_equal(found[name], expected[name])
+                assert actual[name].dtype == expected[name].dtype
+                np.testing.assert_array_equal(actual[name], expected[name])
 
 
 def test_enum_names_become_flag_attributes(tmp_path: Path) -> None:
     fs = RefShardFileSystem(fo=str(written(netcdf_files.WRITERS, "netcdf4 groups", tmp_path, "nc")))
-    found = zarr.open_group(fs.get_mapper(""), mode="r")["cloud"]
-    assert found.attrs["flag_values"] == [0, 1, 2]
-    assert found.attrs["flag_meanings"] == "clear some thick_fog"
+    array = zarr.open_group(fs.get_mapper(""), mode="r")["cloud"]
+    assert array.attrs["flag_values"] == [0, 1, 2]
+    assert array.attrs["flag_meanings"] == "clear some thick_fog"
 
 
 def test_complex_attributes_equal_h5netcdf(tmp_path: Path) -> None:
-    """Complex attributes of groups were once pairs of numbers in xarray; those of variables were right."""
+    """xarray once read complex attributes of groups as pairs of numbers, but those of variables as complex."""
     with h5py.File(tmp_path / "complex.h5", "w") as file:
-        below = file.create_group("below")
-        for owner in (file, file.create_dataset("a", data=1.0), below, below.create_dataset("a", data=2.0)):
+        subgroup = file.create_group("below")
+        for owner in (file, file.create_dataset("a", data=1.0), subgroup, subgroup.create_dataset("a", data=2.0)):
             owner.attrs["one"] = 1 + 2j
             owner.attrs["some"] = np.array([1 - 1j, 2], "c8")
     for group in (None, "below"):
-        with xr.open_dataset(tmp_path / "complex.h5", engine="refshard", group=group) as found:
-            for attributes in (found.attrs, *(variable.attrs for variable in found.variables.values())):
+        with xr.open_dataset(tmp_path / "complex.h5", engine="refshard", group=group) as dataset:
+            for attributes in (dataset.attrs, *(variable.attrs for variable in dataset.variables.values())):
                 assert attributes["one"] == 1 + 2j
                 assert attributes["some"].dtype == np.complex64
                 assert attributes["some"].tolist() == [1 - 1j, 2]
 
 
-@pytest.mark.parametrize("number", [7, 12])  # in the object's header, and in a heap
+@pytest.mark.parametrize("number", [7, 12])  # 7 are stored in the object header, 12 in a heap
 @pytest.mark.parametrize("tracked", [False, True])
 def test_attributes_have_the_order_of_h5netcdf(number: int, tracked: bool, tmp_path: Path) -> None:
     with h5py.File(path := tmp_path / "ordered.nc", "w", libver="v110", track_order=tracked) as file:
         for owner in (file, file.create_dataset("a", data=1.0, track_order=tracked)):
             for name in "zyxwvutsrqpo"[:number]:
                 owner.attrs[name] = len(owner.attrs)
-            owner.attrs["y"] = "again, and longer than it was"  # its message moves
-    with xr.open_dataset(path, engine="refshard") as ours, xr.open_dataset(path, engine="h5netcdf") as theirs:
-        assert list(ours.attrs.items()) == list(theirs.attrs.items())
-        assert list(ours["a"].attrs.items()) == list(theirs["a"].attrs.items())
+            owner.attrs["y"] = "again, and longer than it was"  # the longer message moves to the end
+    with xr.open_dataset(path, engine="refshard") as actual, xr.open_dataset(path, engine="h5netcdf") as expected:
+        assert list(actual.attrs.items()) == list(expected.attrs.items())
+        assert list(actual["a"].attrs.items()) == list(expected["a"].attrs.items())
 
 
 def test_text_scale_stays_text(tmp_path: Path) -> None:

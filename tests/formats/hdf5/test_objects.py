@@ -1,4 +1,4 @@
-"""Groups and datasets are found level by level, through links; a damaged object does not hide others."""
+"""Groups and datasets are read level by level, through links; a damaged object does not hide others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ h5py = pytest.importorskip("h5py")
 xr = pytest.importorskip("xarray")
 
 
-@pytest.mark.parametrize(("libver", "most"), [("latest", 9), ("earliest", 6)])
-def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("libver", "most_rounds"), [("latest", 9), ("earliest", 6)])
+def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most_rounds: int, tmp_path: Path) -> None:
     path = tmp_path / "groups.h5"
     with h5py.File(path, "w", libver=libver, track_order=libver == "latest") as file:
         for group in range(4):
@@ -35,7 +35,7 @@ def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most: i
                     file[f"group{group}/variable{name}"].attrs[f"attribute{attribute}"] = f"text {attribute} of {name}"
     files = Files.of(path)
     keyspace = files.open()
-    assert files.rounds <= most
+    assert files.rounds <= most_rounds
     assert b"text 11 of 24" in (files.read(keyspace, "group3/variable24/.zattrs") or b"")
     whole = Files.of(path)
     whole.open(head=path.stat().st_size)
@@ -44,7 +44,7 @@ def test_many_groups_and_variables_are_opened_in_few_rounds(libver: str, most: i
         RefShardFileSystem(str(path), head=100)
 
 
-def test_internal_links_are_followed_others_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_within_the_file_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "links.h5"
     with h5py.File(path, "w") as file:
         file["group/values"] = np.arange(5)
@@ -72,12 +72,12 @@ def test_internal_links_are_followed_others_reported(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_damaged_object_leaves_the_others(libver: str) -> None:
-    """For any wrong byte in an object's header, reports name the lost objects, and their keys raise errors."""
+    """If a byte of an object's header is wrong, a report names the lost object, and its keys raise errors."""
     with in_memory(libver=libver) as file:
         file["a"] = np.arange(3, dtype="<i4")
-        odd = file.create_dataset("odd", data=np.arange(4.0), chunks=(2,), compression="gzip", maxshape=(None,))
-        odd.attrs["note"] = "text"
-        odd.attrs["units"] = np.array(["m"], h5py.string_dtype())
+        dataset = file.create_dataset("odd", data=np.arange(4.0), chunks=(2,), compression="gzip", maxshape=(None,))
+        dataset.attrs["note"] = "text"
+        dataset.attrs["units"] = np.array(["m"], h5py.string_dtype())
         group = file.create_group("group")
         group["inner"] = np.arange(5)
         group.attrs["n"] = np.arange(2)
@@ -86,16 +86,18 @@ def test_damaged_object_leaves_the_others(libver: str) -> None:
         data = bytes(file.id.get_file_image())
         headers = [h5py.h5o.get_info(file[name].id) for name in ("odd", "group", "group/inner")]
     for header in headers:
-        for at in range(header.addr, header.addr + header.hdr.space.total, 5):
+        for position in range(header.addr, header.addr + header.hdr.space.total, 5):
             damaged = bytearray(data)
-            damaged[at] ^= 0xFF
+            damaged[position] ^= 0xFF
             files = Files({ROOT: bytes(damaged)})
-            keys = files.open()
+            keyspace = files.open()
             for name in ("a", "z"):
-                assert files.read(keys, f"{name}/0") == np.arange(3, dtype="<i4").tobytes(), at
-            for path in {"odd", "group/inner"} - set(keys.grids) if len(keys.grids) < 4 else ():  # none is renamed
+                assert files.read(keyspace, f"{name}/0") == np.arange(3, dtype="<i4").tobytes(), position
+            for path in (
+                {"odd", "group/inner"} - set(keyspace.grids) if len(keyspace.grids) < 4 else ()
+            ):  # with 4 grids, the damage renamed an object
                 with pytest.raises(ManifestError, match="is not shown"):
-                    files.read(keys, f"{path}/0")
+                    files.read(keyspace, f"{path}/0")
 
 
 def test_unreadable_links_of_a_group_are_named() -> None:
@@ -104,15 +106,15 @@ def test_unreadable_links_of_a_group_are_named() -> None:
         file.create_group("group")["inner"] = np.arange(5)
         file.flush()
         data = bytes(file.id.get_file_image())
-    at = data.rindex(b"SNOD")
-    files = Files({ROOT: data[:at] + b"X" + data[at + 1 :]})
-    keys = files.open()
-    assert set(keys.grids) == {"good"}
-    assert "some of its members cannot be found" in keys.reports["group"]
-    assert files.read(keys, "group/.zgroup")
-    assert files.read(keys, "group/zarr.json") is None
+    position = data.rindex(b"SNOD")
+    files = Files({ROOT: data[:position] + b"X" + data[position + 1 :]})
+    keyspace = files.open()
+    assert set(keyspace.grids) == {"good"}
+    assert "some of its members cannot be found" in keyspace.reports["group"]
+    assert files.read(keyspace, "group/.zgroup")
+    assert files.read(keyspace, "group/zarr.json") is None
     with pytest.raises(ManifestError, match="members"):
-        files.read(keys, "group/inner/0")
+        files.read(keyspace, "group/inner/0")
 
 
 def test_too_long_paths_are_reported_without_copies() -> None:
@@ -123,22 +125,28 @@ def test_too_long_paths_are_reported_without_copies() -> None:
 
     data = file_of(fill)
     with taking(4 << 20):
-        found = opened(open_, data)
-    assert found is not None
-    assert list(map(len, found[1].reports)) == [4096]
+        result = opened(open_, data)
+    assert result is not None
+    assert list(map(len, result[1].reports)) == [4096]
 
 
 def test_many_groups_with_shared_links_are_refused() -> None:
-    """The links of each group would take memory before any path is made."""
+    """The links of each group take memory, before the paths of objects are counted."""
 
     def fill(file: h5py.File) -> None:
         for number in range(150):
             file.create_group(f"g{number:03}")
 
     data = bytearray(file_of(fill))
-    tables = [at for at in range(0, len(data), 8) if data[at : at + 8] == struct.pack("<HHI", 0x11, 16, 0)]
-    for at in tables:
-        data[at + 8 : at + 24] = data[tables[0] + 8 : tables[0] + 24]  # those of the root
+    tables = [
+        position
+        for position in range(0, len(data), 8)
+        if data[position : position + 8] == struct.pack("<HHI", 0x11, 16, 0)
+    ]
+    for position in tables:
+        data[position + 8 : position + 24] = data[
+            tables[0] + 8 : tables[0] + 24
+        ]  # the addresses in the root group's symbol table
     whole = Inline(bytes(data))
     with pytest.raises(RefShardError, match="more than .* paths"):
         Files({ROOT: whole.data}).run(open_(Probe(ROOT, Facts(len(data)), whole.data[:HEAD]), OpenOptions()))

@@ -23,11 +23,11 @@ TEXT, REFERENCE, REGION = h5py.string_dtype(), h5py.ref_dtype, h5py.regionref_dt
 MEMBERS = {"n": np.dtype(">i2"), "t": TEXT, "o": REFERENCE, "r": REGION, "s": np.dtype("S3"), "f": np.dtype(("<f4", 2))}
 
 
-def path_of(file: h5py.File, reference: Any) -> str:
+def get_path(file: h5py.File, reference: Any) -> str:
     return file[reference].name if reference else ""
 
 
-def value(random: np.random.Generator, file: h5py.File, kind: str) -> Any:
+def make_value(random: np.random.Generator, file: h5py.File, kind: str) -> Any:
     """Return a random value for a member of ``kind``; some references are null."""
     target = file[f"g{random.integers(3)}/x"]
     match kind:
@@ -45,7 +45,7 @@ def value(random: np.random.Generator, file: h5py.File, kind: str) -> Any:
 
 
 def write_random(path: Path, random: np.random.Generator, low: str) -> None:
-    """Write datasets of references, texts and compounds with random chunks and filters, some chunks unwritten."""
+    """Write datasets of references, texts and compounds with random chunks and filters. Some chunks are unwritten."""
     with h5py.File(path, "w", libver=(low, "latest"), userblock_size=512 * int(random.integers(2))) as file:
         for number in range(3):
             file[f"g{number}/x"] = np.arange(5)
@@ -56,17 +56,17 @@ def write_random(path: Path, random: np.random.Generator, low: str) -> None:
             dtype = MEMBERS[single] if single else np.dtype([(kind, MEMBERS[kind]) for kind in kinds])
             size = int(random.integers(1, 12))
             filters = {"compression": "gzip", "shuffle": True} if random.random() < 0.5 else {}
-            how: Any = {"chunks": (int(random.integers(1, size + 1)),), "maxshape": (None,), **filters}
-            made = file.create_dataset(f"d{number}", (size,), dtype, **(how if random.random() < 0.7 else {}))
+            options: Any = {"chunks": (int(random.integers(1, size + 1)),), "maxshape": (None,), **filters}
+            dataset = file.create_dataset(f"d{number}", (size,), dtype, **(options if random.random() < 0.7 else {}))
             for row in np.flatnonzero(random.random(size) < 0.7):
-                values = tuple(value(random, file, kind) for kind in kinds)
-                made[row] = values[0] if single else np.array([values], dtype)[0]
-            made.attrs["number"] = number
+                values = tuple(make_value(random, file, kind) for kind in kinds)
+                dataset[row] = values[0] if single else np.array([values], dtype)[0]
+            dataset.attrs["number"] = number
 
 
-def shown_as(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
+def convert_expected(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
     if h5py.check_ref_dtype(dtype) is not None:
-        return [path_of(file, reference) for reference in column]
+        return [get_path(file, reference) for reference in column]
     return [text.decode() for text in column] if dtype == TEXT else column.tolist()
 
 
@@ -74,7 +74,7 @@ def shown_as(file: h5py.File, column: Any, dtype: np.dtype[Any]) -> Any:
 @pytest.mark.parametrize("seed", range(20))
 def test_objects_equal_h5py(seed: int, low: str, tmp_path: Path) -> None:
     write_random(tmp_path / "a.h5", np.random.default_rng(seed), low)
-    fs, shown = opened(tmp_path / "a.h5")
+    fs, arrays = opened(tmp_path / "a.h5")
     assert not fs.left_whole
     with h5py.File(tmp_path / "a.h5") as file:
         for number in range(4):
@@ -84,19 +84,19 @@ def test_objects_equal_h5py(seed: int, low: str, tmp_path: Path) -> None:
             columns = {name: (dataset[...][name], dataset.dtype[name]) for name in names or ()}
             for name, (column, dtype) in (columns or {"": (dataset[...], dataset.dtype)}).items():
                 base = dtype.subdtype[0] if dtype.subdtype else dtype
-                found = shown[f"d{number}/{name}".rstrip("/")][...]
-                assert found.tolist() == shown_as(file, column, base), (number, name)
+                array = arrays[f"d{number}/{name}".rstrip("/")][...]
+                assert array.tolist() == convert_expected(file, column, base), (number, name)
 
 
 @pytest.mark.parametrize("low", LOW)
 def test_reference_attributes_become_paths(low: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", libver=(low, "latest")) as file:
-        there = file.create_dataset("g/x", data=np.arange(5))
-        file.attrs.create("one", there.ref, dtype=REFERENCE)
-        file.attrs.create("two", [there.ref, h5py.Reference()], shape=(2,), dtype=REFERENCE)
-        file.attrs.create("region", there.regionref[1:2], dtype=REGION)
+        target = file.create_dataset("g/x", data=np.arange(5))
+        file.attrs.create("one", target.ref, dtype=REFERENCE)
+        file.attrs.create("two", [target.ref, h5py.Reference()], shape=(2,), dtype=REFERENCE)
+        file.attrs.create("region", target.regionref[1:2], dtype=REGION)
         lists = np.empty(2, object)
-        lists[:] = [np.array([there.ref, file["g"].ref], REFERENCE), np.array([], REFERENCE)]
+        lists[:] = [np.array([target.ref, file["g"].ref], REFERENCE), np.array([], REFERENCE)]
         file.attrs.create("lists", lists, dtype=h5py.vlen_dtype(REFERENCE))
         row = np.zeros(1, [("n", "<i4"), ("t", TEXT), ("o", REFERENCE)])
         row[0] = (7, "é", file["g"].ref)
@@ -113,17 +113,19 @@ def test_compounds_within_compounds_are_groups(low: str, tmp_path: Path) -> None
         [("n", "<i4"), ("in", [("deep", inner), ("o", REFERENCE)]), ("plain", [("a", "<i2"), ("b", "S3")])]
     )
     with h5py.File(tmp_path / "a.h5", "w", libver=(low, "latest")) as file:
-        made = file.create_dataset("d", (3,), dtype, chunks=(2,), compression="gzip")
-        made[0] = np.array((7, (("é", 1.5), file.ref), (1, b"ab")), dtype)
-        made.attrs.update({"encoding-type": "rec-array", "note": "n"})
-    fs, shown = opened(tmp_path / "a.h5")
+        dataset = file.create_dataset("d", (3,), dtype, chunks=(2,), compression="gzip")
+        dataset[0] = np.array((7, (("é", 1.5), file.ref), (1, b"ab")), dtype)
+        dataset.attrs.update({"encoding-type": "rec-array", "note": "n"})
+    fs, arrays = opened(tmp_path / "a.h5")
     assert not fs.left_whole
-    values = {name: array[...].tolist() for name, array in shown.items()}
+    values = {name: array[...].tolist() for name, array in arrays.items()}
     assert values["d/in/deep/q"] == ["é", "", ""]
     assert values["d/in/deep/p"] == [1.5, 0, 0]
     assert values["d/in/o"] == ["/", "", ""]
     assert values["d/plain"] == [(1, b"ab"), (0, b""), (0, b"")]
-    assert json.loads(fs.cat("d/.zattrs")) == {"note": "n"}  # AnnData refuses a group that it describes as an array
+    assert json.loads(fs.cat("d/.zattrs")) == {
+        "note": "n"
+    }  # the group has no "encoding-type" of an array, which AnnData would refuse
 
 
 @pytest.mark.skipif(IS_ZARR_2, reason="zarr 2 has no version 3")
@@ -144,12 +146,14 @@ def test_compounds_of_any_byte_order_are_shown_in_version_3(tmp_path: Path) -> N
     assert group["split/in"][:].tolist() == [(0, (0, b""), 0, 0)] * 2
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["d"] = np.array([(1, 2.5), (-1, 0)], [("a", ">i2"), ("b", ">f8")])
-    with xr.open_dataset(tmp_path / "b.h5", engine="refshard") as ds:  # by version 2; h5netcdf's raises TypeError
+    with xr.open_dataset(
+        tmp_path / "b.h5", engine="refshard"
+    ) as ds:  # with metadata of version 2; engine h5netcdf raises TypeError
         assert ds["d"].values["a"].tolist() == [1, -1]
 
 
-def test_unnamed_dimensions_have_one_length_in_a_tree(tmp_path: Path) -> None:
-    """Names that were made for array datatypes were once those of other lengths in the groups below."""
+def test_phony_dimensions_have_one_length_in_a_tree(tmp_path: Path) -> None:
+    """A dimension of an array datatype once got the name of a dimension of another length in a group below."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["plain"] = np.zeros((3, 4))
         file["below/other"] = np.zeros((5, 6, 7))
@@ -162,8 +166,8 @@ def test_unnamed_dimensions_have_one_length_in_a_tree(tmp_path: Path) -> None:
 
 def test_sequences_become_ragged_arrays_or_bytes(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        made = file.create_dataset("ragged", (5,), h5py.vlen_dtype(">i4"), chunks=(2,))
-        made[0], made[3] = [1, 2], [3]
+        dataset = file.create_dataset("ragged", (5,), h5py.vlen_dtype(">i4"), chunks=(2,))
+        dataset[0], dataset[3] = [1, 2], [3]
         for name, (dtype, row) in {"bools": ("?", [True, False]), "texts": ("S3", [b"ab", b"c"])}.items():
             file.create_dataset(name, (2,), h5py.vlen_dtype(np.dtype(dtype)))[1] = np.array(row, dtype)
         file["x"] = np.arange(3)
@@ -176,9 +180,9 @@ def test_sequences_become_ragged_arrays_or_bytes(tmp_path: Path) -> None:
         assert [row.tolist() for row in group["texts"][:]] == [[], [b"ab", b"c"]]
         return
     assert fs.left_whole == {}
-    for name, want in {"ragged": [[1, 2], [], [], [3], []], "bools": [[], [True, False]]}.items():
+    for name, expected in {"ragged": [[1, 2], [], [], [3], []], "bools": [[], [True, False]]}.items():
         dtype = group[name].attrs["element_dtype"]
-        assert [np.frombuffer(row, dtype).tolist() for row in group[name][:]] == want
+        assert [np.frombuffer(row, dtype).tolist() for row in group[name][:]] == expected
     with xr.open_dataset(tmp_path / "a.h5", engine="refshard") as ds:
         row = ds.ragged.values[0]
         assert np.frombuffer(row, ds.ragged.attrs["element_dtype"]).tolist() == [1, 2]
@@ -191,16 +195,16 @@ def test_datasets_without_a_dataspace_keep_attributes(tmp_path: Path) -> None:
         for name, dtype in {"number": np.dtype("<f4"), "text": TEXT}.items():
             file[name] = h5py.Empty(dtype)
             file[name].attrs["encoding-type"] = "null"
-    fs, shown = opened(tmp_path / "a.h5")
-    assert {name: array[...].shape for name, array in shown.items()} == {"number": (0,), "text": (0,)}
+    fs, arrays = opened(tmp_path / "a.h5")
+    assert {name: array[...].shape for name, array in arrays.items()} == {"number": (0,), "text": (0,)}
     assert json.loads(fs.cat("text/.zattrs"))["encoding-type"] == "null"
 
 
 def test_many_references_to_a_long_path_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        long = "/".join(["n" * 250] * 12)
-        there = file.create_group(long)
-        file.create_dataset("d", (100_000,), REFERENCE, data=np.array([there.ref] * 100_000, REFERENCE))
+        path = "/".join(["n" * 250] * 12)
+        target = file.create_group(path)
+        file.create_dataset("d", (100_000,), REFERENCE, data=np.array([target.ref] * 100_000, REFERENCE))
     with pytest.raises(RefShardError, match="paths of its references"):
         RefShardFileSystem(str(tmp_path / "a.h5")).cat("d/0")
 

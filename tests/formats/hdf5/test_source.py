@@ -22,7 +22,7 @@ xr = pytest.importorskip("xarray")
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file of four variables that was written step by step: its index lies between its chunks."""
+    """Return a file of four variables that was written step by step: blocks of its indexes lie between chunks."""
     path = tmp_path_factory.mktemp("hdf5") / "steps.nc"
     rng = np.random.default_rng(0)
     with h5py.File(path, "w", libver=("earliest", "v108")) as file:
@@ -51,24 +51,24 @@ def served(http_server: RangeServer, steps: Path) -> str:
 
 
 def test_one_step_is_read_in_few_rounds_and_few_bytes(served: str, http_server: RangeServer, steps: Path) -> None:
-    with xr.open_dataset(served, engine="refshard") as found:
-        values = found["c"][150].values
+    with xr.open_dataset(served, engine="refshard") as actual:
+        values = actual["c"][150].values
     assert bytes_seen(http_server) < 150_000
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         assert (values == expected["c"][150].values).all()
     files = Files.of(steps)
     keyspace = files.open()
-    assert files.rounds <= 3  # and one for the coordinates
+    assert files.rounds <= 3  # the last round reads the coordinates
     assert files.read(keyspace, "c/150.0.0")
-    assert files.rounds <= 6  # and one for the chunk
+    assert files.rounds <= 6  # the last round reads the chunk
 
 
 def test_commands_and_sets_accept_files(steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refs = check_commands(steps, tmp_path, capsys, "lat")
     with xr.open_dataset(steps, engine="h5netcdf") as expected:
         for source in (steps, refs, steps.read_bytes()):
-            with xr.open_dataset(source if isinstance(source, bytes) else str(source), engine="refshard") as found:
-                xr.testing.assert_identical(found.load(), expected.load())
+            with xr.open_dataset(source if isinstance(source, bytes) else str(source), engine="refshard") as actual:
+                xr.testing.assert_identical(actual.load(), expected.load())
 
 
 def test_archive_and_user_block_do_not_change_values(steps: Path, tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_snapshot_and_diff_accept_files(tmp_path: Path, capsys: pytest.CaptureFi
     assert "v/0" in capsys.readouterr().out
 
 
-def test_unsupported_file_error_has_a_remedy(steps: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.nc"
-    cut.write_bytes(steps.read_bytes()[:-1])
+def test_truncated_file_is_refused(steps: Path, tmp_path: Path) -> None:
+    truncated = tmp_path / "cut.nc"
+    truncated.write_bytes(steps.read_bytes()[:-1])
     with pytest.raises(ManifestError, match="cut short"):
-        RefShardFileSystem(str(cut)).ls("")
+        RefShardFileSystem(str(truncated)).ls("")
 
 
-@pytest.mark.parametrize("name", ["a", "z"])  # before and after the scale's own
+@pytest.mark.parametrize("name", ["a", "z"])  # sorted before and after "m"
 def test_dimension_is_not_named_after_a_soft_link(name: str, tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
@@ -120,26 +120,26 @@ def test_dimension_is_not_named_after_a_soft_link(name: str, tmp_path: Path) -> 
         file["v"].dims[0].attach_scale(file["m"])
         file[name] = h5py.SoftLink("/m")
     attributes = json.loads(RefShardFileSystem(str(path)).cat_file("v/.zattrs"))
-    assert attributes["_ARRAY_DIMENSIONS"] == ["m"]  # as h5netcdf has it
+    assert attributes["_ARRAY_DIMENSIONS"] == ["m"]  # as in h5netcdf
 
 
 def test_files_are_concatenated_and_appended(tmp_path: Path) -> None:
-    parts = []
+    paths = []
     for number in range(3):
         values = np.arange(200, dtype="f4").reshape(10, 20) + number
         variables = {"v": (("time", "x"), values), "time": ("time", np.arange(10.0) + 10 * number)}
-        parts.append(tmp_path / f"{number}.nc")
+        paths.append(tmp_path / f"{number}.nc")
         encoding = {"v": {"zlib": True, "chunksizes": (5, 20)}, "time": {"chunksizes": (10,)}}
-        xr.Dataset(variables).to_netcdf(parts[-1], engine="h5netcdf", unlimited_dims=["time"], encoding=encoding)
-    whole, lazy = str(tmp_path / "whole.json"), str(tmp_path / "lazy.json")
-    first, second, third = map(str, parts)
-    assert main(["concat", first, second, "--dim", "time", "-o", whole]) == 0
-    assert main(["append", whole, third, "--dim", "time"]) == 0
+        xr.Dataset(variables).to_netcdf(paths[-1], engine="h5netcdf", unlimited_dims=["time"], encoding=encoding)
+    joined, lazy = str(tmp_path / "whole.json"), str(tmp_path / "lazy.json")
+    first, second, third = map(str, paths)
+    assert main(["concat", first, second, "--dim", "time", "-o", joined]) == 0
+    assert main(["append", joined, third, "--dim", "time"]) == 0
     assert main(["concat", first, second, third, "--dim", "time", "--lazy", "-o", lazy]) == 0
-    expected = xr.concat([xr.open_dataset(part, engine="h5netcdf").load() for part in parts], "time")
-    for made in (whole, lazy):
-        with xr.open_dataset(made, engine="refshard") as found:
-            xr.testing.assert_identical(found.load(), expected)
+    expected = xr.concat([xr.open_dataset(path, engine="h5netcdf").load() for path in paths], "time")
+    for result in (joined, lazy):
+        with xr.open_dataset(result, engine="refshard") as actual:
+            xr.testing.assert_identical(actual.load(), expected)
 
 
 def test_one_element_attributes_are_scalars_in_xarray(tmp_path: Path) -> None:
@@ -148,26 +148,26 @@ def test_one_element_attributes_are_scalars_in_xarray(tmp_path: Path) -> None:
     with h5py.File(path, "w") as file:
         file.attrs["order"] = np.array(["root"], text)
         file["d"] = np.zeros(3)
-        given = {"n": np.array([1.5]), "order": np.array(["sym"], text), "units": np.array(["K"], text), "s": 2}
-        file["d"].attrs.update(given)
-    stored = {"n": [1.5], "order": ["sym"], "units": "K", "s": 2, "_ARRAY_DIMENSIONS": ["phony_dim_0"]}
+        attributes = {"n": np.array([1.5]), "order": np.array(["sym"], text), "units": np.array(["K"], text), "s": 2}
+        file["d"].attrs.update(attributes)
+    expected = {"n": [1.5], "order": ["sym"], "units": "K", "s": 2, "_ARRAY_DIMENSIONS": ["phony_dim_0"]}
     fs = RefShardFileSystem(str(path))
-    assert json.loads(fs.cat_file("d/.zattrs")) == stored
+    assert json.loads(fs.cat_file("d/.zattrs")) == expected
     assert json.loads(fs.cat_file(".zattrs")) == {"order": ["root"]}
     with (
-        xr.open_dataset(path, engine="refshard") as got,
-        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as want,
+        xr.open_dataset(path, engine="refshard") as actual,
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as reference,
     ):
-        assert got.attrs == want.attrs
-        assert got["d"].attrs == want["d"].attrs == {"n": 1.5, "order": "sym", "units": "K", "s": 2}
+        assert actual.attrs == reference.attrs
+        assert actual["d"].attrs == reference["d"].attrs == {"n": 1.5, "order": "sym", "units": "K", "s": 2}
     with h5py.File(path, "a") as file:
         file["d"].attrs.update({"rows": np.array([[3]]), "none": np.array([], "c8")})
         file["d"].make_scale("d")
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     assert json.loads(fs.cat_file("d/.zattrs"))["n"] == 1.5
-    with xr.open_dataset(path, engine="refshard") as got, xr.open_dataset(path, engine="h5netcdf") as want:
-        assert got["d"].attrs["rows"] == want["d"].attrs["rows"] == [3]
-        assert got["d"].attrs["none"].shape == want["d"].attrs["none"].shape == (0,)
+    with xr.open_dataset(path, engine="refshard") as actual, xr.open_dataset(path, engine="h5netcdf") as reference:
+        assert actual["d"].attrs["rows"] == reference["d"].attrs["rows"] == [3]
+        assert actual["d"].attrs["none"].shape == reference["d"].attrs["none"].shape == (0,)
 
 
 def test_scale_of_another_length_is_not_a_dimension(tmp_path: Path) -> None:

@@ -28,39 +28,39 @@ def test_texts_shared_by_attributes_are_parsed_once(tmp_path: Path, monkeypatch:
     with h5py.File(path, "w") as file:
         for number in range(50):
             file.create_dataset(f"v{number}", data=[number]).attrs["units"] = "m"
-    parsed: list[int] = []
+    lengths: list[int] = []
 
-    def counted(data: bytes, sizes: Any) -> Any:
-        parsed.append(len(data))
+    def parse_and_count(data: bytes, sizes: Any) -> Any:
+        lengths.append(len(data))
         return parse_collection(data, sizes)
 
     parse_collection = heaps.parse_collection
-    monkeypatch.setattr(heaps, "parse_collection", counted)
+    monkeypatch.setattr(heaps, "parse_collection", parse_and_count)
     Files.of(path).open()
-    assert 0 < len(parsed) < 10
+    assert 0 < len(lengths) < 10
 
 
-def with_old_shared_datatype(data: bytes, header: int, shared: int) -> bytes:
-    """Return a file in which the object at ``header`` shares the datatype at ``shared``, as in HDF5 1.2 to 1.4."""
+def share_datatype_as_old_hdf5(data: bytes, header: int, shared: int) -> bytes:
+    """Make the object at ``header`` share the datatype at ``shared``, as HDF5 1.2 to 1.4 did. Return the new file."""
     count, links, size = struct.unpack_from("<HII", data, header + 2)
-    messages, at = b"", header + 16
+    messages, position = b"", header + 16
     for _ in range(count):
-        kind, length, flags = struct.unpack_from("<HHB", data, at)
-        body = data[at + 8 : at + 8 + length]
-        at += 8 + length
+        kind, length, flags = struct.unpack_from("<HHB", data, position)
+        body = data[position + 8 : position + 8 + length]
+        position += 8 + length
         if kind == 3:
             assert flags & 2
-            body = struct.pack("<BB6xQQ", 1, 0, 16, shared)  # with the offset of a name
+            body = struct.pack("<BB6xQQ", 1, 0, 16, shared)  # 16 is the offset of a name, which readers ignore
         messages += struct.pack("<HHB3x", kind, len(body), flags) + body
-    assert at == header + 16 + size
-    moved = len(data) + -len(data) % 8
-    out = bytearray(data.ljust(moved, b"\0"))
-    out += struct.pack("<BBHII4x", 1, 0, count, links, len(messages)) + messages
+    assert position == header + 16 + size
+    new_header = len(data) + -len(data) % 8
+    result = bytearray(data.ljust(new_header, b"\0"))
+    result += struct.pack("<BBHII4x", 1, 0, count, links, len(messages)) + messages
     link = struct.pack("<Q", header)
-    assert out.count(link) == 1
-    out = out.replace(link, struct.pack("<Q", moved))
-    struct.pack_into("<Q", out, 40, len(out))
-    return bytes(out)
+    assert result.count(link) == 1
+    result = result.replace(link, struct.pack("<Q", new_header))
+    struct.pack_into("<Q", result, 40, len(result))
+    return bytes(result)
 
 
 def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
         file["type"] = np.dtype("<f4")
         file.create_dataset("d", (3,), dtype=file["type"], track_times=False)[:] = [1, 2, 3]
         header, shared = (h5py.h5o.get_info(file[name].id).addr for name in ("d", "type"))
-    for data in (path.read_bytes(), with_old_shared_datatype(path.read_bytes(), header, shared)):
+    for data in (path.read_bytes(), share_datatype_as_old_hdf5(path.read_bytes(), header, shared)):
         path.write_bytes(data)
         with h5py.File(path) as file:
             assert file["d"][:].tolist() == [1, 2, 3]
@@ -82,23 +82,23 @@ def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("low", ["earliest", "latest"])
 @pytest.mark.parametrize("types", [[1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], [1 << 3, 1 << 5 | 1 << 11, 1 << 12]])
 def test_shared_messages_are_read(types: list[int], low: str, tmp_path: Path) -> None:
-    """Objects share dataspaces, datatypes, fill values, filters and attributes, also attributes outside of headers."""
+    """Objects share dataspaces, datatypes, fill values, filters and attributes; many attributes lie outside of headers."""
     path = tmp_path / "table.h5"
     with sharing_messages(types, low) as file:
         for number in range(60):
-            how = {"chunks": (2, 5), "compression": "gzip", "shuffle": True, "fillvalue": 2.5}
-            made = file.create_dataset(f"d{number}", (4, 5), "f8", **how)
+            options = {"chunks": (2, 5), "compression": "gzip", "shuffle": True, "fillvalue": 2.5}
+            made = file.create_dataset(f"d{number}", (4, 5), "f8", **options)
             made[:2] = number
             made.attrs.update({"units": "a long text of units", "v": np.array(["x", "y"], h5py.string_dtype())})
         for number in range(12):
             made.attrs[f"many{number}"] = np.arange(9) + number
         file.flush()
         path.write_bytes(file.id.get_file_image())
-    fs, shown = opened(path)
+    fs, arrays = opened(path)
     assert not fs.left_whole
     with h5py.File(path) as file:
         for name, dataset in file.items():
-            assert (shown[name][...] == dataset[...]).all()
+            assert (arrays[name][...] == dataset[...]).all()
             check_attributes(json.loads(fs.cat(f"{name}/.zattrs")), {**dataset.attrs, "_ARRAY_DIMENSIONS": DIMS}, name)
 
 
@@ -112,10 +112,10 @@ def test_text_attributes_keep_their_shape(tmp_path: Path) -> None:
     attributes = json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs"))
     assert attributes == {"texts": texts.tolist(), "fixed": ["ab", "c"]}
     with (
-        xr.open_dataset(path, engine="refshard") as got,
-        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as want,
+        xr.open_dataset(path, engine="refshard") as actual,
+        xr.open_dataset(path, engine="h5netcdf", phony_dims="sort") as expected,
     ):
-        assert {name: np.asarray(value).tolist() for name, value in want.attrs.items()} == got.attrs
+        assert {name: np.asarray(value).tolist() for name, value in expected.attrs.items()} == actual.attrs
 
 
 def test_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_attribute_of_millions_of_empty_rows_is_empty(tmp_path: Path) -> None:
         assert json.loads(RefShardFileSystem(str(path)).cat_file(".zattrs")) == {"none": []}
 
 
-def test_oversized_elements_are_refused_by_name(tmp_path: Path) -> None:
+def test_datasets_of_huge_elements_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file.create_dataset("large", (1,), h5py.string_dtype(length=1 << 29), chunks=(1,))
@@ -134,7 +134,7 @@ def test_oversized_elements_are_refused_by_name(tmp_path: Path) -> None:
     with taking(4 << 20):
         fs = RefShardFileSystem(str(path))
         assert fs.exists("small/.zarray")
-        assert f"of {1 << 29} bytes" in fs.left_whole["large"]
+        assert f"have {1 << 29} bytes" in fs.left_whole["large"]
 
 
 def test_unreadable_attribute_is_reported() -> None:
@@ -145,13 +145,13 @@ def test_unreadable_attribute_is_reported() -> None:
             file[f"d_{name}"].attrs["other"] = 1
         file.flush()
         data = bytes(file.id.get_file_image())
-    for name in (b"note", b"scale_factor"):  # whose datatype, behind the name, becomes one that is not known
-        data = re.sub(name + rb"\0+\x11(?=\x20\x3f\0)", lambda found: found[0][:-1] + b"\xff", data)
+    for name in (b"note", b"scale_factor"):  # the datatype after the name becomes an unknown one
+        data = re.sub(name + rb"\0+\x11(?=\x20\x3f\0)", lambda match: match[0][:-1] + b"\xff", data)
     files = Files({ROOT: data})
-    keys = files.open()
-    assert set(keys.grids) == {"d_note"}
-    assert b'"other":1' in (files.read(keys, "d_note/.zattrs") or b"")
-    assert set(keys.reports) == {
+    keyspace = files.open()
+    assert set(keyspace.grids) == {"d_note"}
+    assert b'"other":1' in (files.read(keyspace, "d_note/.zattrs") or b"")
+    assert set(keyspace.reports) == {
         "attribute 'note' of 'd_note'",
         "attribute 'note' of 'g_note'",
         "attribute 'scale_factor' of 'g_scale_factor'",

@@ -1,4 +1,4 @@
-"""Virtual datasets, of the same file and of files beside it, equal h5py's; unsupported mappings are reported."""
+"""Virtual datasets of the same file and of other files equal those of h5py; unsupported mappings are reported."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, libver: str, kind: str, name: str = "whole.h5") -> Path:
-    """Write three source files, and a file with virtual datasets over them."""
+def write_files(folder: Path, libver: str, kind: str, name: str = "whole.h5") -> Path:
+    """Write three source files, and a file with virtual datasets of their values. Return its path."""
     for number in range(3):
         with h5py.File(folder / f"source{number}.h5", "w", libver=libver) as file:
             file["group/data"] = 0
@@ -53,63 +53,63 @@ def write(folder: Path, libver: str, kind: str, name: str = "whole.h5") -> Path:
     return folder / name
 
 
-def check(fs: RefShardFileSystem, path: Path) -> int:
-    """Compare all arrays with h5py's. Return their number."""
-    found = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
+def compare_arrays(fs: RefShardFileSystem, path: Path) -> int:
+    """Compare the values of all arrays with those of h5py. Return the number of arrays."""
+    actual = arrays(zarr.open_group(fs.get_mapper(""), mode="r"))
     with h5py.File(path) as expected:
-        for name, array in found.items():
+        for name, array in actual.items():
             np.testing.assert_array_equal(np.asarray(array[...]), expected[name][...], name)
             listed = {key.rpartition("/")[2] for key in fs.ls(name, detail=False)} - {".zarray", ".zattrs"}
             assert all(fs.exists(f"{name}/{key}") for key in listed)
-    return len(found)
+    return len(actual)
 
 
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_virtual_datasets_equal_h5py(kind: str, libver: str, tmp_path: Path) -> None:
-    path = write(tmp_path, libver, kind)
+    path = write_files(tmp_path, libver, kind)
     fs = RefShardFileSystem(str(path))
     assert dict(fs.left_whole) == {}
-    assert check(fs, path) == 7
+    assert compare_arrays(fs, path) == 7
 
 
 def test_sources_beside_an_http_file_are_read(http_server: RangeServer, tmp_path: Path) -> None:
-    path = write(tmp_path, "latest", "encoded")
+    path = write_files(tmp_path, "latest", "encoded")
     for file in tmp_path.glob("*.h5"):
         http_server.put(f"/data/{file.name}", file.read_bytes())
     url = http_server.put("/data/whole.h5", path.read_bytes())
-    assert check(RefShardFileSystem(url), path) == 7
+    assert compare_arrays(RefShardFileSystem(url), path) == 7
     RefShardFileSystem(str(path)).save(str(tmp_path / "refs.json"))
-    assert check(RefShardFileSystem(str(tmp_path / "refs.json")), path) == 7
+    assert compare_arrays(RefShardFileSystem(str(tmp_path / "refs.json")), path) == 7
 
 
-def test_unaligned_or_outside_sources_are_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path, "latest", "chunked")
+def test_sources_that_are_unaligned_or_outside_are_reported(tmp_path: Path) -> None:
+    write_files(tmp_path, "latest", "chunked")
     outside = tmp_path.parent / f"{tmp_path.name}.h5"
     with h5py.File(outside, "w") as file:
         file["data"] = VALUES
     path = tmp_path / "refused.h5"
 
-    def virtual(name: str, shape: tuple[int, ...], place: Any, source: Any, dtype: str = "<i8") -> None:
+    def write_virtual(name: str, shape: tuple[int, ...], place: Any, source: Any, dtype: str = "<i8") -> None:
         layout = h5py.VirtualLayout(shape, dtype)
         layout[place] = source
         file.create_virtual_dataset(name, layout)
 
-    def part(name: str = "source0.h5", dataset: str = "group/data", shape: tuple[int, ...] = (6, 8)) -> Any:
+    def make_source(name: str = "source0.h5", dataset: str = "group/data", shape: tuple[int, ...] = (6, 8)) -> Any:
         return h5py.VirtualSource(name, dataset, shape=shape)
 
     with h5py.File(path, "w", libver="latest") as file:
         file["seen"] = np.arange(5)
-        virtual("shifted", (7, 8), slice(1, 7), part())
-        virtual("strided", (6, 4), slice(None), part()[:, ::2])
-        virtual("typed", (6, 8), slice(None), part(), "<f4")
-        virtual("missing", (6, 8), slice(None), part("nowhere.h5"))
-        virtual("nameless", (6, 8), slice(None), part("source0.h5", "nothing"))
-        virtual("above", (6, 8), slice(None), part(f"../{outside.name}", "data"))
-        virtual("absolute", (6, 8), slice(None), part(str(outside), "data"))
-        virtual("remote", (6, 8), slice(None), part("http://127.0.0.1:9/a.h5", "data"))
+        write_virtual("shifted", (7, 8), slice(1, 7), make_source())
+        write_virtual("strided", (6, 4), slice(None), make_source()[:, ::2])
+        write_virtual("typed", (6, 8), slice(None), make_source(), "<f4")
+        write_virtual("missing", (6, 8), slice(None), make_source("nowhere.h5"))
+        write_virtual("nameless", (6, 8), slice(None), make_source("source0.h5", "nothing"))
+        write_virtual("above", (6, 8), slice(None), make_source(f"../{outside.name}", "data"))
+        write_virtual("absolute", (6, 8), slice(None), make_source(str(outside), "data"))
+        write_virtual("remote", (6, 8), slice(None), make_source("http://127.0.0.1:9/a.h5", "data"))
     with h5py.File(path, "a", libver="latest") as file:
-        virtual("circle", (6, 8), slice(None), part("refused.h5", "typed"))
+        write_virtual("circle", (6, 8), slice(None), make_source("refused.h5", "typed"))
     fs = RefShardFileSystem(str(path))
     reasons = {
         "shifted": "of whole chunks", "strided": "stride of 2", "typed": "datatype", "missing": "'nowhere.h5'",
@@ -121,14 +121,14 @@ def test_unaligned_or_outside_sources_are_refused_by_name(tmp_path: Path) -> Non
     assert fs.cat("seen/0") == np.arange(5).tobytes()
 
 
-def test_damaged_mappings_are_refshard_errors(tmp_path: Path) -> None:
-    path = write(tmp_path, "latest", "chunked")
+def test_damaged_mappings_raise_refshard_errors(tmp_path: Path) -> None:
+    path = write_files(tmp_path, "latest", "chunked")
     data = bytearray(path.read_bytes())
     rng = np.random.default_rng(3)
-    at = data.index(b"source0.h5")
+    position = data.index(b"source0.h5")
     for _ in range(60):
         changed = bytearray(data)
-        changed[at - 16 + int(rng.integers(0, 200))] ^= int(rng.integers(1, 256))
+        changed[position - 16 + int(rng.integers(0, 200))] ^= int(rng.integers(1, 256))
         try:
             all_bytes(bytes(changed))
         except Exception as e:
