@@ -1,4 +1,4 @@
-"""HDF4 files, also of HDF-EOS2: their scientific data sets as arrays. They are recognised by their first bytes."""
+"""HDF4 and HDF-EOS2 files, whose scientific data sets are arrays. A file is recognised by its first bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places of the values of an HDF4 data set: one element, linked blocks, chunks, or none. No I/O here."""
+"""Locate the values of an HDF4 data set: in one element, in linked blocks, or in chunks. No I/O here."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from refshard_fs.formats.hdf4.elements import CHUNK, COMPRESSED, VDATA, VDATA_VA
 from refshard_fs.formats.hdf4.image_coding import ImageCoding
 from refshard_fs.formats.hdf4.objects import parse_vdata
 
-MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
+MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
 
 
 class Layout(NamedTuple):
-    """The way in which the values of a data set are kept.
+    """How the values of a data set are stored. ``length`` is their size in bytes, before compression.
 
-    ``length`` is their number of bytes. ``chunk`` is None if one element has the values as they are. Otherwise
-    ``written``, or the Vdata ``table``, has the written chunks by number, and ``fill`` is an element of the others.
+    ``chunk`` is the shape of the chunks: () if all values are one chunk, None if they are stored without chunks and
+    compression. ``written`` are the chunks that were written, by number; None if the Vdata ``table`` lists them.
+    ``fill`` are the bytes of an element that was never written.
     """
 
     length: int
@@ -49,7 +50,10 @@ class Layout(NamedTuple):
 
 
 def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
-    """Return the layout of the values in an element; None if there are none. ManifestError if it is not supported."""
+    """Return the layout of the values in element ``key``; None if they were never written.
+
+    Raises ManifestError if the layout is not supported.
+    """
     if key is None or key not in elements.descriptors:
         return None
     kind = yield from elements.read_kind(key)
@@ -68,47 +72,51 @@ def find_layout(elements: Elements, key: Key | None) -> Steps[Layout | None]:
             return parse_chunked(header)
         case "external":
             name = header[14:].split(b"\0")[0].decode(errors="replace")
-            raise ManifestError(f"its values lie in another file, {name[:100]!r}, which is not read")
-    raise ManifestError(f"its values are in a {kind} element, which is not read")
+            raise ManifestError(f"its values lie in another file, {name[:100]!r}, which is not supported")
+    raise ManifestError(f"its values are in a {kind} element, which is not supported")
 
 
 def parse_compressed(header: bytes) -> tuple[int, int, bytes]:
-    """Return the length, the reference number of the bytes, and the coding of a compressed element."""
+    """Parse the header of a compressed element.
+
+    Returns the size of the values in bytes, the reference number of the compressed bytes, and the header of the coding.
+    """
     if len(header) < 14:
-        raise ValueError(f"the header of its compressed values is cut short: it has {len(header)} bytes")
+        raise ValueError(f"the header of its compressed values is cut short: {len(header)} bytes, expected 14")
     _, length, ref = struct.unpack_from(">HiH", header, 2)
     return length, ref, header[10:]
 
 
 def parse_chunked(header: bytes) -> Layout:
-    """Parse the header of a chunked element; ValueError if it is damaged."""
+    """Parse the header of a chunked element. Raise ValueError if it is damaged."""
     try:
         _, version, _, total, count, width, _, table, _, _, ndim = struct.unpack_from(">iBiiiiHHHHi", header, 2)
         if version != 0 or not 0 < ndim <= MOST_DIMENSIONS:
             raise ValueError(
-                f"its chunks have version {version}, {ndim} dimensions: expected 0, 1 to {MOST_DIMENSIONS}"
+                f"its chunks have version {version} and {ndim} dimensions: expected version 0, "
+                f"1 to {MOST_DIMENSIONS} dimensions"
             )
-        cells = struct.unpack_from(f">{3 * ndim}i", header, 35)
-        at = 39 + 12 * ndim
-        (length,) = struct.unpack_from(">i", header, at - 4)
-        fill, at = header[at : at + length], at + length
-        shape, chunk = cells[1::3], cells[2::3]
+        extents = struct.unpack_from(f">{3 * ndim}i", header, 35)
+        position = 39 + 12 * ndim
+        (length,) = struct.unpack_from(">i", header, position - 4)
+        fill, position = header[position : position + length], position + length
+        shape, chunk = extents[1::3], extents[2::3]
         if min(shape) < 0 or min(chunk) < 1 or count != math.prod(chunk) or len(fill) != length or width < 1:
             raise ValueError(
-                f"its header of chunks contradicts itself: shape {shape}, chunks of {chunk} or {count} elements of "
-                f"{width} bytes"
+                f"the header of its chunks contradicts itself: shape {shape}, chunks of shape {chunk}, "
+                f"{count} elements in a chunk, {width} bytes in an element"
             )
         coding = None
-        if at + 6 <= len(header):
-            (length,) = struct.unpack_from(">i", header, at + 2)
-            coding = parse_coding(header[at + 6 : at + 6 + max(length, 0)])
+        if position + 6 <= len(header):
+            (length,) = struct.unpack_from(">i", header, position + 2)
+            coding = parse_coding(header[position + 6 : position + 6 + max(length, 0)])
     except struct.error as e:
         raise ValueError(f"the header of its chunks is cut short: {e}") from e
     return Layout(total * width, chunk, shape, coding, table, None, fill)
 
 
 def find_chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the shape of the chunks of a data set."""
+    """Return the shape of the chunks of a data set. Values without chunks are cut into chunks for reading."""
     if layout is None or layout.chunk is None:
         return choose_chunks(shape, itemsize)
     return layout.chunk or tuple(max(extent, 1) for extent in shape)
@@ -117,13 +125,13 @@ def find_chunk_shape(layout: Layout | None, shape: tuple[int, ...], itemsize: in
 def make_chunks(
     elements: Elements, key: Key | None, layout: Layout | None, array: ArrayDescription, grid: ChunkGrid, fill: bytes
 ) -> Chunks:
-    """Return the chunks of a data set; ``fill`` is an element that was never written.
+    """Return the chunks of a data set; ``fill`` are the bytes of an element that was never written.
 
-    Raises ManifestError if its element is too short.
+    Raises ManifestError if the data set has fewer bytes than its shape needs.
     """
-    needed = math.prod(array.shape) * array.dtype.itemsize
-    if layout is not None and layout.length < needed:
-        raise ManifestError(f"{array.where}: its values have {layout.length} bytes: expected {needed}, by its shape")
+    expected = math.prod(array.shape) * array.dtype.itemsize
+    if layout is not None and layout.length < expected:
+        raise ManifestError(f"{array.where}: its values have {layout.length} bytes: expected {expected} for its shape")
     if layout is None or layout.chunk is not None or key is None:
         return CodedChunks(elements, layout or Layout(0, written={}), array, grid, fill)
     if elements.descriptors[key].is_special:
@@ -143,33 +151,33 @@ class LinkedBlocks(Contiguous):
         self._recipe = Padded(math.prod(array.chunks) * itemsize)
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        parts = yield from self._elements.parts(self._key)
+        parts = yield from self._elements.find_parts(self._key)
         start, size = self.place(number)
-        found = cut(parts, start, size)
-        if any(at + length > self._elements.file.size for at, length in found):
+        chunk_parts = cut_parts(parts, start, size)
+        if any(offset + length > self._elements.file.size for offset, length in chunk_parts):
             raise self._elements.make_error(
-                f"it is cut short, or damaged: its linked element {self._key} ends behind it"
+                f"it is cut short, or damaged: a block of its linked element {self._key} ends beyond the file's end"
             )
-        if len(found) == 1 and size == self._recipe.size:
-            return self._source.part(*found[0])
-        return make_entry_of_parts(self._source, found, self._recipe, self._recipe.size, self._elements.file.url)
+        if len(chunk_parts) == 1 and size == self._recipe.size:
+            return self._source.part(*chunk_parts[0])
+        return make_entry_of_parts(self._source, chunk_parts, self._recipe, self._recipe.size, self._elements.file.url)
 
 
-def cut(parts: Sequence[Part], start: int, size: int) -> list[Part]:
-    """Cut ``size`` bytes from ``start`` on out of the parts of an element."""
-    begins = list(accumulate((length for _, length in parts), initial=0))
+def cut_parts(parts: Sequence[Part], start: int, size: int) -> list[Part]:
+    """Return the parts that hold ``size`` bytes of an element from byte ``start`` on; ``parts`` hold all its bytes."""
+    begins = list(accumulate((part_length for _, part_length in parts), initial=0))
     number = bisect_right(begins, start) - 1
-    found = []
+    result = []
     while size > 0 and number < len(parts):
-        (at, length), skipped = parts[number], start - begins[number]
-        taken = min(length - skipped, size)
-        found.append((at + skipped, taken))
-        start, size, number = start + taken, size - taken, number + 1
-    return found
+        (offset, part_length), skipped = parts[number], start - begins[number]
+        length = min(part_length - skipped, size)
+        result.append((offset + skipped, length))
+        start, size, number = start + length, size - length, number + 1
+    return result
 
 
 class CodedChunks(FilledChunks):
-    """The chunks of a data set that is chunked, compressed as a whole, or was never written."""
+    """The chunks of a data set that is chunked, is compressed as a whole, or was never written."""
 
     def __init__(
         self, elements: Elements, layout: Layout, array: ArrayDescription, grid: ChunkGrid, fill: bytes
@@ -177,20 +185,20 @@ class CodedChunks(FilledChunks):
         itemsize = array.dtype.itemsize
         self._chunk_size = math.prod(array.chunks) * itemsize
         self._fill = layout.fill if len(layout.fill) == itemsize else fill
-        # A fill value in the metadata is that of the attribute: readers fill with the same bytes.
+        # The metadata have the fill value of the attribute, so readers fill with it: the file must do the same.
         fills_itself = array.fill_value is not None and self._fill == fill
         super().__init__(array.where, grid, self._chunk_size, fills_itself=fills_itself)
         self._elements = elements
         self._layout = layout
         self._codecs = array.codecs
-        self._recipe = None if layout.coding is None else layout.coding.recipe(self._chunk_size, itemsize)
+        self._recipe = None if layout.coding is None else layout.coding.make_recipe(self._chunk_size, itemsize)
         self._written = layout.written
 
     def encode_fill(self) -> bytes:
         return encode_chunk(self._fill * (self._chunk_size // len(self._fill)), self._codecs)
 
-    def keys(self) -> Steps[dict[int, Key]]:
-        """Return the elements of the chunks that were written, by number."""
+    def find_written(self) -> Steps[dict[int, Key]]:
+        """Return the elements of the chunks that were written, by chunk number."""
         if self._written is None:
             self._written = yield from self._read_table()
         return self._written
@@ -203,9 +211,10 @@ class CodedChunks(FilledChunks):
             raise ValueError(f"the records of its table of chunks have {header.size} bytes: expected {row.itemsize}")
         if not header.records:
             return {}
-        data = yield from self._elements.contents((VDATA_VALUES, ref))
+        data = yield from self._elements.read_contents((VDATA_VALUES, ref))
         if len(data) < header.records * row.itemsize:
-            raise ValueError(f"its table of {header.records} chunks has {len(data)} bytes")
+            expected = header.records * row.itemsize
+            raise ValueError(f"its table of {header.records} chunks has {len(data)} bytes: expected {expected}")
         rows = np.frombuffer(data, row, header.records)
         rows = rows[((rows["origin"] >= 0) & (rows["origin"] < counts)).all(axis=1) & (rows["tag"] == CHUNK)]
         numbers = np.ravel_multi_index(tuple(rows["origin"].T), counts) if len(rows) else np.empty(0, np.int64)
@@ -213,12 +222,12 @@ class CodedChunks(FilledChunks):
 
     def entry(self, number: int) -> Steps[Entry | None]:
         try:
-            key = (yield from self.keys()).get(number)
+            key = (yield from self.find_written()).get(number)
             if key is None:
                 return self.unwritten_entry()
             parts = yield from self._find_parts(key)
             size = sum(length for _, length in parts)
-            if not size or any(at + length > self._elements.file.size for at, length in parts):
+            if not size or any(offset + length > self._elements.file.size for offset, length in parts):
                 raise ValueError(f"the bytes of chunk {number} are cut short, or damaged")
             if self._layout.coding is None and size != self._chunk_size:
                 raise ValueError(f"chunk {number} has {size} bytes: expected {self._chunk_size}")
@@ -234,20 +243,20 @@ class CodedChunks(FilledChunks):
         )
 
     def _find_parts(self, key: Key) -> Steps[list[Part]]:
-        """Return the places of the bytes of a chunk."""
+        """Return the places of the bytes of a chunk, without the header of a compressed chunk."""
         elements = self._elements
-        found = elements.descriptors.get(key)
-        if found is None or not found.is_special:
-            return (yield from elements.parts(key))
+        descriptor = elements.descriptors.get(key)
+        if descriptor is None or not descriptor.is_special:
+            return (yield from elements.find_parts(key))
         compressed = elements.find_compressed(key) if key[0] == CHUNK else None
         if compressed is None:
             _, ref, _ = parse_compressed((yield from elements.read_stored(key)))
             compressed = COMPRESSED, ref
-        return (yield from elements.parts(compressed))
+        return (yield from elements.find_parts(compressed))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         try:
-            numbers = yield from self.keys()
+            numbers = yield from self.find_written()
         except RefShardError:
             raise
         except ValueError as e:

@@ -1,4 +1,4 @@
-"""Compressions of elements of an HDF4 file: codecs of zarr if it has them; others are decoded here. No I/O here."""
+"""Compressions of HDF4 elements: zarr's codec if it has one, otherwise a recipe that decodes here. No I/O here."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
 
-MOST_DECODED: Final = 1 << 29  # bytes of a chunk that is decoded here: runs make many bytes of few
+MOST_DECODED: Final = 1 << 29  # bytes of a decoded chunk: runs can decode to 65 times their bytes
 _NONE, _RUNS, _BITS, _HUFFMAN, _DEFLATE, _SZIP = range(6)
 _NAMES: Final = ("none", "RLE", "NBIT", "skipping Huffman", "deflate", "szip")
 _OTHER_NAMES: Final = {7: "JPEG", 12: "IMCOMP"}
-_LAYOUTS: Final = {_BITS: ">iHHii", _HUFFMAN: ">II", _DEFLATE: ">H", _SZIP: ">IIIBB"}  # their parameters
-_PREAMBLE: Final = 0x10000  # flag in szip's options: five bytes come first
+_LAYOUTS: Final = {_BITS: ">iHHii", _HUFFMAN: ">II", _DEFLATE: ">H", _SZIP: ">IIIBB"}  # the formats of parameters
+_PREAMBLE: Final = 0x10000  # flag in szip's options: five bytes come before the data
 _ELEMENTS_AT_ONCE: Final = 1 << 16  # elements whose bits are unpacked together
 
 
 class Coding(msgspec.Struct, frozen=True):
-    """A coder by its number, and its parameters."""
+    """The compression of an element: the number of a coder, and its parameters."""
 
     coder: int
     values: tuple[int, ...]
@@ -33,29 +33,32 @@ class Coding(msgspec.Struct, frozen=True):
 
     @property
     def codecs(self) -> Sequence[Mapping[str, Any]]:
-        """The codecs of zarr that decode a chunk as it is; none if it is raw, or decoded here."""
+        """The codecs with which zarr decodes a chunk; empty if it is not compressed, or if a recipe decodes it."""
         return [{"id": "zlib", "level": min(self.values[0], 9)}] if self.coder == _DEFLATE else []
 
     @property
     def file_codecs(self) -> tuple[str, ...]:
-        """The name of the coder if zarr does not decode it."""
+        """The name of the coder; empty if zarr decodes the chunk, or if it is not compressed."""
         return () if self.coder in (_NONE, _DEFLATE) else (self.name.lower(),)
 
-    def recipe(self, size: int, itemsize: int) -> Decoded | None:
-        """Return the recipe for the ``size`` bytes of a chunk; None if it is shown as it is stored."""
+    def make_recipe(self, size: int, itemsize: int) -> DecodingRecipe | None:
+        """Return the recipe that decodes a chunk to ``size`` bytes; None if zarr reads the stored bytes.
+
+        Raises ManifestError if the chunk is too large.
+        """
         if self.coder in (_NONE, _DEFLATE):
             return None
         if size > MOST_DECODED:
             raise ManifestError(
-                f"its chunks have {size} bytes, compressed by {self.name}: at most {MOST_DECODED} are decoded"
+                f"its chunks are compressed with {self.name} and have {size} bytes: expected at most {MOST_DECODED}"
             )
-        return Decoded(self, size, itemsize)
+        return DecodingRecipe(self, size, itemsize)
 
 
 def parse_coding(data: bytes) -> Coding:
-    """Parse the header of a compressed element from its model on.
+    """Parse the part of a compressed element's header that begins with the model and the coder.
 
-    Raises ManifestError, which names the compression, if it is not read.
+    Raises ManifestError, which names the compression, if it is not supported.
     """
     if len(data) < 4:
         raise ValueError("the header of a compressed element is cut short")
@@ -63,14 +66,14 @@ def parse_coding(data: bytes) -> Coding:
     layout = _LAYOUTS.get(coder, "")
     if model or coder == _HUFFMAN or coder > _SZIP:
         name = _OTHER_NAMES.get(coder) or (_NAMES[coder] if coder <= _SZIP else f"number {coder}")
-        raise ManifestError(f"it is compressed by {name} (model {model}), which is not read")
+        raise ManifestError(f"it is compressed with {name} (model {model}), which is not supported")
     if len(data) < 4 + struct.calcsize(layout):
-        raise ValueError(f"the header of an element that is compressed by {_NAMES[coder]} is cut short")
+        raise ValueError(f"the header of an element that is compressed with {_NAMES[coder]} is cut short")
     return Coding(coder, struct.unpack_from(layout, data, 4))
 
 
-class Decoded(msgspec.Struct, frozen=True):
-    """A recipe: the ``size`` bytes of a chunk, of elements of ``itemsize``."""
+class DecodingRecipe(msgspec.Struct, frozen=True):
+    """Decode a chunk to ``size`` bytes, in elements of ``itemsize`` bytes."""
 
     coding: Coding
     size: int
@@ -79,56 +82,60 @@ class Decoded(msgspec.Struct, frozen=True):
     def make(self, raw: bytes) -> bytes:
         match self.coding.coder:
             case 1:  # _RUNS
-                found = decode_runs(raw, self.size)
+                decoded = decode_runs(raw, self.size)
             case 2:  # _BITS
-                found = _unpack_bits(raw, self.size, self.itemsize, self.coding.values)
+                decoded = _unpack_bits(raw, self.size, self.itemsize, self.coding.values)
             case _:
-                found = _decode_szip(raw, self.size, self.coding.values)
-        if len(found) != self.size:
-            raise ValueError(f"{self.coding.name} decodes to {len(found)} bytes: expected {self.size}")
-        return found
+                decoded = _decode_szip(raw, self.size, self.coding.values)
+        if len(decoded) != self.size:
+            raise ValueError(f"{self.coding.name} decodes to {len(decoded)} bytes: expected {self.size}")
+        return decoded
 
 
 def decode_runs(raw: bytes, size: int, repeated: int = 3, plain: int = 1) -> bytes:
-    """Decode runs: a count with the highest bit set repeats the next byte, another one is followed by plain bytes.
+    """Decode runs to ``size`` bytes. A run begins with a byte: its highest bit is a flag, the others are a count.
 
-    ``repeated`` and ``plain`` are the numbers of bytes for a count of 0. ValueError if the runs are too short.
+    With the flag, the next byte is repeated ``count + repeated`` times; without it, ``count + plain`` bytes follow as
+    they are. Raises ValueError if the runs end early.
     """
-    made = bytearray()
-    at = 0
-    while len(made) < size:
-        if at + 1 >= len(raw):
-            raise ValueError(f"its runs are cut short: they decode to {len(made)} bytes of {size}")
-        count = raw[at] & 0x7F
-        if raw[at] & 0x80:
-            made += raw[at + 1 : at + 2] * (count + repeated)
-            at += 2
+    decoded = bytearray()
+    position = 0
+    while len(decoded) < size:
+        if position + 1 >= len(raw):
+            raise ValueError(f"its runs are cut short: they decode to {len(decoded)} bytes of {size}")
+        count = raw[position] & 0x7F
+        if raw[position] & 0x80:
+            decoded += raw[position + 1 : position + 2] * (count + repeated)
+            position += 2
         else:
-            made += raw[at + 1 : at + 1 + count + plain]
-            at += 1 + count + plain
-    return bytes(made[:size])  # the library, too, leaves the rest of the last run
+            decoded += raw[position + 1 : position + 1 + count + plain]
+            position += 1 + count + plain
+    return bytes(decoded[:size])  # the HDF4 library, too, ignores the rest of the last run
 
 
 def _unpack_bits(raw: bytes, size: int, itemsize: int, values: tuple[int, ...]) -> bytes:
-    """Return elements whose bits from ``first`` down were stored; all other bits are equal."""
+    """Unpack elements of which only ``width`` bits were stored, from bit ``first`` down.
+
+    The other bits become ``fill``; if the elements are signed, the bits above repeat the sign.
+    """
     _, is_signed, fill, first, width = values
     bits = 8 * itemsize
     if not 0 < width <= first + 1 <= bits or size % itemsize:
-        raise ValueError(f"NBIT of {width} bits from bit {first} on, of {bits}")
+        raise ValueError(f"NBIT stores {width} bits from bit {first} down, which do not fit elements of {bits} bits")
     count = size // itemsize
     if len(raw) * 8 < count * width:
         raise ValueError(f"{len(raw)} bytes cannot hold {count} elements of {width} bits")
     start = bits - 1 - first
-    made = []
-    for at in range(0, count, _ELEMENTS_AT_ONCE):  # a multiple of eight: it begins with a whole byte
-        some = min(_ELEMENTS_AT_ONCE, count - at)
-        part = np.frombuffer(raw, np.uint8, -(-some * width // 8), at * width // 8)
-        full = np.full((some, bits), 1 if fill else 0, np.uint8)
-        full[:, start : start + width] = np.unpackbits(part, count=some * width).reshape(some, width)
+    batches = []
+    for begin in range(0, count, _ELEMENTS_AT_ONCE):  # a multiple of eight, so that each batch begins at a whole byte
+        length = min(_ELEMENTS_AT_ONCE, count - begin)
+        raw_bits = np.frombuffer(raw, np.uint8, -(-length * width // 8), begin * width // 8)
+        full = np.full((length, bits), 1 if fill else 0, np.uint8)
+        full[:, start : start + width] = np.unpackbits(raw_bits, count=length * width).reshape(length, width)
         if is_signed:
             full[:, :start] = full[:, start : start + 1]
-        made.append(np.packbits(full).tobytes())
-    return b"".join(made)
+        batches.append(np.packbits(full).tobytes())
+    return b"".join(batches)
 
 
 def _decode_szip(raw: bytes, size: int, values: tuple[int, ...]) -> bytes:
@@ -139,11 +146,11 @@ def _decode_szip(raw: bytes, size: int, values: tuple[int, ...]) -> bytes:
         raise ValueError(f"szip of {pixels} pixels of {width} bytes: expected {size} bytes")
     if options & _PREAMBLE:
         if len(raw) < 5:
-            raise ValueError("its szip bytes are cut short")
+            raise ValueError(f"its szip bytes are cut short: expected at least 5, found {len(raw)}")
         length = int.from_bytes(raw[1:5], "big")
         if length > len(raw) - 5:
             raise ValueError(f"its {len(raw) - 5} bytes of szip are cut short: expected {length}")
-        if raw[0] == 1:  # it did not shrink
+        if raw[0] == 1:  # stored without compression, because that is smaller
             return raw[5 : 5 + length]
         raw = raw[5 : 5 + length]
     names = ("options_mask", "pixels_per_block", "bits_per_pixel", "pixels_per_scanline")

@@ -1,7 +1,8 @@
-"""The data elements of an HDF4 file: their descriptors, and the places of the bytes of special ones. No I/O here.
+"""The data elements of an HDF4 file: read their descriptors, and locate their bytes. No I/O here.
 
-The names come from the specification (HDF 4.1 and later): a data descriptor (DD) has a tag, which says what an element
-is, a reference number, an offset and a length. A special element has a header there, which says how its bytes are kept.
+The names come from the specification (HDF 4.1 and later). A data descriptor has a tag, which is the kind of an element,
+a reference number, an offset and a length. The bytes there are the element, or the header of a special element, which
+says how the element is stored.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ VDATA, VDATA_VALUES, VGROUP = 1962, 1963, 1965
 IMAGE_DIMENSIONS, PALETTE, IMAGE, COMPRESSED_IMAGE, IMAGE_GROUP = 300, 301, 302, 303, 306
 
 SMALL_FILE: Final = 4 << 20  # bytes of a file that is read whole when it is opened
-# Bytes that are read for a block of descriptors, more where blocks lie near one another. Each block names the next one,
-# so that a block that was not read with others takes a round of its own.
+# Bytes that are read from the start of a block of descriptors; more if blocks lie near each other. Each block points to
+# the next one, so that each block beyond these bytes takes a round of requests.
 WINDOW: Final = 64 << 10
 MOST_WINDOW: Final = 2 << 20
 NEAR: Final = 256 << 10  # bytes from one block to the next
 MOST_BYTES: Final = 16 << 20  # bytes of metadata, or of a table of chunks
-TOGETHER: Final = 1 << 28  # bytes of all of these
-MOST_PARTS: Final = 1 << 18  # parts of one element
+TOGETHER: Final = 1 << 28  # bytes of all metadata and tables together
+MOST_PARTS: Final = 1 << 18  # parts of one linked element
 
 _SPECIAL: Final = 0x4000
-_EXTENDED: Final = 0x8000  # tags that are not HDF's own
+_EXTENDED: Final = 0x8000  # tags from here on are defined by users
 _DESCRIPTOR: Final = np.dtype([("tag", ">u2"), ("ref", ">u2"), ("offset", ">i4"), ("length", ">i4")])
 _KINDS: Final = {1: "linked", 2: "external", 3: "compressed", 4: "linked", 5: "chunked", 6: "buffered", 7: "compressed"}
 
@@ -42,7 +43,7 @@ Part = tuple[int, int]  # offset and size
 
 
 class Descriptor(NamedTuple):
-    """The place of an element, or of the header of a special element."""
+    """The place of an element in the file, or of a special element's header: offset and length in bytes."""
 
     offset: int
     length: int
@@ -53,147 +54,150 @@ NOWHERE: Final = Descriptor(0, 0, False)
 
 
 class Elements:
-    """The elements of a file by their keys. Loaded ones are kept."""
+    """The elements of a file by their keys. The bytes of elements that were read stay in memory."""
 
     def __init__(self, file: FileBytes, descriptors: Mapping[Key, Descriptor]) -> None:
         self.file = file
         self.descriptors = descriptors
-        self._known: dict[Key, bytes] = {}
-        self._loaded = 0
+        self._data: dict[Key, bytes] = {}
+        self._loaded_bytes = 0
         self._compressed = {
-            found.offset: key for key, found in descriptors.items() if key[0] == COMPRESSED and not found.is_special
+            descriptor.offset: key
+            for key, descriptor in descriptors.items()
+            if key[0] == COMPRESSED and not descriptor.is_special
         }
 
     def make_error(self, reason: str) -> DamagedIndex:
-        """Return the error that names the file."""
+        """Make an error that names the file."""
         return DamagedIndex("", self.file.url, reason)
 
     def load(self, keys: Iterable[Key]) -> Steps[None]:
-        """Read elements, or the headers of special ones, in one round; those that do not exist are left out."""
-        wanted = {key: self.descriptors[key] for key in keys if key in self.descriptors and key not in self._known}
-        for key, found in wanted.items():
-            if found.length > MOST_BYTES:
+        """Read elements, or the headers of special elements, in one round. Ignore keys without an element."""
+        descriptors = {key: self.descriptors[key] for key in keys if key in self.descriptors and key not in self._data}
+        for key, descriptor in descriptors.items():
+            if descriptor.length > MOST_BYTES:
                 raise ManifestError(
-                    f"{self.file.url}: element {key} is metadata of {found.length} bytes: at most {MOST_BYTES} are read"
+                    f"{self.file.url}: element {key} is metadata of {descriptor.length} bytes: "
+                    f"expected at most {MOST_BYTES}"
                 )
-        loaded = self._loaded + sum(found.length for found in wanted.values())
+        loaded = self._loaded_bytes + sum(descriptor.length for descriptor in descriptors.values())
         if loaded > min(TOGETHER, max(4 * self.file.size, 1 << 20)):
             raise self.make_error(
                 f"its metadata take {loaded} bytes, too many for its size: it refers to them repeatedly"
             )
-        data = yield from self.file.load([(found.offset, found.length) for found in wanted.values()])
-        self._known |= zip(wanted, data, strict=True)
-        self._loaded = loaded
+        data = yield from self.file.load(
+            [(descriptor.offset, descriptor.length) for descriptor in descriptors.values()]
+        )
+        self._data |= zip(descriptors, data, strict=True)
+        self._loaded_bytes = loaded
 
     def read_stored(self, key: Key) -> Steps[bytes]:
-        """Return the bytes of an element, or the header of a special one."""
-        if key not in self._known:
+        """Return the bytes of an element, or the header of a special element."""
+        if key not in self._data:
             if key not in self.descriptors:
                 raise self.make_error(f"another element refers to the element {key}, which does not exist")
             yield from self.load([key])
-        return self._known[key]
+        return self._data[key]
 
     def read_kind(self, key: Key) -> Steps[str]:
-        """Return how an element is kept: plain, linked, compressed, chunked, external or buffered."""
+        """Return how an element is stored: plain, linked, compressed, chunked, external or buffered."""
         if not self.descriptors[key].is_special:
             return "plain"
         header = yield from self.read_stored(key)
         code = int.from_bytes(header[:2], "big")
         if code not in _KINDS:
-            raise ManifestError(f"element {key} has the unknown special code {code}")
+            raise ManifestError(f"element {key} is special in the unknown way {code}: expected 1 to 7")
         return _KINDS[code]
 
-    def parts(self, key: Key) -> Steps[list[Part]]:
-        """Return the places of the bytes of a plain or linked element."""
+    def find_parts(self, key: Key) -> Steps[list[Part]]:
+        """Return the places of the bytes of a plain or linked element, in order."""
         if key not in self.descriptors:
             raise self.make_error(f"another element refers to the element {key}, which does not exist")
         kind = yield from self.read_kind(key)
         if kind == "plain":
-            plain = self.descriptors[key]
-            return [(plain.offset, plain.length)] if plain.length else []
+            descriptor = self.descriptors[key]
+            return [(descriptor.offset, descriptor.length)] if descriptor.length else []
         if kind != "linked":
             raise ManifestError(f"element {key} is {kind}: expected a plain or a linked element")
         header = yield from self.read_stored(key)
         if len(header) < 16:
-            raise self.make_error(f"the header of the linked element {key} is cut short")
-        left, usual, _, table = struct.unpack_from(">iiiH", header, 2)
+            raise self.make_error(f"the header of the linked element {key} has {len(header)} bytes: expected 16")
+        remaining, usual_size, _, table = struct.unpack_from(">iiiH", header, 2)
         parts: list[Part] = []
         tables = {0}
-        size = -1  # size of a block; the first block may have another size
-        while left > 0:
+        block_size = -1  # that of the first block, which may differ from the others, is read from its descriptor
+        while remaining > 0:
             if table in tables:
-                raise self.make_error(f"{left} bytes of the linked element {key} have no block")
+                raise self.make_error(f"{remaining} bytes of the linked element {key} have no block")
             tables.add(table)
             if len(parts) > MOST_PARTS:
                 raise ManifestError(f"the linked element {key} has more than {MOST_PARTS} blocks")
             data = yield from self.read_stored((LINKED, table))
             table, *blocks = np.frombuffer(data, ">u2", len(data) // 2).tolist() or [0]
             for block in blocks:
-                found = self.descriptors.get((LINKED, block), NOWHERE)
-                if size < 0:
-                    size = found.length
-                if left <= 0 or usual <= 0:
+                descriptor = self.descriptors.get((LINKED, block), NOWHERE)
+                if block_size < 0:
+                    block_size = descriptor.length
+                if remaining <= 0 or usual_size <= 0:
                     break
-                taken = min(size, left)
-                if found.length < taken:
-                    raise self.make_error(
-                        f"block {block} of the linked element {key} is shorter than its {taken} bytes"
-                    )
-                parts += [(found.offset, taken)] if taken else []
-                left, size = left - taken, usual
+                size = min(block_size, remaining)
+                if descriptor.length < size:
+                    raise self.make_error(f"block {block} of the linked element {key} is shorter than its {size} bytes")
+                parts += [(descriptor.offset, size)] if size else []
+                remaining, block_size = remaining - size, usual_size
         return _join_parts(parts)
 
-    def contents(self, key: Key) -> Steps[bytes]:
-        """Return the bytes of a plain or linked element that is metadata."""
+    def read_contents(self, key: Key) -> Steps[bytes]:
+        """Return the bytes of a plain or linked element that is metadata. Raise ManifestError if they are too many."""
         if key in self.descriptors and not self.descriptors[key].is_special:
             return (yield from self.read_stored(key))
-        parts = yield from self.parts(key)
+        parts = yield from self.find_parts(key)
         if sum(size for _, size in parts) > MOST_BYTES:
-            raise ManifestError(f"element {key} is metadata of more than {MOST_BYTES} bytes")
+            raise ManifestError(f"element {key} is metadata of more than {MOST_BYTES} bytes, which is not supported")
         return b"".join((yield from self.file.load(parts)))
 
     def find_compressed(self, key: Key) -> Key | None:
-        """Return the compressed bytes directly after the header of an element; None if there are none.
+        """Return the key of the compressed bytes that lie directly after the header of an element; None if none do.
 
-        The library writes the header of a compressed chunk and the chunk in one step: so the header need not be read.
+        The HDF4 library writes the bytes of a compressed chunk after its header, so the header need not be read.
         """
-        found = self.descriptors[key]
-        return self._compressed.get(found.offset + found.length)
+        descriptor = self.descriptors[key]
+        return self._compressed.get(descriptor.offset + descriptor.length)
 
 
 def _join_parts(parts: list[Part]) -> list[Part]:
-    """Join parts that touch."""
+    """Join parts where the next one begins at the end of the one before."""
     joined = parts[:1]
-    for (at, size), (after, more) in pairwise(parts):
-        if at + size == after:
-            first, length = joined[-1]
-            joined[-1] = (first, length + more)
+    for (offset, size), (next_offset, next_size) in pairwise(parts):
+        if offset + size == next_offset:
+            start, length = joined[-1]
+            joined[-1] = (start, length + next_size)
         else:
-            joined.append((after, more))
+            joined.append((next_offset, next_size))
     return joined
 
 
 def read_descriptors(file: FileBytes) -> Steps[Elements]:
-    """Return the elements of a file. Its descriptors lie in a chain of blocks."""
-    found: dict[Key, Descriptor] = {}
-    at, total, before = 4, 0, 0
+    """Read the descriptors of a file, which lie in a chain of blocks, and return the file's elements."""
+    descriptors: dict[Key, Descriptor] = {}
+    address, total, previous = 4, 0, 0
     window = WINDOW
     if file.size <= SMALL_FILE:
         yield from file.load([(0, file.size)], file.size)
-    while at:
-        if file.peek(at, 6) is None:
-            window = min(2 * window, MOST_WINDOW) if abs(at - before) <= NEAR else WINDOW
-        [head] = yield from file.load([(at, 6)], window)
-        count, after = struct.unpack(">HI", head)
+    while address:
+        if file.peek(address, 6) is None:
+            window = min(2 * window, MOST_WINDOW) if abs(address - previous) <= NEAR else WINDOW
+        [head] = yield from file.load([(address, 6)], window)
+        count, next_address = struct.unpack(">HI", head)
         total += 6 + 12 * count
         if total > file.size:
             raise DamagedIndex(
-                "", file.url, f"its blocks of descriptors have {total} bytes: it refers to them repeatedly"
+                "", file.url, f"its blocks of descriptors have {total} bytes: it refers to some repeatedly"
             )
-        [rows] = yield from file.load([(at + 6, 12 * count)], window)
+        [rows] = yield from file.load([(address + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)
         table = table[(table["tag"] != NULL) & (table["tag"] < _EXTENDED) & (table["offset"] >= 0)]
         for tag, ref, offset, length in table[table["length"] >= 0].tolist():
-            found.setdefault((tag & ~_SPECIAL, ref), Descriptor(offset, length, bool(tag & _SPECIAL)))
-        at, before = after, at
-    return Elements(file, found)
+            descriptors.setdefault((tag & ~_SPECIAL, ref), Descriptor(offset, length, bool(tag & _SPECIAL)))
+        address, previous = next_address, address
+    return Elements(file, descriptors)

@@ -1,4 +1,4 @@
-"""The grids and swaths of an HDF-EOS2 file, as its text StructMetadata describes them. No I/O here."""
+"""Parse the text StructMetadata, which describes the grids and swaths of an HDF-EOS2 file. No I/O here."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-KINDS: Final = {"GRID": "grid", "SWATH": "swath"}  # the classes of the Vgroups that hold them
+KINDS: Final = {"GRID": "grid", "SWATH": "swath"}  # by the class of the Vgroup with their fields
 
-# Lists in parentheses may go on in the next lines.
+# A list in parentheses may continue in the next lines.
 _LINE: Final = re.compile(r"^[ \t]*(\w{1,100})[ \t]*=[ \t]*(\([^)]{0,1000}\)|[^\n]*)", re.MULTILINE)
 _MOST_BLOCKS: Final = 1 << 16
-_LONGEST: Final = 4 << 20  # characters
-_WGS84: Final = 12  # among the spheres of GCTP
-_PROJECTIONS: Final = re.compile(  # of GCTP
+_LONGEST: Final = 4 << 20  # characters of the text
+_WGS84: Final = 12  # the number of this sphere in GCTP, the library of projections that HDF-EOS2 uses
+_PROJECTIONS: Final = re.compile(
     "GCTP_(ALASKA|ALBERS|AZMEQD|BCEA|CEA|EQRECT|EQUIDC|GEO|GNOMON|GOOD|GVNSP|HAMMER|HOM|IMOLL|ISINUS1?|LAMAZ|LAMCC|MERCAT|"
     "MILLER|MOLL|OBLEQA|ORTHO|POLYC|PS|ROBIN|SNSOID|SOM|SPCS|STEREO|TM|UTM|VGRINT|WAGIV|WAGVII)"
 )
 _ORIGINS: Final = re.compile("HDFE_GD_[UL][LR]")
 _INTEGER: Final = re.compile("-?[0-9]{1,3}")
-_UPPER_LEFT: Final = ("HDFE_GD_UL", None)
-_ROLES: Final = {  # coordinates: name, unit, axis
+_UPPER_LEFT: Final = ("HDFE_GD_UL", None)  # values of GridOrigin that mean "row 0 is the northernmost"
+_ROLES: Final = {  # standard name, unit and axis of the coordinates x and y, by whether these are degrees
     True: (("longitude", "degrees_east", "X"), ("latitude", "degrees_north", "Y")),
     False: (("projection_x_coordinate", "m", "X"), ("projection_y_coordinate", "m", "Y")),
 }
 
 
 class Block(NamedTuple):
-    """A GROUP or an OBJECT of the text, with its values as texts."""
+    """A GROUP or an OBJECT of the text: its values by name, and the blocks in it."""
 
     name: str
     values: dict[str, str]
     blocks: list[Block]
 
     def find_blocks(self, name: str) -> list[Block]:
-        """Return the blocks in the block of this one that is called ``name``."""
+        """Return the blocks in the inner block called ``name``; an empty list if there is no such block."""
         return next((block.blocks for block in self.blocks if block.name == name), [])
 
 
 class Axis(NamedTuple):
-    """A coordinate of a grid: the middle of the first cell, the step, and its attributes."""
+    """A coordinate of a grid: the middle of the first cell, the step, the number of cells, and its attributes."""
 
     first: float
     step: float
@@ -49,21 +49,24 @@ class Axis(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A grid or a swath; ``fields`` has the dimensions of each field."""
+    """A grid or a swath. ``fields`` are names of dimensions by field; ``axes`` are coordinates by dimension.
+
+    ``crs`` are the attributes of a grid's coordinate reference system.
+    """
 
     name: str
     fields: Mapping[str, tuple[str, ...]]
     axes: Mapping[str, Axis]
     crs: dict[str, Any]
-    geolocation: tuple[str, ...]  # names of the dimensions of latitudes
-    merged: frozenset[str] = frozenset()  # fields that share a data set of another name
-    problem: str = ""  # why a grid has no coordinates, if its text is damaged
+    geolocation: tuple[str, ...]  # the dimensions of a swath's latitudes; empty if it has no longitudes
+    merged: frozenset[str] = frozenset()  # fields that share one data set with another name
+    problem: str = ""  # the damaged value because of which a grid has no coordinates; "" if none
 
 
 def parse_odl(text: str) -> Block:
-    """Return the blocks of a text in ODL, the language of NASA's metadata; what does not belong there is left out.
+    """Parse a text in ODL, the language of NASA's metadata. Other lines in it are ignored.
 
-    ValueError if a block does not end, or another one ends in its place.
+    Raises ValueError if a block has no end, or the end of another block.
     """
     root = Block("", {}, [])
     path = [root]
@@ -78,26 +81,26 @@ def parse_odl(text: str) -> Block:
             path.append(block)
         elif name in ("END_GROUP", "END_OBJECT"):
             if path[-1].name != value.strip():
-                raise ValueError(f"its StructMetadata end {value.strip()!r} where {path[-1].name!r} is to end")
+                raise ValueError(f"its StructMetadata end {value.strip()!r}: expected the end of {path[-1].name!r}")
             path.pop()
         else:
             path[-1].values[name] = value.strip(' \t\r"')
     if len(path) > 1:
-        raise ValueError(f"its StructMetadata end within {path[-1].name!r}")
+        raise ValueError(f"its StructMetadata end within {path[-1].name!r}: expected END_GROUP or END_OBJECT")
     return root
 
 
 def parse_structures(text: str) -> dict[str, Structure]:
-    """Return the grids and swaths that a text describes, by name."""
+    """Return the grids and swaths that a text describes, by name. Raise ValueError if the text is damaged."""
     if len(text) > _LONGEST:
-        raise ValueError(f"its StructMetadata have {len(text)} characters: at most {_LONGEST} are read")
+        raise ValueError(f"its StructMetadata have {len(text)} characters: expected at most {_LONGEST}")
     root = parse_odl(text)
-    found = {}
+    structures = {}
     for block in root.find_blocks("SwathStructure"):
-        found[block.values.get("SwathName", "")] = _parse_swath(block)
+        structures[block.values.get("SwathName", "")] = _parse_swath(block)
     for block in root.find_blocks("GridStructure"):
-        found[block.values.get("GridName", "")] = _parse_grid(block)
-    return found
+        structures[block.values.get("GridName", "")] = _parse_grid(block)
+    return structures
 
 
 def _list_fields(block: Block, *groups: str) -> dict[str, tuple[str, ...]]:
@@ -131,10 +134,10 @@ def _parse_grid(block: Block) -> Structure:
         left, upper, right, lower = map(_unpack_degrees, corners) if is_geographic else corners
         steps = (right - left) / counts[0], (lower - upper) / counts[1]
         if values.get("GridOrigin") in _UPPER_LEFT:
-            for name, first, step, count, (role, unit, axis) in zip(
+            for name, corner, step, count, (role, unit, axis) in zip(
                 ("XDim", "YDim"), (left, upper), steps, counts, _ROLES[is_geographic], strict=True
             ):
-                axes[name] = Axis(first + step / 2, step, count, {"standard_name": role, "units": unit, "axis": axis})
+                axes[name] = Axis(corner + step / 2, step, count, {"standard_name": role, "units": unit, "axis": axis})
         crs = _describe_crs(values) | {"GeoTransform": f"{left!r} {steps[0]!r} 0.0 {upper!r} 0.0 {steps[1]!r}"}
     fields = _list_fields(block, "DataField")
     return Structure(
@@ -149,26 +152,26 @@ def _parse_grid(block: Block) -> Structure:
 
 
 def _find_problem(values: Mapping[str, str], counts: Sequence[int], corners: Sequence[float]) -> str:
-    """Return why a grid has no coordinates: the first value that cannot be used; empty if all can."""
-    given = {"XDim": counts[0], "YDim": counts[1]}
-    if not all(given.values()):
-        return f"its numbers of columns and rows are {given}: expected at least 1"
+    """Return the reason why a grid has no coordinates: the first unusable value; "" if all values are usable."""
+    sizes = {"XDim": counts[0], "YDim": counts[1]}
+    if not all(sizes.values()):
+        return f"its numbers of columns and rows are {sizes}: expected at least 1"
     is_default = "DEFAULT" in values.get("UpperLeftPointMtrs", "") + values.get("LowerRightMtrs", "")
     if len(corners) != 4 and not is_default:
-        return f"{len(corners)} numbers of its corners can be read: expected 4"
+        return f"its corners have {len(corners)} readable numbers: expected 4"
     projection = values.get("Projection")
     rules = {"Projection": _PROJECTIONS, "GridOrigin": _ORIGINS}
     rules |= {"ZoneCode": _INTEGER, "SphereCode": _INTEGER} if projection == "GCTP_UTM" else {}
     for name, rule in rules.items():
         value = values.get(name, "HDFE_GD_UL" if name == "GridOrigin" else "missing")
         if not rule.fullmatch(value):
-            return f"its {name} is {value}"
+            return f"its {name} is {value}: expected a value that HDF-EOS2 defines"
     parameters = values.get("ProjParams", "0" if projection in ("GCTP_GEO", "GCTP_UTM") else "")
-    return "" if _parse_numbers(parameters) else f"its ProjParams are {parameters or 'missing'}"
+    return "" if _parse_numbers(parameters) else f"its ProjParams are {parameters or 'missing'}: expected numbers"
 
 
 def _describe_crs(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the attributes of a grid's projection: CF's for a known projection, otherwise GCTP's."""
+    """Return the attributes of a grid's projection: CF's for a known projection, otherwise the values of GCTP."""
     projection, sphere = values.get("Projection", ""), values.get("SphereCode", "")
     parameters = [*_parse_numbers(values.get("ProjParams", "")), *[0.0] * 13][:13]
     zone = values.get("ZoneCode", "")
@@ -201,19 +204,19 @@ def _describe_crs(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _unpack_degrees(packed: float) -> float:
-    """Return an angle in degrees that is packed as DDDMMMSSS.SS; some writers give degrees."""
+    """Return an angle in degrees. Writers pack angles as DDDMMMSSS.SS; some store degrees, which are at most 360."""
     if abs(packed) <= 360:
         return packed
-    whole = abs(packed)
-    degrees, rest = divmod(whole, 1e6)
-    minutes, seconds = divmod(rest, 1e3)
+    absolute = abs(packed)
+    degrees, remainder = divmod(absolute, 1e6)
+    minutes, seconds = divmod(remainder, 1e3)
     return math.copysign(degrees + minutes / 60 + seconds / 3600, packed)
 
 
 def _parse_numbers(text: str) -> list[float]:
-    """Return the numbers of a list in parentheses; none if one of them is not finite, or no number."""
+    """Return the numbers of a list in parentheses; an empty list if an item is not a finite number."""
     try:
-        found = [float(part) for part in text.strip("() \t\r\n").split(",")]
+        numbers = [float(number) for number in text.strip("() \t\r\n").split(",")]
     except ValueError:
         return []
-    return found if all(map(math.isfinite, found)) else []
+    return numbers if all(map(math.isfinite, numbers)) else []

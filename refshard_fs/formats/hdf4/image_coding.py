@@ -1,4 +1,4 @@
-"""Compressions of raster images before HDF 4: runs, JPEG, and two colours for each block. No I/O here."""
+"""Compressions of raster images before HDF 4: runs, JPEG, and blocks of two colours (IMCOMP). No I/O here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from refshard_fs.core.compression import decode_by_imagecodecs
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.hdf4.coding import decode_runs
 
-RUNS, BLOCKS, JPEGS = 11, 12, (15, 16)  # tags that name the compressions; 15 has three bands, 16 one
+RUNS, BLOCKS, JPEGS = 11, 12, (15, 16)  # tags of compressions; JPEG has a tag for three bands, 15, and one for one band
 _SIDE: Final = 4  # rows and columns of a block
 
 
 class ImageCoding(msgspec.Struct, frozen=True):
-    """A compression by its tag, of an image of ``rows``, ``columns`` and ``bands``."""
+    """The compression of an image, by its tag, and the numbers of rows, columns and bands of the image."""
 
     compression: int
     rows: int
@@ -27,7 +27,7 @@ class ImageCoding(msgspec.Struct, frozen=True):
 
     @property
     def codecs(self) -> Sequence[Mapping[str, Any]]:
-        """The codecs of zarr that decode an image: none."""
+        """The codecs with which zarr decodes an image: none, because a recipe decodes it."""
         return []
 
     @property
@@ -35,21 +35,28 @@ class ImageCoding(msgspec.Struct, frozen=True):
         """The name of the compression."""
         return ("jpeg" if self.compression in JPEGS else "rle" if self.compression == RUNS else "imcomp",)
 
-    def recipe(self, size: int, itemsize: int) -> DecodedImage:
-        """Return the recipe for the image of ``size`` bytes; ManifestError, which names the compression, if unknown."""
+    def make_recipe(self, size: int, itemsize: int) -> ImageRecipe:
+        """Return the recipe that decodes the image to ``size`` bytes.
+
+        Raises ManifestError if the compression, or its use with this shape, is not supported.
+        """
         if self.compression not in (RUNS, BLOCKS, *JPEGS):
-            raise ManifestError(f"it is a raster image that is compressed by {self.compression}, which is not read")
+            raise ManifestError(f"it is a raster image with the compression {self.compression}, which is not supported")
         if itemsize != 1 or size != math.prod((self.rows, self.columns, self.bands)):
             raise ManifestError(
-                f"its compression is {self.compression}, and its pixels have {itemsize} bytes: expected 1"
+                f"its compression is {self.compression}, and its pixels have {itemsize} bytes: expected 1 byte for "
+                f"each of {self.bands} bands"
             )
         if self.compression == BLOCKS and (self.rows % _SIDE or self.columns % _SIDE):
-            raise ManifestError(f"it is compressed by blocks, and has {self.rows} rows and {self.columns} columns")
-        return DecodedImage(self, size)
+            raise ManifestError(
+                f"it is compressed in blocks of {_SIDE} rows and columns, and has {self.rows} rows and {self.columns} "
+                "columns: expected multiples"
+            )
+        return ImageRecipe(self, size)
 
 
-class DecodedImage(msgspec.Struct, frozen=True):
-    """A recipe: the ``size`` bytes of an image."""
+class ImageRecipe(msgspec.Struct, frozen=True):
+    """Decode an image to ``size`` bytes."""
 
     coding: ImageCoding
     size: int
@@ -60,13 +67,13 @@ class DecodedImage(msgspec.Struct, frozen=True):
             out = np.zeros((coding.rows, coding.columns, coding.bands)[: 2 + (coding.bands > 1)], np.uint8)
             decode_by_imagecodecs("jpeg_decode", raw, "hdf5", out=out)
             return out.tobytes()
-        found = decode_runs(raw, self.size, 0, 0) if coding.compression == RUNS else self._decode_blocks(raw)
-        if len(found) != self.size:
-            raise ValueError(f"its image decodes to {len(found)} bytes: expected {self.size}")
-        return found
+        pixels = decode_runs(raw, self.size, 0, 0) if coding.compression == RUNS else self._decode_blocks(raw)
+        if len(pixels) != self.size:
+            raise ValueError(f"its image decodes to {len(pixels)} bytes: expected {self.size}")
+        return pixels
 
     def _decode_blocks(self, raw: bytes) -> bytes:
-        """Return the pixels of blocks: a block has a bit for each pixel, and the values of a set bit and of others."""
+        """Decode blocks of 4 by 4 pixels: 16 bits, one for each pixel, then the values of set and of unset bits."""
         down, across = self.coding.rows // _SIDE, self.coding.columns // _SIDE
         if len(raw) < 4 * down * across:
             raise ValueError(f"its image has {len(raw)} bytes of blocks: expected {4 * down * across}")

@@ -31,35 +31,38 @@ _AXES: Final = {0: ("y", "x", "band"), 1: ("y", "band", "x"), 2: ("band", "y", "
 
 
 def find_images(tree: Tree) -> Steps[list[DataSet]]:
-    """Return the raster images; the reasons why others cannot be shown are in the tree's reports."""
+    """Return the raster images as data sets. For an image that cannot be shown, add the reason to ``tree.reports``."""
     groups = {ref: group for ref, group in tree.groups.items() if group.kind == _KIND}
-    found: dict[str, tuple[Key, list[Key]]] = {}
+    members_by_name: dict[str, tuple[Key, list[Key]]] = {}
     for ref, group in groups.items():
-        found.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
+        members_by_name.setdefault(group.name or f"image {ref}", ((VGROUP, ref), list(group.members)))
     if not groups:  # groups of older versions
-        for key in tree.keys(IMAGE_GROUP):
-            stored = yield from tree.elements.read_stored(key)
-            found[f"image {key[1]}"] = key, list(struct.iter_unpack(">HH", stored[: len(stored) // 4 * 4]))
+        for key in tree.list_keys(IMAGE_GROUP):
+            group_data = yield from tree.elements.read_stored(key)
+            members_by_name[f"image {key[1]}"] = (
+                key,
+                list(struct.iter_unpack(">HH", group_data[: len(group_data) // 4 * 4])),
+            )
     images = []
-    for name, (key, members) in found.items():
+    for name, (key, members) in members_by_name.items():
         try:
-            images.append((yield from _describe(tree, name, key, members)))
+            images.append((yield from _describe_image(tree, name, key, members)))
         except (ValueError, struct.error, DamagedIndex) as e:
             tree.reports[name] = str(e)
     return images
 
 
-def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[DataSet]:
+def _describe_image(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[DataSet]:
     refs: Mapping[int, int] = dict(members)
     elements = tree.elements
     data = IMAGE, refs.get(IMAGE, 0)
     is_old = COMPRESSED_IMAGE in refs
-    if is_old:  # as before version 4
+    if is_old:  # before version 4, the tag of the values said that they are compressed
         data = COMPRESSED_IMAGE, refs[COMPRESSED_IMAGE]
     if IMAGE_DIMENSIONS not in refs or not (is_old or IMAGE in refs):
-        raise ManifestError("it is a raster image without a shape, or without values")
-    described = yield from elements.read_stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
-    width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", described)
+        raise ManifestError("it is a raster image without an element of dimensions or of values")
+    header = yield from elements.read_stored((IMAGE_DIMENSIONS, refs[IMAGE_DIMENSIONS]))
+    width, height, *number_type, bands, interlace, compression = struct.unpack_from(">iiHHhhH", header)
     dtype = parse_number_type((yield from elements.read_stored((number_type[0], number_type[1]))))
     dtype = np.dtype("u1") if dtype.kind == "S" else dtype
     layout = yield from find_layout(elements, data)
@@ -69,22 +72,27 @@ def _describe(tree: Tree, name: str, key: Key, members: list[Key]) -> Steps[Data
         coding = ImageCoding(compression, height, width, bands)
         layout = Layout(layout.length, (), None, coding, written={0: data})
     elif not elements.descriptors[data].is_special and compression not in _UNCOMPRESSED:
-        raise ManifestError(f"it is a raster image that is compressed by {compression}, which is not read")
+        raise ManifestError(f"it is a raster image with the compression {compression}, which is not supported")
     if (layout.chunk is not None and compression != RUNS) or interlace not in _AXES:
-        interlace = 0  # the library writes the bands of such pixels side by side
+        interlace = 0  # the HDF4 library ignores the mode there, and writes all bands of a pixel together
     lengths = {"y": height, "x": width, "band": bands}
     axes = tuple(axis for axis in _AXES[interlace] if axis != "band" or bands > 1)
     shape = tuple(lengths[axis] for axis in axes)
     if min(height, width, bands) < 1 or math.prod(shape) * dtype.itemsize >= 1 << 40:
-        raise ValueError(f"its image has {height} rows, {width} columns and {bands} bands")
+        raise ValueError(
+            f"its image has {height} rows, {width} columns and {bands} bands: expected at least 1 of each, and less "
+            "than 1 TiB in all"
+        )
     if is_old:
         layout = layout._replace(length=math.prod(shape) * dtype.itemsize)
-        coding.recipe(layout.length, dtype.itemsize)  # raises if the image cannot be decoded
+        coding.make_recipe(layout.length, dtype.itemsize)  # raises if the image cannot be decoded
     if layout.shape is not None:
-        raise ManifestError("it is a raster image in chunks, which is not read")
-    attributes = yield from tree.attributes(members)
+        raise ManifestError("it is a raster image in chunks, which is not supported")
+    attributes = yield from tree.read_attributes(members)
     if PALETTE in refs and bands == 1:
-        colors = (yield from elements.contents((PALETTE, refs[PALETTE])))[:768]
-        attributes.shown["color_map"] = [f"#{colors[at : at + 3].hex()}" for at in range(0, len(colors), 3)]
-    tree.spend(len(name))
+        colors = (yield from elements.read_contents((PALETTE, refs[PALETTE])))[:768]
+        attributes.shown["color_map"] = [
+            f"#{colors[position : position + 3].hex()}" for position in range(0, len(colors), 3)
+        ]
+    tree.count_shown(len(name))
     return DataSet(name, key, axes, shape, dtype, attributes, data, layout)

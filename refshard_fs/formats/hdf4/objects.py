@@ -12,20 +12,20 @@ from refshard_fs.formats.hdf4.elements import Key
 _TYPES: Final = {
     3: "S1", 4: "S1", 5: "f4", 6: "f8", 20: "i1", 21: "u1", 22: "i2", 23: "u2", 24: "i4", 25: "u4", 26: "i8", 27: "u8",
 }  # fmt: skip
-_NATIVE, _LITTLE = 0x1000, 0x4000  # flags of a number type: machines of today are little-endian, too
-_PC: Final = 4  # how numbers are kept: 0 and 1 are big-endian
+_NATIVE, _LITTLE = 0x1000, 0x4000  # flags of a number type; "native" means little-endian on the machines of today
+_PC: Final = 4  # the byte order of numbers: 4 is little-endian, 0 and 1 are big-endian
 
 
 class Vgroup(NamedTuple):
-    """A group: its members are elements by tag and reference number."""
+    """A group of elements; ``members`` are their tags and reference numbers."""
 
     name: str
-    kind: str  # the class of the specification
+    kind: str  # called "class" in the specification
     members: tuple[Key, ...]
 
 
 class Field(NamedTuple):
-    """A field of a Vdata: ``order`` numbers in each record."""
+    """A field of a Vdata, with ``order`` numbers in each record."""
 
     name: str
     dtype: np.dtype[Any]
@@ -33,7 +33,7 @@ class Field(NamedTuple):
 
 
 class Vdata(NamedTuple):
-    """A table of ``records``; ``fields`` is empty if one of them has an unknown type."""
+    """A table with ``records`` records; ``fields`` is empty if one of them has an unknown type."""
 
     name: str
     kind: str
@@ -44,46 +44,48 @@ class Vdata(NamedTuple):
 
 
 class _Cursor:
-    def __init__(self, data: bytes, what: str) -> None:
+    """A cursor over the fields of a Vgroup or a Vdata. Raises ValueError where the data end too early."""
+
+    def __init__(self, data: bytes, label: str) -> None:
         self.data = data
-        self.what = what
+        self.label = label
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        found = self.data[self.at : self.at + count]
-        if len(found) < count:
-            raise ValueError(f"its {self.what} is cut short: it has {len(self.data)} bytes")
+        data = self.data[self.at : self.at + count]
+        if len(data) < count:
+            raise ValueError(f"its {self.label} is cut short: it has {len(self.data)} bytes, and more are needed")
         self.at += count
-        return found
+        return data
 
-    def numbers(self, layout: str) -> tuple[int, ...]:
+    def read_numbers(self, layout: str) -> tuple[int, ...]:
         return struct.unpack(f">{layout}", self.take(struct.calcsize(f">{layout}")))
 
-    def text(self) -> str:
-        (size,) = self.numbers("H")
+    def read_text(self) -> str:
+        (size,) = self.read_numbers("H")
         return decode_text(self.take(size).split(b"\0")[0])
 
 
 def parse_vgroup(data: bytes) -> Vgroup:
-    """Parse a Vgroup; ValueError if it is damaged."""
+    """Parse a Vgroup. Raise ValueError if it is damaged."""
     cursor = _Cursor(data, "Vgroup")
-    (count,) = cursor.numbers("H")
-    tags, refs = cursor.numbers(f"{count}H"), cursor.numbers(f"{count}H")
-    return Vgroup(cursor.text(), cursor.text(), tuple(zip(tags, refs, strict=True)))
+    (count,) = cursor.read_numbers("H")
+    tags, refs = cursor.read_numbers(f"{count}H"), cursor.read_numbers(f"{count}H")
+    return Vgroup(cursor.read_text(), cursor.read_text(), tuple(zip(tags, refs, strict=True)))
 
 
 def parse_vdata(data: bytes) -> Vdata:
-    """Parse the header of a Vdata; ValueError if it is damaged."""
+    """Parse the header of a Vdata. Raise ValueError if it is damaged."""
     cursor = _Cursor(data, "Vdata")
-    interlace, count, size, fields = cursor.numbers("HiHH")
-    codes, _, _, orders = (cursor.numbers(f"{fields}H") for _ in range(4))
-    names = [cursor.text() for _ in range(fields)]
-    name, kind = cursor.text(), cursor.text()
+    interlace, count, size, fields = cursor.read_numbers("HiHH")
+    codes, _, _, orders = (cursor.read_numbers(f"{fields}H") for _ in range(4))
+    names = [cursor.read_text() for _ in range(fields)]
+    name, kind = cursor.read_text(), cursor.read_text()
     if count < 0:
         raise ValueError(f"its Vdata {name!r} has {count} records: expected at least 0")
-    found = zip(names, map(parse_type, codes), orders, strict=True)
-    known = [Field(field, dtype, order) for field, dtype, order in found if dtype is not None]
-    return Vdata(name, kind, count, size, tuple(known) if len(known) == fields else (), interlace == 0)
+    columns = zip(names, map(parse_type, codes), orders, strict=True)
+    known_fields = [Field(field, dtype, order) for field, dtype, order in columns if dtype is not None]
+    return Vdata(name, kind, count, size, tuple(known_fields) if len(known_fields) == fields else (), interlace == 0)
 
 
 def parse_type(code: int) -> np.dtype[Any] | None:
@@ -93,17 +95,17 @@ def parse_type(code: int) -> np.dtype[Any] | None:
 
 
 def parse_number_type(data: bytes) -> np.dtype[Any]:
-    """Return the data type of the numbers of a data set; ValueError if it is unknown."""
+    """Parse the number type of a data set. Raise ValueError if it is unknown."""
     if len(data) < 4:
         raise ValueError(f"its number type has {len(data)} bytes: expected 4")
-    found = parse_type(data[1] | (_LITTLE if data[3] == _PC else 0))
-    if found is None or data[3] not in (0, 1, _PC):
-        raise ValueError(f"its number type {data[1]}, kept as {data[3]}, is unknown")
-    return found
+    dtype = parse_type(data[1] | (_LITTLE if data[3] == _PC else 0))
+    if dtype is None or data[3] not in (0, 1, _PC):
+        raise ValueError(f"its number type {data[1]} in the byte order {data[3]} is unknown")
+    return dtype
 
 
 def decode_text(text: bytes) -> str:
-    """Decode a text as UTF-8, or as Latin-1 if older writers used that."""
+    """Decode a text as UTF-8; if it is not UTF-8, as Latin-1, which older writers used."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -113,6 +115,6 @@ def decode_text(text: bytes) -> str:
 def decode_value(field: Field, data: bytes) -> Any:
     """Decode an attribute to a text, a number, or a list of numbers."""
     if field.dtype.kind == "S":
-        return decode_text(data).rstrip("\0")  # some writers leave bytes behind a NUL
+        return decode_text(data).rstrip("\0")  # some writers pad texts with NULs
     values = np.frombuffer(data, field.dtype, len(data) // field.dtype.itemsize).tolist()
     return values[0] if len(values) == 1 else values

@@ -10,58 +10,66 @@ import numpy as np
 from refshard_fs.core.array_group import ArrayDescription, Chunks, choose_chunks, make_entry_of_parts
 from refshard_fs.core.model import Entry, Steps
 from refshard_fs.errors import ManifestError
-from refshard_fs.formats.hdf4.chunks import cut
+from refshard_fs.formats.hdf4.chunks import cut_parts
 from refshard_fs.formats.hdf4.elements import VDATA_VALUES, Elements
 from refshard_fs.formats.hdf4.objects import Vdata
 
 
 class FieldRecipe(msgspec.Struct, frozen=True):
-    """Cuts ``width`` bytes at byte ``at`` out of each record of ``record`` bytes; pads them with zeros to ``size``."""
+    """Cut the ``width`` bytes from byte ``start`` on out of each record, and pad them with zeros to ``size`` bytes.
+
+    A record has ``record`` bytes.
+    """
 
     record: int
-    at: int
+    start: int
     width: int
     size: int
 
     def make(self, raw: bytes) -> bytes:
         records = np.frombuffer(raw, np.uint8).reshape(-1, self.record)
-        return records[:, self.at : self.at + self.width].tobytes().ljust(self.size, b"\0")
+        return records[:, self.start : self.start + self.width].tobytes().ljust(self.size, b"\0")
 
 
 class FieldChunks(Chunks):
-    """The chunks of a field: each is cut out of ``count`` of the ``records`` that lie from byte ``start`` on."""
+    """The chunks of a field, of ``count`` records each. The ``records`` of a Vdata begin at byte ``start``."""
 
     def __init__(self, elements: Elements, ref: int, start: int, records: int, count: int, recipe: FieldRecipe) -> None:
         self._elements, self._ref, self._start = elements, ref, start
         self._records, self._count, self._recipe = records, count, recipe
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        elements, first, record = self._elements, number * self._count, self._recipe.record
-        size = min(self._count, self._records - first) * record
-        parts = cut((yield from elements.parts((VDATA_VALUES, self._ref))), self._start + first * record, size)
+        elements, first_record, record = self._elements, number * self._count, self._recipe.record
+        size = min(self._count, self._records - first_record) * record
+        parts = cut_parts(
+            (yield from elements.find_parts((VDATA_VALUES, self._ref))), self._start + first_record * record, size
+        )
         if sum(length for _, length in parts) < size or any(sum(part) > elements.file.size for part in parts):
-            raise elements.make_error(f"the records of its Vdata {self._ref} are cut short")
+            raise elements.make_error(f"the records of its Vdata {self._ref} are cut short: expected {size} bytes")
         return make_entry_of_parts(elements.file.source, parts, self._recipe, self._recipe.size, elements.file.url)
 
 
 def describe_fields(
-    elements: Elements, ref: int, table: Vdata, where: str
+    elements: Elements, ref: int, table: Vdata, label: str
 ) -> Iterator[tuple[str, ArrayDescription, Chunks]]:
-    """Yield name, array and chunks of each field; characters are texts. Raise ManifestError if it cannot be shown."""
+    """Yield the name, array and chunks of each field of a Vdata; a field of characters is an array of texts.
+
+    Raises ManifestError if the Vdata cannot be shown.
+    """
     widths = [field.order * field.dtype.itemsize for field in table.fields]
     if not widths and table.size:
-        raise ManifestError(f"{where}: a field of its Vdata has an unknown type")
+        raise ManifestError(f"{label}: a field of its Vdata has an unknown type")
     if sum(widths) != table.size or not all(widths):
-        raise ManifestError(f"{where}: the fields of its Vdata have {widths} bytes: expected {table.size} in all")
-    at = 0
+        raise ManifestError(f"{label}: the fields of its Vdata have {widths} bytes: expected {table.size} in all")
+    offset = 0
     for field, width in zip(table.fields, widths, strict=True):
         dtype, inner = field.dtype, () if field.order == 1 else (field.order,)
         if dtype.kind == "S":
             dtype, inner = np.dtype(f"S{width}"), ()
-        start, record = (0, table.size) if table.is_by_record else (at * table.records, width)
+        start, record = (0, table.size) if table.is_by_record else (offset * table.records, width)
         (count,) = choose_chunks((table.records,), record)
-        recipe = FieldRecipe(record, at if table.is_by_record else 0, width, count * width)
+        recipe = FieldRecipe(record, offset if table.is_by_record else 0, width, count * width)
         names = ["record", f"{field.name}_x"][: 1 + len(inner)]
-        array = ArrayDescription(f"{where}, {field.name!r}", (table.records, *inner), (count, *inner), dtype, names, {})
+        array = ArrayDescription(f"{label}, {field.name!r}", (table.records, *inner), (count, *inner), dtype, names, {})
         yield field.name, array, FieldChunks(elements, ref, start, table.records, count, recipe)
-        at += width
+        offset += width

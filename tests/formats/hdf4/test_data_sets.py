@@ -1,4 +1,4 @@
-"""Data sets of HDF4: a damaged one leaves the others."""
+"""Data sets of HDF4: a damaged data set does not hide the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.shards_in_memory import ROOT, Files
 
 def test_damaged_data_set_leaves_the_others() -> None:
     data = hdf4_file("layouts")
-    number_type = bytes([1, 6, 64, 1])  # that of doubles alone
+    number_type = bytes([1, 6, 64, 1])  # 6 is the type of "doubles" only
     assert data.count(number_type) == 1
     keyspace = Files({ROOT: data.replace(number_type, bytes([1, 99, 64, 1]))}).open()
     assert "number type 99" in keyspace.reports["doubles"]
@@ -22,54 +22,56 @@ def test_damaged_data_set_leaves_the_others() -> None:
 
 
 def test_each_damaged_descriptor_is_an_error_or_a_report() -> None:
-    """Before it was mended: A damaged descriptor made a data set, a scale or a dimension disappear."""
+    """A damaged descriptor once hid a data set, a scale or a dimension without a report."""
     data = hdf4_file("layouts")
     whole = Files({ROOT: data}).open()
-    rows = [found.start() for found in re.finditer(b"\7[\xaa\xad]..\0{2}..\0{2}", data, re.DOTALL)]  # Vdatas, Vgroups
-    for at in rows:
-        damaged = data[: at + 1] + b"\xac" + data[at + 2 :]
+    descriptors = [
+        match.start() for match in re.finditer(b"\7[\xaa\xad]..\0{2}..\0{2}", data, re.DOTALL)
+    ]  # Vdatas, Vgroups
+    for start in descriptors:
+        damaged = data[: start + 1] + b"\xac" + data[start + 2 :]
         try:
             keyspace = Files({ROOT: damaged}).open()
         except ManifestError:
             continue
         if keyspace.reports == whole.reports:
-            assert keyspace.grids == whole.grids, at
+            assert keyspace.grids == whole.grids, start
 
 
 def test_damaged_tag_of_a_member_is_reported() -> None:
-    """A member of the root, or the values of a data set, disappeared silently."""
+    """A damaged tag once hid a data set, or the values of one, without a report."""
     data = hdf4_file("layouts")
     files = Files({ROOT: data})
     whole = files.open()
-    descriptors = {found.start() for found in re.finditer(rb"[\0\2\7]...\0{2}..\0{2}", data, re.DOTALL)}
-    members = [found.start() for found in re.finditer(b"\7\xad|\2\xbe", data) if found.start() not in descriptors]
+    descriptors = {match.start() for match in re.finditer(rb"[\0\2\7]...\0{2}..\0{2}", data, re.DOTALL)}
+    members = [match.start() for match in re.finditer(b"\7\xad|\2\xbe", data) if match.start() not in descriptors]
     assert len(members) > 10
     reported = 0
-    for at in members:
-        damaged = Files({ROOT: data[: at + 1] + bytes([data[at + 1] ^ 0x40]) + data[at + 2 :]})
+    for start in members:
+        damaged = Files({ROOT: data[: start + 1] + bytes([data[start + 1] ^ 0x40]) + data[start + 2 :]})
         try:
             keyspace = damaged.open()
         except ManifestError:
             continue
         reported += keyspace.reports != whole.reports
         if keyspace.reports == whole.reports:
-            assert keyspace.grids == whole.grids, at
+            assert keyspace.grids == whole.grids, start
             for path in whole.grids:
                 key = f"{path}/.zarray"
-                assert damaged.read(keyspace, key) == files.read(whole, key), at
+                assert damaged.read(keyspace, key) == files.read(whole, key), start
     assert reported > 10
 
 
 def test_dimensions_beyond_the_end_are_an_error() -> None:
     data = bytearray(hdf4_file("old"))
-    at = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
-    data[at + 4 : at + 8] = (2**31 - 1).to_bytes(4, "big")
+    start = data.index((701).to_bytes(2, "big"), 10)  # the descriptor of the dimensions
+    data[start + 4 : start + 8] = (2**31 - 1).to_bytes(4, "big")
     with pytest.raises(ManifestError, match="cut short"):
         Files({ROOT: bytes(data)}).open()
 
 
 def test_compressed_values_never_written_are_fill() -> None:
-    header = struct.pack(">HHi", 3, 0, 480)  # of 120 numbers of four bytes
+    header = struct.pack(">HHi", 3, 0, 480)  # 480 bytes: 120 numbers of four bytes
     data = hdf4_file("layouts")
     assert data.count(header) == 1
     files = Files({ROOT: data.replace(header, struct.pack(">HHi", 3, 0, 0))})
@@ -83,8 +85,8 @@ def test_range_of_texts_is_left_out() -> None:
 
 def test_truncated_scales_are_left_out() -> None:
     data = hdf4_file("old")
-    at = data.index((703).to_bytes(2, "big"), 10)  # their descriptor
-    keyspace = Files({ROOT: data[: at + 8] + (1).to_bytes(4, "big") + data[at + 12 :]}).open()
+    start = data.index((703).to_bytes(2, "big"), 10)  # the descriptor of the scales
+    keyspace = Files({ROOT: data[: start + 8] + (1).to_bytes(4, "big") + data[start + 12 :]}).open()
     assert list(keyspace.grids) == ["Data-Set-2"]
 
 
@@ -96,7 +98,7 @@ def test_data_sets_of_equal_names_get_unique_names() -> None:
 
 def test_attribute_beyond_the_end_leaves_other_data_sets() -> None:
     data = bytearray(hdf4_file("layouts"))
-    row = re.search(b"\x07\xab.{6}\0\0\0\x01", data, re.DOTALL)  # of an attribute of one letter, its units
+    row = re.search(b"\x07\xab.{6}\0\0\0\x01", data, re.DOTALL)  # the values of an attribute of one letter: the units
     assert row is not None
     data[row.start() + 4 : row.start() + 8] = (1 << 30).to_bytes(4, "big")
     keyspace = Files({ROOT: bytes(data)}).open()

@@ -1,4 +1,4 @@
-"""StructMetadata of HDF-EOS2: grids, projections, swaths."""
+"""The text StructMetadata of HDF-EOS2: grids, projections, and damage."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_text_is_parsed_into_blocks() -> None:
 
 
 @pytest.mark.parametrize("text", ["END_GROUP=a", "GROUP=a\nEND_GROUP=b\n", "GROUP=a\nGROUP=b\nEND_GROUP=b\n"])
-def test_blocks_that_do_not_end_are_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"StructMetadata end ('[ab]' where '|within 'a')"):
+def test_block_without_its_end_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"StructMetadata end ('[ab]': expected the end of|within 'a')"):
         parse_odl(text)
 
 
@@ -59,64 +59,70 @@ GEO, LATLON = "Projection=GCTP_GEO", "latitude_longitude"
 def test_axes_are_cell_centres(
     projection: str, corners: tuple[str, str], first: tuple[float, float], crs: str | None
 ) -> None:
-    found = parse_structures(GRID.format(corners=corners, more=projection))["G"]
-    assert found.fields == {"a": ("YDim", "XDim")}
-    assert (found.axes["XDim"].first, found.axes["YDim"].first) == pytest.approx(first)
-    assert found.crs.get("grid_mapping_name") == crs
-    assert crs or found.crs["Projection"] == "GCTP_LAMAZ"
+    grid = parse_structures(GRID.format(corners=corners, more=projection))["G"]
+    assert grid.fields == {"a": ("YDim", "XDim")}
+    assert (grid.axes["XDim"].first, grid.axes["YDim"].first) == pytest.approx(first)
+    assert grid.crs.get("grid_mapping_name") == crs
+    assert crs or grid.crs["Projection"] == "GCTP_LAMAZ"
 
 
 def test_wkt_of_the_sinusoidal_projection_is_read_by_proj() -> None:
     crs = pytest.importorskip("rasterio.crs")
     more = "Projection=GCTP_SNSOID\n ProjParams=(6371007.181000,0,0,0,0,0,0,0,0,0,0,0,0)"
-    found = parse_structures(GRID.format(corners=("0,20", "40,0"), more=more))["G"].crs
-    assert crs.CRS.from_wkt(found["crs_wkt"]).to_dict()["proj"] == "sinu"
+    attributes = parse_structures(GRID.format(corners=("0,20", "40,0"), more=more))["G"].crs
+    assert crs.CRS.from_wkt(attributes["crs_wkt"]).to_dict()["proj"] == "sinu"
 
 
 @pytest.mark.parametrize("corners", [("DEFAULT", "DEFAULT"), ("nan,1", "2,3"), ("1", "2")])
 def test_grid_without_corners_has_no_axes(corners: tuple[str, str]) -> None:
-    found = parse_structures(GRID.format(corners=corners, more=""))["G"]
-    assert not found.axes
-    assert not found.crs
+    grid = parse_structures(GRID.format(corners=corners, more=""))["G"]
+    assert not grid.axes
+    assert not grid.crs
 
 
-def test_rows_from_below_have_no_axes() -> None:
-    found = parse_structures(GRID.format(corners=("0,20", "40,0"), more="GridOrigin=HDFE_GD_LL"))["G"]
-    assert not found.axes
+def test_grid_that_begins_with_the_lowest_row_has_no_axes() -> None:
+    grid = parse_structures(GRID.format(corners=("0,20", "40,0"), more="GridOrigin=HDFE_GD_LL"))["G"]
+    assert not grid.axes
 
 
 @pytest.mark.parametrize("name", ["grid", "grids", "swath"])
 def test_damage_in_a_text_is_reported_or_changes_numbers_only(name: str) -> None:
-    """A damaged digit cannot be seen; a name or a number that cannot be read hid fields, coordinates or the CRS."""
+    """A damaged digit cannot be noticed. Damaged names and numbers once hid fields or coordinates without a report."""
 
-    def view(data: bytes) -> tuple[object, ...]:
+    def read_all(data: bytes) -> tuple[object, ...]:
         files = Files({ROOT: data})
-        keys = files.open()
-        documents = [[files.read(keys, f"{path}/{name}") for name in (".zarray", ".zattrs")] for path in keys.grids]
-        return documents, dict(keys.reports)
+        keyspace = files.open()
+        documents = [
+            [files.read(keyspace, f"{path}/{name}") for name in (".zarray", ".zattrs")] for path in keyspace.grids
+        ]
+        return documents, dict(keyspace.reports)
 
     data = hdf4_file(name)
     start = data.rindex(b"GROUP=SwathStructure")
-    places = range(start, data.index(b"\nEND\n", start), 5)
-    whole = view(data)
-    for at in places:
-        if chr(data[at]) in "0123456789.-\n":
+    positions = range(start, data.index(b"\nEND\n", start), 5)
+    expected = read_all(data)
+    for position in positions:
+        if chr(data[position]) in "0123456789.-\n":
             continue
-        found = view(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        assert found[0] == whole[0] or found[1] != whole[1], data[at - 20 : at + 20]
+        actual = read_all(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        assert actual[0] == expected[0] or actual[1] != expected[1], data[position - 20 : position + 20]
 
 
 @pytest.mark.parametrize(
     ("line", "damaged", "problem"),
     [
         ("XDim=4", "", "its numbers of columns and rows are {'XDim': 0, 'YDim': 2}: expected at least 1"),
-        ("LowerRightMtrs", "LowerRight", "2 numbers of its corners can be read: expected 4"),
-        (GEO, "", "its Projection is missing"),
-        (GEO, f"{GEO}\nGridOrigin=HDFE_GD_XL", "its GridOrigin is HDFE_GD_XL"),
-        (GEO, "Projection=GCTP_PS", "its ProjParams are missing"),
+        ("LowerRightMtrs", "LowerRight", "its corners have 2 readable numbers: expected 4"),
+        (GEO, "", "its Projection is missing: expected a value that HDF-EOS2 defines"),
+        (
+            GEO,
+            f"{GEO}\nGridOrigin=HDFE_GD_XL",
+            "its GridOrigin is HDFE_GD_XL: expected a value that HDF-EOS2 defines",
+        ),
+        (GEO, "Projection=GCTP_PS", "its ProjParams are missing: expected numbers"),
     ],
 )
-def test_what_leaves_a_grid_without_coordinates_is_named(line: str, damaged: str, problem: str) -> None:
+def test_damaged_values_of_a_grid_are_named(line: str, damaged: str, problem: str) -> None:
     text = GRID.format(corners=("0,2", "4,0"), more=GEO)
     assert parse_structures(text)["G"].problem == ""
     assert parse_structures(text.replace(line, damaged))["G"].problem == problem

@@ -15,11 +15,11 @@ from tests.support.shards_in_memory import ROOT, Files
 VALUES = np.arange(3 * 4 * 5, dtype="u1").reshape(4, 5, 3)  # y, x, band
 
 
-def dimensions(bands: int, interlace: int = 0, compression: int = 0) -> bytes:
+def make_dimensions(bands: int, interlace: int = 0, compression: int = 0) -> bytes:
     return struct.pack(">iiHHhhHH", 5, 4, 106, 1, bands, interlace, compression, 0)
 
 
-def named(name: str, members: list[tuple[int, int]]) -> bytes:
+def make_group(name: str, members: list[tuple[int, int]]) -> bytes:
     tags, refs = zip(*members, strict=True)
     count = len(members)
     texts = [name.encode(), b"RI0.0"]
@@ -27,7 +27,7 @@ def named(name: str, members: list[tuple[int, int]]) -> bytes:
     return head + b"".join(struct.pack(">H", len(text)) + text for text in texts) + bytes(9)
 
 
-def opened(elements: dict[tuple[int, int], bytes], tmp_path: Any) -> Any:
+def write_file(elements: dict[tuple[int, int], bytes], tmp_path: Any) -> Any:
     path = tmp_path / "a.hdf"
     path.write_bytes(hdf4_of({(106, 1): bytes([1, 21, 8, 0]), **elements}))
     return path
@@ -35,30 +35,32 @@ def opened(elements: dict[tuple[int, int], bytes], tmp_path: Any) -> Any:
 
 @pytest.mark.parametrize(("interlace", "order"), [(0, "y x band"), (1, "y band x"), (2, "band y x")])
 def test_bands_follow_the_interlace_of_the_image(tmp_path: Any, interlace: int, order: str) -> None:
-    stored = VALUES.transpose([["y", "x", "band"].index(axis) for axis in order.split()])
+    values = VALUES.transpose([["y", "x", "band"].index(axis) for axis in order.split()])
     members = struct.pack(">4H", 300, 2, 302, 2)
-    path = opened({(306, 2): members, (300, 2): dimensions(3, interlace), (302, 2): stored.tobytes()}, tmp_path)
-    np.testing.assert_array_equal(array(path, "image 2")[...], stored)
+    path = write_file(
+        {(306, 2): members, (300, 2): make_dimensions(3, interlace), (302, 2): values.tobytes()}, tmp_path
+    )
+    np.testing.assert_array_equal(array(path, "image 2")[...], values)
     assert array(path, "image 2").attrs["_ARRAY_DIMENSIONS"] == order.split()
 
 
 def test_image_has_name_attributes_colours_and_fill_value(tmp_path: Any) -> None:
-    one = np.dtype([("FillValue", "u1")])
-    note = np.dtype([("note", "S3")])
+    fill_dtype = np.dtype([("FillValue", "u1")])
+    note_dtype = np.dtype([("note", "S3")])
     elements = {
-        (1965, 9): named("a picture", [(300, 2), (302, 2), (301, 2), (1962, 3), (1962, 4)]),
-        (300, 2): dimensions(1),
+        (1965, 9): make_group("a picture", [(300, 2), (302, 2), (301, 2), (1962, 3), (1962, 4)]),
+        (300, 2): make_dimensions(1),
         (302, 2): VALUES[..., 0].tobytes(),
         (301, 2): bytes(range(6)),
-        (1962, 3): vdata_of("RIATTR0.0N", one, 1, "RIATTR0.0C"),
+        (1962, 3): vdata_of("RIATTR0.0N", fill_dtype, 1, "RIATTR0.0C"),
         (1963, 3): bytes([7]),
-        (1962, 4): vdata_of("RIATTR0.0N", note, 1, "RIATTR0.0C"),
+        (1962, 4): vdata_of("RIATTR0.0N", note_dtype, 1, "RIATTR0.0C"),
         (1963, 4): b"abc",
     }
-    found = array(opened(elements, tmp_path), "a picture")
-    np.testing.assert_array_equal(found[...], VALUES[..., 0])
-    assert found.fill_value == 7
-    assert dict(found.attrs) == {
+    image = array(write_file(elements, tmp_path), "a picture")
+    np.testing.assert_array_equal(image[...], VALUES[..., 0])
+    assert image.fill_value == 7
+    assert dict(image.attrs) == {
         "note": "abc",
         "color_map": ["#000102", "#030405"],
         "_ARRAY_DIMENSIONS": ["y", "x"],
@@ -68,24 +70,24 @@ def test_image_has_name_attributes_colours_and_fill_value(tmp_path: Any) -> None
 def test_unsupported_images_are_reported() -> None:
     elements = {
         (106, 1): bytes([1, 21, 8, 0]),
-        (1965, 1): named("jpeg", [(300, 2), (303, 2)]),
-        (1965, 6): named("blocks", [(300, 5), (303, 2)]),
-        (300, 5): dimensions(1, compression=12),
+        (1965, 1): make_group("jpeg", [(300, 2), (303, 2)]),
+        (1965, 6): make_group("blocks", [(300, 5), (303, 2)]),
+        (300, 5): make_dimensions(1, compression=12),
         (303, 2): bytes(20),
-        (1965, 2): named("rle", [(300, 3), (302, 3)]),
-        (1965, 3): named("lost", [(300, 4), (302, 4)]),
-        (1965, 4): named("short", [(300, 4), (302, 5)]),
-        (1965, 5): named("plain", [(300, 4), (302, 3)]),
-        (300, 2): dimensions(1, compression=13),
-        (300, 3): dimensions(1, compression=11),
-        (300, 4): dimensions(1),
+        (1965, 2): make_group("rle", [(300, 3), (302, 3)]),
+        (1965, 3): make_group("lost", [(300, 4), (302, 4)]),
+        (1965, 4): make_group("short", [(300, 4), (302, 5)]),
+        (1965, 5): make_group("plain", [(300, 4), (302, 3)]),
+        (300, 2): make_dimensions(1, compression=13),
+        (300, 3): make_dimensions(1, compression=11),
+        (300, 4): make_dimensions(1),
         (302, 3): bytes(20),
         (302, 5): bytes(19),
     }
     keyspace: Any = Files({ROOT: hdf4_of(elements)}).open()
     assert list(keyspace.grids) == ["plain"]
-    assert "compressed by 13" in keyspace.reports["jpeg"]
+    assert "compression 13" in keyspace.reports["jpeg"]
     assert "has 4 rows and 5 columns" in keyspace.reports["blocks"]
-    assert "compressed by 11" in keyspace.reports["rle"]
+    assert "compression 11" in keyspace.reports["rle"]
     assert "never written" in keyspace.reports["lost"]
     assert "19 bytes: expected 20" in keyspace.reports["short"]

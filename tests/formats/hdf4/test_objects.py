@@ -1,4 +1,4 @@
-"""Vgroups, Vdatas and number types of HDF4."""
+"""Parsing of Vgroups, Vdatas and number types of HDF4."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import pytest
 from refshard_fs.formats.hdf4.objects import Field, decode_value, parse_number_type, parse_vdata, parse_vgroup
 
 
-def text(value: bytes) -> bytes:
+def encode_text(value: bytes) -> bytes:
     return struct.pack(">H", len(value)) + value
 
 
-GROUP = struct.pack(">H4H", 2, 720, 1962, 5, 6) + text(b"name") + text(b"Var0.0") + bytes(9)
-TABLE = struct.pack(">HiHH4H", 0, 3, 4, 1, 24, 4, 0, 1) + text(b"Values") + text(b"name") + text(b"Attr0.0") + bytes(9)
+GROUP = struct.pack(">H4H", 2, 720, 1962, 5, 6) + encode_text(b"name") + encode_text(b"Var0.0") + bytes(9)
+TABLE = (
+    struct.pack(">HiHH4H", 0, 3, 4, 1, 24, 4, 0, 1)
+    + encode_text(b"Values")
+    + encode_text(b"name")
+    + encode_text(b"Attr0.0")
+    + bytes(9)
+)
 
 
 def test_groups_and_tables_are_parsed() -> None:
@@ -40,7 +46,7 @@ def test_number_types_have_a_byte_order() -> None:
 
 def test_values_of_attributes_are_texts_or_numbers() -> None:
     assert decode_value(Field("", np.dtype("S1"), 4), b"ab\0\0") == "ab"
-    assert decode_value(Field("", np.dtype("S1"), 4), b"a\0b\0") == "a\0b"  # as pyhdf shows it
+    assert decode_value(Field("", np.dtype("S1"), 4), b"a\0b\0") == "a\0b"  # as in pyhdf
     assert decode_value(Field("", np.dtype("S1"), 4), b"caf\xe9") == "café"
     assert decode_value(Field("", np.dtype(">i2"), 1), b"\0\1") == 1
     assert decode_value(Field("", np.dtype(">i2"), 2), b"\0\1\0\2") == [1, 2]

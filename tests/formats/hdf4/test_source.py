@@ -1,4 +1,4 @@
-"""HDF4 files: values, dimensions and attributes equal pyhdf's; damage never gives wrong data."""
+"""HDF4 files: values, dimensions and attributes equal those of pyhdf; damage never gives wrong data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN = {
 }
 
 
-def written(tmp_path: Path, name: str) -> Path:
+def write_file(tmp_path: Path, name: str) -> Path:
     path = tmp_path / f"{name}.hdf"
     path.write_bytes(hdf4_file(name))
     return path
@@ -43,38 +43,38 @@ def written(tmp_path: Path, name: str) -> Path:
 
 @pytest.mark.filterwarnings("ignore:.*Numcodecs codecs are not in the Zarr version 3.*:UserWarning")
 def test_data_sets_have_the_values_of_every_layout(tmp_path: Path) -> None:
-    path = written(tmp_path, "layouts")
+    path = write_file(tmp_path, "layouts")
     for zarr_format in (2,) if IS_ZARR_2 else (2, 3):
         with xr.open_dataset(
             path, engine="refshard", mask_and_scale=False, storage_options={"zarr_format": zarr_format}
-        ) as found:
+        ) as actual:
             for name, (dtype, shape) in SHOWN.items():
-                assert found[name].dtype.newbyteorder("=") == np.dtype(dtype), name
-                np.testing.assert_array_equal(found[name].values, values_of(dtype, shape), name)
-            assert "".join(t.decode() for t in found.texts.values) == b"".join(values_of("S1", (24,))).decode()
-            assert found.records.dims[0] == "time"
+                assert actual[name].dtype.newbyteorder("=") == np.dtype(dtype), name
+                np.testing.assert_array_equal(actual[name].values, values_of(dtype, shape), name)
+            assert "".join(text.decode() for text in actual.texts.values) == b"".join(values_of("S1", (24,))).decode()
+            assert actual.records.dims[0] == "time"
             sparse = np.full((8, 8), -9, "i2")
             sparse[:4, 4:] = values_of("i2", (8, 8))[:4, 4:]
-            np.testing.assert_array_equal(found.sparse.values, sparse)
-            without_fill = found.sparse_without_fill.values
+            np.testing.assert_array_equal(actual.sparse.values, sparse)
+            without_fill = actual.sparse_without_fill.values
             np.testing.assert_array_equal(without_fill[:4, 4:], values_of("f4", (8, 8))[:4, 4:])
             assert set(without_fill[4:].ravel().tolist()) == {9.969209968386869e36}
-            assert set(found.never.values.ravel().tolist()) == {-32767}
+            assert set(actual.never.values.ravel().tolist()) == {-32767}
 
 
 def test_attributes_and_scales_are_those_of_the_file(tmp_path: Path) -> None:
-    with xr.open_dataset(written(tmp_path, "layouts"), engine="refshard") as found:
-        assert found.attrs == {"title": "a title", "number": 7, "numbers": [1.5, 2.0], "lon.units": "degrees_east"}
-        assert found.plain.attrs == {"units": "K", "range": [1.5, 2.5]}
-        assert found.plain.dtype == np.float32
-        assert np.isnan(found.plain.values[0, 1])
-        assert found.plain.values[0, 2] == 7.0  # 14 * 0.5
-        assert found.lat.values.tolist() == [10, 20, 30, 40, 50]
-        assert found.lat.attrs == {"units": "degrees_north"}
-        assert "lon" not in found.coords
+    with xr.open_dataset(write_file(tmp_path, "layouts"), engine="refshard") as dataset:
+        assert dataset.attrs == {"title": "a title", "number": 7, "numbers": [1.5, 2.0], "lon.units": "degrees_east"}
+        assert dataset.plain.attrs == {"units": "K", "range": [1.5, 2.5]}
+        assert dataset.plain.dtype == np.float32
+        assert np.isnan(dataset.plain.values[0, 1])
+        assert dataset.plain.values[0, 2] == 7.0  # 14 * 0.5
+        assert dataset.lat.values.tolist() == [10, 20, 30, 40, 50]
+        assert dataset.lat.attrs == {"units": "degrees_north"}
+        assert "lon" not in dataset.coords
 
 
-def test_unsupported_parts_are_reported() -> None:
+def test_unsupported_data_sets_are_reported() -> None:
     files = Files({ROOT: hdf4_file("layouts")})
     keyspace = files.open()
     assert "skipping Huffman" in keyspace.reports["huffman"]
@@ -85,28 +85,28 @@ def test_unsupported_parts_are_reported() -> None:
 
 
 def test_grid_has_coordinates_and_a_crs(tmp_path: Path) -> None:
-    with xr.open_dataset(written(tmp_path, "grid"), engine="refshard", mask_and_scale=False) as found:
-        assert found.NDVI.dims == ("YDim", "XDim")
-        np.testing.assert_array_equal(found.NDVI.values, values_of("i2", (30, 40)))
+    with xr.open_dataset(write_file(tmp_path, "grid"), engine="refshard", mask_and_scale=False) as grid:
+        assert grid.NDVI.dims == ("YDim", "XDim")
+        np.testing.assert_array_equal(grid.NDVI.values, values_of("i2", (30, 40)))
         step = 1111950.519667 / 40
-        np.testing.assert_allclose(found.XDim.values[[0, -1]], [-1111950.519667 + step / 2, -step / 2])
-        assert found.YDim.values[0] > found.YDim.values[-1]
-        assert found.NDVI.attrs["grid_mapping"] == "spatial_ref"
-        assert found.spatial_ref.attrs["grid_mapping_name"] == "sinusoidal"
-        transform = list(map(float, found.spatial_ref.attrs["GeoTransform"].split()))
+        np.testing.assert_allclose(grid.XDim.values[[0, -1]], [-1111950.519667 + step / 2, -step / 2])
+        assert grid.YDim.values[0] > grid.YDim.values[-1]
+        assert grid.NDVI.attrs["grid_mapping"] == "spatial_ref"
+        assert grid.spatial_ref.attrs["grid_mapping_name"] == "sinusoidal"
+        transform = list(map(float, grid.spatial_ref.attrs["GeoTransform"].split()))
         assert transform == pytest.approx([-1111950.519667, step, 0, 5559752.598333, 0, -step * 4 / 3])
 
 
 def test_coders_that_zarr_lacks_are_named_for_info() -> None:
     keyspace = Files({ROOT: hdf4_file("layouts")}).open()
-    named = {path: codecs for path, codecs in keyspace.file_codecs.items() if not path.startswith("image")}
-    assert set(named.values()) == {("rle",), ("nbit",)}
-    assert "deflated_chunks" not in named
+    coders = {path: codecs for path, codecs in keyspace.file_codecs.items() if not path.startswith("image")}
+    assert set(coders.values()) == {("rle",), ("nbit",)}
+    assert "deflated_chunks" not in coders
 
 
-def test_several_grids_are_groups_of_their_own(tmp_path: Path) -> None:
-    with xr.open_datatree(written(tmp_path, "grids"), engine="refshard") as found:
-        coarse, fine = found["Coarse"], found["Fine"]
+def test_each_of_several_grids_is_a_group(tmp_path: Path) -> None:
+    with xr.open_datatree(write_file(tmp_path, "grids"), engine="refshard") as tree:
+        coarse, fine = tree["Coarse"], tree["Fine"]
         assert coarse.XDim.values.tolist() == [-135, -45, 45, 135]
         assert coarse.YDim.attrs["units"] == "degrees_north"
         assert set(fine.data_vars) == {"refl", "qc"}
@@ -115,18 +115,18 @@ def test_several_grids_are_groups_of_their_own(tmp_path: Path) -> None:
 
 
 def test_swath_has_its_coordinates(tmp_path: Path) -> None:
-    with xr.open_dataset(written(tmp_path, "swath"), engine="refshard") as found:
-        assert {"Latitude", "Longitude"} <= set(found.rad.coords)
-        assert found.rad.dims == ("band", "along", "across")
-        assert found.t.dims == ("along",)
-        assert found.Pressure.dims == ("band",)
-        assert found.Pressure.values.tolist() == [0, 1]
+    with xr.open_dataset(write_file(tmp_path, "swath"), engine="refshard") as swath:
+        assert {"Latitude", "Longitude"} <= set(swath.rad.coords)
+        assert swath.rad.dims == ("band", "along", "across")
+        assert swath.t.dims == ("along",)
+        assert swath.Pressure.dims == ("band",)
+        assert swath.Pressure.values.tolist() == [0, 1]
     keyspace = Files({ROOT: hdf4_file("swath")}).open()
     assert keyspace.reports == {}
     assert any(path.startswith("Notes/") for path in keyspace.grids)
 
 
-def test_a_field_of_a_swath_may_lie_in_linked_blocks(tmp_path: Path) -> None:
+def test_swath_field_in_linked_blocks_is_read(tmp_path: Path) -> None:
     elements = elements_of(hdf4_file("swath"))
     ref = next(ref for (tag, ref), data in elements.items() if tag == 1962 and b"Pressure" in data)
     values = elements.pop((1963, ref))
@@ -134,28 +134,28 @@ def test_a_field_of_a_swath_may_lie_in_linked_blocks(tmp_path: Path) -> None:
     elements[1963 | 0x4000, ref] = struct.pack(">HiiiH", 1, len(values), 4, 2, 900)
     (tmp_path / "linked.hdf").write_bytes(hdf4_of(elements))
     with (
-        xr.open_dataset(tmp_path / "linked.hdf", engine="refshard") as found,
-        xr.open_dataset(written(tmp_path, "swath"), engine="refshard") as expected,
+        xr.open_dataset(tmp_path / "linked.hdf", engine="refshard") as actual,
+        xr.open_dataset(write_file(tmp_path, "swath"), engine="refshard") as expected,
     ):
-        xr.testing.assert_identical(found.Pressure, expected.Pressure)
+        xr.testing.assert_identical(actual.Pressure, expected.Pressure)
 
 
 def test_files_of_older_libraries_are_read(tmp_path: Path) -> None:
-    with xr.open_dataset(written(tmp_path, "old"), engine="refshard", mask_and_scale=False) as found:
-        data = found["Data-Set-2"]
+    with xr.open_dataset(write_file(tmp_path, "old"), engine="refshard", mask_and_scale=False) as dataset:
+        data = dataset["Data-Set-2"]
         np.testing.assert_array_equal(data.values, values_of("i2", (3, 4)))
-        assert found.fakeDim1.values.tolist() == [1, 2, 3, 4]
+        assert dataset.fakeDim1.values.tolist() == [1, 2, 3, 4]
         assert data.attrs["long_name"] == "label"
         assert (data.attrs["valid_max"], data.attrs["valid_min"]) == (90, 3)
         assert data.attrs["calibrated_nt"] == 22
 
 
 def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, "layouts")
+    path = write_file(tmp_path, "layouts")
     refs = check_commands(path, tmp_path, capsys, "deflated_chunks")
     xr.testing.assert_identical(*(xr.open_dataset(fo, engine="refshard").load() for fo in (path, refs)))
     entries = json.loads(refs.read_text())["refs"]
-    assert len(entries["deflated_chunks/1.1"]) == 3  # a range of the file: readers undo deflate
+    assert len(entries["deflated_chunks/1.1"]) == 3  # URL, offset and length: readers decode deflate
     assert len(entries["plain/0.0"]) == 3
 
 
@@ -193,7 +193,7 @@ def test_damage_errors_name_the_file() -> None:
     check_damage(hdf4_file("swath"), seed=3, times=20)
 
 
-def test_file_without_data_sets_is_refused_by_name() -> None:
+def test_file_without_data_sets_is_refused() -> None:
     with pytest.raises(ManifestError, match="none of its arrays can be shown. data sets: it has none"):
         Files({ROOT: b"\x0e\x03\x13\x01\0\1\0\0\0\0" + bytes(12)}).open()
 
@@ -214,7 +214,7 @@ def test_data_sets_equal_pyhdf(tmp_path: Path, kind: str) -> None:
         data.endaccess()
     file.end()
     file = module.SD(path)
-    with xr.open_dataset(path, engine="refshard") as found:
+    with xr.open_dataset(path, engine="refshard") as actual:
         for name in file.datasets():
-            np.testing.assert_array_equal(found[name].values, np.asarray(file.select(name).get()))
-            assert found[name].attrs == file.select(name).attributes()
+            np.testing.assert_array_equal(actual[name].values, np.asarray(file.select(name).get()))
+            assert actual[name].attrs == file.select(name).attributes()

@@ -25,27 +25,27 @@ ROWS["counts"] = np.arange(120).reshape(40, 3) - 50
 ROWS["a/b"] = np.arange(40)
 
 
-def by_field(rows: Any) -> bytes:
+def join_fields(rows: Any) -> bytes:
     return b"".join(np.ascontiguousarray(rows[name]).tobytes() for name in rows.dtype.names)
 
 
-def table(interlace: int = 0) -> bytes:
-    values = by_field(ROWS) if interlace else ROWS.tobytes()
+def make_table_file(interlace: int = 0) -> bytes:
+    values = join_fields(ROWS) if interlace else ROWS.tobytes()
     return hdf4_of({(1962, 3): vdata_of("Soundings", KIND, 40, "Point", interlace), (1963, 3): values})
 
 
 @pytest.mark.parametrize("interlace", [0, 1])
 def test_fields_are_arrays_of_a_group(tmp_path: Path, interlace: int) -> None:
     path = tmp_path / "a.hdf"
-    path.write_bytes(table(interlace))
-    with xr.open_dataset(path, engine="refshard", group="Soundings") as found:
-        assert list(found.variables) == ["time", "name", "counts", "a_b"]
-        assert found.counts.dims == ("record", "counts_x")
-        assert found.time.dims == ("record",)
+    path.write_bytes(make_table_file(interlace))
+    with xr.open_dataset(path, engine="refshard", group="Soundings") as group:
+        assert list(group.variables) == ["time", "name", "counts", "a_b"]
+        assert group.counts.dims == ("record", "counts_x")
+        assert group.time.dims == ("record",)
         for name in KIND.names or ():
-            shown = found[name.replace("/", "_")].values
-            assert shown.dtype.newbyteorder("=") == KIND[name].base.newbyteorder("=")
-            np.testing.assert_array_equal(shown, ROWS[name])
+            actual = group[name.replace("/", "_")].values
+            assert actual.dtype.newbyteorder("=") == KIND[name].base.newbyteorder("=")
+            np.testing.assert_array_equal(actual, ROWS[name])
 
 
 def test_fields_in_linked_blocks_are_joined(tmp_path: Path) -> None:
@@ -55,21 +55,21 @@ def test_fields_in_linked_blocks_are_joined(tmp_path: Path) -> None:
     elements = {(1962, 3): vdata_of("T", KIND, 40), (1963 | 0x4000, 3): header, **blocks}
     path = tmp_path / "a.hdf"
     path.write_bytes(hdf4_of(elements))
-    with xr.open_dataset(path, engine="refshard", group="T") as found:
-        np.testing.assert_array_equal(found.counts.values, ROWS["counts"])
+    with xr.open_dataset(path, engine="refshard", group="T") as group:
+        np.testing.assert_array_equal(group.counts.values, ROWS["counts"])
 
 
 def test_unsupported_tables_are_reported() -> None:
-    one = np.dtype([("x", ">i4")])
-    unknown = vdata_of("unknown", one, 2)
+    dtype = np.dtype([("x", ">i4")])
+    unknown = vdata_of("unknown", dtype, 2)
     outside = struct.pack(">Hiii", 2, 8, 0, 4) + b"file"
     elements = {
         (1962, 2): unknown.replace(struct.pack(">H", 24), struct.pack(">H", 99), 1),
-        (1962, 3): vdata_of("outside", one, 2),
+        (1962, 3): vdata_of("outside", dtype, 2),
         (1963, 2): bytes(8),
         (1963 | 0x4000, 3): outside,
-        (1962, 4): vdata_of("lost", one, 2),
-        (1962, 5): vdata_of("here", one, 2),
+        (1962, 4): vdata_of("lost", dtype, 2),
+        (1962, 5): vdata_of("here", dtype, 2),
         (1963, 5): bytes(8),
     }
     reports = Files({ROOT: hdf4_of(elements)}).open().reports
@@ -80,25 +80,23 @@ def test_unsupported_tables_are_reported() -> None:
 
 
 def test_tables_of_one_name_get_numbers() -> None:
-    one = np.dtype([("x", ">i4")])
-    elements = {(1962, ref): vdata_of("T", one, 1) for ref in (2, 3)} | {(1963, ref): bytes(4) for ref in (2, 3)}
+    dtype = np.dtype([("x", ">i4")])
+    elements = {(1962, ref): vdata_of("T", dtype, 1) for ref in (2, 3)} | {(1963, ref): bytes(4) for ref in (2, 3)}
     keyspace: Any = Files({ROOT: hdf4_of(elements)}).open()
     assert sorted(keyspace.grids) == ["T/x", "T_2/x"]
 
 
-def test_damaged_tables_are_errors_and_commands_accept_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_damage(table(), seed=4, times=40)
+def test_commands_accept_tables_and_damage_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_damage(make_table_file(), seed=4, times=40)
     path = tmp_path / "a.hdf"
-    path.write_bytes(table())
+    path.write_bytes(make_table_file())
     assert RefShardFileSystem(str(path)).left_whole == {}
     refs = check_commands(path, tmp_path, capsys, "counts")
     trees = [xr.open_dataset(fo, engine="refshard", group="Soundings").load() for fo in (path, refs)]
     xr.testing.assert_identical(*trees)
 
 
-def test_field_codec_cuts_and_pads() -> None:
+def test_field_recipe_cuts_and_pads() -> None:
     assert FieldRecipe(4, 1, 2, 8).make(b"abcdefgh") == b"bcfg\0\0\0\0"
 
 
@@ -108,14 +106,14 @@ def test_tables_equal_pyhdf(tmp_path: Path) -> None:
     path = str(tmp_path / "a.hdf")
     file = hdf.HDF(path, hdf.HC.WRITE | hdf.HC.CREATE)
     tables = file.vstart()
-    made = tables.create("T", (("x", hdf.HC.FLOAT32, 1), ("y", hdf.HC.INT16, 2), ("z", hdf.HC.CHAR8, 4)))
+    table = tables.create("T", (("x", hdf.HC.FLOAT32, 1), ("y", hdf.HC.INT16, 2), ("z", hdf.HC.CHAR8, 4)))
     rows = [[number / 3, [number, -number], f"z{number:03}"] for number in range(30)]
-    made.write(rows[:10])
-    made.write(rows[10:])
-    made.detach()
+    table.write(rows[:10])
+    table.write(rows[10:])
+    table.detach()
     tables.end()
     file.close()
-    with xr.open_dataset(path, engine="refshard", group="T") as found:
-        np.testing.assert_array_equal(found.x.values, np.array([row[0] for row in rows], "f4"))
-        np.testing.assert_array_equal(found.y.values, [row[1] for row in rows])
-        assert [text.decode() for text in found.z.values.tolist()] == [row[2] for row in rows]
+    with xr.open_dataset(path, engine="refshard", group="T") as actual:
+        np.testing.assert_array_equal(actual.x.values, np.array([row[0] for row in rows], "f4"))
+        np.testing.assert_array_equal(actual.y.values, [row[1] for row in rows])
+        assert [text.decode() for text in actual.z.values.tolist()] == [row[2] for row in rows]

@@ -87,7 +87,7 @@ def test_attributes_have_the_order_of_h5netcdf(number: int, tracked: bool, tmp_p
         assert list(actual["a"].attrs.items()) == list(expected["a"].attrs.items())
 
 
-def test_text_scale_stays_text(tmp_path: Path) -> None:
+def test_scale_factor_of_text_stays_text(tmp_path: Path) -> None:
     with h5py.File(path := tmp_path / "text.nc", "w") as file:
         for name, text in {"a": "2", "b": np.bytes_("2"), "c": "unknown"}.items():
             file.create_dataset(name, data=np.arange(3, dtype="i2")).attrs["scale_factor"] = text

@@ -82,7 +82,7 @@ def test_shared_datatypes_are_read_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("low", ["earliest", "latest"])
 @pytest.mark.parametrize("types", [[1 << 1 | 1 << 3 | 1 << 5 | 1 << 11 | 1 << 12], [1 << 3, 1 << 5 | 1 << 11, 1 << 12]])
 def test_shared_messages_are_read(types: list[int], low: str, tmp_path: Path) -> None:
-    """Objects share dataspaces, datatypes, fill values, filters and attributes; many attributes lie outside of headers."""
+    """Objects share dataspaces, datatypes, fill values, filters and attributes, in and outside of headers."""
     path = tmp_path / "table.h5"
     with sharing_messages(types, low) as file:
         for number in range(60):
