@@ -1,6 +1,7 @@
-"""Where the chunks of a CDF variable lie. No I/O here.
+"""Locate the chunks of a CDF variable. No I/O here.
 
-The records of a variable form a stream of bytes. Each VVR or CVVR holds a run of it; a chunk is a range of it.
+The records of a variable are a stream of bytes. Each VVR or CVVR holds consecutive records, a run; a chunk is a range
+of the stream.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from refshard_fs.core.array_group import LISTABLE, MOST_FILL, ArrayDescription, 
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Span, Steps
 from refshard_fs.formats.cdf.records import CVVR, GZIP, VVR, VXR, Records, Run, Variable
-from refshard_fs.formats.cdf.values import Decompressed, Kind, Shown
+from refshard_fs.formats.cdf.values import ConversionRecipe, DecompressionRecipe, Kind
 
-BLOCK: Final = (
-    32 << 10
-)  # bytes of values in a compressed block that becomes a chunk (the library's have almost 64 KiB);
-JOINED: Final = 256 << 10  # smaller ones are joined to chunks of this size
-MOST_BLOCK: Final = 1 << 29  # bytes that are decompressed together
+# A compressed block of at least BLOCK bytes of values becomes a chunk. Blocks of the CDF library have almost 64 KiB.
+BLOCK: Final = 32 << 10
+JOINED: Final = 256 << 10  # bytes of chunks that are made of several smaller blocks
+MOST_BLOCK: Final = 1 << 29  # bytes of a block after decompression
 MOST_LEVELS: Final = 16  # levels of an index
-_PREVIOUS: Final = 2  # missing records repeat the one before
+_PREVIOUS: Final = 2  # value of `Variable.sparse`: a missing record repeats the record before it
 
 
 class Layout(msgspec.Struct, frozen=True):
     """The division of a variable's values into chunks. ``shape`` and ``chunks`` have the order of axes in the file.
 
-    Readers see the ``axes`` in another order if the file is column-major: chunks of one record have the ``order`` F; in
-    others the axes are moved when they are read. Readers decompress chunks by gzip if they are ``is_compressed``.
+    ``axes`` are the file's axes in the order that readers see; another order if the file is column-major. Then chunks
+    of one record have the ``order`` F, and other chunks ``is_moved``: their axes are reordered while reading.
+    ``is_compressed``: zarr decompresses the chunks with gzip.
     """
 
     shape: tuple[int, ...]
@@ -43,17 +44,17 @@ class Layout(msgspec.Struct, frozen=True):
     is_compressed: bool
 
     def to_shown_order(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        """Return lengths of the file's axes in the order that readers see."""
+        """Convert lengths from the order of the file's axes to the order that readers see."""
         return tuple(lengths[axis] for axis in self.axes)
 
 
-def layout_of(variable: Variable, kind: Kind, block: int, *, is_row_major: bool) -> Layout:
-    """Return the division of a variable. If it is compressed, ``block`` records are compressed together."""
-    first, rank = int(variable.varies), len(variable.shape)
-    axes = tuple(range(rank)) if is_row_major else (*range(first), *reversed(range(first, rank)))
+def choose_layout(variable: Variable, kind: Kind, block: int, *, is_row_major: bool) -> Layout:
+    """Choose the chunks of a variable. ``block`` is the number of records that are compressed together."""
+    first_axis, rank = int(variable.varies), len(variable.shape)
+    axes = tuple(range(rank)) if is_row_major else (*range(first_axis), *reversed(range(first_axis, rank)))
     shape = tuple(variable.shape[axis] for axis in axes)
-    size = kind.stored.itemsize
-    record = max(math.prod(shape[first:]) * size, 1)
+    size = kind.stored_dtype.itemsize
+    record = max(math.prod(shape[first_axis:]) * size, 1)
     chunks, is_compressed = choose_chunks(shape, size), False
     if variable.compression and record <= MOST_FILL:
         count = max(min(block, variable.records), 1)
@@ -62,15 +63,18 @@ def layout_of(variable: Variable, kind: Kind, block: int, *, is_row_major: bool)
         else:
             is_compressed = variable.compression == GZIP and kind.is_plain
         count = min(count, MOST_FILL // record)
-        chunks = ((count,) if first else ()) + tuple(max(length, 1) for length in shape[first:])
-    is_column_major = not is_row_major and sum(length > 1 for length in shape[first:]) > 1
-    is_moved = is_column_major and first > 0 and chunks[0] > 1
+        chunks = ((count,) if first_axis else ()) + tuple(max(length, 1) for length in shape[first_axis:])
+    is_column_major = not is_row_major and sum(length > 1 for length in shape[first_axis:]) > 1
+    is_moved = is_column_major and first_axis > 0 and chunks[0] > 1
     order: Literal["C", "F"] = "F" if is_column_major and not is_moved else "C"
     return Layout(shape, chunks, axes, order, is_moved, is_compressed and not is_moved)
 
 
 class VariableChunks(FilledChunks):
-    """The chunks of a variable. ``pad`` is a missing value; the index is read when the first chunk is looked up."""
+    """The chunks of a variable. ``pad`` are the bytes of a missing value.
+
+    The index is read when the first chunk is looked up.
+    """
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class VariableChunks(FilledChunks):
         *,
         fills_itself: bool,
     ) -> None:
-        itemsize = kind.stored.itemsize
+        itemsize = kind.stored_dtype.itemsize
         self._size = math.prod(layout.chunks) * itemsize
         super().__init__(array.where, grid, self._size, fills_itself=fills_itself)
         self._records = records
@@ -92,144 +96,153 @@ class VariableChunks(FilledChunks):
         self._layout = layout
         self._pad = pad
         self._strides = [itemsize * math.prod(layout.shape[axis + 1 :]) for axis in range(len(layout.shape))]
-        self._record = math.prod(variable.lengths) * itemsize
+        self._record_size = math.prod(variable.lengths) * itemsize
         self._is_plain = kind.is_plain and not layout.is_moved
         axes = layout.axes if layout.is_moved else tuple(range(len(layout.axes)))
-        self._decoded = None if layout.is_compressed else self._size // itemsize * kind.shown.itemsize
-        self._recipe = Shown(kind, layout.chunks, axes, layout.is_compressed)
+        self._decoded_size = None if layout.is_compressed else self._size // itemsize * kind.shown_dtype.itemsize
+        self._recipe = ConversionRecipe(kind, layout.chunks, axes, layout.is_compressed)
         self._runs: list[Run] | None = None
-        self._inner: dict[Run, list[Run]] = {}  # runs below the runs that are indexes
-        self._headers: dict[int, tuple[int, int]] = {}  # type, and bytes of values, of records by their offset
+        self._inner_runs: dict[Run, list[Run]] = {}  # by run that is an index: the runs in it
+        self._headers: dict[int, tuple[int, int]] = {}  # by offset of a record: its type, and its bytes of values
 
     def encode_fill(self) -> bytes:
-        return self._recipe.fill(self._pad)
+        return self._recipe.make_fill(self._pad)
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        [found] = yield from self.entries([number])
-        return found
+        [entry] = yield from self.entries([number])
+        return entry
 
     def entries(self, numbers: Sequence[int]) -> Steps[Sequence[Entry | None]]:
-        ranges = [self._range(number) for number in numbers]
-        yield from self._load(ranges)
-        return [self._entry(start, stop) for start, stop in ranges]
+        ranges = [self._find_range(number) for number in numbers]
+        yield from self._load_headers(ranges)
+        return [self._make_entry(start, stop) for start, stop in ranges]
 
-    def _range(self, number: int) -> tuple[int, int]:
-        """Return the range of chunk ``number`` in the stream of values."""
+    def _find_range(self, number: int) -> tuple[int, int]:
+        """Return the range of chunk ``number`` in the stream of values, in bytes."""
         start, size = 0, self._size
         coords = self.grid.coords(number)
         for coord, axis in zip(coords, self._layout.axes, strict=True):
             extent, chunk = self._layout.shape[axis], self._layout.chunks[axis]
-            first = coord * chunk
-            start += first * self._strides[axis]
-            size = size // chunk * min(chunk, extent - first)
+            begin = coord * chunk
+            start += begin * self._strides[axis]
+            size = size // chunk * min(chunk, extent - begin)
         return start, start + size
 
     def load_runs(self) -> Steps[list[Run]]:
-        """Return the runs of records that the first level of the index has, ascending."""
+        """Return the runs in the first level of the index, sorted; read them if necessary."""
         if self._runs is None:
-            found = yield from self._records.read_runs(self._variable.index_at)
-            self._runs = self._check_runs(found, 0, self._variable.records - 1)
+            runs = yield from self._records.read_runs(self._variable.index_offset)
+            self._runs = self._check_runs(runs, 0, self._variable.records - 1)
         return self._runs
 
     def load_index(self) -> Steps[None]:
         """Read the whole index."""
-        yield from self._load([(0, self._record * self._variable.records)])
+        yield from self._load_headers([(0, self._record_size * self._variable.records)])
 
     def _check_runs(self, runs: list[Run], first: int, last: int) -> list[Run]:
         runs = sorted(run for run in runs if run.first <= last)
-        for before, run in zip([Run(0, first - 1, 0), *runs], runs, strict=False):
-            if run.last < run.first or run.first <= before.last:
-                raise self._records.damage_error(
-                    f"{self.where}: its index has the records {run.first} to {run.last} twice"
+        for previous, run in zip([Run(0, first - 1, 0), *runs], runs, strict=False):
+            if run.last < run.first or run.first <= previous.last:
+                raise self._records.make_error(
+                    f"{self.where}: its index lists the records {run.first} to {run.last} twice, or in the wrong order"
                 )
         return runs
 
-    def _load(self, ranges: Sequence[tuple[int, int]]) -> Steps[None]:
-        """Read the headers of all runs that the ``ranges`` take, and the parts of the index that lead to them."""
+    def _load_headers(self, ranges: Sequence[tuple[int, int]]) -> Steps[None]:
+        """Read the headers of all runs in the ``ranges``, and the parts of the index that point to them."""
         runs = yield from self.load_runs()
         while True:
-            wanted = dict.fromkeys(run for start, stop in ranges for run in self._find_runs(start, stop, runs))
-            new = [run.at for run in wanted if run.at not in self._headers]
-            self._headers.update(zip(new, (yield from self._records.read_headers(new)), strict=True))
-            indexes = [run for run in wanted if self._headers[run.at][0] == VXR]
+            needed_runs = dict.fromkeys(run for start, stop in ranges for run in self._find_runs(start, stop, runs))
+            unread = [run.offset for run in needed_runs if run.offset not in self._headers]
+            self._headers.update(zip(unread, (yield from self._records.read_headers(unread)), strict=True))
+            indexes = [run for run in needed_runs if self._headers[run.offset][0] == VXR]
             if not indexes:
                 return
             for index in indexes:
-                found = yield from self._records.read_runs(index.at)
-                self._inner[index] = self._check_runs(found, index.first, index.last)
+                inner_runs = yield from self._records.read_runs(index.offset)
+                self._inner_runs[index] = self._check_runs(inner_runs, index.first, index.last)
 
     def _find_runs(self, start: int, stop: int, runs: Sequence[Run], level: int = 0) -> Iterator[Run]:
-        """Yield the runs in a range of the stream, and some before it if missing records repeat them."""
+        """Yield the runs in a range of the stream, and the run before it if missing records repeat that."""
         if level > MOST_LEVELS:
-            raise self._records.damage_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
+            raise self._records.make_error(f"{self.where}: its index has more than {MOST_LEVELS} levels")
         if stop <= start:
             return
-        first = bisect_left(runs, start // self._record, key=lambda run: run.last)
-        end = bisect_right(runs, (stop - 1) // self._record, key=lambda run: run.first)
-        for run in runs[max(first - 1, 0) if self._variable.sparse == _PREVIOUS else first : end]:
-            if run in self._inner:
-                yield from self._find_runs(start, stop, self._inner[run], level + 1)
+        begin = bisect_left(runs, start // self._record_size, key=lambda run: run.last)
+        end = bisect_right(runs, (stop - 1) // self._record_size, key=lambda run: run.first)
+        for run in runs[max(begin - 1, 0) if self._variable.sparse == _PREVIOUS else begin : end]:
+            if run in self._inner_runs:
+                yield from self._find_runs(start, stop, self._inner_runs[run], level + 1)
             else:
                 yield run
 
-    def _entry(self, start: int, stop: int) -> Entry | None:
+    def _make_entry(self, start: int, stop: int) -> Entry | None:
         parts: list[Entry] = []
-        at, before = start, None
+        position, previous = start, None
         for run in self._find_runs(start, stop, self._runs or ()):
-            begin, end = run.first * self._record, min((run.last + 1) * self._record, stop)
-            if at < begin:
-                parts.append(self._fill_missing(at, begin, before))
-                at = begin
-            if at < end:
-                parts.append(self._values(run, at - begin, end - at))
-                at = end
-            before = run
-        if not parts and before is None:
+            begin, end = run.first * self._record_size, min((run.last + 1) * self._record_size, stop)
+            if position < begin:
+                parts.append(self._fill_missing(position, begin, previous))
+                position = begin
+            if position < end:
+                parts.append(self._locate_values(run, position - begin, end - position))
+                position = end
+            previous = run
+        if not parts and previous is None:
             self._check_sparse(start)
             return self.unwritten_entry()
-        if at < stop:
-            parts.append(self._fill_missing(at, stop, before))
-        [first, *others] = parts
-        if not others and self._is_plain and first.size == self._size:
+        if position < stop:
+            parts.append(self._fill_missing(position, stop, previous))
+        [first_part, *other_parts] = parts
+        if not other_parts and self._is_plain and first_part.size == self._size:
             if not self._layout.is_compressed:
-                return first
-            if isinstance(first, Packed) and isinstance(first.recipe, Decompressed) and first.start is None:
-                return first.source  # the compressed bytes, as they are
-        return self._join(parts, self._recipe, self._decoded)
+                return first_part
+            if (
+                isinstance(first_part, Packed)
+                and isinstance(first_part.recipe, DecompressionRecipe)
+                and first_part.start is None
+            ):
+                return first_part.source  # zarr decompresses these bytes
+        return self._pack(parts, self._recipe, self._decoded_size)
 
-    def _values(self, run: Run, offset: int, size: int) -> Entry:
-        """Return values of a run: a part of the file if they are not compressed."""
-        kind, length = self._headers[run.at]
-        at = run.at + self._records.data_at(kind)
-        count = (run.last - run.first + 1) * self._record
-        if kind == VVR and offset + size <= length:
-            return self._records.source.part(at + offset, size)
-        if kind != CVVR or count > MOST_BLOCK:
-            raise self._records.damage_error(
-                f"{self.where}: its record at byte {at} has {length} bytes: expected {count} bytes of values"
+    def _locate_values(self, run: Run, offset: int, size: int) -> Entry:
+        """Return the entry of ``size`` bytes of values at ``offset`` in a run."""
+        kind, stored_size = self._headers[run.offset]
+        values_offset = run.offset + self._records.find_values(kind)
+        run_size = (run.last - run.first + 1) * self._record_size
+        if kind == VVR and offset + size <= stored_size:
+            return self._records.source.part(values_offset + offset, size)
+        if kind != CVVR or run_size > MOST_BLOCK:
+            raise self._records.make_error(
+                f"{self.where}: its record at byte {values_offset} has {stored_size} bytes: expected {run_size} bytes "
+                "of values"
             )
-        recipe = Decompressed(self._variable.compression, count)
-        whole = make_entry(self._records.source.part(at, length), recipe, count, self._records.url)
-        return whole if size == count else whole.part(offset, size)
+        recipe = DecompressionRecipe(self._variable.compression, run_size)
+        entry = make_entry(self._records.source.part(values_offset, stored_size), recipe, run_size, self._records.url)
+        return entry if size == run_size else entry.part(offset, size)
 
-    def _fill_missing(self, start: int, stop: int, before: Run | None) -> Entry:
-        """Return the values of records that are not in the file; ``before`` is the run before them."""
+    def _fill_missing(self, start: int, stop: int, previous: Run | None) -> Entry:
+        """Return the entry of records that are not in the file; ``previous`` is the run before them."""
         self._check_sparse(start)
-        if before is None or self._variable.sparse != _PREVIOUS:
+        if previous is None or self._variable.sparse != _PREVIOUS:
             return Inline(self._pad * ((stop - start) // len(self._pad)))
-        last = (before.last - before.first) * self._record
-        size = min(stop - start, self._record)
-        one = self._values(before, last + start % self._record, size)
-        return one if size == stop - start else self._join([one], Repeated((stop - start) // size), stop - start)
+        last_start = (previous.last - previous.first) * self._record_size
+        size = min(stop - start, self._record_size)
+        record = self._locate_values(previous, last_start + start % self._record_size, size)
+        return (
+            record
+            if size == stop - start
+            else self._pack([record], RepetitionRecipe((stop - start) // size), stop - start)
+        )
 
     def _check_sparse(self, start: int) -> None:
-        """Raise DamagedIndex for a missing record at ``start``, unless records of the variable may be missing."""
+        """Raise DamagedIndex for a missing record at byte ``start``, unless records of the variable may be missing."""
         if self._variable.varies and not self._variable.sparse:
-            raise self._records.damage_error(
-                f"{self.where}: its index lacks record {start // self._record}, and its records are not sparse"
+            raise self._records.make_error(
+                f"{self.where}: its index lacks record {start // self._record_size}, and the variable is not sparse"
             )
 
-    def _join(self, parts: list[Entry], recipe: Shown | Repeated, size: int | None) -> Entry:
+    def _pack(self, parts: list[Entry], recipe: ConversionRecipe | RepetitionRecipe, size: int | None) -> Entry:
         spans = [span for part in parts for span in part.spans]
         if not spans:
             return Inline(recipe.make(b"".join([part.data for part in parts if isinstance(part, Inline)])))
@@ -241,9 +254,9 @@ class VariableChunks(FilledChunks):
     def list_existing(self) -> Steps[list[Listed] | None]:
         runs = yield from self.load_runs()
         if self.grid.size > LISTABLE or not self.grid.size:
-            return None  # too many to list, which is an error of the caller
+            return None  # if they are too many to list, the caller raises
         if self._variable.varies and not self._variable.sparse:
-            return None  # all should be there
+            return None  # without gaps, each chunk exists
         if self._variable.sparse == _PREVIOUS and runs:
             runs = [Run(runs[0].first, self._variable.records - 1, 0)]
         counts = self.grid.counts[0] if self._variable.varies else 1
@@ -253,12 +266,12 @@ class VariableChunks(FilledChunks):
             is_written[run.first // step : run.last // step + 1] = True
         if is_written.all():
             return None
-        inner = self.grid.size // counts
-        return self.list_written(np.flatnonzero(np.repeat(is_written, inner)).astype(np.uint64))
+        chunks_per_row = self.grid.size // counts
+        return self.list_written(np.flatnonzero(np.repeat(is_written, chunks_per_row)).astype(np.uint64))
 
 
-class Repeated(msgspec.Struct, frozen=True):
-    """Recipe: repeat a record ``count`` times."""
+class RepetitionRecipe(msgspec.Struct, frozen=True):
+    """Repeat the bytes of a record ``count`` times."""
 
     count: int
 

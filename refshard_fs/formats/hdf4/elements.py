@@ -192,7 +192,7 @@ def read_descriptors(file: FileBytes) -> Steps[Elements]:
         total += 6 + 12 * count
         if total > file.size:
             raise DamagedIndex(
-                "", file.url, f"its blocks of descriptors have {total} bytes: it refers to some repeatedly"
+                "", file.url, f"its blocks of descriptors have {total} bytes: it refers to some of them repeatedly"
             )
         [rows] = yield from file.load([(address + 6, 12 * count)], window)
         table = np.frombuffer(rows, _DESCRIPTOR)

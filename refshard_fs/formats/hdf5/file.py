@@ -227,7 +227,7 @@ class MetadataFile:
         assert isinstance(inline, Inline)
         return inline.data
 
-    def expect(self, address: int | None, length: int) -> None:
+    def prefetch(self, address: int | None, length: int) -> None:
         """Read these bytes in the next round, because a later round needs them. Ignore an invalid address."""
         if address is not None and length <= self.count_bytes_after(address):
             self._to_prefetch.append((self.base + address, self.base + address + length))
