@@ -1,4 +1,4 @@
-"""Chunks of CDF variables: which are ranges of the file, and how others are put together."""
+"""Chunks of CDF variables: ranges of the file, or several parts that are joined."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from tests.support.cdf_writer import GZIP, RLE, Variable, Writer
 from tests.support.shards_in_memory import ROOT, Files
 
 
-def opened(variable: Variable, **kwargs: Any) -> tuple[Files, Any]:
+def open_file(variable: Variable, **kwargs: Any) -> tuple[Files, Any]:
     files = Files({ROOT: Writer(**kwargs).write({"v": variable})})
     return files, files.open()
 
 
-def numbers(*shape: int) -> Any:
+def make_values(*shape: int) -> Any:
     return np.arange(math.prod(shape), dtype="i4").reshape(shape)
 
 
 def test_uncompressed_records_are_ranges_of_the_file() -> None:
-    files, keys = opened(Variable(numbers(10, 3)))
-    entry = files.run(keys.lookup("v/0.0"))
+    files, keyspace = open_file(Variable(make_values(10, 3)))
+    entry = files.run(keyspace.lookup("v/0.0"))
     assert isinstance(entry, Span)
-    assert files.bytes(entry) == numbers(10, 3).astype("<i4").tobytes()
+    assert files.bytes(entry) == make_values(10, 3).astype("<i4").tobytes()
 
 
-def test_compressed_blocks_are_chunks_that_zarr_decodes() -> None:
-    values = numbers(250, 200)  # blocks of 80,000 bytes; the last one is shorter
-    files, keys = opened(Variable(values, compression=GZIP, runs=[(0, 99), (100, 199), (200, 249)]))
-    first, last = files.run(keys.lookup("v/0.0")), files.run(keys.lookup("v/2.0"))
+def test_large_compressed_blocks_are_decoded_by_zarr() -> None:
+    values = make_values(250, 200)  # blocks of 80,000 bytes; the last one is shorter
+    files, keyspace = open_file(Variable(values, compression=GZIP, runs=[(0, 99), (100, 199), (200, 249)]))
+    first, last = files.run(keyspace.lookup("v/0.0")), files.run(keyspace.lookup("v/2.0"))
     assert isinstance(first, Span)
     assert isinstance(last, Packed)
     assert last.source == msgspec.structs.replace(first, start=last.spans[0].start, stop=last.spans[0].stop)
@@ -50,12 +50,12 @@ def test_compressed_blocks_are_chunks_that_zarr_decodes() -> None:
 @pytest.mark.parametrize("tree", [0, 2])
 def test_small_runs_are_joined_by_any_index(compression: int, tree: int) -> None:
     runs = [(0, 0), (1, 4), (5, 5), (6, 8), (9, 9)]
-    files, keys = opened(Variable(numbers(10, 3), compression=compression, runs=runs, tree=tree))
-    assert files.read(keys, "v/0.0") == numbers(10, 3).tobytes()
+    files, keyspace = open_file(Variable(make_values(10, 3), compression=compression, runs=runs, tree=tree))
+    assert files.read(keyspace, "v/0.0") == make_values(10, 3).tobytes()
 
 
-def take(steps: Steps[Any], count: int, answer: Any) -> Steps[tuple[bool, Any]]:
-    """Run ``count`` steps of a look-up; return whether it ended, and its result or the last answer."""
+def run_steps(steps: Steps[Any], count: int, answer: Any) -> Steps[tuple[bool, Any]]:
+    """Run ``count`` steps of a look-up. Return whether it ended, and its result or the last answer."""
     for _ in range(count):
         try:
             need = steps.send(answer)
@@ -65,83 +65,85 @@ def take(steps: Steps[Any], count: int, answer: Any) -> Steps[tuple[bool, Any]]:
     return False, answer
 
 
-def test_lookups_share_an_index_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interleaved_lookups_share_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "WHOLE", 0)
     monkeypatch.setattr(chunks, "JOINED", 6 * 400)
-    for name, value in (("PAGE", 64), ("AHEAD", 1), ("KEPT", 0)):  # so that each record is a step
+    for name, value in (("PAGE", 64), ("AHEAD", 1), ("MOST_PAGES_OPENED", 0)):  # each record takes one step
         monkeypatch.setattr(records, name, value)
-    values = numbers(23, 100)  # six records in a chunk, of 23 runs
+    values = make_values(23, 100)  # 23 runs of a record each; a chunk has six records
     variable = Variable(values, compression=GZIP, runs=[(record, record) for record in range(23)], tree=2)
-    data = Writer().write({"before": Variable(numbers(20_000)), "v": variable})
+    data = Writer().write({"before": Variable(make_values(20_000)), "v": variable})
     for pauses in itertools.product(range(1, 12), repeat=2):
         files = Files({ROOT: data})
-        keys = files.open()
-        look_ups = [keys.lookup(key) for key in ("v/1.0", "v/0.0")]
-        states = [files.run(take(steps, pause, None)) for steps, pause in zip(look_ups, pauses, strict=True)]
+        keyspace = files.open()
+        look_ups = [keyspace.lookup(key) for key in ("v/1.0", "v/0.0")]
+        states = [files.run(run_steps(steps, pause, None)) for steps, pause in zip(look_ups, pauses, strict=True)]
         for number in (0, 1):
             if not states[number][0]:
-                states[number] = files.run(take(look_ups[number], 99, states[number][1]))
+                states[number] = files.run(run_steps(look_ups[number], 99, states[number][1]))
         assert b"".join(files.bytes(entry) for _, entry in reversed(states)) == values[:12].tobytes()
 
 
 @pytest.mark.parametrize(("sparse", "expected"), [(1, [-1, -1, 2, 3, -1, -1, 6, -1]), (2, [-1, -1, 2, 3, 3, 3, 6, 6])])
 def test_missing_records_are_padded_or_repeated(sparse: int, expected: list[int]) -> None:
     pad = np.array(-1, "<i4").tobytes()
-    variable = Variable(numbers(8), runs=[(2, 3), (6, 6)], sparse=sparse, pad=pad)
-    files, keys = opened(variable)
-    assert np.frombuffer(files.read(keys, "v/0") or b"", "<i4").tolist() == expected
+    variable = Variable(make_values(8), runs=[(2, 3), (6, 6)], sparse=sparse, pad=pad)
+    files, keyspace = open_file(variable)
+    assert np.frombuffer(files.read(keyspace, "v/0") or b"", "<i4").tolist() == expected
 
 
 def test_repeated_records_fill_a_compressed_chunk() -> None:
-    values = numbers(4, 10_000)
-    files, keys = opened(Variable(values, compression=GZIP, runs=[(0, 1)], sparse=2))
-    assert gzip.decompress(files.read(keys, "v/1.0") or b"") == values[1].tobytes() * 2
+    values = make_values(4, 10_000)
+    files, keyspace = open_file(Variable(values, compression=GZIP, runs=[(0, 1)], sparse=2))
+    assert gzip.decompress(files.read(keyspace, "v/1.0") or b"") == values[1].tobytes() * 2
 
 
 def test_unwritten_records_are_the_fill_value() -> None:
     for fill, kind in ((-1, type(None)), (5, Inline)):
         variable = Variable(
-            numbers(8), {"FILLVAL": np.int32(fill)}, runs=[], sparse=1, pad=np.array(-1, "<i4").tobytes()
+            make_values(8), {"FILLVAL": np.int32(fill)}, runs=[], sparse=1, pad=np.array(-1, "<i4").tobytes()
         )
-        files, keys = opened(variable)
-        assert isinstance(files.run(keys.lookup("v/0")), kind)
-        listed = [each.name for each in files.run(keys.children("v"))]
-        assert ("0" in listed) == (fill == 5)
+        files, keyspace = open_file(variable)
+        assert isinstance(files.run(keyspace.lookup("v/0")), kind)
+        names = [child.name for child in files.run(keyspace.children("v"))]
+        assert ("0" in names) == (fill == 5)
 
 
 @pytest.mark.parametrize("runs", [[], [(0, 3)], [(4, 7)], [(0, 2), (4, 7)]])
-def test_records_that_the_index_lacks_are_an_error(runs: list[tuple[int, int]]) -> None:
-    """Only records of sparse variables may be missing: an index that was cut would show fill values."""
-    files, keys = opened(Variable(numbers(8), {"FILLVAL": np.int32(-1)}, runs=runs, pad=b"\xff" * 4))
-    assert [each.name for each in files.run(keys.children("v")) if each.name[0] != "."] == ["0"]
-    with pytest.raises(DamagedIndex, match="its index lacks record [034], and its records are not sparse"):
-        files.run(keys.lookup("v/0"))
-    files, keys = opened(Variable(numbers(8)[:1], {"FILLVAL": np.int32(-1)}, varies=False, runs=[], pad=b"\xff" * 4))
-    assert files.run(keys.lookup("v/0")) is None, "a constant that was never written"
+def test_records_missing_from_the_index_are_an_error(runs: list[tuple[int, int]]) -> None:
+    """Only sparse variables may lack records: otherwise a damaged index would show fill values."""
+    files, keyspace = open_file(Variable(make_values(8), {"FILLVAL": np.int32(-1)}, runs=runs, pad=b"\xff" * 4))
+    assert [child.name for child in files.run(keyspace.children("v")) if child.name[0] != "."] == ["0"]
+    with pytest.raises(DamagedIndex, match="its index lacks record [034], and the variable is not sparse"):
+        files.run(keyspace.lookup("v/0"))
+    files, keyspace = open_file(
+        Variable(make_values(8)[:1], {"FILLVAL": np.int32(-1)}, varies=False, runs=[], pad=b"\xff" * 4)
+    )
+    assert files.run(keyspace.lookup("v/0")) is None, "a constant that was never written"
 
 
-def test_column_major_records_are_reordered_or_order_f() -> None:
-    values = numbers(4, 2, 3)
-    files, keys = opened(Variable(values), is_row_major=False)
-    assert files.read(keys, "v/0.0.0") == values.tobytes()
-    files, keys = opened(Variable(values[0], varies=False), is_row_major=False)
-    assert files.read(keys, "v/0.0") == values[0].tobytes(order="F")
-    assert b'"order":"F"' in (files.read(keys, "v/.zarray") or b"")
+def test_column_major_records_are_reordered() -> None:
+    values = make_values(4, 2, 3)
+    files, keyspace = open_file(Variable(values), is_row_major=False)
+    assert files.read(keyspace, "v/0.0.0") == values.tobytes()
+    files, keyspace = open_file(Variable(values[0], varies=False), is_row_major=False)
+    assert files.read(keyspace, "v/0.0") == values[0].tobytes(order="F")
+    assert b'"order":"F"' in (files.read(keyspace, "v/.zarray") or b"")
 
 
 def test_index_that_contradicts_itself_is_an_error() -> None:
-    files, keys = opened(Variable(numbers(10), runs=[(0, 5), (4, 9)]))
+    files, keyspace = open_file(Variable(make_values(10), runs=[(0, 5), (4, 9)]))
     with pytest.raises(DamagedIndex, match="twice"):
-        files.run(keys.lookup("v/0"))
+        files.run(keyspace.lookup("v/0"))
 
 
 def test_listing_millions_of_missing_chunks_is_refused() -> None:
-    variable = Variable(numbers(4, 3), {"FILLVAL": np.int32(5)}, runs=[(0, 0)], sparse=1)
+    variable = Variable(make_values(4, 3), {"FILLVAL": np.int32(5)}, runs=[(0, 0)], sparse=1)
     data = bytearray(Writer().write({"v": variable}))
-    at = data.index(b"v".ljust(256, b"\0"))  # the name; the number of the last record lies before
-    data[at - 60 : at - 56] = (2**31 - 2).to_bytes(4, "big")
-    data[at + 260 : at + 264] = (1 << 20).to_bytes(4, "big")
+    name_offset = data.index(b"v".ljust(256, b"\0"))  # the name, 60 bytes after the number of the last record
+    data[name_offset - 60 : name_offset - 56] = (2**31 - 2).to_bytes(4, "big")
+    data[name_offset + 260 : name_offset + 264] = (1 << 20).to_bytes(4, "big")
     files = Files({ROOT: bytes(data)})
-    keys = files.open()
+    keyspace = files.open()
     with pytest.raises(NotListable):
-        files.run(keys.children("v"))
+        files.run(keyspace.children("v"))
