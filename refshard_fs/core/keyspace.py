@@ -273,10 +273,6 @@ class KeySpace(ABC):
         """Make a URL of `chunks` absolute; ManifestError for None if there is no default target."""
         return url or ""
 
-    def as_mapping(self, run: Run) -> Mapping[str, Any] | None:
-        """Return a set of references as a mapping, as in its JSON; None if this is not a set. ``run`` runs look-ups."""
-        return None
-
     def documents(self, prefix: str = "") -> Steps[dict[str, bytes]]:
         """Return the metadata documents of every array and group below ``prefix``, by key."""
         members = (yield from self.contents(prefix)).members
@@ -294,11 +290,11 @@ class KeySpace(ABC):
         By default all directories are listed. With ``errors``, the error of a directory or a document is added to
         ``errors`` by its key, and not raised; in a directory that cannot be listed, documents are requested by name.
         """
-        walk = _Walk(self, errors)
+        builder = _ContentsBuilder(self, errors)
         known = yield from self.directories(prefix)
         root = prefix if self.url_of is None else self.url_of(prefix)
-        yield from answer_from_listing(walk.directory(prefix, None), root, known)
-        return walk.contents()
+        yield from answer_from_listing(builder.directory(prefix, None), root, known)
+        return builder.contents()
 
     def contents_to_join(self, choose: Chooser) -> Steps[Contents]:
         """Return `contents`, perhaps with only the first chunk of the arrays that ``choose`` returns.
@@ -382,7 +378,7 @@ class Grids(Mapping[str, ChunkGrid]):
         return sum(1 for _ in self)
 
 
-class _Walk:
+class _ContentsBuilder:
     """List all directories of a key space, and read the metadata in them."""
 
     def __init__(self, keyspace: KeySpace, errors: dict[str, Exception] | None) -> None:

@@ -16,7 +16,6 @@ from refshard_fs.core.keys import ChunkGrid, add_to_tree, is_within, iterate_spl
 from refshard_fs.core.keyspace import (
     KeySpace,
     Listing,
-    Run,
     find_chunk,
     has_chunks_below,
     list_chunks_below,
@@ -27,7 +26,7 @@ from refshard_fs.core.zarrmeta import ArrayMeta, array_meta
 from refshard_fs.errors import ManifestError
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pieces import Positions
-from refshard_fs.references.reference_set import References, ReferenceSet
+from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, decode, object_in
 from refshard_fs.security.origins import Origins
 
@@ -107,9 +106,6 @@ class FlatKeySpace(KeySpace):
 
     def resolve(self, url: str | None) -> str:
         return self._resolve(url)
-
-    def as_mapping(self, run: Run) -> Mapping[str, Any]:
-        return References(self.refs)
 
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         yield from ()

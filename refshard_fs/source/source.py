@@ -44,7 +44,8 @@ from refshard_fs.reading.loading import Answers, Heads, Outcome
 from refshard_fs.reading.memory import SharedBudget, SharedMemory
 from refshard_fs.reading.plan import MIB, Limits, Planned, Request, Unmade, requests_for
 from refshard_fs.reading.selection import GUARD, WORKERS, SelectionRead, Take
-from refshard_fs.references.reference_set import ReferenceSet
+from refshard_fs.references.lazy_references import LazyReferences
+from refshard_fs.references.reference_set import References, ReferenceSet
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.source import recognition as catalog
@@ -678,12 +679,13 @@ class Source(Engines):
         """Return the references of the source, without uncommitted writes, as a mapping like their JSON."""
         shown = self.open()
         if self._references is None or self._references[0] is not shown:
-            found = shown.source.as_mapping(self.run)
-            if found is None:
+            keyspace = shown.source
+            if not keyspace.is_reference_set:
                 raise NotImplementedError(
                     "only sets of references have this mapping: fs.save(url) writes this source as a set of references"
                 )
-            self._references = shown, found
+            refs: ReferenceSet | None = keyspace.references
+            self._references = shown, LazyReferences(keyspace, self.run) if refs is None else References(refs)
         return self._references[1]
 
     def read_now(self, request: Request) -> bytes | None:

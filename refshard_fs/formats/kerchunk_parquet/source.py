@@ -26,12 +26,11 @@ from refshard_fs.core.columns import Part, Row, Texts
 from refshard_fs.core.dtypes import LONG, check_length
 from refshard_fs.core.format import OpenOptions, Probe
 from refshard_fs.core.keys import ChunkGrid, is_key, is_within, join, parent
-from refshard_fs.core.keyspace import KeySpace, Run, find_chunk
+from refshard_fs.core.keyspace import KeySpace, find_chunk
 from refshard_fs.core.model import Entry, Facts, Inline, Load, Names, Quota, Span, Stat, Steps, batches
 from refshard_fs.core.parted_keyspace import PartedKeySpace
 from refshard_fs.errors import ManifestError, NotListable, RefShardError, TargetChanged
 from refshard_fs.formats.kerchunk_parquet import PARQUET, get_extension
-from refshard_fs.formats.kerchunk_parquet.lazy_references import MEMO, LazyReferences, Value
 from refshard_fs.formats.kerchunk_parquet.partition import (
     PartitionHistory,
     PartitionIndex,
@@ -46,7 +45,9 @@ from refshard_fs.security.policy import directory_of, locator, relative_to
 
 KEPT = 900  # seconds that replaced files are kept for readers that opened the set before
 BATCH = 8  # partitions that a listing loads at a time
+MEMO = 4096  # the most look-ups that are remembered
 ASKED = 1 << 16  # the most partitions that are looked up one by one if the directory cannot be listed
+Value = dict[str, Any] | bytes | tuple[str | None, Row]
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 _FILE = re.compile(r"refs\.([0-9]{1,19})\.parq", re.ASCII)
 _KEPT = re.compile(r"refs\.[0-9]+(\.[0-9]+)?\.parq", re.ASCII)
@@ -228,9 +229,6 @@ class ParquetKeySpace(PartedKeySpace):
     def metadata(self) -> Mapping[str, dict[str, Any]]:
         return self.layout.metadata
 
-    def as_mapping(self, run: Run) -> Mapping[str, Any]:
-        return LazyReferences(self, run)
-
     def resolve(self, url: str | None) -> str:
         return self._absolute(url)
 
@@ -255,19 +253,26 @@ class ParquetKeySpace(PartedKeySpace):
         if at is None:
             return None
         number, row = divmod(at.number, self.layout.record_size)
-        if (at.array, number) in self._absent:
-            return None
-        partition = yield from self.partition(at.array, number)
+        partition = yield from self._find_partition(at.array, number)
         if partition is None:
-            if len(self._absent) > MEMO:
-                self._absent.clear()
-            self._absent.add((at.array, number))
             return None
         match partition.value(row):
             case Row() as reference:
                 return partition.urls[reference.target], reference
             case data:
                 return data
+
+    def _find_partition(self, array: str, number: int) -> Steps[StoredPartition | None]:
+        """Load a partition as `partition` does, and remember that it does not exist."""
+        at = array, number
+        if at in self._absent:
+            return None
+        found = yield from self.partition(array, number)
+        if found is None:
+            if len(self._absent) > MEMO:
+                self._absent.clear()
+            self._absent.add(at)
+        return found
 
     def for_commit(self) -> ParquetKeySpace:
         """Return a copy for a commit, which does not check that the set is unchanged when a partition is missing.
@@ -412,7 +417,7 @@ class ParquetKeySpace(PartedKeySpace):
         size = self.layout.record_size
         builder = ChunksBuilder(len(numbers))
         for number in range(numbers.start // size, -(-numbers.stop // size)):
-            partition = yield from self.partition(array, number)
+            partition = yield from self._find_partition(array, number)
             if partition is None:
                 continue
             start = number * size  # the chunk of the partition's first row
