@@ -6,17 +6,15 @@ shards, and the indexes within a shard. Other packages register a format by an e
 
 from __future__ import annotations
 
-import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from operator import floordiv, mod, mul
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from refshard_fs.core.format import plugins
 from refshard_fs.core.keys import ChunkGrid, is_number, join, make_relative
 from refshard_fs.core.model import Listed
 from refshard_fs.sharding.index import Buffer, Level
@@ -229,33 +227,3 @@ class ShardFormat(msgspec.Struct, frozen=True):
     marks: tuple[bytes, ...]
     unshard: Callable[[Mapping[str, Any], Mapping[str, Any]], Unsharded | None]
     options: Mapping[str, tuple[Any, ...]] = {}
-
-
-# The modules of this package that have a SHARD_FORMAT.
-OWN_FORMATS = ("refshard_fs.sharding.v2", "refshard_fs.sharding.sharding_indexed")
-
-
-@cache
-def shard_formats() -> tuple[ShardFormat, ...]:
-    """Return this package's shard formats, and those in the entry point group ``refshard.shards``."""
-    own = [importlib.import_module(name).SHARD_FORMAT for name in OWN_FORMATS]
-    return tuple({known.name: known for known in (*own, *plugins("refshard.shards", ShardFormat))}.values())
-
-
-def unshard_metadata(
-    doc: Mapping[str, Any], options: Mapping[str, Any], formats: Sequence[ShardFormat] | None = None
-) -> Unsharded | None:
-    """Return the result of the first of ``formats`` (by default all) that recognises the metadata ``doc``."""
-    answers = (known.unshard(doc, options) for known in (shard_formats() if formats is None else formats))
-    return next((found for found in answers if found is not None), None)
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise TypeError unless ``options`` are options of known shard formats, with possible values."""
-    if not options:
-        return
-    known = {name: values for shard_format in shard_formats() for name, values in shard_format.options.items()}
-    for name, value in options.items():
-        if name not in known or value not in known[name]:
-            choices = "; ".join(f"{n}: {' or '.join(map(repr, v))}" for n, v in sorted(known.items()))
-            raise TypeError(f"invalid shard_options {name}={value!r}: expected {choices}")

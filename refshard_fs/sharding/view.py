@@ -27,7 +27,8 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, array_meta, grid_of
 from refshard_fs.errors import DamagedIndex, RefShardError
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sharding.index import Level, Table, TableIndex
-from refshard_fs.sharding.layout import Coords, ShardLayout, shard_formats, unshard_metadata
+from refshard_fs.sharding.known_shard_formats import shard_formats, unshard_metadata
+from refshard_fs.sharding.layout import Coords, ShardLayout
 
 _FULL = 0.75  # a shard is read whole if this share of its chunks is needed
 _SMALL = 1 << 18  # most elements of a shard that is read whole without its index

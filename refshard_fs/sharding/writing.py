@@ -12,7 +12,8 @@ from refshard_fs.core.documents import DocumentIndex, NodeView
 from refshard_fs.core.keys import parent
 from refshard_fs.core.model import Steps, run_together
 from refshard_fs.errors import ManifestError
-from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
+from refshard_fs.sharding.known_shard_formats import unshard_metadata
+from refshard_fs.sharding.layout import ShardLayout
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
 # A writer of metadata through the view knows nothing about shards. A new shape or new attributes are stored, and the

@@ -22,7 +22,7 @@ from refshard_fs.core.format import EPOCH, HEAD, LEAST_HEAD, MANIFEST_BYTES, Ver
 from refshard_fs.reading.chunk_cache import CAPACITY
 from refshard_fs.reading.plan import KIB, MIB
 from refshard_fs.security.policy import LOCAL, protocol_of
-from refshard_fs.sharding.layout import check_options
+from refshard_fs.sharding.known_shard_formats import check_options
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.targets import ObjectStore, Registry, arguments_of

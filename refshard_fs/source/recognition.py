@@ -26,7 +26,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import resolver
 from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, protocol_of
-from refshard_fs.sharding.layout import shard_formats
+from refshard_fs.sharding.known_shard_formats import shard_formats
 from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, unsupported_kind
 from refshard_fs.targets.failures import Denied

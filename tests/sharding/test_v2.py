@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs import RefShardFileSystem
 from tests.support.shard_writers import ZLIB, array, opened, sparse, write_prototype
 
 
@@ -55,15 +54,6 @@ def test_older_big_endian_shards_need_an_option(tmp_path: Path) -> None:
     data = sparse((20, 3))
     write_prototype(tmp_path, data, (3, 2), (2, 2), big_endian=True, compressor=ZLIB)
     assert np.array_equal(array(tmp_path, shard_options={"endian": "big"})[...], data)
-
-
-def test_unknown_shard_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"endian='middle'.*'little' or 'big'"):
-        RefShardFileSystem(tmp_path, shard_options={"endian": "middle"})
-    with pytest.raises(TypeError, match="color='red'"):
-        RefShardFileSystem(tmp_path, shard_options={"color": "red"})
-    with pytest.raises(ValueError, match="shards='outer'"):
-        RefShardFileSystem(tmp_path, shards="outer")
 
 
 def slots_with_mask(order: list[int], slot: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from refshard_fs.errors import ManifestError
-from refshard_fs.sharding.layout import unshard_metadata
+from refshard_fs.sharding.known_shard_formats import unshard_metadata
 from refshard_fs.sharding.writing import update_stored_metadata
 from tests.support.shard_codecs import CRC, LITTLE, sharding, version_2, version_3
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.sharding.layout import ShardLayout, unshard_metadata
+from refshard_fs.sharding.known_shard_formats import unshard_metadata
+from refshard_fs.sharding.layout import ShardLayout
 from tests.support.shards_in_memory import ROOT, Files
 
 Coords = tuple[int, ...]

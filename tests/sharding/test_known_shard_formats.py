@@ -1,0 +1,34 @@
+"""The table of shard formats: options and metadata are checked against all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refshard_fs import RefShardFileSystem
+from refshard_fs.sharding.known_shard_formats import shard_formats, unshard_metadata
+
+PLAIN = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C", "fill_value": 0}
+
+
+def test_each_format_has_a_name_and_marks() -> None:
+    known = shard_formats()
+    assert len({each.name for each in known}) == len(known) >= 2
+    assert all(each.marks for each in known)
+
+
+def test_metadata_without_shards_fit_no_format() -> None:
+    assert unshard_metadata({**PLAIN, "filters": None, "compressor": None}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endian": "middle"}, r"endian='middle'.*'little' or 'big'"),
+        ({"color": "red"}, "color='red'"),
+    ],
+)
+def test_unknown_shard_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        RefShardFileSystem({}, shard_options=options)
