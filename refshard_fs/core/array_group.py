@@ -310,16 +310,16 @@ class ArrayGroup(KeySpace):
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
         self.grids = {path: array.grid(zarr_format) for path, array in arrays.items()}
         self.file_codecs = {path: array.file_codecs for path, array in arrays.items() if array.file_codecs}
-        self._chunks = chunks
+        self.chunks_by_path = chunks
         above = dict.fromkeys(name for path in (*self.grids, *groups) for name in _prefixes(path))
         shown = {"": attributes, **{path: groups.get(path, {}) for path in above if path not in self.grids}}
-        self._groups = {path: _name_objects(each) for path, each in shown.items()}
-        self._documents = _Documents(arrays, self._groups, zarr_format)
+        self.group_attributes = {path: _name_objects(each) for path, each in shown.items()}
+        self._documents = _Documents(arrays, self.group_attributes, zarr_format)
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
         """Directory → name → whether it is a directory, too; few readers list."""
-        tree: dict[str, dict[str, bool]] = {path: {} for path in (*self._groups, *self.grids)}
+        tree: dict[str, dict[str, bool]] = {path: {} for path in (*self.group_attributes, *self.grids)}
         for path in tree:
             add_to_tree(tree, path, is_directory=True)
         for key in self._documents:
@@ -329,7 +329,7 @@ class ArrayGroup(KeySpace):
     def with_chunks(self, chunks: Mapping[str, Chunks]) -> Self:
         """Return the same arrays with the ``chunks`` of another file that has equal metadata."""
         other = copy.copy(self)
-        other._chunks = chunks
+        other.chunks_by_path = chunks
         return other
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
@@ -343,12 +343,12 @@ class ArrayGroup(KeySpace):
         if at is None:
             self.check_shown(key)
             return None
-        return (yield from self._chunks[at.array].entry(at.number))
+        return (yield from self.chunks_by_path[at.array].entry(at.number))
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
         at = find_chunk(self.grids, key)
         if at is not None:
-            for number in self._chunks[at.array].numbers_in_unread_blocks(at.number):
+            for number in self.chunks_by_path[at.array].numbers_in_unread_blocks(at.number):
                 yield join(at.array, self.grids[at.array].tail(number))
 
     def check_shown(self, key: str) -> None:
@@ -383,7 +383,7 @@ class ArrayGroup(KeySpace):
         return (yield from self._contents(prefix))
 
     def contents_to_join(self, choose: Chooser) -> Steps[Contents]:
-        many = [path for path in self.grids if self._chunks[path].are_many]
+        many = [path for path in self.grids if self.chunks_by_path[path].are_many]
         chosen = choose(self._documents, self.grids) if many else ()
         return (yield from self._contents("", frozenset(path for path in many if path in chosen)))
 
@@ -407,10 +407,10 @@ class ArrayGroup(KeySpace):
         return Contents(members, arrays)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[ChunkColumns]:
-        if array not in self._chunks or (grid is not None and grid != self.grids[array]):
+        if array not in self.chunks_by_path or (grid is not None and grid != self.grids[array]):
             return (yield from super().chunks(array, numbers, grid))
         builder = ChunksBuilder(len(numbers))
-        for row, entry in enumerate((yield from self._chunks[array].entries(column_of(numbers).tolist()))):
+        for row, entry in enumerate((yield from self.chunks_by_path[array].entries(column_of(numbers).tolist()))):
             builder.put_entry(row, entry)
         return builder.finish()
 
@@ -420,7 +420,7 @@ class ArrayGroup(KeySpace):
 
     def _existing(self, path: str) -> Steps[list[Listed] | None]:
         """Return the chunks of an array that exist; None if all chunks of its grid do."""
-        found = yield from self._chunks[path].list_existing()
+        found = yield from self.chunks_by_path[path].list_existing()
         if found is None and self.grids[path].size > LISTABLE:
             size = self.grids[path].size
             raise NotListable(f"{join(path, '*')}: {size} chunks are too many to list: read each by its key")

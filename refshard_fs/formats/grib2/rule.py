@@ -586,7 +586,7 @@ class RuleKeySpace(ArrayGroup):
     def lookup(self, key: str) -> Steps[Entry | None]:
         at = find_chunk(self.fields, key)
         if at is not None:
-            return (yield from self._chunks[at.array].entry(at.number))
+            return (yield from self.chunks_by_path[at.array].entry(at.number))
         return (yield from super().lookup(key))
 
 

@@ -73,12 +73,12 @@ class HDF5KeySpace(ArrayGroup):
     @cached_property
     def linked_paths(self) -> LinkedPaths:
         """The paths of all objects, among which external links of another file are resolved."""
-        return LinkedPaths([*self.arrays, *self._groups, *self.reports])
+        return LinkedPaths([*self.arrays, *self.group_attributes, *self.reports])
 
     def prepare(self) -> Steps[None]:
         """Read small coordinates and the first blocks of chunk indexes, in as many rounds as one dataset takes."""
-        coordinates = [chunks for chunks in self._chunks.values() if chunks.is_small_coordinate]
-        other_chunks = [chunks for chunks in self._chunks.values() if not chunks.is_small_coordinate]
+        coordinates = [chunks for chunks in self.chunks_by_path.values() if chunks.is_small_coordinate]
+        other_chunks = [chunks for chunks in self.chunks_by_path.values() if not chunks.is_small_coordinate]
         prepared = [*coordinates[:MOST_PREPARED], *(other_chunks if len(other_chunks) <= MOST_PREPARED_INDEXES else [])]
         try:
             yield from run_together([chunks.prepare() for chunks in prepared])
@@ -90,7 +90,7 @@ class HDF5KeySpace(ArrayGroup):
         lookups = [self.single_lookup(position, keys[position]) for position in other_positions]
         for path, pairs in chunks.items():
             positions, numbers = zip(*pairs, strict=True)
-            lookups.append(LookUp(positions, self._chunks[path].entries(numbers)))
+            lookups.append(LookUp(positions, self.chunks_by_path[path].entries(numbers)))
         return lookups
 
 
@@ -142,7 +142,7 @@ def _make_keyspace(
         space = other_files.get(name, TOO_MANY)
         if isinstance(space, str) and name != OWN:
             raise ManifestError(f"it is a virtual dataset with values of another file: {space}")
-        other_space = chunks if name == OWN else space._chunks if isinstance(space, HDF5KeySpace) else {}
+        other_space = chunks if name == OWN else space.chunks_by_path if isinstance(space, HDF5KeySpace) else {}
         if path.strip("/") not in other_space:
             raise ManifestError(f"it is a virtual dataset, and its source {path!r} in {name!r} cannot be shown")
         return other_space[path.strip("/")]
@@ -201,9 +201,9 @@ class _FileContents(NamedTuple):
         for path, path_here in paths.items():
             if path in other_space.arrays:
                 self.arrays[path_here] = dimensions.move(other_space.arrays[path], path_here)
-                self.chunks[path_here] = other_space._chunks[path]
-            elif path in other_space._groups:
-                self.groups[path_here] = other_space._groups[path]
+                self.chunks[path_here] = other_space.chunks_by_path[path]
+            elif path in other_space.group_attributes:
+                self.groups[path_here] = other_space.group_attributes[path]
                 self.unlimited[path_here] = other_space.unlimited_dimensions.get(path, ())
             if path in other_space.reports:
                 self.reports[path_here] = other_space.reports[path]
