@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib
 import os
 import uuid
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -738,7 +737,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
                 f"{count_text(len(overlay.edits), 'write')} not committed: call commit() or discard() before select()"
             )
         if sel:
-            isel = {**(isel or {}), **importlib.import_module("refshard_fs.labels").find_positions(self, sel)}
+            from refshard_fs.labels import find_positions  # needs xarray
+
+            isel = {**(isel or {}), **find_positions(self, sel)}
         choice = Choice.of(drop, keep, rename, attrs, isel, squeeze, assign).to_json()
         others = (SESSION, MAPPER, "mode", "overlay")
         options = {name: value for name, value in self._storage_options.items() if name not in others}
@@ -1116,14 +1117,16 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         check_spelling(storage_options, RefShardFileSystem.save)
         if format is None and url.endswith(".refshard"):
-            cube = importlib.import_module("refshard_fs.sets.lazy_set").LazySet.of(self)
-            if cube is None:
+            from refshard_fs.writing.cube_document import REMARK, document_of, save_document
+
+            document = document_of(self.source)
+            if document is None:
                 raise ManifestError(
                     f"{url}: expected a source that joins sets, for its document, got {self!r}. Its references can be "
                     f"saved under another name, such as {url.removesuffix('.refshard')}.json"
                 )
-            remark: str = cube.save(url, **storage_options)
-            return remark
+            save_document(document, url, storage_options, self.source.open().cube.resolve)
+            return REMARK
         with progress("save", callback) as shown:
             format = format or format_named(url)
             return save(

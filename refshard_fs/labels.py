@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xarray as xr
@@ -12,11 +12,16 @@ from refshard_fs.core.keys import parent
 from refshard_fs.cubes.nodes import group_by_node
 from refshard_fs.cubes.read_all_documents import read_all_documents
 from refshard_fs.errors import ManifestError
-from refshard_fs.fs import RefShardFileSystem
-from refshard_fs.xarray_backend import RefShardBackend
+from refshard_fs.source.source import Source
 
 
-def find_positions(fs: RefShardFileSystem, sel: Mapping[str, Any]) -> dict[str, int | slice]:
+class OpenFileSystem(Protocol):
+    """What this module uses of a `RefShardFileSystem`."""
+
+    source: Source
+
+
+def find_positions(fs: OpenFileSystem, sel: Mapping[str, Any]) -> dict[str, int | slice]:
     """Return the position, or the slice of step 1, that ``ds.sel(sel)`` would take along each dimension.
 
     This reads the coordinates. Raise ManifestError if a dimension or a label does not exist, or if the labels are not
@@ -30,7 +35,7 @@ def find_positions(fs: RefShardFileSystem, sel: Mapping[str, Any]) -> dict[str, 
             raise nodes.unknown(f"sel= names {dim!r}, which has no coordinate in the source")
         group, name = parent(path)
         source: Any = fs
-        with xr.open_dataset(source, engine=RefShardBackend, group=group or None, cache=False) as ds:
+        with xr.open_dataset(source, engine="refshard", group=group or None, cache=False) as ds:
             numbers = xr.DataArray(np.arange(ds.sizes[name]), {name: ds[name]}, (name,))
             try:
                 positions = numbers.sel({name: label}).values

@@ -17,7 +17,6 @@ from refshard_fs.sets.added_piece import add_piece
 from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.grown_texts import find_text_dims
 from refshard_fs.sets.inputs import get_set_url
-from refshard_fs.sets.lazy_set import make_relative_speller
 from refshard_fs.sets.new_elements import AppendRules
 from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
 from refshard_fs.sets.sources import read_sets
@@ -25,6 +24,7 @@ from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import Unread
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
+from refshard_fs.writing.cube_document import make_relative_speller
 
 
 def extend_document(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -15,13 +14,11 @@ from refshard_fs.cubes.choice import Choice
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
-from refshard_fs.security.policy import directory_of, protocol_of
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.settings import format_named
-from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.views import fold, table, view
+from refshard_fs.writing.cube_document import REMARK, document_of, save_document
 
-REMARK: Final = "only refshard can read this document"
 OTHERS: Final = "For other programs, save it as .icechunk, or serve it (refshard serve)"
 _ACCESS: Final = frozenset(["fs", "options", "remote_options", "remote_protocol"])  # arguments that open parts
 
@@ -75,8 +72,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         """
         if format is not None or format_named(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
-        data = self.document.dumps(make_relative_speller(url))
-        Objects(url, storage_options).put("", (data,))
+        save_document(self.document, url, storage_options)
         return self.remark
 
     def __repr__(self) -> str:  # has the digest, which distinguishes instances for fsspec
@@ -130,12 +126,10 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
     @classmethod
     def of(cls, fs: RefShardFileSystem) -> LazySet | None:
         """Return the cube that ``fs`` shows, with absolute URLs; None if it shows another source."""
-        joined = fs.source.open().cube
-        if joined is None:
+        document = document_of(fs.source)
+        if document is None:
             return None
-        view = tuple(map(Choice.read, fs.storage_options.get("select") or ()))
-        document = msgspec.structs.replace(joined.document, view=(*joined.document.view, *view))
-        data = document.dumps(joined.resolve)
+        data = document.dumps(fs.source.open().cube.resolve)
         opened = {name: value for name, value in fs.storage_options.items() if name in _ACCESS}
         return cls(data, hashlib.sha256(data).hexdigest(), REMARK, describe(document), opened)
 
@@ -186,17 +180,3 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
         isel[dim] = (start - starts[first], stop - starts[first])
     shorter = msgspec.structs.replace(document, pieces=document.pieces[first:last], metadata=metadata)
     return shorter, msgspec.structs.replace(choice, isel=isel)
-
-
-def make_relative_speller(url: str) -> Callable[[str], str]:
-    """Return how URLs are spelled in a document at ``url``."""
-    absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
-    directory = directory_of(absolute)
-    stem = directory if directory.endswith("/") else directory + "/"
-
-    def respell(part: str) -> str:
-        rest = part.removeprefix(stem)
-        plain = rest != part and "::" not in part and protocol_of(rest) is None and not rest.startswith("/")
-        return rest if plain else part
-
-    return respell

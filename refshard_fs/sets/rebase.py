@@ -21,12 +21,13 @@ from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import Adoption, Origins
 from refshard_fs.security.policy import LOCAL, directory_of, links, longest_prefix, protocol_of, resolve
 from refshard_fs.sets.collect_references import collect_references
-from refshard_fs.sets.lazy_set import OTHERS, REMARK, LazySet
+from refshard_fs.sets.lazy_set import OTHERS, LazySet
 from refshard_fs.source.collect import respell_urls
 from refshard_fs.source.in_memory_source import InMemorySource, arguments_of, content_of, digest_of
 from refshard_fs.source.options import RECORD_SIZE
 from refshard_fs.stores.objects import Objects
 from refshard_fs.tools.filesystem_view import render_filesystem
+from refshard_fs.writing.cube_document import REMARK
 
 
 class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
@@ -89,9 +90,9 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
         )
 
     def _repr_html_(self) -> str:
-        session = RefShardFileSystem(self).source
-        session.open()  # it is in memory: nothing is read
-        return render_filesystem(session)
+        source = RefShardFileSystem(self).source
+        source.open()  # it is in memory: nothing is read
+        return render_filesystem(source)
 
     def __reduce__(self) -> tuple[Any, ...]:
         remember, arguments = InMemorySource.__reduce__(self)

@@ -11,8 +11,9 @@ from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.cubes.fit import fit
 from refshard_fs.sets.changed_set import replace_metadata
 from refshard_fs.sets.compatibility import get_array_facts
-from refshard_fs.sets.lazy_set import OTHERS, REMARK
+from refshard_fs.sets.lazy_set import OTHERS
 from refshard_fs.sets.variables import NamedSet
+from refshard_fs.writing.cube_document import REMARK
 
 
 def explain_document(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) -> str:

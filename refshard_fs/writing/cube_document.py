@@ -1,0 +1,53 @@
+"""Write the document of a cube, which names the sets that the cube joins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from refshard_fs.cubes.document import ConcatDocument
+from refshard_fs.security.policy import directory_of, protocol_of
+from refshard_fs.source.source import Source
+from refshard_fs.stores.objects import Objects
+
+REMARK: Final = "only refshard can read this document"
+
+
+def document_of(source: Source) -> ConcatDocument | None:
+    """Return the document of the cube that ``source`` shows, with its selections; None if it shows another source.
+
+    URLs are as they are written; `KeySpace.resolve` of the cube makes them absolute.
+    """
+    cube = source.open().cube
+    if cube is None:
+        return None
+    document: ConcatDocument = cube.document
+    return msgspec.structs.replace(document, view=(*document.view, *source.options.select))
+
+
+def save_document(
+    document: ConcatDocument, url: str, storage_options: Mapping[str, Any], resolve: Callable[[str], str] = str
+) -> None:
+    """Write ``document`` to ``url``; it appears whole. ``resolve`` makes its URLs absolute.
+
+    URLs below the directory of ``url`` are written relative to it.
+    """
+    spell = make_relative_speller(url)
+    Objects(url, storage_options).put("", (document.dumps(lambda part: spell(resolve(part))),))
+
+
+def make_relative_speller(url: str) -> Callable[[str], str]:
+    """Return a function that spells URLs for a document at ``url``."""
+    absolute = url if protocol_of(url) is not None else os.path.abspath(os.path.expanduser(url))
+    directory = directory_of(absolute)
+    stem = directory if directory.endswith("/") else directory + "/"
+
+    def respell(part: str) -> str:
+        rest = part.removeprefix(stem)
+        plain = rest != part and "::" not in part and protocol_of(rest) is None and not rest.startswith("/")
+        return rest if plain else part
+
+    return respell
