@@ -1,6 +1,6 @@
 """Many sources scanned together: the references to each one's chunks, with the values of its coordinates.
 
-All are opened in one session, and their look-ups are driven in the same rounds: a source that is small, or has its
+All are opened by one source, and their look-ups are driven in the same rounds: a source that is small, or has its
 index at the beginning, takes one request. Only the references stay in memory.
 """
 
@@ -152,11 +152,11 @@ def scan(
     A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
     The first bytes of the sources are put into ``heads``.
     """
-    session = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
+    source = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
     rule_of = _rule_for(options)
-    pool = msgspec.structs.replace(session.options.pool, admission=rule_of(None), rule_of=rule_of)
-    whole = msgspec.structs.replace(session.options.open, shards="whole", rule_of=rule_of)
-    scanner = _Scanner(msgspec.structs.replace(session.options, open=whole, pool=pool), known, unread, heads)
+    pool = msgspec.structs.replace(source.options.pool, admission=rule_of(None), rule_of=rule_of)
+    whole = msgspec.structs.replace(source.options.open, shards="whole", rule_of=rule_of)
+    scanner = _Scanner(msgspec.structs.replace(source.options, open=whole, pool=pool), known, unread, heads)
     try:
         scanner.wait(scanner.scan_all, urls, found)
     finally:

@@ -82,7 +82,7 @@ def make_instance(protocol: str, given: InstanceOrOptions) -> AbstractFileSystem
 class Pool:
     """The open targets of one event loop (``loop=None``: the targets that need none).
 
-    ``versions`` belong to the session: all its pools hold each object to one version.
+    ``versions`` belong to the source: all its pools hold each object to one version.
     """
 
     def __init__(

@@ -22,14 +22,14 @@ ARRAYS: Final = 30  # arrays in the list
 TARGETS: Final = 10
 
 
-def render_filesystem(session: Source) -> str:
-    """Return the HTML that a notebook shows for the filesystem of ``session``."""
-    source = session.options.source
-    title = source if isinstance(source, str) else "references in memory"
-    keyspace = session.open_now()
+def render_filesystem(source: Source) -> str:
+    """Return the HTML that a notebook shows for the filesystem of ``source``."""
+    url = source.options.source
+    title = url if isinstance(url, str) else "references in memory"
+    keyspace = source.open_now()
     if keyspace is None:
         return view(title, "refshard", paragraph("not opened yet: its first use reads it"))
-    counts = session.stats.snapshot()
+    counts = source.stats.snapshot()
     read = fold("What was read", Counters(counts).table()) if any(counts.values()) else ""
     return view(title, f"refshard, {keyspace.format}", render_arrays(keyspace), _targets(keyspace.urls), read)
 

@@ -221,7 +221,7 @@ def survey(
     neither a listing nor consolidated metadata say which arrays there are. Arrays whose chunks cannot be listed are
     included without chunks. With ``faults``, errors of single keys and directories are added to it and not raised.
     """
-    return _Surveying(fs, array, faults, in_blocks=in_blocks).run()
+    return _SurveyBuilder(fs, array, faults, in_blocks=in_blocks).run()
 
 
 def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | None = None) -> list[Any]:
@@ -237,7 +237,7 @@ def array_of(key: str, arrays: Mapping[str, object]) -> str:
     return find_nearest(key, arrays) or ""
 
 
-class _Surveying:
+class _SurveyBuilder:
     def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None, *, in_blocks: bool) -> None:
         self._fs, self._only, self._faults = fs, only, faults
         self._source = fs.source
