@@ -92,8 +92,8 @@ class TileChunks(Chunks):
         heap = header.get_integer("THEAP", row_size * rows, least=row_size * rows)
         if heap > header.data_size or header.stop + header.data_size > size:
             raise ManifestError(
-                f"{where}: its heap begins at byte {heap} of {header.data_size} bytes of data, at byte {header.stop} of "
-                f"a file of {size} bytes: expected data within the file, and a heap within the data"
+                f"{where}: its heap begins at byte {heap} of {header.data_size} bytes of data, at byte {header.stop} "
+                f"of a file of {size} bytes: expected data within the file, and a heap within the data"
             )
         tiled_axes = [axis for axis, count in enumerate(counts) if count > 1]
         axis = tiled_axes[-1] if tiled_axes else 0

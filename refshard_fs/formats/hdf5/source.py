@@ -67,7 +67,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
 class HDF5KeySpace(ArrayGroup):
     """The keys of a file; all keys of one dataset are looked up together."""
 
-    _chunks: Mapping[str, DatasetChunks]
+    chunks_by_path: Mapping[str, DatasetChunks]
     arrays: Mapping[str, ArrayDescription] = {}  # by path; set only if this file was opened for another file
 
     @cached_property
