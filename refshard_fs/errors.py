@@ -1,4 +1,4 @@
-"""The errors of this package. A key that does not exist raises FileNotFoundError, and nothing else does.
+"""The errors of this package. FileNotFoundError is raised for a key that does not exist, and for nothing else.
 
 Every error can be pickled with its text, so that it reaches the user from a worker of dask.
 """
@@ -16,7 +16,7 @@ from fsspec.implementations.reference import ReferenceNotReachable as _FsspecNot
 
 E = TypeVar("E", bound=BaseException)
 
-LONGEST: Final = 20_000  # characters: longer texts are cut before any other step, which bounds the time of each
+LONGEST: Final = 20_000  # characters: longer texts are cut first, which bounds the time of all later steps
 
 # Characters that move the cursor, ring the bell, start an escape sequence or change the direction of text; and
 # characters that are invisible or differ between fonts: joiners, fillers, selectors, tags, private letters.
@@ -37,8 +37,8 @@ _SECRET: Final = re.compile(
 )
 
 
-_ENCODED: Final = 4  # how often a name is percent-decoded at most
-_NAME: Final = 256  # characters of a name that are checked
+_MAX_DECODINGS: Final = 4  # how often a name is percent-decoded at most
+_CHECKED: Final = 256  # only so many characters of a name are checked
 
 
 def redact(text: str) -> str:
@@ -48,7 +48,7 @@ def redact(text: str) -> str:
     return _PARAMETER.sub(_redact_parameter, _PASSWORD.sub("...@", _USERINFO.sub("...@", text)))
 
 
-def gives_access(urls: bytes) -> bool:
+def contains_credentials(urls: bytes) -> bool:
     """Return whether ``urls``, a text of many URLs, contains credentials that `redact` would replace."""
     if not any(mark in urls for mark in (b"?", b"&", b";", b"#", b"@")):
         return False
@@ -85,8 +85,8 @@ def _redact_parameter(match: re.Match[str]) -> str:
 
 def is_secret(name: str) -> bool:
     """Return whether a parameter or option of this name holds a credential: ``token``, ``auth[key]``, ``to%6ben``."""
-    for _ in range(_ENCODED):
-        before, name = name, unquote(name[:_NAME], errors="replace")
+    for _ in range(_MAX_DECODINGS):
+        before, name = name, unquote(name[:_CHECKED], errors="replace")
         if name == before:
             break
     return any(_SECRET.search(part) for part in (name, *re.split(r"[\[\].]", name)))
@@ -100,7 +100,7 @@ class RefShardError(Exception):
 
 
 class ManifestError(RefShardError, ValueError):
-    """A manifest (or an index that names keys) does not follow its format; the text names source and key."""
+    """A manifest (or an index that names keys) does not follow its format. The text names the source and the key."""
 
 
 class DivisionByZero(ManifestError, ZeroDivisionError):
@@ -124,7 +124,7 @@ class NoSuchSource(SourceNotReachable):
 
 
 class NotListable(RefShardError, NotImplementedError):
-    """The source can be read but not listed, as over plain HTTP."""
+    """The keys of the source can be read but not listed, for example over plain HTTP."""
 
 
 class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
@@ -150,22 +150,22 @@ class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
 
 
 class DamagedIndex(ReferenceNotReachable):
-    """An index of the locations of chunks (of a shard, an archive, a partition) is damaged."""
+    """An index that locates chunks is damaged: of a shard, of an archive, or of a partition of a manifest."""
 
     def __str__(self) -> str:
         return f"{super().__str__()}. Write or copy this object again; `refshard check` finds all damaged ones"
 
 
 class NotYetThere(ReferenceNotReachable):
-    """A field of a forecast that an archive by rule will have: its file does not exist yet."""
+    """A field of a forecast is not published yet: by its rule the archive will have it, but the file does not exist."""
 
 
 class TargetChanged(ReferenceNotReachable):
-    """A target was replaced between two reads: bytes of both versions of the file would be mixed."""
+    """A target was replaced between two reads: reading on would mix the bytes of its two versions."""
 
 
 class TargetNotAllowed(RefShardError, PermissionError):
-    """A manifest points to a ``url`` that the reader does not allow. ``rule`` says why, ``remedy`` how to allow it."""
+    """A manifest points to a ``url`` that the reader does not allow. ``rule`` says why; ``remedy`` how to allow it."""
 
     def __init__(self, url: str, rule: str, remedy: str, key: str = "") -> None:
         super().__init__(url, rule, remedy, key)
@@ -183,7 +183,7 @@ class TargetNotAllowed(RefShardError, PermissionError):
 
 
 class ReadOnlyError(RefShardError, PermissionError):
-    """A write to a filesystem that is opened for reading, or to a source that cannot be written."""
+    """A write was refused: the filesystem is opened for reading, or the source cannot be written."""
 
 
 class ConflictError(RefShardError):
@@ -196,7 +196,7 @@ class ConflictError(RefShardError):
 
 
 class CostlyPattern(UserWarning):
-    """An operation works, but costs more requests or bytes than another way, which the text names.
+    """An operation works, but costs more requests or bytes than necessary; the text names a cheaper way.
 
     The warning is issued once for each array and kind of cost. `warnings.filterwarnings` with this category hides it,
     or turns it into an error.

@@ -37,7 +37,7 @@ from refshard_fs.source.files import RefShardFile, RefShardMap, StreamedFile, Wr
 from refshard_fs.source.in_memory_source import InMemorySource, argument_to_json
 from refshard_fs.source.normalizing import MAPPER, SESSION, NormalizingMeta, takes_keywords_of
 from refshard_fs.source.options import RECORD_SIZE, Options, check_spelling
-from refshard_fs.source.settings import Settings, WriteSettings, format_named, transaction_for
+from refshard_fs.source.settings import Settings, WriteSettings, format_by_suffix, transaction_for
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.stores.links import path_to_write
@@ -449,7 +449,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             return
         file, is_whole = lpath if is_open else None, False
         try:
-            async for piece in self.source.pieces(key, callback.set_size):
+            async for piece in self.source.stream(key, callback.set_size):
                 if file is None:  # create it only when the first bytes have arrived
                     file = _create(os.fspath(lpath))  # not in a thread: after a cancellation, nothing would close it
                 await asyncio.to_thread(file.write, piece)
@@ -518,7 +518,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         manifest's. Raise NotImplementedError if a target has no time of modification.
         """
         key = self._strip_protocol(path)
-        return self.source.wait(files.modification_time, self.source, key)
+        return self.source.wait(files.read_modification_time, self.source, key)
 
     def created(self, path: str) -> datetime:
         """Raise NotImplementedError: servers report only the time of the last change, which `modified` returns."""
@@ -1128,7 +1128,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             save_document(document, url, storage_options, self.source.open().cube.resolve)
             return REMARK
         with progress("save", callback) as shown:
-            format = format or format_named(url)
+            format = format or format_by_suffix(url)
             return save(
                 list_stored_keys(self.source, self._writer),
                 self.source,

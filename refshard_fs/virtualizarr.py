@@ -26,7 +26,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.references.stream import ReferenceStream, convert_documents
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sinks.sink import Sink
-from refshard_fs.source.collect import INLINED
+from refshard_fs.source.collect import MAX_INLINE
 from refshard_fs.writing.save import make_speller, stream_of
 
 if TYPE_CHECKING:
@@ -180,15 +180,15 @@ class _Manifests:
         )
 
     def _count(self, entries: Mapping[str, Entry | bytes]) -> None:
-        """Count the bytes of ``entries`` that have to be copied; raise ManifestError above `INLINED` bytes."""
+        """Count the bytes of ``entries`` that have to be copied; raise ManifestError above `MAX_INLINE` bytes."""
         for key, entry in entries.items():
             if not isinstance(entry, bytes):
                 size = entry.size
                 self._copied += sum(span.size or 0 for span in entry.spans) if size is None else size
-            if self._copied > INLINED:
+            if self._copied > MAX_INLINE:
                 raise ManifestError(
                     f"{key!r} is not a range of an object that VirtualiZarr can read, so it has to be copied into the "
-                    f"manifest, but manifests hold at most {bytes_text(INLINED)} of copies: save the source as an "
+                    f"manifest, but manifests hold at most {bytes_text(MAX_INLINE)} of copies: save the source as an "
                     "Icechunk repository instead, with RefShardFileSystem(url).save('NAME.icechunk')"
                 )
 

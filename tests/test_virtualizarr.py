@@ -246,7 +246,7 @@ def test_chunks_that_manifests_cannot_hold_are_named(tmp_path: Path, monkeypatch
         opened(set_of(tmp_path, {"a/1": ["x y.bin", 8, 0]}))
     made = tmp_path / "made"
     made.mkdir()
-    monkeypatch.setattr("refshard_fs.virtualizarr.INLINED", 100)
+    monkeypatch.setattr("refshard_fs.virtualizarr.MAX_INLINE", 100)
     with pytest.raises(refshard_fs.ManifestError, match=r"'air/.*Icechunk repository"):
         opened(zipped(made, zipfile.ZIP_DEFLATED))
     whole = f"file://{tmp_path}/refs.json"

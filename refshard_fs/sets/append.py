@@ -18,7 +18,7 @@ from refshard_fs.sets.grown_references import GrownReferences
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
 from refshard_fs.sets.preprocess import Preprocess, show_by
 from refshard_fs.source.in_memory_source import source_of
-from refshard_fs.source.options import for_sources
+from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import progress
 
 
@@ -118,7 +118,7 @@ def _append(
 ) -> int:
     """Append ``sets`` in one commit; return by how much the target is longer. Only a document takes several."""
     urls = [os.fspath(each) for each in (target, *sets) if isinstance(each, str | os.PathLike)]
-    options = for_sources(options, urls, append)
+    options = prepare_keywords(options, urls, append)
     url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
         str(url), **{**options, "mode": "a", "shards": "whole", "index_cache": False, "skip_instance_cache": True}
@@ -178,7 +178,7 @@ def _create(
 ) -> int | None:
     """Write the document of a cube of ``fo`` to ``target``, and return its length; None if ``target`` exists."""
     try:
-        RefShardFileSystem(os.fspath(target), **for_sources(options, [os.fspath(target)], append)).source.open()
+        RefShardFileSystem(os.fspath(target), **prepare_keywords(options, [os.fspath(target)], append)).source.open()
     except NoSuchSource:
         made = open(fo, dim, same=same, preprocess=preprocess, **options)
         made.save(os.fspath(target))
@@ -194,7 +194,7 @@ def _expand_new(
     If it ``knows_names``, sets that the target names already are left out.
     """
     urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
-    found = expand(fo, for_sources(options, urls, append))
+    found = expand(fo, prepare_keywords(options, urls, append))
     joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
     known = set() if joined is None or not knows_names else {joined.resolve(url) for url in joined.document.urls}
     new = [each for each in found if not isinstance(each, str) or source_of(each, None, None, True) not in known]

@@ -31,8 +31,8 @@ from refshard_fs.sets.rounding import equalize_coordinates
 from refshard_fs.sets.scanning import REMEMBERED, choose_opening_options
 from refshard_fs.sets.set_row import Rules
 from refshard_fs.sets.sources import OnError, read_sets, report_skipped
-from refshard_fs.source.collect import Unread
-from refshard_fs.source.options import for_sources
+from refshard_fs.source.collect import UnreadArrays
+from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import progress
 
 logger = logging.getLogger(__package__)
@@ -210,7 +210,7 @@ def concat(
         raise TypeError("grid='rectilinear' keeps references as they are: leave lazy=True out")
     for name in options.keys() & IN_XARRAY.keys():
         raise TypeError(f"concat has no argument {name}=, as xarray.open_mfdataset has: {IN_XARRAY[name]}")
-    options = for_sources(options, iter_urls(sets), concat)
+    options = prepare_keywords(options, iter_urls(sets), concat)
     choice = Choice.of(drop, keep, rename, attrs).to_json()
     if choice:
         options = {**options, "select": [*(options.get("select") or ()), choice]}
@@ -241,7 +241,7 @@ def concat(
         inputs = inputs._replace(sources=tuple(selected))
     failed: dict[int, Exception] = {}
     heads: Heads | None = LRU(REMEMBERED) if lazy and len(inputs.sources) <= KEPT else None
-    unread = Unread(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None
+    unread = UnreadArrays(frozenset(filter(None, inputs.dims)), rules.same) if lazy else None
     with progress("concat", callback) as shown:
         shown.set_size(len(inputs.sources))
         count, errors = shown.relative_update, failed if on_error != "raise" else None

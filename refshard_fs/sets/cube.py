@@ -16,7 +16,7 @@ from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.sets.tables import read_parquet_table
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.normalizing import is_many_sources
-from refshard_fs.source.options import for_sources
+from refshard_fs.source.options import prepare_keywords
 
 
 def open(  # shadows the built-in, like zarr.open and fsspec.open
@@ -75,7 +75,7 @@ def open(  # shadows the built-in, like zarr.open and fsspec.open
     words = {"isel": isel, "sel": sel, "squeeze": squeeze, "assign": assign}
     if isinstance(sources, str | PurePath) and not is_many_sources(sources):
         options = {name: value for name, value in arguments.items() if name not in _OF_CONCAT}
-        options = for_sources(options, [os.fspath(sources)], open)
+        options = prepare_keywords(options, [os.fspath(sources)], open)
         dims = arguments.get("dims") or (None if dim is None else (dim,))
         rows = _read_table(os.fspath(sources), options, dims)
         saved = None if rows is not None else LazySet.of(RefShardFileSystem(sources, **options))

@@ -21,7 +21,7 @@ from refshard_fs.sets.new_elements import AppendRules
 from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import NamedSet
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
 from refshard_fs.writing.cube_document import make_relative_speller
@@ -49,7 +49,7 @@ def extend_document(
         options = {**options, "select": [choice.to_json() for choice in document.select]}
     urls = [get_set_url(fo, options, base.url) for fo in sets]
     leads = {lead.url: lead.select for lead in (each.pieces[each.first] for each in before)}
-    unread = Unread(frozenset([rules.dim]), rules.same)
+    unread = UnreadArrays(frozenset([rules.dim]), rules.same)
     lines = [make_relative_speller(base.url)(url) for url in urls]  # as spelled in the document
     chosen: Mapping[str, tuple[Choice, ...]] = {}
     if preprocess is None:
@@ -110,7 +110,7 @@ def _check_function(document: ConcatDocument, preprocess: Preprocess | None, nam
         )
 
 
-def _read_lead(url: str, select: Sequence[Choice], options: Mapping[str, Any], unread: Unread) -> NamedSet:
+def _read_lead(url: str, select: Sequence[Choice], options: Mapping[str, Any], unread: UnreadArrays) -> NamedSet:
     """Read the first set of a document; a function chose the part ``select`` of it."""
     every = [*(options.get("select") or ()), *(choice.to_json() for choice in select)]
     (lead,) = read_sets([url], {**options, "select": every} if every else options, lambda _: None, unread=unread)

@@ -70,7 +70,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
         With ``format``, or a name that ends with ``.icechunk``, it is written in a format that others read, too: see
         `RefShardFileSystem.save`. Returns one line: why only this package can read it, or which bytes were copied.
         """
-        if format is not None or format_named(url) == "icechunk":
+        if format is not None or format_by_suffix(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
         save_document(self.document, url, storage_options)
         return self.remark

@@ -22,7 +22,7 @@ from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.sources import TOGETHER
 from refshard_fs.sets.stored_coordinates import add_coordinates
 from refshard_fs.sets.variables import NamedSet, VariableReader
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import source_of
 
 Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
@@ -49,7 +49,7 @@ def read_chosen(
     failed: dict[int, Exception] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
-    unread: Unread | None = None,
+    unread: UnreadArrays | None = None,
 ) -> tuple[list[NamedSet], dict[str, tuple[Choice, ...]]]:
     """Return the sets as ``function`` shows them, and by URL the choices that it takes of each.
 
@@ -98,7 +98,7 @@ def show_by(fo: Any, options: Mapping[str, Any], function: Preprocess) -> RefSha
 
 
 def choose_parts(
-    sets: Sequence[Any], *, options: Mapping[str, Any], function: Preprocess, known: Known, unread: Unread | None
+    sets: Sequence[Any], *, options: Mapping[str, Any], function: Preprocess, known: Known, unread: UnreadArrays | None
 ) -> list[Scanned | Unchanged | Exception]:
     """Return the part of each set that ``function`` chooses, or the error of a set that cannot be read."""
     name = name_of(function)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from refshard_fs.core.model import batches
 from refshard_fs.sets.scanning import Found, Known, scan
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 
 PIECE: Final = 64  # sources that a worker scans in one call: some 100 ms, so that it is worth being sent
 
@@ -19,7 +19,7 @@ def scan_by_workers(
     options: Mapping[str, Any],
     found: Found,
     known: Known,
-    unread: Unread | None = None,
+    unread: UnreadArrays | None = None,
 ) -> None:
     """Scan with the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
     futures: dict[Future[list[Any]], Sequence[int]] = {}
@@ -37,7 +37,7 @@ def scan_by_workers(
 
 
 def scan_piece(
-    urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: Unread | None = None
+    urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: UnreadArrays | None = None
 ) -> list[Any]:
     """Return the result for each of ``urls``."""
     results: list[Any] = [None] * len(urls)

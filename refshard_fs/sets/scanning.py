@@ -33,7 +33,7 @@ from refshard_fs.sets.document_template import DocumentParser, is_document
 from refshard_fs.sets.file_template import FileTemplates, FirstBytes
 from refshard_fs.sets.stored_coordinates import add_coordinates, split_coordinate_chunks
 from refshard_fs.sets.variables import NamedSet, VariableReader
-from refshard_fs.source.collect import Unread, collect_steps, respell_urls
+from refshard_fs.source.collect import UnreadArrays, collect_steps, respell_urls
 from refshard_fs.source.in_memory_source import arguments_of
 from refshard_fs.source.recognition import may_be_root, open_source
 from refshard_fs.source.settings import Settings
@@ -144,7 +144,7 @@ def scan(
     options: Mapping[str, Any],
     found: Found,
     known: Known,
-    unread: Unread | None = None,
+    unread: UnreadArrays | None = None,
     heads: Heads | None = None,
 ) -> None:
     """Call ``found`` with number and content of each source at ``urls``, in any order, or with its error.
@@ -166,7 +166,7 @@ def scan(
 class _Scanner(Engines):
     """Opens many sources. What each may point to is judged by its own origin."""
 
-    def __init__(self, options: Settings, known: Known, unread: Unread | None, heads: Heads | None) -> None:
+    def __init__(self, options: Settings, known: Known, unread: UnreadArrays | None, heads: Heads | None) -> None:
         super().__init__(options, LRU(REMEMBERED), heads)
         self._versions = Versions(VERSIONS)
         self._unread = unread

@@ -27,7 +27,7 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.policy import LOCAL, protocol_of
 from refshard_fs.sets.scanning import Known, Scanned, Unchanged
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.stores.links import path_to_write
 
 _MAGIC: Final = b"refshard scans 1\n"
@@ -52,7 +52,7 @@ class ScansFile:
     text that identifies the code of ``preprocess``.
     """
 
-    def __init__(self, path: str, options: Mapping[str, Any], unread: Unread | None = None, function: str = "") -> None:
+    def __init__(self, path: str, options: Mapping[str, Any], unread: UnreadArrays | None = None, function: str = "") -> None:
         if protocol_of(path) not in (None, *LOCAL):
             raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)
@@ -174,7 +174,7 @@ def open_scans(
     path: str | os.PathLike[str] | None,
     urls: Iterable[str],
     options: Mapping[str, Any],
-    unread: Unread | None,
+    unread: UnreadArrays | None,
     function: str = "",
 ) -> Iterator[tuple[Known, Resolve]]:
     """Open the file of scans at ``path``; return the known versions of ``urls``, and a function that keeps results.

@@ -24,7 +24,7 @@ from refshard_fs.sets.scanning import Scanned, Unchanged, can_scan, find_scannab
 from refshard_fs.sets.scans_file import open_scans
 from refshard_fs.sets.stored_coordinates import add_coordinates, list_coordinates_to_read
 from refshard_fs.sets.variables import NamedSet, VariableReader
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import source_of
 
 OnError = Literal["raise", "skip", "hole"]  # how a set is treated that cannot be opened or read
@@ -47,7 +47,7 @@ def read_sets(
     failed: dict[int, Exception] | None = None,
     executor: Executor | None = None,
     resume: str | os.PathLike[str] | None = None,
-    unread: Unread | None = None,
+    unread: UnreadArrays | None = None,
     heads: Heads | None = None,
 ) -> list[NamedSet]:
     """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
@@ -127,7 +127,7 @@ def _scan(
     take: Callable[[int, Scanned | Exception | None], None],
     executor: Executor | None,
     resume: str | os.PathLike[str] | None,
-    unread: Unread | None,
+    unread: UnreadArrays | None,
     heads: Heads | None,
 ) -> None:
     """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""

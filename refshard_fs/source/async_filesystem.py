@@ -10,7 +10,7 @@ __all__ = ["AsyncFileSystem"]
 
 
 class AsyncFileSystem(asyn.AsyncFileSystem):
-    """fsspec's class, but `cat` respects ``on_error``, and blocking methods belong to the class.
+    """fsspec's class with two changes: `cat` respects ``on_error``, and blocking methods are made once for each class.
 
     fsspec makes blocking methods for each instance. That takes 0.4 ms for each filesystem that a task of dask
     unpickles, and makes a cycle of references, which only the garbage collector can free.
@@ -30,7 +30,8 @@ class AsyncFileSystem(asyn.AsyncFileSystem):
     def cat(self, path, recursive=False, on_error="raise", **kwargs):
         """Return the bytes of ``path``, or a dict for several paths, as fsspec's method does.
 
-        ``on_error="return"`` puts errors in the places of bytes, ``"omit"`` leaves out missing keys, but no others.
+        ``on_error="return"`` returns each error in place of the bytes. ``"omit"`` leaves out missing keys, and raises
+        all other errors.
         """
 
         async def cat_in_tuple():  # fsspec raises an error that a coroutine returns, but not one in a tuple

@@ -43,30 +43,34 @@ from refshard_fs.security.origins import Origins
 from refshard_fs.security.policy import DECOMPRESS
 from refshard_fs.source.recognition import open_references
 
-# Checksums and ETags of chunks, which only a chunk manifest can hold, by array and number.
+# Checksums and ETags of chunks, which only a chunk manifest can hold, by array and by the number of the chunk.
 Checks = Mapping[str, Mapping[int, Mapping[str, str]]]
 
 # A chunk is computed if no range of an object has its bytes, for example a padded last chunk.
-INLINED = 64 << 20  # the most bytes of computed chunks that a set may hold
-LARGE = 1 << 20  # the most bytes of computed chunks of one array that are read to be compared
-COPIED = 16 << 20  # bytes of computed chunks in memory at a time
-REQUESTED = 64  # the most chunks of an array that are requested one by one if they cannot be listed
-TOGETHER = 1 << 14  # keys in one look-up
-ROWS = 1 << 17  # references of a set in one batch
+MAX_INLINE = 64 << 20  # the most bytes of computed chunks that a set may hold
+MAX_COMPARED = 1 << 20  # the most bytes of computed chunks of one array that a join reads to compare them
+COPY_BATCH = 16 << 20  # bytes of computed chunks in memory at a time
+MAX_STATS = 64  # the most chunks of an array that are requested one by one if they cannot be listed
+KEY_BATCH = 1 << 14  # keys in one look-up
+ROW_BATCH = 1 << 17  # references of a set in one batch
 
 
-class Unread(NamedTuple):
-    """The arrays that a join does not read: arrays along all ``dims``, and arrays in ``same``, from the first set."""
+class UnreadArrays(NamedTuple):
+    """Choose the arrays whose values a join does not read.
+
+    These are the data arrays that have all joined dimensions, ``dims``, and the data arrays in ``same``, which the join
+    takes from the first set.
+    """
 
     dims: frozenset[str]
     same: frozenset[str] = frozenset()
 
     def choose(self, documents: Mapping[str, Value], paths: Iterable[str]) -> set[str]:
-        """Return the ``paths`` of the arrays that are not read, by their ``documents``."""
-        stated = {path: _attributes(documents, path) for path in paths}
+        """Return those ``paths`` whose arrays are not read, according to their metadata in ``documents``."""
+        stated = {path: _read_attributes(documents, path) for path in paths}
         known = self.dims.intersection(itertools.chain.from_iterable(own.dims for own in stated.values()))
         named = {join(parent(path)[0], name) for path, own in stated.items() for name in own.coordinates}
-        chosen: set[str] = set()
+        unread: set[str] = set()
         for path, own in stated.items():
             if own.dims == [parent(path)[1]]:  # a coordinate
                 continue
@@ -74,16 +78,16 @@ class Unread(NamedTuple):
             # If the set does not have the dimensions, the join adds them to its data.
             is_joined = known.issubset(own.dims) if known else is_data
             if is_joined or (is_data and path in self.same):
-                chosen.add(path)
-        return chosen
+                unread.add(path)
+        return unread
 
 
-def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -> Steps[tuple[ReferenceSet, Checks]]:
+def gather(keyspace: KeySpace, prefix: str = "", unread: UnreadArrays | None = None) -> Steps[tuple[ReferenceSet, Checks]]:
     """Return references to all keys of ``keyspace`` below ``prefix``.
 
-    Computed chunks are read and kept as data. Raises ManifestError, which names the key, if these have more than
-    `INLINED` bytes. With ``unread``, a computed chunk becomes a reference to the first range that it is computed from,
-    unless the join compares it: a document that joins sets has to know only which chunks exist.
+    Computed chunks are read and stored inline. Raises ManifestError, which names the key, if these have more than
+    `MAX_INLINE` bytes. With ``unread``, a computed chunk becomes a reference to the first range that it is computed
+    from, unless the join compares it: a document that joins sets has to know only which chunks exist.
     """
     if unread is not None and keyspace.url_of is not None:  # listing the chunks takes a request for each thousand
         collection = Collection(keyspace, (yield from _contents_to_compare(keyspace, unread)))
@@ -97,7 +101,7 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
     if (key := collection.first_beyond_limit()) is not None:
         raise ManifestError(
             f"{key!r} is computed from other bytes, so it has to be copied, but a set holds at most "
-            f"{INLINED >> 20} MiB of copies. Convert this source alone, to a directory where an object for the copies "
+            f"{MAX_INLINE >> 20} MiB of copies. Convert this source alone, to a directory where an object for the copies "
             "can be written beside the set; or read the source in place"
         )
     for batch in collection.batches():
@@ -107,10 +111,10 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: Unread | None = None) -
     return collection.finish()
 
 
-def _contents_to_compare(keyspace: KeySpace, unread: Unread) -> Steps[Contents]:
-    """Return the metadata of a hierarchy, all chunks of arrays that the join compares, and the first chunk of others.
+def _contents_to_compare(keyspace: KeySpace, unread: UnreadArrays) -> Steps[Contents]:
+    """Return the metadata of a hierarchy, with all chunks of the arrays that the join compares.
 
-    Directories with chunks of the others are not listed.
+    Of other arrays, the first chunk stands for all: their directories are not listed.
     """
     documents = yield from read_all_documents(keyspace)
     members = {key: zarrmeta.dumps(document) for key, document in documents.items()}
@@ -118,26 +122,26 @@ def _contents_to_compare(keyspace: KeySpace, unread: Unread) -> Steps[Contents]:
     for key, document in documents.items():
         if parent(key)[1] in METADATA and (meta := zarrmeta.array_meta(document, repr(key))) and meta.grid is not None:
             grids[parent(key)[0]] = meta.grid
-    left = unread.choose(members, grids)
-    compared = [path for path in grids if path not in left]
+    skipped = unread.choose(members, grids)
+    compared = [path for path in grids if path not in skipped]
     listed = yield from run_together([_find_chunks(keyspace, path, grids[path]) for path in compared])
-    first = {path: ArrayChunks(grids[path], [range(min(grids[path].size, 1))]) for path in left}
+    first = {path: ArrayChunks(grids[path], [range(min(grids[path].size, 1))]) for path in skipped}
     return Contents(members, first | dict(zip(compared, listed, strict=True)))
 
 
 def _find_chunks(keyspace: KeySpace, path: str, grid: ChunkGrid) -> Steps[ArrayChunks]:
-    """List the chunks of an array; request each if they cannot be listed and are few."""
+    """List the chunks of an array. If they cannot be listed, and are few, ask for each chunk whether it exists."""
     try:
         found = (yield from keyspace.contents(path)).arrays
         return found.get(path, ArrayChunks(grid))
     except NotListable:
-        if grid.size > REQUESTED:
+        if grid.size > MAX_STATS:
             raise
     entries = yield from keyspace.entries([join(path, grid.tail(number)) for number in range(grid.size)])
     spans = {number: entry for number, entry in enumerate(entries) if isinstance(entry, Span)}
     facts = (yield tuple(Stat(span.url, origin=span.origin) for span in spans.values())) if spans else ()
-    there = [number for number, known in zip(spans, facts, strict=True) if known is not None]
-    return ArrayChunks(grid, np.array(there, np.uint64))
+    present = [number for number, known in zip(spans, facts, strict=True) if known is not None]
+    return ArrayChunks(grid, np.array(present, np.uint64))
 
 
 class PackedKey(NamedTuple):
@@ -159,8 +163,8 @@ def collect_keys(
 ) -> Steps[Collection]:
     """Collect the references of all keys of ``keyspace`` below ``prefix``; computed keys are in `Collection.packed`.
 
-    With ``with_lengths``, chunks that are whole objects get their sizes from listings. With ``for_others``, for other
-    readers, chunks in files that are compressed as a whole count as computed.
+    With ``with_lengths``, chunks that are whole objects get their sizes from listings. ``for_others``: packages that
+    cannot read from a file that is compressed as a whole will read the set, so such chunks count as computed.
     """
     contents = yield from keyspace.contents(prefix)
     return (yield from _collect_all(keyspace, contents, with_lengths=with_lengths, for_others=for_others))
@@ -175,14 +179,14 @@ def _collect_all(keyspace: KeySpace, contents: Contents, **options: bool) -> Ste
     with_manifests = {path: array for path, array in contents.arrays.items() if array.pins_chunks}
     if with_manifests:  # their directories may hold objects of earlier commits
         others = [key for key in others if find_nearest(key, with_manifests) is None]
-    for keys in batches(sorted(others), TOGETHER):
+    for keys in batches(sorted(others), KEY_BATCH):
         for key, entry in zip(keys, (yield from keyspace.entries(keys)), strict=True):
             collection.add(key, entry)
     return collection
 
 
 class Collection:
-    """Build a set of references from the keys of a key space."""
+    """Build a set of references from the keys of a key space: add arrays and keys, then call `finish`."""
 
     def __init__(
         self, keyspace: KeySpace, contents: Contents, *, with_lengths: bool = False, for_others: bool = False
@@ -197,7 +201,7 @@ class Collection:
         self._origins: dict[str, Origin] = {}  # the sets that refer to a URL
         types = keyspace.attribute_dtypes
         self._side: dict[str, Value] = {
-            key: with_packing_type(value, key, types) if isinstance(value, bytes) else value
+            key: add_packing_type(value, key, types) if isinstance(value, bytes) else value
             for key, value in contents.members.items()
             if not isinstance(value, list)  # ranges of targets are looked up, because they may have pins
         }
@@ -212,7 +216,7 @@ class Collection:
     def add_array(self, path: str) -> Steps[None]:
         """Add the chunks of the array ``path``."""
         array = self._arrays[path]
-        for numbers, sizes in array.batches(ROWS if self._keyspace.is_reference_set else TOGETHER):
+        for numbers, sizes in array.batches(ROW_BATCH if self._keyspace.is_reference_set else KEY_BATCH):
             chunks = yield from self._keyspace.chunks(path, numbers, array.grid)
             if self._with_lengths and sizes is not None:
                 lengths = chunks.ranges.lengths
@@ -222,14 +226,14 @@ class Collection:
     def _add_chunks(self, path: str, numbers: UInt64s, chunks: Chunks) -> None:
         array = self._arrays[path]
         computed = {**chunks.packed, **(_find_decompressed(chunks) if self._for_others else {})}
-        there = chunks.ranges.targets != NO_TARGET
-        there[list(computed)] = False
-        rows = np.flatnonzero(there)
+        is_range = chunks.ranges.targets != NO_TARGET
+        is_range[list(computed)] = False
+        rows = np.flatnonzero(is_range)
         ranges = chunks.ranges.take(rows)
         pins = chunks.pins or [None] * len(chunks.urls)
         origins = chunks.origins or [()] * len(chunks.urls)
         targets = zip(chunks.urls, pins, origins, strict=True)
-        codes = np.array([self._target(*target) for target in targets], np.uint32)
+        codes = np.array([self._add_target(*target) for target in targets], np.uint32)
         if len(rows):
             self._parts[path].append(Part(numbers[rows], ranges._replace(targets=codes[ranges.targets])))
         for row, data in chunks.inline.items():
@@ -250,15 +254,15 @@ class Collection:
         """Add a key that is not a chunk."""
         chunks = ChunksBuilder(1)
         chunks.put_entry(0, entry)
-        found = chunks.finish()
-        value = found.value(0)
+        columns = chunks.finish()
+        value = columns.value(0)
         if isinstance(value, Row):
-            code = self._target(found.urls[0], found.pins[0] if found.pins else None, *found.origins)
+            code = self._add_target(columns.urls[0], columns.pins[0] if columns.pins else None, *columns.origins)
             self._side[key] = Row(code, value.offset, value.length)
         elif value is not None:
             self._side[key] = value
-        elif found.packed:
-            self._add_packed(PackedKey(key, found.packed[0], None, 0))
+        elif columns.packed:
+            self._add_packed(PackedKey(key, columns.packed[0], None, 0))
 
     def _add_packed(self, packed: PackedKey) -> None:
         if isinstance(packed.entry, Span) and packed.entry.start < 0:
@@ -267,7 +271,8 @@ class Collection:
             )
         self.packed.append(packed)
 
-    def _target(self, url: str | None, pin: Pin | None, origin: Origin = ()) -> int:
+    def _add_target(self, url: str | None, pin: Pin | None, origin: Origin = ()) -> int:
+        """Return the number of ``url`` in the set, and remember its pin and its origins."""
         if url is not None:
             self._origins[url] = self._origins.get(url, origin) and origin
             if pin is not None and pin.exact and self._pins.setdefault(url, pin) != pin:
@@ -277,37 +282,38 @@ class Collection:
         return self.urls.setdefault(url, len(self.urls))
 
     def add_bytes(self, packed: PackedKey, value: Row | bytes) -> None:
-        """Store the bytes of a computed key, or a reference to a copy of them."""
+        """Add a computed key: its bytes, or a reference to a copy of these."""
         if packed.array is None or not isinstance(value, Row):
             self._side[packed.key] = value
         else:
             self._parts[packed.array].append(Part.from_rows([(packed.number, value)]))
 
     def first_beyond_limit(self) -> str | None:
-        """Return the first computed key with which the copies exceed `INLINED` bytes; None if all of them fit."""
+        """Return the first computed key with which the copies exceed `MAX_INLINE` bytes; None if all keys fit."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
-        return next((packed.key for packed, end in zip(self.packed, ends, strict=True) if end > INLINED), None)
+        return next((packed.key for packed, end in zip(self.packed, ends, strict=True) if end > MAX_INLINE), None)
 
     def batches(self) -> Iterator[list[PackedKey]]:
-        """Yield the computed keys, about `COPIED` bytes at a time."""
+        """Yield the computed keys in batches of about `COPY_BATCH` bytes."""
         ends = itertools.accumulate(packed.size for packed in self.packed)
-        for _, group in itertools.groupby(zip(self.packed, ends, strict=True), lambda pair: pair[1] // COPIED):
+        for _, group in itertools.groupby(zip(self.packed, ends, strict=True), lambda pair: pair[1] // COPY_BATCH):
             yield [packed for packed, _ in group]
 
-    def skip(self, unread: Unread) -> None:
+    def skip(self, unread: UnreadArrays) -> None:
         """Replace computed chunks by references to their first ranges, except for chunks that the join compares."""
         sizes: dict[str | None, int] = {}
         for packed in self.packed:
             sizes[packed.array] = sizes.get(packed.array, 0) + packed.size
-        left = unread.choose(self._side, self._arrays)
-        stated = {path: _attributes(self._side, path) for path in self._arrays if sizes.get(path, 0) > LARGE}
-        left |= {path for path, own in stated.items() if own.dims != [parent(path)[1]]}
+        skipped = unread.choose(self._side, self._arrays)
+        large = [path for path in self._arrays if sizes.get(path, 0) > MAX_COMPARED]
+        stated = {path: _read_attributes(self._side, path) for path in large}
+        skipped |= {path for path, own in stated.items() if own.dims != [parent(path)[1]]}
         computed, self.packed = self.packed, []
         rows: dict[str, list[tuple[int, Row]]] = {}
         for packed in computed:
             spans = packed.entry.spans
-            if spans and packed.array in left:
-                target = self._target(spans[0].url, None, spans[0].origin)
+            if spans and packed.array in skipped:
+                target = self._add_target(spans[0].url, None, spans[0].origin)
                 rows.setdefault(packed.array, []).append(
                     (packed.number, Row(target, max(spans[0].start, 0), packed.size))
                 )
@@ -317,12 +323,12 @@ class Collection:
             self._parts[path].append(Part.from_rows(rows_of_array))
 
     def finish(self) -> tuple[ReferenceSet, Checks]:
-        """Build the set of references, and the checksums and ETags of chunks that it cannot hold."""
+        """Build the set of references; return it, with the checksums and ETags of chunks, which it cannot hold."""
         tables = {path: ChunkTable.from_parts(array.grid, self._parts[path]) for path, array in self._arrays.items()}
         urls = Texts.of(self.urls)
         keyspace = self._keyspace
-        made = Origins.combine([*self._origins.items()], keyspace.strangers)
-        origins = keyspace.origins if keyspace.is_reference_set else made
+        combined = Origins.combine([*self._origins.items()], keyspace.strangers)
+        origins = keyspace.origins if keyspace.is_reference_set else combined
         return ReferenceSet(urls, tables, self._side, pins=Pins.match(self._pins, urls), origins=origins), self._checks
 
 
@@ -334,7 +340,7 @@ class _Attributes(NamedTuple):
 
 
 def _find_decompressed(chunks: Chunks) -> dict[int, Entry]:
-    """Return, by row, ranges of files that are compressed as a whole: other readers cannot read these."""
+    """Return the chunks in files that are compressed as a whole, by row: other packages cannot read these."""
     codes = [code for code, url in enumerate(chunks.urls) if (url or "").startswith(DECOMPRESS)]
     found: dict[int, Entry] = {}
     for row in np.flatnonzero(np.isin(chunks.ranges.targets, codes)).tolist():
@@ -347,7 +353,7 @@ def _find_decompressed(chunks: Chunks) -> dict[int, Entry]:
     return found
 
 
-def _attributes(side: Mapping[str, Value], path: str) -> _Attributes:
+def _read_attributes(side: Mapping[str, Value], path: str) -> _Attributes:
     for name in ("zarr.json", ".zattrs"):
         data = side.get(join(path, name))
         if isinstance(data, bytes):
@@ -362,10 +368,11 @@ def _attributes(side: Mapping[str, Value], path: str) -> _Attributes:
     return _Attributes()
 
 
-def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
+def add_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str, str]]) -> bytes:
     """Add an attribute to a metadata document if the array's scale_factor and add_offset are 32-bit numbers.
 
-    xarray decodes to the type of these attributes, which JSON does not keep. ``by_array`` has the types of attributes.
+    xarray decodes to the type of these two, which JSON does not keep. ``by_array``: the types of attributes, by array
+    and name.
     """
     path, name = parent(key)
     dtypes = by_array.get(path, {})
@@ -379,7 +386,7 @@ def with_packing_type(data: bytes, key: str, by_array: Mapping[str, Mapping[str,
     return zarrmeta.dumps({**doc, **added})
 
 
-def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Unread | None = None) -> ReferenceSet:
+def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: UnreadArrays | None = None) -> ReferenceSet:
     """Return all references of ``keyspace``, with ``respell`` applied to URLs; ``run`` runs the look-ups.
 
     For ``unread`` see `gather`. Raises ManifestError if a reference set cannot hold the content.
@@ -391,11 +398,11 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: Unread | Non
     return respell_urls(found, respell)
 
 
-def collect_steps(keyspace: KeySpace, unread: Unread | None = None) -> Steps[ReferenceSet]:
+def collect_steps(keyspace: KeySpace, unread: UnreadArrays | None = None) -> Steps[ReferenceSet]:
     """Return all references of ``keyspace``, as `collect` does, but with their URLs unchanged."""
     keyspace = keyspace.whole_shards
     if keyspace.references is not None:
-        return (yield from _with_metadata(keyspace))
+        return (yield from _inline_metadata(keyspace))
     refs, checks = yield from gather(keyspace, unread=unread)
     if checks:
         raise ManifestError(
@@ -415,8 +422,8 @@ def pin(
 ) -> ReferenceSet:
     """Return all references of ``keyspace``, pinned to the current versions of their targets.
 
-    ``on_progress(n)`` is called when the versions of n more objects are known. With ``shard_options``, sharded arrays
-    become arrays of their inner chunks.
+    ``on_progress(n)`` is called when the versions of n more objects are known. If ``shard_options`` is not None,
+    sharded arrays become arrays of their inner chunks.
     """
     keyspace = strip_edits(keyspace)
     found: ReferenceSet | None = run("", partial(keyspace.snapshot, threshold, on_progress))
@@ -445,8 +452,8 @@ def respell_urls(refs: ReferenceSet, respell: Respell) -> ReferenceSet:
     return refs if new == urls else msgspec.structs.replace(refs, urls=Texts.of(new))
 
 
-def _with_metadata(keyspace: KeySpace) -> Steps[ReferenceSet]:
-    """Return the references of a set with inline metadata: documents that are references are read."""
+def _inline_metadata(keyspace: KeySpace) -> Steps[ReferenceSet]:
+    """Return the references of a set, with references to metadata documents replaced by the documents."""
     refs: ReferenceSet = keyspace.references
     edits = Edits()
     for key in [key for key, value in refs.side.items() if type(value) is Row and zarrmeta.is_metadata(key)]:

@@ -29,9 +29,10 @@ KIND = ("file", "directory")
 
 
 async def info(source: Source, key: str, known: Directories | None = None) -> dict[str, Any]:
-    """Return name, type and size of ``key``; FileNotFoundError if it does not exist. The size is that of a whole read.
+    """Return fsspec's dict for ``key``: its name, type and size. Raise FileNotFoundError if it does not exist.
 
-    ``known`` has the directories of objects at and below the key, if they were listed.
+    The size is the number of bytes that a whole read returns. ``known``: the directories of objects at and below the
+    key, if the caller has listed them.
 
     If the source states that a key is empty, the key can be neither read nor listed: its type is "other", with
     ``"empty": True``.
@@ -66,12 +67,12 @@ async def ls(source: Source, key: str, *, detail: bool) -> list[Any]:
             raise FileNotFoundError(key)
         return [known] if detail else [key]
     if not detail and isinstance(children, Listing) and children.stem == (key + "/" if key else ""):
-        return children.paths  # takes half the time for a million chunks
-    found = _entries(key, children)
+        return children.paths  # half the time for a million chunks, because no dicts are made
+    found = _make_infos(key, children)
     return found if detail else [entry["name"] for entry in found]
 
 
-def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
+def _make_infos(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
     """Convert the children of ``prefix`` to fsspec's dicts."""
     stem = prefix + "/" if prefix else ""
     match children:
@@ -83,7 +84,7 @@ def _entries(prefix: str, children: Sequence[Listed]) -> list[dict[str, Any]]:
 
 
 async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool) -> dict[str, dict[str, Any]]:
-    """Return all files below ``key`` by name, sorted; with ``withdirs``, also directories. A file is its own list."""
+    """Return all files below ``key``, sorted by name; with ``withdirs``, also directories. A file returns itself."""
     if maxdepth is not None and maxdepth < 1:
         raise ValueError("maxdepth must be at least 1")
     keyspace = await source.keyspace()
@@ -98,7 +99,7 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
         for name, found in zip(level, await engine.run_all(steps), strict=True):
             if isinstance(found, Exception):
                 raise blame(name, found) from found
-            for entry in _entries(name, found or ()):
+            for entry in _make_infos(name, found or ()):
                 is_directory = entry["type"] == "directory"
                 if is_directory:
                     below.append(entry["name"])
@@ -115,10 +116,10 @@ async def find(source: Source, key: str, *, maxdepth: int | None, withdirs: bool
 
 
 async def _measure(source: Source, key: str, entry: Entry) -> int | None:
-    """Ask the target of ``key`` for the size; return None if an optional object does not exist."""
+    """Return the size of ``key`` from its target, or by a read; return None if an optional object does not exist."""
     if not isinstance(entry, Span):
         return len(await source.read(Request(key)))
-    facts = await source.engine().run_for(key, _facts(Stat(entry.url, origin=entry.origin)))
+    facts = await source.engine().run_for(key, _stat(Stat(entry.url, origin=entry.origin)))
     if facts is None:
         if entry.optional:
             return None
@@ -127,7 +128,7 @@ async def _measure(source: Source, key: str, entry: Entry) -> int | None:
     return len(await source.read(Request(key))) if size is None else size
 
 
-def _facts(need: Stat) -> Steps[Facts | None]:
+def _stat(need: Stat) -> Steps[Facts | None]:
     facts: Facts | None = yield need
     return facts
 
@@ -137,14 +138,14 @@ def _facts(need: Stat) -> Steps[Facts | None]:
 
 async def ukey(source: Source, key: str) -> str:
     """Return a hash of the ranges of ``key`` and the current versions of their targets."""
-    entry = await _entry(source, key)
+    entry = await _look_up(source, key)
     facts: object = await info(source, key) if entry is None else (entry, await _stat_targets(source, key, entry))
     return sha256(repr(facts).encode()).hexdigest()
 
 
-async def modification_time(source: Source, key: str) -> datetime:
+async def read_modification_time(source: Source, key: str) -> datetime:
     """Return the last modification time of the targets of ``key``; NotImplementedError if no target has one."""
-    entry = await _entry(source, key)
+    entry = await _look_up(source, key)
     if entry is None:
         known = await info(source, key)
         raise NotImplementedError(f"{key!r} is a {known['type']}, which has no modification time")
@@ -159,7 +160,7 @@ async def modification_time(source: Source, key: str) -> datetime:
     return datetime.fromtimestamp(latest, UTC)
 
 
-async def _entry(source: Source, key: str) -> Entry | None:
+async def _look_up(source: Source, key: str) -> Entry | None:
     if not key:
         return None
     keyspace = await source.keyspace()
@@ -167,12 +168,12 @@ async def _entry(source: Source, key: str) -> Entry | None:
 
 
 async def _stat_targets(source: Source, key: str, entry: Entry) -> list[Facts | str | None]:
-    """Return the facts of each target of ``entry``; for a target that has changed since it was read, a text."""
+    """Return the facts of each target of ``entry``; for a target that has changed since it was read, the reason."""
     found: list[Facts | str | None] = []
     spans = entry.spans
     for url, origin in dict.fromkeys((span.url, span.origin) for span in spans):
         try:
-            found.append(await source.engine().run_for(key, _facts(Stat(url, fresh=True, origin=origin))))
+            found.append(await source.engine().run_for(key, _stat(Stat(url, fresh=True, origin=origin))))
         except TargetChanged as e:
             found.append(e.reason)
     return found
@@ -235,8 +236,8 @@ class WrittenFile(io.BytesIO):
 class RefShardMap(FSMap):  # type: ignore[misc]  # fsspec is untyped
     """Keys as a mutable mapping like fsspec's, but safe under zarr 2; a key is never a pattern.
 
-    zarr 2 fills a chunk if reading it raises an OSError. So a failed read raises `ReferenceNotReachable`, which is not
-    an OSError, and never returns the error among the results.
+    zarr 2 returns the fill value for a chunk if reading it raises an OSError. So a failed read raises
+    `ReferenceNotReachable`, which is not an OSError, whatever ``on_error`` says.
     """
 
     def __getitem__(self, key: str, default: Any = None) -> Any:

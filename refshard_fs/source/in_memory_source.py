@@ -19,11 +19,11 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.source.virtual_dataset import is_virtual_dataset, references_of
+from refshard_fs.source.virtual_dataset import is_virtual_dataset, convert_to_references
 
 ICECHUNK: Final = "icechunk::"  # other libraries put this before the URL of a repository
 _MARK = "refshard-held"  # the key of the digest in the JSON value of a source in memory
-_MOST_JSON = 1 << 20  # bytes: the JSON value of a larger source has its digest only
+_MAX_JSON = 1 << 20  # bytes: the JSON value of a larger source has only its digest, not its content
 
 
 class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -33,19 +33,19 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
     digest: str
 
     def arguments(self) -> Mapping[str, Any]:
-        """Return the default arguments for opening its targets; arguments of the filesystem replace them."""
+        """Return default arguments for opening the targets; the arguments of the filesystem take precedence."""
         return {}
 
     def heads(self) -> Heads | None:
-        """Return the first bytes of the sources behind this one; None if this process lacks them."""
+        """Return the first bytes of the sources that this one joins; None if this process does not have them."""
         return None
 
     def to_json_value(self) -> dict[str, str]:
-        """Return a JSON value for `source_of`: the digest, which this process can look up, and the content if small."""
+        """Return a JSON value for `source_of`: the digest, by which this process finds it, and the content if small."""
         _known[self.digest] = self
         out = {_MARK: self.digest}
         size = len(self.content) if isinstance(self.content, bytes) else self.content.nbytes
-        if size <= _MOST_JSON:
+        if size <= _MAX_JSON:
             data = self.content if isinstance(self.content, bytes) else References(self.content).to_json()
             out["base64"] = base64.b64encode(data).decode()
         return out
@@ -81,7 +81,7 @@ _packed: weakref.WeakKeyDictionary[InMemorySource, bytes | list[bytes]] = weakre
 
 
 def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
-    """Return the source with this digest; ``content`` is unpacked only if this process does not have it."""
+    """Return the source with this digest; ``content`` is unpacked only if this process does not have that source."""
     found = _known.get(digest)
     if found is None:
         unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
@@ -95,7 +95,7 @@ def _register(content: ReferenceSet | bytes) -> InMemorySource:
 
 
 def _from_json_value(value: Mapping[str, Any]) -> InMemorySource:
-    """Return the source of a `InMemorySource.to_json_value`."""
+    """Return the source from a value of `InMemorySource.to_json_value`."""
     known = _known.get(value[_MARK])
     if known is not None:
         return known
@@ -113,7 +113,7 @@ Source = str | PurePath | bytes | bytearray | memoryview | Mapping[str, Any] | B
 
 
 def parse_references(document: bytes | Mapping[str, Any], where: str) -> ReferenceSet:
-    """Parse a reference set in JSON, or decoded from it; errors begin with ``where``."""
+    """Parse a reference set from the bytes of its JSON, or from the decoded JSON; errors begin with ``where``."""
     from refshard_fs.formats.kerchunk_json import source as kerchunk_json
 
     if isinstance(document, bytes):
@@ -122,7 +122,7 @@ def parse_references(document: bytes | Mapping[str, Any], where: str) -> Referen
 
 
 def arguments_of(fo: Any) -> Mapping[str, Any]:
-    """Return the default arguments for opening the targets of ``fo``: those of a source in memory, else none."""
+    """Return the default arguments for opening the targets of ``fo``; only sources in memory have any."""
     return fo.arguments() if isinstance(fo, InMemorySource) else {}
 
 
@@ -144,7 +144,7 @@ def source_of(
         case InMemorySource():
             return fo
         case _ if is_virtual_dataset(fo):
-            return _register(references_of(fo))
+            return _register(convert_to_references(fo))
         case str() | PurePath():
             return _make_absolute(str(fo).removeprefix(ICECHUNK), target_protocol)
         case bytes() | bytearray() | memoryview():
@@ -175,7 +175,7 @@ def source_of(
 
 
 def _read_content(file: Any) -> Any:
-    """Read the whole content of a file object without changing its position; for a pipe, read the rest."""
+    """Read the whole content of a file object, and restore its position; of a pipe, read the rest."""
     if not (hasattr(file, "seekable") and file.seekable()):
         return file.read()
     position = file.tell()
@@ -187,7 +187,7 @@ def _read_content(file: Any) -> Any:
 
 
 def _read_lazy_references(mapper: LazyReferenceMapper) -> dict[str, Any]:
-    """Return all references of fsspec's ``mapper``, key by key: its ``items()`` does not match its keys."""
+    """Return all references of fsspec's ``mapper``. Each key is looked up: ``items()`` does not match ``keys()``."""
     refs = {key: mapper[key] for key in mapper}
     # A row without a reference has NaN in place of the URL.
     return {key: value for key, value in refs.items() if isinstance(value, bytes | str) or value[0] == value[0]}

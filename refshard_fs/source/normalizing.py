@@ -19,7 +19,7 @@ from fsspec.implementations.reference import LazyReferenceMapper
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import ARCHIVES, protocol_of
 from refshard_fs.source.in_memory_source import ICECHUNK, arguments_of, source_of
-from refshard_fs.source.options import keywords, parse_configuration, with_spread
+from refshard_fs.source.options import keywords, parse_configuration, spread_storage_options
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
 from refshard_fs.targets import is_store, urls_of
 
@@ -33,10 +33,10 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
     """Convert ``fo`` to a value that means the same in every process, before fsspec stores and compares keywords."""
 
     def __call__(cls, fo: Any = None, *args: Any, **kwargs: Any) -> Any:
-        kwargs = with_spread(kwargs)
+        kwargs = spread_storage_options(kwargs)
         named = dict(zip([*keywords()][1:], args, strict=False)) | kwargs if args else kwargs
         conf = fsspec.config.conf.get("refshard")
-        if conf:  # fsspec also applies it, but as text, and not to positional arguments
+        if conf:  # fsspec applies it, too, but leaves the values as text, and ignores positional arguments
             args, named = (), parse_configuration(conf) | named
             kwargs = dict(named)
         keyword = kwargs.pop("fo", None)
@@ -72,11 +72,11 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             )
         overrides, simple = named.get("template_overrides"), named.get("simple_templates", True)
         source = source_of(fo, named.get("target_protocol"), overrides, simple)
-        kwargs = with_arguments(arguments_of(fo), named, kwargs)
+        kwargs = add_default_arguments(arguments_of(fo), named, kwargs)
         if named.get("mode") in _WRITE_MODES and named.get("overlay") is None:
             # fsspec and dask treat filesystems with equal keywords as equal, but these differ in uncommitted writes.
             kwargs["overlay"] = uuid.uuid4().hex
-        if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to it through the filesystem
+        if isinstance(fo, LazyReferenceMapper):  # kerchunk writes to this mapping through the filesystem
             kwargs[MAPPER] = fo
         kwargs.setdefault(SESSION, uuid.uuid4().hex)
         if conf and "fo" in conf:
@@ -95,7 +95,8 @@ def source_of_pipeline(url: str) -> str:
         return url
     if last.partition(":")[2].strip("/"):
         raise ValueError(
-            f"{url!r} names a group or an array in the source: expected '...|refshard:', and group= for it"
+            f"{url!r} names a group or an array in the source: expected a URL that ends in '|refshard:'. Pass the path "
+            "of a group as group="
         )
     source = steps[0]
     if source.startswith("file:") and not source.startswith("file://"):
@@ -135,7 +136,7 @@ def is_many_sources(fo: Any) -> bool:
 
 
 def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Join many sources to one; return it, and the remaining keywords for its filesystem."""
+    """Join several sources; return the joined source, and the remaining keywords for its filesystem."""
     if named.get("mode", "r") != "r" or named.get("overlay") is not None:
         raise ValueError(
             f"mode={named.get('mode')!r} needs a single source, got several ({reprlib.repr(fo)}), which can only be "
@@ -146,15 +147,17 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
     for_sources = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
     joined = cube(fo, **for_sources, **(named.get("concat") or {}))
-    left = {name: value for name, value in kwargs.items() if name not in others}
-    return joined, {name: left[name] for name in left.keys() - {"concat", "target_options", "ref_storage_args"}}
+    remaining = {name: value for name, value in kwargs.items() if name not in others}
+    for name in ("concat", "target_options", "ref_storage_args"):
+        remaining.pop(name, None)
+    return joined, remaining
 
 
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
 
 
-def with_arguments(defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Add the ``defaults`` of a source in memory to ``kwargs``; arguments in ``named`` win over them."""
+def add_default_arguments(defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Add the ``defaults`` of a source in memory to ``kwargs``; the user's arguments, ``named``, take precedence."""
     if not defaults or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
         return kwargs
     merged = {**(defaults.get("options") or {}), **(kwargs.get("options") or {})}

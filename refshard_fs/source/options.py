@@ -28,7 +28,7 @@ from refshard_fs.source.transaction import FSSPEC_ARGUMENTS, OverlayCopy
 from refshard_fs.targets import ObjectStore, Registry, arguments_of
 
 RECORD_SIZE: Final = 10_000  # references in a partition of a parquet set that is written
-INLINE: Final = 512  # bytes; larger values become objects
+INLINE: Final = 512  # bytes: larger values become objects
 MODES: Final = ("r", "a", "w")
 
 
@@ -48,7 +48,7 @@ Directory: TypeAlias = bool | str | os.PathLike[str]
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The source, and the shown part of it."""
+    """The source, and the part of it that is shown."""
 
     fo: Annotated[
         str | InMemorySource,
@@ -97,7 +97,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = [name for name in ("branch", "tag", "snapshot") if getattr(self, name) is not None]
         if len(given) > 1 or (self.as_of is not None and given == ["snapshot"]):
             raise ValueError(
-                f"{self.version}: expected one of branch=, tag= and snapshot=, as_of= with a branch or a tag"
+                f"got {self.version} together: expected one of branch=, tag= and snapshot=; as_of= goes with a branch "
+                "or a tag only"
             )
 
     @property
@@ -166,7 +167,7 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How targets are read."""
 
     max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of at most this.", "bytes")] = 16 * KIB
-    max_block: Annotated[int, _meta("Ranges are merged into requests of at most this, or a quarter more.", "bytes")] = (
+    max_block: Annotated[int, _meta("The longest request of merged ranges; it may be a quarter longer.", "bytes")] = (
         1 * MIB
     )
     retries: Annotated[int, _meta("How often a request is repeated if it fails for a temporary reason.", "tries")] = 5
@@ -183,7 +184,7 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Caches for data that was read."""
+    """Where data is cached after it was read."""
 
     index_cache: Annotated[Directory | None, _meta("Directory that keeps decoded manifests; False keeps none.")] = None
     cache_dir: Annotated[Directory | None, _meta("Directory that keeps ranges of remote objects.")] = None
@@ -399,11 +400,11 @@ _PLAIN: Final = {"int": int, "float": float, "bool": bool}  # types that are con
 def keywords() -> Mapping[str, inspect.Parameter]:
     """Return the keywords that a filesystem takes, in the order of its positional arguments."""
     parameters = inspect.signature(Options.parse).parameters
-    return {name: each for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD}
+    return {name: known for name, known in parameters.items() if known.kind is not known.VAR_KEYWORD}
 
 
 def forward(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords in ``given``, which are not ours, that the filesystem of ``source`` takes."""
+    """Return the keywords in ``given`` that the filesystem of ``source`` takes; no keyword in ``given`` is ours."""
     protocol = None if source is None or "::" in source else protocol_of(source)
     names = given.keys() - FSSPEC_ARGUMENTS
     if not names or protocol is None or protocol in (*LOCAL, "memory", "data"):
@@ -411,20 +412,20 @@ def forward(source: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in sorted(names & arguments_of(protocol))}
 
 
-def with_spread(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the keyword ``storage_options`` by its members; other keywords win over these."""
+def spread_storage_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the keyword ``storage_options`` by the options in it; keywords passed directly take precedence."""
     more = given.get("storage_options")
     if more is not None and not isinstance(more, Mapping):
-        raise TypeError(f"storage_options={more!r}: expected a mapping of options for the source")
+        raise TypeError(f"invalid storage_options={more!r}: expected a mapping of options for the source")
     return {**(more or {}), **{name: value for name, value in given.items() if name != "storage_options"}}
 
 
-def for_sources(given: Mapping[str, Any], sources: Iterable[str], caller: Callable[..., Any]) -> dict[str, Any]:
+def prepare_keywords(given: Mapping[str, Any], sources: Iterable[str], caller: Callable[..., Any]) -> dict[str, Any]:
     """Return the keywords for a filesystem that opens ``sources``; keywords of their filesystems become options.
 
-    Raises TypeError, which suggests a similar name, for a keyword that neither they nor ``caller`` take.
+    Raises TypeError, which suggests a similar name, for a keyword that neither a filesystem nor ``caller`` takes.
     """
-    options = with_spread(given)
+    options = spread_storage_options(given)
     unknown = options.keys() - FSSPEC_ARGUMENTS - keywords().keys()
     own: dict[str, Any] = {}
     for source in sources if unknown else ():
@@ -455,7 +456,10 @@ def check_names(given: Iterable[str], caller: Callable[..., Any] | None = None) 
 
 
 def check_spelling(given: Iterable[str], caller: Callable[..., Any]) -> None:
-    """Raise TypeError for a keyword that is spelled nearly as one of ``caller``, which passes others on."""
+    """Raise TypeError for a keyword in ``given`` that is spelled nearly like a parameter of ``caller``.
+
+    ``caller`` passes unknown keywords on, so it would not notice the mistake.
+    """
     import difflib  # needed only here
 
     for name in sorted(given):

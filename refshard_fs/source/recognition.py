@@ -28,13 +28,13 @@ from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, protocol_of
 from refshard_fs.sharding.known_shard_formats import shard_formats
 from refshard_fs.sharding.view import ShardView
-from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, unsupported_kind
+from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, recognise_unsupported
 from refshard_fs.targets.failures import Denied
 
 FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file: fewer may decompress to nothing
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
 _ROOT: Final = re.compile(r"\.zarr(/[^/.]*)*$|/$")
-DOCUMENT: Final = 1 << 20  # bytes requested of each document: most consolidated metadata are smaller
+DOCUMENT_HEAD: Final = 1 << 20  # bytes that are requested of each document: most consolidated metadata are smaller
 PAGE: Final = "a web page, for example of a login or an error"
 
 
@@ -69,7 +69,7 @@ def _open_other(url: str, options: OpenOptions) -> Steps[KeySpace]:
 
 
 def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> Steps[KeySpace]:
-    """Open a document in memory."""
+    """Open a document whose bytes are ``data``."""
     return (yield from _open(Probe(IN_MEMORY, Facts(len(data)), data), options, format))
 
 
@@ -79,8 +79,8 @@ def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]
     return (yield from apply_views(keyspace, options))
 
 
-def empty_source(url: str, options: OpenOptions) -> KeySpace:
-    """Return an empty key space, for a source that does not exist yet."""
+def make_empty_source(url: str, options: OpenOptions) -> KeySpace:
+    """Make a key space without keys, for a source that the first commit creates."""
     refs = ReferenceSet(Texts.of(()), {}, {})
     return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
 
@@ -102,7 +102,7 @@ def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySp
     keyspace.format = opener.name
     documents = keyspace.root_documents
     view = yield from apply_views(keyspace, options, has_root=not probe.is_directory or "zarr.json" in probe.names)
-    keyspace.root_documents = documents if options.recalls else {}  # opening the views has used them up
+    keyspace.root_documents = documents if options.recalls else {}  # the views have read and removed them
     return view
 
 
@@ -111,12 +111,12 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
 
     Raises UnknownSource for a file of a known but unsupported kind, compressed or not.
     """
-    codec, most = compressor_of(probe.head), options.max_manifest_bytes
+    codec, max_bytes = compressor_of(probe.head), options.max_manifest_bytes
     inner = decompress_probe(probe)
     if codec and not inner.head and probe.facts is not None and (probe.facts.size or 0) > len(probe.head):
-        span = Span(probe.url, 0, min(FIRST_BLOCK, most), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
+        span = Span(probe.url, 0, min(FIRST_BLOCK, max_bytes), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
         inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
-    kind, known = unsupported_kind(inner.head), all_formats().values()
+    kind, known = recognise_unsupported(inner.head), all_formats().values()
     how = "" if codec is None else f", compressed as a whole with {codec}"
     if any(f.recognises(probe) and not f.is_general for f in known):  # cubes are read compressed, too
         return probe
@@ -170,7 +170,7 @@ def _format_of(probe: Probe, name: str | None) -> Format:
 
 
 def apply_views(keyspace: KeySpace, options: OpenOptions, has_root: bool = True) -> Steps[KeySpace]:
-    """Apply the views of chunk manifests and of shards to ``keyspace``, as ``options`` require."""
+    """Put the views of chunk manifests and of shards on top of ``keyspace``, if it may need them."""
     if keyspace.metadata_lacks((MARK, *(mark for known in shard_formats() for mark in known.marks))):
         return keyspace
     if not keyspace.resolves_manifests:
@@ -200,27 +200,27 @@ def _is_remote(url: str) -> bool:  # a listing is as slow as reading a document 
 
 
 def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
-    most, is_root = options.max_manifest_bytes, may_be_root(url)
+    max_bytes, is_root = options.max_manifest_bytes, may_be_root(url)
     for names in (options.root_documents if _is_remote(url) else (), ROOT_DOCUMENTS if is_root else ()):
-        if names and (found := (yield from _probe_zarr(url, most, names))) is not None:
+        if names and (found := (yield from _probe_zarr(url, max_bytes, names))) is not None:
             return found
     try:
-        facts, head = yield from _read_head(url, min(options.head, most))
+        facts, head = yield from _read_head(url, min(options.head, max_bytes))
     except OSError as e:  # a web server may refuse the URL of a directory, and serve the objects below it
         if _is_final(e):
             raise
         try:
-            return (yield from _probe_directory(url, most))
+            return (yield from _probe_directory(url, max_bytes))
         except SourceNotReachable:
             raise e from None
     if facts is not None and not url.endswith("/"):
         return Probe(url, facts, head)
-    if _is_remote(url) and not is_root and (found := (yield from _probe_zarr(url, most, ROOT_DOCUMENTS))) is not None:
+    if _is_remote(url) and not is_root and (found := (yield from _probe_zarr(url, max_bytes, ROOT_DOCUMENTS))) is not None:
         return found
-    return (yield from _probe_directory(url, most))
+    return (yield from _probe_directory(url, max_bytes))
 
 
-def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None]:
+def _probe_zarr(url: str, max_bytes: int, names: Sequence[str]) -> Steps[Probe | None]:
     """Request the documents ``names`` of a zarr hierarchy at ``url`` together; return None if it has none of them.
 
     Other documents of the root count as absent until they are looked up again. If the server answers every URL with a
@@ -228,23 +228,23 @@ def _probe_zarr(url: str, most: int, names: Sequence[str]) -> Steps[Probe | None
     """
     below = locator(url)
     try:
-        found = yield tuple(Head(below(name), min(DOCUMENT, most)) for name in names)
+        found = yield tuple(Head(below(name), min(DOCUMENT_HEAD, max_bytes)) for name in names)
     except OSError as e:  # the caller then requests single names, and raises their errors
         if _is_final(e):
             raise
         return None
-    there: dict[str, Document] = {}
+    present: dict[str, Document] = {}
     for name, answer in zip(names, found, strict=True):
         if answer is None:
             continue
         facts, data = answer
-        check_size(facts.size, most, below(name))
+        check_size(facts.size, max_bytes, below(name))
         if facts.size != len(data):
             data = yield Load(Span(below(name), pin=facts.pin), Raw())
-        there[name] = Document(data, facts)
-    if not there.keys() & NODE_DOCUMENTS or any(document.data.lstrip()[:1] == b"<" for document in there.values()):
+        present[name] = Document(data, facts)
+    if not present.keys() & NODE_DOCUMENTS or any(document.data.lstrip()[:1] == b"<" for document in present.values()):
         return None
-    return Probe(url, None, b"", frozenset(there), there, frozenset(ROOT_DOCUMENTS) - there.keys())
+    return Probe(url, None, b"", frozenset(present), present, frozenset(ROOT_DOCUMENTS) - present.keys())
 
 
 def _read_head(url: str, length: int) -> Steps[tuple[Facts | None, bytes]]:
@@ -266,18 +266,18 @@ def _is_final(error: OSError) -> bool:
     return isinstance(error, TimeoutError) or (isinstance(error, Denied) and error.status in (401, 407))
 
 
-def _probe_directory(url: str, most: int) -> Steps[Probe]:
+def _probe_directory(url: str, max_bytes: int) -> Steps[Probe]:
     below, known = locator(url), all_formats()
     wanted = sorted({d for f in known.values() for d in f.documents})
     names, *stats = yield NamesOf(url), *(Stat(below(name), fresh=True) for name in wanted)
-    documents = yield from _read_documents(below, dict(zip(wanted, stats, strict=True)), most)
+    documents = yield from _read_documents(below, dict(zip(wanted, stats, strict=True)), max_bytes)
     if any(document.data.lstrip()[:1] == b"<" for document in documents.values()):
         raise NoSuchSource(f"{url}: there is no source. The server answers every request with {PAGE}")
     if names:
         return Probe(url, None, b"", frozenset(n.name for n in names), documents)
     markers = sorted({m for f in known.values() for m in f.markers})
-    there = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
-    present = frozenset(m for m, f in zip(markers, there, strict=True) if f is not None)
+    answers = yield tuple(Stat(below(marker), fresh=True) for marker in markers)
+    present = frozenset(marker for marker, facts in zip(markers, answers, strict=True) if facts is not None)
     if not present:
         remedy = "Check the path"
         if protocol_of(url.rpartition("::")[2]) in OBJECT_STORES:
@@ -289,11 +289,11 @@ def _probe_directory(url: str, most: int) -> Steps[Probe]:
 
 
 def _read_documents(
-    below: Callable[[str], str], facts: dict[str, Facts | None], most: int
+    below: Callable[[str], str], facts: dict[str, Facts | None], max_bytes: int
 ) -> Steps[dict[str, Document]]:
-    there = {name: f for name, f in facts.items() if f is not None}
-    for name, found in there.items():
-        check_size(found.size, most, below(name))
-    spans = [Span(below(name), optional=True, pin=f.pin) for name, f in there.items()]
+    present = {name: known for name, known in facts.items() if known is not None}
+    for name, known in present.items():
+        check_size(known.size, max_bytes, below(name))
+    spans = [Span(below(name), optional=True, pin=known.pin) for name, known in present.items()]
     read = yield tuple(Load(span, Raw()) for span in spans)
-    return {name: Document(data, there[name]) for name, data in zip(there, read, strict=True) if data is not None}
+    return {name: Document(data, present[name]) for name, data in zip(present, read, strict=True) if data is not None}

@@ -118,32 +118,32 @@ class Routes(NamedTuple):
     pool: PoolOptions
     fallback: dict[str, Any]  # remote_options without a protocol
     bare_protocol: str | None
-    bare_as_is: bool  # URLs without a protocol are paths in a given filesystem, and are not resolved
+    bare_as_is: bool  # URLs without a protocol are paths in the user's filesystem, and are not resolved
 
     @property
     def token(self) -> str:
-        """A text that identifies these routes: other routes must not see data that was read by these."""
+        """A text that identifies these routes. Only equal routes share the data in caches."""
         return repr((self.pool.by_protocol, self.pool.by_prefix, self.pool.admission, self.pool.only_sizes))
 
 
-def route(given: Options, data_url: str | None) -> Routes:
+def route(opening: Options, data_url: str | None) -> Routes:
     """Return the routes of a source whose new objects are at ``data_url``.
 
-    New objects may be read again, with the options for writing them.
+    New objects are read with the options that wrote them.
     """
-    source, source_options = given.source.url, given.trust.of_source
-    allow = given.trust.allow
-    fs, options = _with_stores(given.trust.fs, given.trust.options or {})
-    remote_protocol, remote_options = given.source.remote_protocol, given.trust.remote_options
-    by_protocol = _by_protocol(fs, remote_protocol, remote_options)
+    source, source_options = opening.source.url, opening.trust.of_source
+    allow = opening.trust.allow
+    fs, options = _replace_stores(opening.trust.fs, opening.trust.options or {})
+    remote_protocol, remote_options = opening.source.remote_protocol, opening.trust.remote_options
+    by_protocol = _route_by_protocol(fs, remote_protocol, remote_options)
     by_prefix, only_sizes = _split_versions(options)
     if data_url is not None:
         protocol = protocol_of(data_url)
         known = protocol in by_protocol or longest_prefix(by_prefix, data_url) is not None
         if not known and protocol not in ("memory", *LOCAL):
-            near = source is not None and (protocol_of(source) or "file") == protocol
-            chosen = (source_options if near else None) or remote_options or {}
-            by_prefix[data_url] = {name: value for name, value in chosen.items() if name not in _NOT_FORWARDED}
+            is_like_source = source is not None and (protocol_of(source) or "file") == protocol
+            inherited = (source_options if is_like_source else None) or remote_options or {}
+            by_prefix[data_url] = {name: value for name, value in inherited.items() if name not in _NOT_FORWARDED}
         options = {**options, data_url: {}}
         if allow is not None and not isinstance(allow, str):
             allow = [*allow, data_url + "/"]
@@ -156,21 +156,22 @@ def route(given: Options, data_url: str | None) -> Routes:
                 by_prefix.setdefault(place, own if "::" not in source else own.get(protocol_of(place) or "", {}))
         elif fs is not None and longest_prefix(by_prefix, source) is None and protocol_of(source) not in WEB:
             # fs= is for the references, not for the manifest, which may need credentials of the environment. Web
-            # servers do not use these; there fs= opens the source, too: earthaccess's session is needed for both.
+            # servers do not use such credentials, so there fs= opens the source, too: earthaccess needs one session
+            # for both.
             by_prefix[source] = {}
-    by_prefix = {normalize(prefix): chosen for prefix, chosen in by_prefix.items()}
+    by_prefix = {normalize(prefix): own for prefix, own in by_prefix.items()}
     bare = by_protocol.get(None)
     rule_of = partial(Admission.of, allow=allow, protocols=[*filter(None, by_protocol)], prefixes=[*options])
-    retry = Retry(given.reading.retries, given.reading.timeout)
+    retry = Retry(opening.reading.retries, opening.reading.timeout)
     return Routes(
-        PoolOptions(by_protocol, by_prefix, rule_of(source), retry, given.reading.fast_s3, rule_of, only_sizes),
+        PoolOptions(by_protocol, by_prefix, rule_of(source), retry, opening.reading.fast_s3, rule_of, only_sizes),
         dict(remote_options or {}) if fs is None and remote_protocol is None else {},
         remote_protocol if fs is None or isinstance(fs, Mapping) else None,
         isinstance(bare, AbstractFileSystem) and not isinstance(bare, LocalFileSystem),
     )
 
 
-def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+def _replace_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Replace obspec's stores in ``fs`` and ``options`` by filesystems; stores of a registry go to ``options``."""
     registered = stores_of(fs)
     if registered is not None:
@@ -180,39 +181,39 @@ def _with_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[str,
     elif is_store(fs):
         options = {urls_of(fs): fs, **options}
         fs = {None: fs}
-    if fs is not None and isinstance(fs, Mapping):  # isinstance with None takes milliseconds at first
-        fs = {protocol: StoreFileSystem.of(one) if is_store(one) else one for protocol, one in fs.items()}
-    return fs, {prefix: StoreFileSystem.of(one) if is_store(one) else one for prefix, one in options.items()}
+    if fs is not None and isinstance(fs, Mapping):  # the first isinstance(None, Mapping) takes milliseconds
+        fs = {protocol: StoreFileSystem.of(item) if is_store(item) else item for protocol, item in fs.items()}
+    return fs, {prefix: StoreFileSystem.of(item) if is_store(item) else item for prefix, item in options.items()}
 
 
 def _split_versions(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Split ``versions`` off the options by prefix; return the others, and the prefixes with ``versions="ignore"``."""
+    """Remove ``versions`` from the options by prefix; return these, and the prefixes with ``versions="ignore"``."""
     by_prefix: dict[str, Any] = {}
     only_sizes: list[str] = []
-    for prefix, given in options.items():
-        versions = given.get("versions") if isinstance(given, Mapping) else None
+    for prefix, own in options.items():
+        versions = own.get("versions") if isinstance(own, Mapping) else None
         if versions not in (None, "ignore", "compare"):
             raise ValueError(
                 f"invalid versions={versions!r} in options={{{prefix!r}: ...}}: expected 'ignore' or 'compare'"
             )
-        if versions is None and given != {}:
-            by_prefix[prefix] = given
-        elif versions is not None and len(given) > 1:  # without other options, the options of its protocol apply
-            by_prefix[prefix] = {name: value for name, value in given.items() if name != "versions"}
+        if versions is None and own != {}:
+            by_prefix[prefix] = own
+        elif versions is not None and len(own) > 1:  # without other options, the options of the protocol apply
+            by_prefix[prefix] = {name: value for name, value in own.items() if name != "versions"}
         if versions == "ignore":
             only_sizes.append(prefix)
     return by_prefix, tuple(only_sizes)
 
 
-def _by_protocol(
+def _route_by_protocol(
     fs: Any, remote_protocol: str | None, remote_options: Mapping[str, Any] | None
 ) -> dict[str | None, Any]:
     """Return a filesystem or options by protocol; None is for URLs without a protocol."""
     if fs is not None and isinstance(fs, Mapping):
-        given = dict(fs)
-        if None in given:
-            given.setdefault("file", given[None])
-        return given
+        by_protocol = dict(fs)
+        if None in by_protocol:
+            by_protocol.setdefault("file", by_protocol[None])
+        return by_protocol
     if fs is not None:
         protocols = [fs.protocol] if isinstance(fs.protocol, str) else [*fs.protocol]
         cached = getattr(fs, "target_protocol", None)  # fsspec's caches take URLs of the cached filesystem
@@ -232,17 +233,17 @@ _READ_ONLY_PROTOCOLS = ("http", "https", "data", "github", "zip", "tar")
 
 
 SetFormat = Literal["parquet", "json", "chunk-manifest", "icechunk"]  # formats for writing references
-# By format of a new set: the name of the format that reads it.
+# The name of the format that reads a new set, by the name of the format that writes it, if the two differ.
 READ_AS: Final = {"json": "kerchunk-json", "parquet": "kerchunk-parquet", "chunk-manifest": "zarr-hierarchy"}
 
 
 _JSON: Final = re.compile(r"\.json(?:\.(?:gz|bz2|xz|zst|zstd))?\Z")
 
 
-def format_named(url: str) -> SetFormat:
+def format_by_suffix(url: str) -> SetFormat:
     """Return the format of a new set by the suffix of its URL.
 
-    >>> format_named("s3://b/refs.json.gz"), format_named("refs.zarr"), format_named("refs.parq")
+    >>> format_by_suffix("s3://b/refs.json.gz"), format_by_suffix("refs.zarr"), format_by_suffix("refs.parq")
     ('json', 'chunk-manifest', 'parquet')
     """
     name = url.rstrip("/").rpartition("/")[2].lower()
@@ -253,13 +254,14 @@ def format_named(url: str) -> SetFormat:
     return "chunk-manifest" if name.endswith(".zarr") else "parquet"
 
 
-def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
-    """Return the directory of new objects: ``given``, or a directory beside the source; None if there is neither.
+def data_url_of(source: str | InMemorySource, data_url: str | None) -> str | None:
+    """Return the directory of new objects: the option ``data_url``, or else a directory beside the source.
 
-    ``s3://bucket/refs.json`` has its data in ``s3://bucket/refs.json.data``.
+    For ``s3://bucket/refs.json`` this is ``s3://bucket/refs.json.data``. Return None for a source in memory, and for
+    protocols without writes.
     """
-    if given is not None:
-        return given.rstrip("/")
+    if data_url is not None:
+        return data_url.rstrip("/")
     if not isinstance(source, str) or "::" in source or protocol_of(source) in _READ_ONLY_PROTOCOLS:
         return None
     beside = source.rstrip("/") + ".data"
@@ -267,7 +269,7 @@ def data_url_of(source: str | InMemorySource, given: str | None) -> str | None:
 
 
 def transaction_for(options: Options) -> Transaction | None:
-    """Return the transaction of a filesystem; None if it is read only. Mode "w" begins with an empty source."""
+    """Return the transaction of a filesystem; None if it is read only. With mode "w", first remove all keys in it."""
     writing = options.writing
     if not writing.is_allowed:
         return None
@@ -279,6 +281,6 @@ def transaction_for(options: Options) -> Transaction | None:
     return transaction
 
 
-def takes_objects(url: str) -> bool:
+def is_writable_url(url: str) -> bool:
     """Return whether the protocol of ``url`` supports writes."""
     return "::" not in url and protocol_of(url) not in _READ_ONLY_PROTOCOLS

@@ -1,7 +1,7 @@
 """Open a source once, and read its keys; open it again after it has changed.
 
 `Engines` makes an engine for each event loop, and one reader that needs no loop. `Source` adds the opened key space of
-one source, and the uncommitted writes.
+a source, and the uncommitted writes.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
 Chunks = Sequence[bytes | Unmade | None]
 
-DECODED = 32 * MIB  # decoded chunks in the memory of a source
-INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes in the memory of the process, in bytes
+DECODED = 32 * MIB  # the most bytes of decoded chunks that a source holds in memory
+INDEXES: LRU[Any, Any] = LRU(1 << 30)  # decoded manifests and shard indexes of the process: at most so many bytes
 
 
 class Engines:
-    """Run look-ups on any event loop. Thread-safe; an engine is made at the first use of a loop, and ends with it."""
+    """Run look-ups on any event loop. Thread-safe. Each loop gets an engine at its first use, which ends with it."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Engines:
         *,
         is_written: bool = False,
     ) -> None:
-        """``indexes`` keeps the decoded indexes; by default, those of the process. ``heads``: see `Answers`."""
+        """``indexes`` caches decoded indexes; by default, the process has one cache. ``heads``: see `Answers`."""
         self.options = options
         self.stats = Stats()
         self._versions = Versions()
@@ -89,7 +89,7 @@ class Engines:
         self._is_written = is_written
         caching = options.caching
         self._blocks: LRU[Span, bytes] | None = LRU(caching.block_cache) if caching.block_cache else None
-        # Decoded chunks of which a part was read: a loop over steps reads the other parts later.
+        # Decoded chunks of which only a part was read: a loop over steps will read the other parts.
         self.decoded: LRU[Any, Any] = LRU(0 if is_written else min(DECODED, options.budget.memory // 8))
         self._budget = SharedBudget(options.budget, [self.decoded])  # the budget of all engines
         self._on_disk = _open_chunk_cache(caching)
@@ -102,7 +102,7 @@ class Engines:
         loop = asyncio.get_running_loop()
         self._home = weakref.ref(loop)
         engine = self._engines.get(loop)
-        if engine is None or engine.is_closed:  # only the loop's own thread makes it
+        if engine is None or engine.is_closed:  # no race: only the loop's own thread makes its engine
             with self._lock:
                 for ended in [known for known in self._engines if known.is_closed()]:
                     del self._engines[ended]
@@ -111,7 +111,7 @@ class Engines:
 
     @property
     def memory(self) -> int:
-        """Bytes that reading may take."""
+        """The most bytes of memory that reading may take."""
         return self._budget.memory
 
     @property
@@ -126,14 +126,14 @@ class Engines:
         return Engine(fetcher, self._answers, self.stats, options.readahead, self._immediate_reader())
 
     async def look_up(self, key: str, steps: Steps[T]) -> T:
-        """Run ``steps``, and return their result; an error names ``key``, and never means that the key is missing."""
+        """Run ``steps``, and return their result. An error names ``key``, and is never a FileNotFoundError."""
         return await self.engine().run_for(key, steps)
 
     def look_up_now(self, key: str, steps: Steps[Any]) -> Outcome | None:
-        """Run ``steps``; return None if they need an event loop. For callers that may block."""
+        """Return the outcome of ``steps``, or None if they need an event loop. For callers that may block."""
         try:
             return self._immediate_reader().run(steps)
-        except Exception as e:  # noqa: BLE001  # `blame` tells which
+        except Exception as e:  # noqa: BLE001  # `blame` returns the error to raise
             raise blame(key, e) from sanitize_cause(e.__cause__ or e)
 
     def run(self, key: str, steps: Callable[[], Steps[T]]) -> T:
@@ -155,7 +155,7 @@ class Engines:
         return immediate
 
     def last_loop(self) -> Loop | None:
-        """Return a running loop that has read, the last one first, but not the caller's; None if there is none."""
+        """Return a running loop, other than the caller's, that has read, preferably the last; None if there is none."""
         here = running_loop()
         with self._lock:
             known = [None if self._home is None else self._home(), *self._engines]
@@ -221,18 +221,18 @@ def running_loop() -> Loop | None:
 
 def _open_index_cache(caching: CachingOptions) -> IndexCache | None:
     where = caching.index_cache
-    directory = None if where is False else _directory(where)
+    directory = None if where is False else _choose_directory(where)
     return None if directory is None else IndexCache(directory, everything=where is not None)
 
 
 def _open_chunk_cache(caching: CachingOptions) -> ChunkCache | None:
-    directory = _directory(caching.cache_dir) if caching.cache_dir else None
+    directory = _choose_directory(caching.cache_dir) if caching.cache_dir else None
     return None if directory is None else ChunkCache(directory, caching.cache_bytes)
 
 
-def _directory(given: Directory | None) -> str | PurePath | None:
-    """Return the ``given`` directory, or else this platform's directory of caches; None if there is none."""
-    return default_directory() if given is None or isinstance(given, bool) else os.path.expanduser(given)
+def _choose_directory(option: Directory | None) -> str | PurePath | None:
+    """Return the directory in ``option``, or else this platform's directory of caches; None if it has none."""
+    return default_directory() if option is None or isinstance(option, bool) else os.path.expanduser(option)
 
 
 _all: weakref.WeakSet[Engines] = weakref.WeakSet()
@@ -251,8 +251,8 @@ in_child(_after_fork)
 
 # One source.
 
-PIECE = 8 * MIB  # bytes of a large key that `Source.pieces` reads at a time
-PIECES = 4  # pieces in memory at a time
+STREAM_PART = 8 * MIB  # bytes of a large key that `Source.stream` reads by one request
+STREAM_PARTS = 4  # so many parts are in memory at a time
 _named: weakref.WeakValueDictionary[str, Source] = weakref.WeakValueDictionary()
 _naming = fork_safe(threading.Lock())
 
@@ -280,7 +280,7 @@ class Source(Engines):
         # By path: the number of the last edit, and the metadata of an array then.
         self._arrays: dict[str, tuple[int, ArrayMeta]] = {}
         self._forgotten = 0  # times that the opened source was forgotten
-        self.reads_small_files_whole = True  # False if only metadata and coordinates of many files are read
+        self.reads_small_files_whole = True  # False if only metadata and coordinates will be read, of many files
         if transaction is not None:
             transaction.join(self)
 
@@ -361,17 +361,17 @@ class Source(Engines):
             keyspace = await self.engine().run(self._select(steps))
             # Options without a protocol are for the first protocol in the references.
             urls = await self.engine().run(keyspace.some_urls()) if options.fallback else ()
-            return Base(keyspace, urls, *await self._document(keyspace))
+            return Base(keyspace, urls, *await self._stat_document(keyspace))
         except TargetChanged:
             if self.transaction is None:
                 raise
-            self._forget_indexes()  # they belong to an earlier version
+            self._forget_indexes()  # they describe an earlier version of the source
             self.forget()
             return await self._open_source()
         except NoSuchSource:
             if self.transaction is None or not isinstance(options.source, str):
                 raise
-            return Base(catalog.empty_source(options.source, self._open_options()), (), None, options.source)
+            return Base(catalog.make_empty_source(options.source, self._open_options()), (), None, options.source)
         except RefShardError:
             raise
         except Exception as e:  # noqa: BLE001  # a FileNotFoundError would make every key look missing
@@ -381,7 +381,7 @@ class Source(Engines):
         """Open a source by ``steps``, and apply the selections in the options."""
         return (yield from open_selected(steps, self.options.select) if self.options.select else steps)
 
-    async def _document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
+    async def _stat_document(self, keyspace: KeySpace) -> tuple[Facts | None, str]:
         """Return the version of the document that a commit replaces, and its URL."""
         url = keyspace.document_url if isinstance(self.options.source, str) else None
         if url is None or self.transaction is None:
@@ -390,7 +390,7 @@ class Source(Engines):
         return facts, url
 
     def _open_options(self) -> OpenOptions:
-        """Return the options for opening the source. Arrays written here with shards are shown with shards."""
+        """Return the options for opening the source. Arrays that were written here with shards are shown with them."""
         transaction, options = self.transaction, self.options.open
         return (
             options if transaction is None else msgspec.structs.replace(options, whole=transaction.whole, recalls=False)
@@ -403,7 +403,7 @@ class Source(Engines):
         return self._forgotten if transaction is None else transaction.openings
 
     def _adopt(self, base: Base, opening: int) -> None:
-        """Use ``base``, unless the source has changed since ``opening``; sources that share an overlay use one base."""
+        """Use ``base``, unless the source has changed since ``opening``; sources that share an overlay share a base."""
         transaction = self.transaction
         if transaction is not None:
             transaction.share(base, opening, self._take)
@@ -413,9 +413,9 @@ class Source(Engines):
                 self._take(base, None)
 
     def _take(self, base: Base, edits: Edits | None) -> None:
-        """Use ``base``, with ``edits``. Options without a protocol go to the first protocol in its references.
+        """Use ``base``, with ``edits``. Options without a protocol are for the first protocol in its references.
 
-        If the set is from elsewhere, they go to its own server alone, if that has the same protocol.
+        For a set from elsewhere, these options go only to the set's own server, and only if it has that protocol.
         """
         if self.options.fallback:
             protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
@@ -445,10 +445,10 @@ class Source(Engines):
         return transaction
 
     def filesystems(self) -> dict[str | None, AbstractFileSystem]:
-        """Return a filesystem by protocol: the user's, or a new one with the user's options.
+        """Return a filesystem for each protocol: the user's, or a new one with the user's options.
 
-        Without options, return that of the first protocol in the references, also for URLs without a protocol, as
-        fsspec's ``reference`` does.
+        Without options for any protocol, return a filesystem for the first protocol in the references. It also reads
+        URLs without a protocol, as in fsspec's ``reference``.
         """
         given: dict[str | None, Any] = {**self._pool_options.by_protocol}
         bare = self.options.open.protocol
@@ -464,7 +464,7 @@ class Source(Engines):
 
     @property
     def is_own(self) -> bool:
-        """Whether the source, and each set in it, is known to be the user's own or is in ``allow=``."""
+        """Whether the source, and each set in it, is known to be the user's own, or is allowed by ``allow=``."""
         pool, keyspace = self._pool_options, self._keyspace or self.open_now()
         if keyspace is None or not pool.admission.trusts_source:
             return False
@@ -555,14 +555,14 @@ class Source(Engines):
             else:
                 if entry is not None:
                     entries[number] = entry
-        near = [number for number, entry in entries.items() if reader.has(entry)]
-        jobs = [(requests[number], entries[number]) for number in near]
+        at_once = [number for number, entry in entries.items() if reader.has(entry)]
+        jobs = [(requests[number], entries[number]) for number in at_once]
         groups = reader.together(jobs)
 
         def take(groups: Sequence[Sequence[int]]) -> None:
             for group in groups:
                 for place, value in zip(group, reader.take_together([jobs[place] for place in group]), strict=True):
-                    out[near[place]] = value
+                    out[at_once[place]] = value
 
         threads = min(WORKERS, len(groups))
         await asyncio.gather(*(asyncio.to_thread(take, groups[first::threads]) for first in range(threads)))
@@ -572,9 +572,9 @@ class Source(Engines):
         if not late:
             return out
         engine = self.engine()
-        guess = len(requests) == 1  # a caller with several requests knows what it needs
-        some, places = [requests[number] for number in late], [entries.get(number) for number in late]
-        futures = engine.read_many(keyspace, some, places, guess=guess)
+        guess = len(requests) == 1  # a caller with several requests has stated what it needs: do not read ahead
+        late_requests, late_entries = [requests[number] for number in late], [entries.get(number) for number in late]
+        futures = engine.read_many(keyspace, late_requests, late_entries, guess=guess)
         if on_progress is not None:
             for future in futures:
                 future.add_done_callback(lambda _: on_progress(1))
@@ -583,7 +583,7 @@ class Source(Engines):
         return out
 
     async def read_entries(self, entries: Mapping[str, Entry]) -> list[bytes]:
-        """Return the bytes of ``entries``, by key."""
+        """Return the bytes of each entry, in the order of ``entries``, which has them by key."""
         requests = [Request(key) for key in entries]
         keyspace = await self.keyspace()
         read: list[bytes] = await asyncio.gather(*self.engine().read_many(keyspace, requests, [*entries.values()]))
@@ -601,8 +601,8 @@ class Source(Engines):
         """Read the chunks of one selection, and call ``take(number, data)`` as each arrives: see `reading.selection`.
 
         A selection of one chunk is often a step of a loop, or a task of dask. So it is read with `read`, which may read
-        ahead. ``memory`` bounds this read instead of the memory of all selections: for callers that have reserved the
-        bytes themselves.
+        ahead. ``memory``, if given, bounds this read instead of the memory that all selections share: for callers that
+        have reserved the bytes themselves.
         """
         if len(keys) == 1:
             data: bytes | None = None
@@ -619,14 +619,14 @@ class Source(Engines):
             return
         guard = GUARD.get()
 
-        def judge_and_take(number: int, data: bytes | None) -> None:
+        def check_and_take(number: int, data: bytes | None) -> None:
             if guard is not None and data is not None:
                 guard(keys[number], data)
             take(number, data)
 
         read = SelectionRead(
             await self.keyspace(),
-            take if guard is None else judge_and_take,
+            take if guard is None else check_and_take,
             self.engine,
             self._immediate_reader(),
             chunk_size=chunk_size,
@@ -641,22 +641,22 @@ class Source(Engines):
             raise
 
     async def note_decoding(self, error: Exception, key: str) -> None:
-        """Add a note to ``error``: the chunk ``key`` could not be decoded, and the place of its bytes."""
-        if isinstance(error, RefShardError):  # its text has the place already
+        """Add a note to ``error``: it says that the chunk ``key`` could not be decoded, and where its bytes are."""
+        if isinstance(error, RefShardError):  # its text already says where the bytes are
             return
         entry = None
         with contextlib.suppress(Exception):  # the user has to see the first error
             entry = await self.find(key)
         note_decoding(error, key, entry)
 
-    async def pieces(self, key: str, on_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of ``key`` in order, in pieces; at most `PIECES` are in memory at a time.
+    async def stream(self, key: str, on_size: Callable[[int], object]) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of ``key`` in order, in parts; at most `STREAM_PARTS` parts are in memory at a time.
 
-        ``on_size(n)`` is called first, with the number of all bytes.
+        ``on_size(n)`` is called first, with the size of the whole key.
         """
         entry = await self.find(key)
         size = entry.size
-        if size is None or size <= PIECE or not isinstance(entry, Span):
+        if size is None or size <= STREAM_PART or not isinstance(entry, Span):
             data = await self.read(Request(key))
             on_size(len(data))
             yield data
@@ -665,9 +665,9 @@ class Source(Engines):
         loop = asyncio.get_running_loop()
         coming: deque[asyncio.Task[bytes]] = deque()
         try:
-            for start in range(0, size, PIECE):
-                coming.append(loop.create_task(self.read(Request(key, start, min(start + PIECE, size)))))
-                if len(coming) == PIECES:
+            for start in range(0, size, STREAM_PART):
+                coming.append(loop.create_task(self.read(Request(key, start, min(start + STREAM_PART, size)))))
+                if len(coming) == STREAM_PARTS:
                     yield await coming.popleft()
             while coming:
                 yield await coming.popleft()
@@ -704,8 +704,8 @@ class Source(Engines):
     def _guard(self, request: Request, data: Any) -> None:
         """Raise ManifestError if decoding ``data``, the bytes of a key, may do harm; ignore values that are not bytes.
 
-        Metadata of a set from elsewhere must not have a codec that runs code, even if some version of zarr permits it.
-        This needs the whole document. While xarray opens a set, `GUARD` judges its chunks.
+        Metadata of a set from elsewhere must not name a codec that runs code, even if some version of zarr permits it.
+        This check needs the whole document. While xarray opens a set, `GUARD` checks its chunks.
         """
         is_document = zarrmeta.is_metadata(request.key) and isinstance(data, bytes | bytearray | memoryview)
         document = bytes(data) if is_document else b""
@@ -733,14 +733,14 @@ class Source(Engines):
             return self.wait(self._read_chunks, keys, None)
         reader = self._immediate or self._immediate_reader()
         found = reader.find_all(keyspace, keys)
-        if any(each is None or (each.value is not None and not reader.has(each.value)) for each in found):
+        if any(outcome is None or (outcome.value is not None and not reader.has(outcome.value)) for outcome in found):
             return self.wait(self._read_chunks, keys, found)
         out: list[Unmade | None] = []
-        for key, each in zip(keys, found, strict=True):
+        for key, outcome in zip(keys, found, strict=True):
             data = None
-            if each is not None and each.value is not None:
-                with contextlib.suppress(FileNotFoundError):  # in a hierarchy the key does not exist
-                    data = reader.take_unmade(Request(key), each.value)
+            if outcome is not None and outcome.value is not None:
+                with contextlib.suppress(FileNotFoundError):  # in a hierarchy, the file of a missing chunk is missing
+                    data = reader.take_unmade(Request(key), outcome.value)
                     if data is None:  # the chunk cannot be read here without an event loop
                         return self.wait(self._read_chunks, keys, found)
             out.append(data)
@@ -780,8 +780,8 @@ class Source(Engines):
     async def prefetch(self, keys: Sequence[str], *, wait: bool, on_progress: Callable[[int], object]) -> None:
         """Fetch ``keys``, and hold their bytes until they are read.
 
-        With ``wait``, return when all keys have arrived, or as many as fit into ``max_memory``. Errors are raised when
-        the key is read. ``on_progress(n)`` is called when n more requests were answered.
+        With ``wait``, return when all keys have arrived, or as many as fit into ``max_memory``. If fetching a key
+        fails, reading it raises the error. ``on_progress(n)`` is called when n more requests were answered.
         """
         keyspace = await self.keyspace()
         await self.engine().ahead.announce(keyspace, keys, wait=wait, on_progress=on_progress)

@@ -1,7 +1,7 @@
 """Hold the uncommitted writes to one source, its *overlay*, in a transaction.
 
-Several filesystems of this process may share it: a commit, or a discard, applies to all of them. `transaction_of`
-decides which filesystems share a transaction.
+Several filesystems of this process may share a transaction: a commit, or a discard, then applies to all of them.
+`transaction_of` decides which filesystems share one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class OpenSource(Protocol):
 class OverlayCopy(msgspec.Struct, frozen=True):
     """The overlay ``id`` after ``number`` changes and ``commits`` commits, for another process.
 
-    The edits are packed once, because dask pickles a filesystem several times for each graph. A copy of a copy may have
-    ``own`` changes, which are not in the overlay.
+    The edits are packed once, because dask pickles a filesystem several times for each graph. A copy that another
+    process made has ``own`` changes of that process, which are not in the overlay.
     """
 
     id: str
@@ -80,9 +80,9 @@ def _make_portable(edit: Edit) -> Any:
 
 
 class Worker:
-    """The state of an overlay whose edits another process commits: the name of this process, and its staged objects.
+    """The state of an overlay in a process that does not commit it: the name of the process, and its staged objects.
 
-    The name begins with the name of the ``fork``, if there is one.
+    In a fork, the name begins with the name of the fork.
     """
 
     def __init__(self, seen: int, commits: int, fork: str = "") -> None:
@@ -90,7 +90,7 @@ class Worker:
         self.seen = seen
         self.commits = commits
         self.own = 0  # the number of changes that came with the copy and are not in the overlay
-        self.begun = seen  # the number of the last change before the first change in this process
+        self.begun = seen  # the number of the last change that this process received
         self.staged: list[tuple[int, str]] = []  # the number of the edit before, and the URL of the staged object
         self.numbers = itertools.count(1)  # numbers of writes
 
@@ -104,7 +104,7 @@ class Base(NamedTuple):
     url: str = ""  # the URL of that document
 
 
-_FORK: Final = re.compile(r"~([0-9a-f]{32})\Z")  # at the end of the name of a fork
+_FORK: Final = re.compile(r"~([0-9a-f]{32})\Z")  # the name of a fork, at the end of the id of its overlay
 
 
 def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
@@ -117,9 +117,9 @@ def _warn_of_lost_writes(source: str, uncommitted: list[int], pid: int) -> None:
         )
 
 
-REMEMBERED: Final = 1 << 16  # versions of objects that commits of an overlay put
+MAX_VERSIONS: Final = 1 << 16  # an overlay remembers the versions of so many objects that its commits put
 
-OFTEN: Final = 3  # so many commits that rewrite one shard are a costly pattern
+COSTLY_REWRITES: Final = 3  # so many commits that rewrite one shard are a costly pattern
 
 
 class CostlyWrites:
@@ -132,7 +132,7 @@ class CostlyWrites:
     def put(self, shard: str, array: str, chunks: int, *, read: bool) -> None:
         """Count a write of ``chunks`` chunks to a shard, and whether it was ``read`` first."""
         times = self._rewritten[shard] = self._rewritten.get(shard, 0) + 1
-        if times >= OFTEN:
+        if times >= COSTLY_REWRITES:
             remedy = "write all its chunks within one `with fs.transaction:`"
             text = f"shard {shard!r} was written {times} times, once for each commit: {remedy}"
             self._texts.setdefault((array, "often"), text)
@@ -155,8 +155,8 @@ class Transaction:
     def __init__(self, identity: str, source: str, *, is_durable: bool = True) -> None:
         self.id = identity
         is_fork = _FORK.search(identity)
-        self.origin = identity[: is_fork.start()] if is_fork else identity  # the name of the overlay that commits
-        self.fork = is_fork.group(1) if is_fork else ""  # the name of this fork of it
+        self.origin = identity[: is_fork.start()] if is_fork else identity  # the id of the overlay without the fork
+        self.fork = is_fork.group(1) if is_fork else ""  # the name of the fork, if this is one
         self.edits = Edits()
         self.worker: Worker | None = None  # None in the process that commits
         self.is_shared = False  # whether another process may have a copy
@@ -176,7 +176,7 @@ class Transaction:
         self._copy: OverlayCopy | None = None  # the latest copy for other processes
         self._edited_base: Base | None = None  # the base of the edits, if the source was opened again since
         self._settled = 0  # number of the last edit that was committed or dropped
-        self.written: LRU[str, Version] = LRU(REMEMBERED)  # the last versions that commits of these edits put, by URL
+        self.written: LRU[str, Version] = LRU(MAX_VERSIONS)  # the last versions that commits of these edits put, by URL
         self._versions: dict[str, Version] = {}  # the versions that the edits are based on, by URL
         self._objects: dict[str, None] = {}  # URLs of the objects that were put for the edits
         self._sources: weakref.WeakSet[OpenSource] = weakref.WeakSet()
@@ -194,7 +194,7 @@ class Transaction:
             self.edits.put(key, edit)
             self._uncommitted[0] += self.worker is None
             if self.mirror is not None:
-                _follow(self.mirror, key, edit)
+                _apply_to(self.mirror, key, edit)
 
     def remove_below(self, prefix: str) -> None:
         """Remove all keys at and below ``prefix``."""
@@ -202,7 +202,7 @@ class Transaction:
             self.edits.remove_below(prefix)
             self._uncommitted[0] += self.worker is None
             for key in [key for key in self.mirror or () if is_within(key, prefix)]:
-                _follow(self.mirror, key, REMOVED)
+                _apply_to(self.mirror, key, REMOVED)
 
     def remember_object(self, url: str) -> None:
         """Remember an object that was put for an edit."""
@@ -210,7 +210,7 @@ class Transaction:
             self._objects[url] = None
 
     def keep_objects(self) -> None:
-        """Never remove the objects that exist now: other sets may refer to them."""
+        """Forget all objects that were put for edits, so that none is ever removed: other sets may refer to them."""
         with self._guard:
             self._objects.clear()
 
@@ -222,7 +222,8 @@ class Transaction:
     def share(self, base: Base, opening: int, adopt: Callable[[Base, Edits], None]) -> None:
         """Make ``base`` the base of all sources, unless they have one; call ``adopt`` with their base and the edits.
 
-        If ``openings`` is no longer ``opening``, the source has to be opened again: then do nothing.
+        ``opening`` is the value of `openings` before ``base`` was opened. If it has changed since, do nothing: the
+        source has to be opened again.
         """
         with self._guard:
             if opening == self.openings:
@@ -238,7 +239,8 @@ class Transaction:
     def reopen(self, but: Collection[str] = (), below: str | None = None) -> None:
         """Make all sources open again, and keep the edits; with ``below``, only objects below that URL have changed.
 
-        A commit still compares the objects that it replaces with the versions read before, except at the URLs ``but``.
+        A commit still compares the objects that it replaces with the versions read before, except those at the URLs in
+        ``but``.
         """
         with self._changing(below):
             self._keep_versions(self.edits, but)
@@ -279,10 +281,10 @@ class Transaction:
         if not len(edits):
             self._versions.clear()
             return
-        kept = {self._object_of(key) for key in edits.changes()}
-        is_known = None not in kept
+        edited = {self._object_of(key) for key in edits.changes()}
+        may_be_any = None in edited  # the object of a key is not known
         self._versions = {
-            url: version for url, version in self._versions.items() if url not in but and (url in kept or not is_known)
+            url: version for url, version in self._versions.items() if url not in but and (url in edited or may_be_any)
         }
 
     @contextlib.contextmanager
@@ -295,7 +297,7 @@ class Transaction:
             source.forget(below)
 
     def copy(self) -> OverlayCopy:
-        """Return a copy for another process, which can write to it."""
+        """Return a copy of the overlay for another process, which may write to the copy."""
         self.is_shared = True
         known, worker = self._copy, self.worker
         now = (self.edits.number, self.commits, 0)
@@ -310,7 +312,7 @@ class Transaction:
         return msgspec.structs.replace(self.copy(), id=f"{self.id}~{uuid.uuid4().hex}")
 
     def receive(self, given: OverlayCopy) -> None:
-        """Use the edits in a copy from another process, unless it is older than the last one; keep edits made here."""
+        """Use the edits in a copy from another process, unless a newer copy came before; keep edits of this process."""
         worker = self.worker
         if worker is not None and (given.commits, given.number, given.own) <= (
             worker.commits,
@@ -343,8 +345,7 @@ class Transaction:
     def begin(self) -> Edits:
         """Return a savepoint, and count one change.
 
-        So copies for other processes made from now on are newer than the savepoint, and their edits differ from
-        earlier ones.
+        So later copies for other processes have a higher number than the savepoint: their edits can be told apart.
         """
         with self._guard:
             self.edits.number += 1
@@ -360,9 +361,9 @@ class Transaction:
         Edits that were committed or dropped since the savepoint do not come back.
         """
         with self._changing():
-            kept = edits.since(self._settled)
-            self._keep_versions(kept)
-            left = self._replace(kept)
+            restored = edits.since(self._settled)
+            self._keep_versions(restored)
+            left = self._replace(restored)
             if self.worker is not None:
                 left += [url for before, url in self.worker.staged if before >= edits.number]
                 self.worker.staged = [known for known in self.worker.staged if known[0] < edits.number]
@@ -378,7 +379,7 @@ class Transaction:
         return left
 
     def settle(self, committed: Edits, stored: Edits) -> list[str]:
-        """Drop the edits of the savepoint ``committed``, which the source holds now as ``stored``.
+        """Drop the edits in ``committed``, a savepoint that was committed; ``stored`` has these edits as they were put.
 
         Return the URLs of objects that are not needed any more.
         """
@@ -410,7 +411,7 @@ class Transaction:
         return left
 
 
-def _follow(mirror: Any, key: str, edit: Edit) -> None:
+def _apply_to(mirror: Any, key: str, edit: Edit) -> None:
     """Set or remove ``key`` in ``mirror``, fsspec's mapping of references."""
     match edit:
         case Inline(data):
@@ -423,7 +424,7 @@ def _follow(mirror: Any, key: str, edit: Edit) -> None:
             del mirror[key]
 
 
-# A copy of a filesystem shares its overlay; so does a filesystem with the same ``overlay=``.
+# A copy of a filesystem has the same overlay, and so has a filesystem that is made with the same ``overlay=``.
 #
 # For another event loop, zarr makes a new filesystem from the same arguments, which contain the id of the overlay.
 
@@ -439,7 +440,7 @@ _registry = fork_safe(threading.Lock())
 
 
 def transaction_of(identity: str | OverlayCopy | None, source: str, *, is_durable: bool = True) -> Transaction:
-    """Return the transaction with the id, or of the copy, ``identity``; a new one if this process does not have it.
+    """Return the transaction of an overlay, given its id or a copy; make it if this process does not have it.
 
     ``is_durable`` says whether the edits can be committed.
     """

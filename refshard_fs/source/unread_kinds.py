@@ -62,7 +62,7 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("a RAR archive", 0, b"Rar!\x1a\x07", _DECOMPRESS),
     ("a file compressed by lz4", 0, b"\x04\x22\x4d\x18", _DECOMPRESS),
     ("a file compressed by compress (.Z)", 0, b"\x1f\x9d", _DECOMPRESS),
-    ("a pointer of Git LFS, not the file itself", 0, b"version https://git-lfs.github.com/spec/", "git lfs pull"),
+    ("a pointer of Git LFS, not the file itself", 0, b"version https://git-lfs.github.com/spec/", "fetch it (git lfs pull)"),
 )
 # Text in an XML document, the kind, and a remedy.
 _XML: Final = (
@@ -75,8 +75,8 @@ _FEATURES: Final = re.compile(rb'\s*\{\s*"type"\s*:\s*"FeatureCollection"')
 _COMPRESSORS: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-def unsupported_kind(head: bytes) -> tuple[str, str] | None:
-    """Return the kind of an unsupported file by its first bytes, and a remedy; None for other files."""
+def recognise_unsupported(head: bytes) -> tuple[str, str] | None:
+    """Return the kind of an unsupported file by its first bytes, and a remedy; None if no such kind fits."""
     if head.lstrip()[:1] == b"<":
         return next(((kind, remedy) for tag, kind, remedy in _XML if tag in head), None)
     if _FEATURES.match(head):

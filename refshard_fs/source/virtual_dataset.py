@@ -1,6 +1,7 @@
-"""A virtual dataset of VirtualiZarr, an `xarray.Dataset` or `DataTree` of `ManifestArray`s, as a set of references.
+"""Convert a virtual dataset of VirtualiZarr (an `xarray.Dataset` or `DataTree`) to a set of references.
 
-Loaded variables are encoded by xarray, and become data in the set. Columns of manifests are used unchanged.
+A variable whose array is a `ManifestArray` becomes references. The values of other variables are encoded by xarray,
+and stored inline.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def is_virtual_dataset(value: Any) -> bool:
     return kind.__module__.startswith("xarray.") and kind.__name__ in ("Dataset", "DataTree")
 
 
-def references_of(dataset: Any) -> ReferenceSet:
-    """Return the references of a virtual dataset, and the data of its loaded variables, with metadata of version 3."""
+def convert_to_references(dataset: Any) -> ReferenceSet:
+    """Convert a virtual dataset to references, and the values of its loaded variables to inline data, as zarr v3."""
     urls: dict[str, int] = {}
     tables: dict[str, ChunkTable] = {}
     members: dict[str, bytes] = {}
     for path, node in _iterate_nodes(dataset):
-        members[join(path, "zarr.json")] = zarrmeta.dumps(convert_group(_attributes(node)))
+        members[join(path, "zarr.json")] = zarrmeta.dumps(convert_group(_make_attributes(node)))
         for name, variable in node.variables.items():
             where = join(path, str(name))
             manifest = getattr(variable.data, "manifest", None)
@@ -42,20 +43,20 @@ def references_of(dataset: Any) -> ReferenceSet:
             if manifest is None:
                 document, inline = _encode_loaded(variable, str(name), where)
             else:
-                document = _document(variable)
+                document = _make_document(variable)
             meta = zarrmeta.array_meta(document, repr(where))
             if meta is None or meta.grid is None:
                 raise ManifestError(f"{where!r}: expected chunks on a regular grid")
             members[join(where, "zarr.json")] = zarrmeta.dumps(document)
             for coordinates, data in inline.items():
                 members[join(where, meta.grid.encoding.encode(coordinates))] = data
-            parts = [] if manifest is None else [_part(manifest, inline, urls)]
+            parts = [] if manifest is None else [_make_part(manifest, inline, urls)]
             tables[where] = ChunkTable.from_parts(meta.grid, parts)
     return ReferenceSet(Texts.of(urls), tables, members, where="the virtual dataset")
 
 
 def _iterate_nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the groups of a dataset or a tree, by path."""
+    """Yield the path and the dataset of each group of a dataset or a tree."""
     if type(dataset).__name__ == "Dataset":
         yield "", dataset
     else:
@@ -63,8 +64,8 @@ def _iterate_nodes(dataset: Any) -> Iterator[tuple[str, Any]]:
             yield node.path.strip("/"), node.to_dataset(inherit=False)
 
 
-def _attributes(dataset: Any) -> dict[str, Any]:
-    """Return the attributes of a group, with the names of its auxiliary coordinates."""
+def _make_attributes(dataset: Any) -> dict[str, Any]:
+    """Return the attributes of a group; ``coordinates`` has the names of its auxiliary coordinates."""
     names = [str(name) for name in dataset.coords if name not in dataset.dims]
     attributes = {name: _make_plain(value) for name, value in dataset.attrs.items()}
     return {**attributes, **({"coordinates": " ".join(names)} if names else {})}
@@ -92,20 +93,20 @@ def _encode_loaded(variable: Any, name: str, path: str) -> tuple[dict[str, Any],
         "compressor": None,
     }
     attributes = {attribute: _make_plain(value) for attribute, value in encoded.attrs.items()}
-    made = convert_array(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
+    converted = convert_array(document, {**attributes, "_ARRAY_DIMENSIONS": list(encoded.dims)}, join(path, ".zarray"))
     if not values.size:
-        return made, {}
+        return converted, {}
     data = VLenUTF8().encode(values.astype(object)) if is_text else values.tobytes()
-    return made, {(0,) * values.ndim: bytes(data)}
+    return converted, {(0,) * values.ndim: bytes(data)}
 
 
-def _document(variable: Any) -> dict[str, Any]:
-    """Return the metadata of a virtual variable, with the attributes and dimensions of the variable."""
+def _make_document(variable: Any) -> dict[str, Any]:
+    """Return the metadata of a virtual variable. Its attributes and dimensions are the variable's, not the array's."""
     from zarr.core.buffer import default_buffer_prototype
 
     data = variable.data.metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes()
-    kept = {name: variable.encoding[name] for name in _ENCODING if name in variable.encoding}
-    attributes = {name: _make_plain(value) for name, value in {**variable.attrs, **kept}.items()}
+    encoding = {name: variable.encoding[name] for name in _ENCODING if name in variable.encoding}
+    attributes = {name: _make_plain(value) for name, value in {**variable.attrs, **encoding}.items()}
     return {**zarrmeta.loads(data), "attributes": attributes, "dimension_names": list(variable.dims)}
 
 
@@ -114,20 +115,20 @@ def _make_plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
-def _part(manifest: Any, inline: Mapping[Any, bytes], urls: dict[str, int]) -> Part:
+def _make_part(manifest: Any, inline: Mapping[Any, bytes], urls: dict[str, int]) -> Part:
     """Return the ranges of a manifest, and add their URLs to ``urls``."""
     paths, columns = manifest._paths, (manifest._offsets, manifest._lengths)
-    there = np.asarray(paths != "")
+    is_range = np.asarray(paths != "")
     for coordinates in inline:
-        there[coordinates] = False
+        is_range[coordinates] = False
     codes: dict[str, int] = {}
-    places = np.array([codes.setdefault(path, len(codes)) for path in paths[there].tolist()], np.int64)
+    code_of_chunk = np.array([codes.setdefault(path, len(codes)) for path in paths[is_range].tolist()], np.int64)
     targets = np.array([urls.setdefault(_unquote_url(path), len(urls)) for path in codes], np.uint32)
-    offsets, lengths = (column[there].astype(np.uint64) for column in columns)
-    numbers = np.flatnonzero(there.reshape(-1)).astype(np.uint64)
-    return Part(numbers, Ranges(targets[places], offsets, lengths))
+    offsets, lengths = (column[is_range].astype(np.uint64) for column in columns)
+    numbers = np.flatnonzero(is_range.reshape(-1)).astype(np.uint64)
+    return Part(numbers, Ranges(targets[code_of_chunk], offsets, lengths))
 
 
 def _unquote_url(url: str) -> str:
-    """Undo the quoting of local paths by VirtualiZarr."""
+    """Undo VirtualiZarr's percent-encoding of local paths; return other URLs unchanged."""
     return unquote(url) if url.startswith("file://") else url

@@ -20,7 +20,7 @@ from refshard_fs.core.model import batches
 from refshard_fs.core.version_3 import convert_array, convert_group
 from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
-from refshard_fs.source.collect import with_packing_type
+from refshard_fs.source.collect import add_packing_type
 from refshard_fs.tools.progress import progress
 from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, contents, survey
 from refshard_fs.tools.views import Shown
@@ -149,7 +149,7 @@ def _plain(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
     said = {key: _shorten(key, document) for key, document in documents.items()}
     dtypes = source.attribute_dtypes
     for key in documents.keys() if dtypes else ():
-        documents[key] = _parse(with_packing_type(texts[key], key, dtypes))
+        documents[key] = _parse(add_packing_type(texts[key], key, dtypes))
     out: dict[str, Document] = {}
     for key, document in documents.items():
         path, name = parent(key)

@@ -18,7 +18,7 @@ from refshard_fs.sinks.kerchunk_json import JsonSink
 from refshard_fs.sinks.parquet_commit import Finish, ParquetCommit
 from refshard_fs.sinks.sink import Destination
 from refshard_fs.source.collect import collect
-from refshard_fs.source.settings import takes_objects
+from refshard_fs.source.settings import is_writable_url
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
 from refshard_fs.writing.hierarchy import HierarchyCommit
@@ -78,7 +78,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     url = writer.fo
     if not isinstance(url, str):
         raise ReadOnlyError("cannot commit: these references are in memory, not at a URL: write them with fs.save(url)")
-    if not takes_objects(url):
+    if not is_writable_url(url):
         raise ReadOnlyError(
             f"cannot commit to {url}, which is on a web server or in an archive: fs.save(url) writes it, with your "
             "writes, as a set of references to another URL"

@@ -20,7 +20,7 @@ from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.security.origins import origin_for
 from refshard_fs.source.in_memory_source import InMemorySource
-from refshard_fs.source.settings import READ_AS, WriteSettings, format_named
+from refshard_fs.source.settings import READ_AS, WriteSettings, format_by_suffix
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
 from refshard_fs.stores.objects import Objects
@@ -69,7 +69,7 @@ class Writer:
         if base.facts is None and base.url == self.fo:  # nothing exists at the URL
             format = self.options.format
             if format is None:
-                return READ_AS[format_named(str(self.fo))]
+                return READ_AS[format_by_suffix(str(self.fo))]
             if format not in _NEW:
                 raise ReadOnlyError(f"unknown format={format!r}: expected one of {', '.join(_NEW)}")
             return _NEW[format]

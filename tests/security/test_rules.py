@@ -22,7 +22,7 @@ from aiohttp import ClientSession, CookieJar, DefaultResolver, TCPConnector
 from yarl import URL
 
 from refshard_fs import RefShardError, RefShardFileSystem, TargetNotAllowed
-from refshard_fs.errors import gives_access, sanitize
+from refshard_fs.errors import contains_credentials, sanitize
 from refshard_fs.security import admission
 from refshard_fs.security.admission import Access, Admission, Network, network_of
 from refshard_fs.targets import connections
@@ -342,7 +342,7 @@ def test_token_is_hidden_however_its_parameter_is_spelled(parameter: str) -> Non
     url = f"https://h.example/x{parameter}{SECRET}"
     assert SECRET not in sanitize(f"no {url}: failed")
     assert sanitize(url).startswith("https://h.example/x")
-    assert gives_access(url.encode())
+    assert contains_credentials(url.encode())
     assert sanitize("https://h.example/x?page=7#part=2") == "https://h.example/x?page=7#part=2"
 
 

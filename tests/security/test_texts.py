@@ -13,7 +13,7 @@ import pytest
 
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, TargetNotAllowed, check
 from refshard_fs.cli import main
-from refshard_fs.errors import LONGEST, gives_access, redact, sanitize, sanitize_cause
+from refshard_fs.errors import LONGEST, contains_credentials, redact, sanitize, sanitize_cause
 from refshard_fs.tools.diff import compare
 from refshard_fs.tools.info import summarise, tree
 from tests.servers.http import RangeServer
@@ -119,7 +119,7 @@ def test_secrets_are_removed(name: str) -> None:
     assert SECRET not in redact(url)
     assert "a=1" in redact(url)
     assert "b=2" in redact(url)
-    assert gives_access(url.encode())
+    assert contains_credentials(url.encode())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_secrets_are_removed(name: str) -> None:
 def test_other_texts_are_shown(name: str) -> None:
     url = f"https://host/x?{name}=5"
     assert redact(url) == url
-    assert not gives_access(url.encode())
+    assert not contains_credentials(url.encode())
 
 
 def test_remedy_of_a_refusal_has_no_secret(http_server: RangeServer) -> None:

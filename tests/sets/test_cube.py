@@ -187,7 +187,7 @@ def test_unreadable_file_follows_on_error(tmp_path: Path) -> None:
 def test_save_logs_copies_in_advance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("refshard_fs.source.collect.INLINED", 10)
+    monkeypatch.setattr("refshard_fs.source.collect.MAX_INLINE", 10)
     for part, days in enumerate((slice(0, 2), slice(2, 5))):
         ds = xr.Dataset({"t": (("time", "x"), values(5, seed=1)[days])}, {"time": DAYS[:5][days], "x": X})
         ds.to_netcdf(tmp_path / f"{part}.nc", engine="h5netcdf", encoding={"t": {"chunksizes": ds["t"].shape}})

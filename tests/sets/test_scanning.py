@@ -17,7 +17,7 @@ import refshard_fs
 from refshard_fs.errors import ManifestError
 from refshard_fs.sets import scanning
 from refshard_fs.sets.sources import read_sets
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 from tests.servers.http import RangeServer
 from tests.support.memory import taking
 from tests.support.set_files import PLACES, WRITERS, days, days_of, plain_file, shown
@@ -138,7 +138,7 @@ def test_references_of_similar_files_take_little_memory(tmp_path: Path) -> None:
     def held(count: int) -> int:
         tracemalloc.start()
         try:
-            sets = read_sets(urls[:count], {}, lambda _: None, unread=Unread(frozenset(["time"]), frozenset()))
+            sets = read_sets(urls[:count], {}, lambda _: None, unread=UnreadArrays(frozenset(["time"]), frozenset()))
             times = [one.values("time") for one in sets]
             assert [float(own[0]) for own in times if own is not None] == list(range(1000, 1000 + count))
             gc.collect()

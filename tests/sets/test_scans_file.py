@@ -17,7 +17,7 @@ from refshard_fs.errors import ManifestError, SourceNotReachable
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.sets.scanning import Scanned, Unchanged
 from refshard_fs.sets.scans_file import open_scans
-from refshard_fs.source.collect import Unread
+from refshard_fs.source.collect import UnreadArrays
 from tests.servers.http import RangeServer
 from tests.support.set_files import days, days_of, plain_file
 
@@ -120,12 +120,12 @@ def test_kept_scans_are_found_in_any_process(tmp_path: Path) -> None:
     names = [f"name {n}" for n in range(50)]
     for function in ("", "module:function 0123"):
         path = str(tmp_path / f"scans{function[:1]}")
-        with open_scans(path, [], {}, Unread(frozenset(names)), function) as (_, resolve):
+        with open_scans(path, [], {}, UnreadArrays(frozenset(names)), function) as (_, resolve):
             resolve("memory://a", Scanned(refs, facts, [{"drop": ["x"]}]))
-        with open_scans(path, ["memory://a"], {}, Unread(frozenset(names[::-1])), function) as (known, resolve):
+        with open_scans(path, ["memory://a"], {}, UnreadArrays(frozenset(names[::-1])), function) as (known, resolve):
             assert known == {"memory://a": facts}
             found = resolve("memory://a", Unchanged())
             assert isinstance(found, Scanned)
             assert found.select == [{"drop": ["x"]}]
-        with open_scans(path, ["memory://a"], {}, Unread(frozenset(names)), "another") as (known, _):
+        with open_scans(path, ["memory://a"], {}, UnreadArrays(frozenset(names)), "another") as (known, _):
             assert known == {}

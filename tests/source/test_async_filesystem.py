@@ -1,4 +1,4 @@
-"""Blocking methods of asynchronous filesystems: those of the class, freed with its last user."""
+"""Asynchronous filesystems have blocking methods, and are freed with their last reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_asynchronous_filesystem_has_synchronous_methods(source: str) -> None:
 
 
 def test_unreferenced_filesystem_is_freed_at_once(source: str) -> None:
-    """dask unpickles one for each task, and garbage may not be collected for a while."""
+    """dask unpickles a filesystem for each task, and the garbage collector may not run for a while."""
     gc.collect()
     gc.disable()
     try:

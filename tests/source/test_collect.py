@@ -1,4 +1,4 @@
-"""Sets of files with chunks that no reference can describe: copies lie beside the set, complete or absent."""
+"""Chunks that no reference can describe are copied beside the set; an interrupted save leaves no partial copy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ VALUES = RNG.integers(0, 99, (160, 64), "u2")
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a file of ten strips, which are more than a set may hold, and are copied two at a time."""
-    monkeypatch.setattr(collect, "INLINED", 4000)
-    monkeypatch.setattr(collect, "COPIED", 2 * 16 * 64 * 2)
+    """Return a file of ten strips. These exceed what a set may hold, so they are copied beside it, two at a time."""
+    monkeypatch.setattr(collect, "MAX_INLINE", 4000)
+    monkeypatch.setattr(collect, "COPY_BATCH", 2 * 16 * 64 * 2)
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, VALUES, compression="lzw", rowsperstrip=16)
     return path
@@ -60,7 +60,7 @@ def test_unreferable_chunks_are_copied_beside_the_set(
 
 
 def test_few_copied_chunks_are_stored_inline(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "INLINED", VALUES.nbytes)
+    monkeypatch.setattr(collect, "MAX_INLINE", VALUES.nbytes)
     assert opened(file).save(str(file.with_name("refs.json"))) is None
     assert sorted(path.name for path in file.parent.iterdir()) == ["a.tif", "refs.json"]
 
@@ -79,7 +79,7 @@ def test_in_memory_set_holds_its_copies(file: Path) -> None:
         fs.rm("/copies", recursive=True)
 
 
-def test_sources_that_join_others_are_refused_with_advice(file: Path) -> None:
+def test_join_of_sources_with_copies_is_refused_with_advice(file: Path) -> None:
     with pytest.raises(
         ManifestError,
         match=r"'0/1.0' is computed from other bytes.*Convert this source alone.*read the source in place",
@@ -88,7 +88,7 @@ def test_sources_that_join_others_are_refused_with_advice(file: Path) -> None:
 
 
 class Breaking(Callback):  # type: ignore[misc, unused-ignore]
-    """Stops what it is told of after some chunks."""
+    """Interrupt the save after ``after`` chunks."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ from refshard_fs import RefShardFileSystem  # noqa: E402
 from refshard_fs.formats.tiff.images import TileChunks
 from refshard_fs.source import collect
 from tests.servers.http import RangeServer
-collect.INLINED = 4000
+collect.MAX_INLINE = 4000
 class Kill(Callback):
     def relative_update(self, inc=1):
         os._exit(7)
@@ -153,9 +153,9 @@ def test_killed_save_keeps_the_old_set(file: Path) -> None:
     np.testing.assert_array_equal(array(refs, "0")[...], VALUES)
 
 
-def test_copies_take_memory_of_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "INLINED", 1 << 20)
-    monkeypatch.setattr(collect, "COPIED", 1 << 20)
+def test_copies_take_memory_of_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MAX_INLINE", 1 << 20)
+    monkeypatch.setattr(collect, "COPY_BATCH", 1 << 20)
     values = np.tile(np.arange(1024, dtype="u2"), (16384, 1))
     tifffile.imwrite(tmp_path / "a.tif", values, compression="lzw", rowsperstrip=128)
     with taking(8 << 20):
@@ -164,20 +164,20 @@ def test_copies_take_memory_of_one_piece(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_progress_counts_copied_and_written_bytes(file: Path) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
-    class Telling(Callback):  # type: ignore[misc, unused-ignore]
+    class Recording(Callback):  # type: ignore[misc, unused-ignore]
         def call(self, *args: Any, **kwargs: Any) -> None:
-            told.append((self.value, self.size))
+            calls.append((self.value, self.size))
 
-    opened(file).save(str(file.with_name("refs.json")), callback=Telling())
-    assert (10, 10) in told
-    assert (5, 10) in told
-    assert told[-1] == (10, 10)
+    opened(file).save(str(file.with_name("refs.json")), callback=Recording())
+    assert (10, 10) in calls
+    assert (5, 10) in calls
+    assert calls[-1] == (10, 10)
 
 
 def test_unlistable_stores_are_joined(http_server: RangeServer, tmp_path: Path) -> None:
-    """The directories of joined arrays were listed, too, down to the last chunk."""
+    """A join must not list the directories of the joined arrays."""
     xr = pytest.importorskip("xarray")
     urls = []
     for day in range(2):
@@ -193,7 +193,7 @@ def test_unlistable_stores_are_joined(http_server: RangeServer, tmp_path: Path) 
 
 
 def test_join_looks_up_one_tile_of_unread_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scene has hundreds of tiles, and a document only names the scene."""
+    """A scene has hundreds of tiles, and the document of a cube only names the scene."""
     looked_up: list[int] = []
 
     def locate(chunks: Any, number: int) -> Any:
@@ -214,7 +214,7 @@ def test_join_looks_up_one_tile_of_unread_arrays(tmp_path: Path, monkeypatch: py
 
 
 def test_join_compares_tiles_of_files_with_same_ifds(tmp_path: Path) -> None:
-    """Along the rows of the second image, the first one must be the same in all files."""
+    """If files are joined along the rows of their second image, their first image must be the same in all files."""
     for number, first in enumerate((0, 0, 1)):
         with tifffile.TiffWriter(tmp_path / f"{number}.tif") as writer:
             writer.write(VALUES + first, tile=(16, 16), compression="zlib", metadata=None)

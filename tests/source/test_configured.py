@@ -18,7 +18,7 @@ from refshard_fs.source.options import parse_configuration
 
 @pytest.fixture
 def conf() -> Iterator[dict[str, Any]]:
-    """What fsspec is parse_configuration with for us: fill it."""
+    """Return the part of fsspec's configuration for refshard, which the test fills."""
     with pytest.MonkeyPatch.context() as patch:
         ours: dict[str, Any] = {}
         patch.setitem(fsspec.config.conf, "refshard", ours)
@@ -74,18 +74,18 @@ def test_environment_and_files_configure_a_process(how: str, source: str, tmp_pa
     folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FSSPEC")}
     environment["FSSPEC_CONFIG_DIR"] = str(folder)
-    said = {"fo": source, "max_gap": 7, "verify": False}
+    settings = {"fo": source, "max_gap": 7, "verify": False}
     match how:
         case "variables":
-            environment |= {f"FSSPEC_REFSHARD_{name.upper()}": str(value).lower() for name, value in said.items()}
+            environment |= {f"FSSPEC_REFSHARD_{name.upper()}": str(value).lower() for name, value in settings.items()}
             environment["FSSPEC_REFSHARD_FO"] = source
         case "one variable":
-            environment["FSSPEC_REFSHARD"] = json.dumps(said)
+            environment["FSSPEC_REFSHARD"] = json.dumps(settings)
         case "json":
-            (folder / "x.json").write_text(json.dumps({"refshard": said}))
+            (folder / "x.json").write_text(json.dumps({"refshard": settings}))
         case "ini":
             (folder / "x.ini").write_text(f"[refshard]\nfo = {source}\nmax_gap = 7\nverify = false\n")
-    # The protocol is made known by hand where the package is not installed.
+    # Without an installed package, the protocol has no entry point, and has to be registered.
     known = 'import fsspec; fsspec.register_implementation("refshard", "refshard_fs.fs.RefShardFileSystem")\n'
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-W", "error", "-c", known + _PROGRAM]

@@ -1,4 +1,4 @@
-"""Files that are opened, listed and copied through fsspec's functions."""
+"""fsspec's functions open, list and copy keys as files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_open_reads_text_and_a_local_copy_is_made(source: str) -> None:
 
 @pytest.fixture(params=["local", "memory", "http"])
 def replaceable(request: pytest.FixtureRequest, tmp_path: Path, http_server: Any) -> Any:
-    """Return the URL of an object of eight bytes, and what replaces its bytes by others."""
+    """Return the URL of an object of eight bytes, and a function that replaces it, with a modification time."""
     match request.param:
         case "local":
             path = tmp_path / "data.bin"
@@ -89,8 +89,8 @@ def test_modified_is_the_time_of_the_target(replaceable: Any) -> None:
     replace(b"01234567", 1_000_000_000)
     fs = RefShardFileSystem({"a/0": [url, 0, 4], "a/1": "inline"}, skip_instance_cache=True)
     own, path = fsspec.core.url_to_fs(url)
-    told = own.modified(path) if own.protocol == "memory" else datetime.fromtimestamp(1_000_000_000, UTC)
-    assert fs.modified("a/0") == told.replace(tzinfo=UTC)
+    expected = own.modified(path) if own.protocol == "memory" else datetime.fromtimestamp(1_000_000_000, UTC)
+    assert fs.modified("a/0") == expected.replace(tzinfo=UTC)
     for key in ("a", "a/1"):
         with pytest.raises(NotImplementedError, match="no modification time|has a modification time"):
             fs.modified(key)
@@ -98,7 +98,7 @@ def test_modified_is_the_time_of_the_target(replaceable: Any) -> None:
         fs.created("a/0")
 
 
-def test_modified_of_inline_data_is_the_manifests(source: str) -> None:
+def test_inline_data_has_the_modification_time_of_its_manifest(source: str) -> None:
     own, path = fsspec.core.url_to_fs(source)
     assert abs(RefShardFileSystem(source).modified(".zgroup") - own.modified(path)) < timedelta(milliseconds=1)
 

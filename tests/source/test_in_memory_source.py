@@ -1,4 +1,4 @@
-"""Sources held in memory: one object a process, compact pickles, JSON forms by name."""
+"""A source in memory exists once in a process, has a compact pickle, and a JSON value with its digest."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_source_in_this_process_is_not_unpacked(monkeypatch: pytest.MonkeyPatch)
     assert RefShardFileSystem(*fs.storage_args, **options).fo is fs.fo
 
 
-@pytest.mark.parametrize(("source", "packs"), [(references(), "shrink"), (b'{"a": "text"}', "shrink_bytes")])
-def test_pickled_source_is_packed_once(source: Any, packs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("source", "packer"), [(references(), "shrink"), (b'{"a": "text"}', "shrink_bytes")])
+def test_pickled_source_is_packed_once(source: Any, packer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(source)
     data = pickle.dumps(fs)
-    monkeypatch.delattr(in_memory_source.pickled, packs)
+    monkeypatch.delattr(in_memory_source.pickled, packer)
     assert pickle.dumps(fs) == data
     assert pickle.dumps(RefShardFileSystem(source)) == data
 
@@ -103,16 +103,16 @@ try:
 except ValueError as e:
     print(e)
 """
-    said = []
+    printed = []
     for refs in ({"data": "text"}, large):
         fs = RefShardFileSystem(refs)
         (tmp_path / "fs.json").write_text(fs.to_json())
         assert fsspec.AbstractFileSystem.from_json(fs.to_json()).fo is fs.fo
         command = [sys.executable, "-c", code, tmp_path / "fs.json"]
-        said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert said[0] == "b'text'\n"
-    assert "pickle.dumps(fs)" in said[1]
-    assert "fs.save('refs.parquet')" in said[1]
+        printed.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert printed[0] == "b'text'\n"
+    assert "pickle.dumps(fs)" in printed[1]
+    assert "fs.save('refs.parquet')" in printed[1]
 
 
 def test_repr_builds_no_index_of_keys() -> None:
@@ -123,11 +123,11 @@ def test_repr_builds_no_index_of_keys() -> None:
 
 
 def test_references_that_nest_too_deep_are_refused() -> None:
-    """As json.loads makes them of an upload, where Python's own limit is higher."""
+    """json.loads makes such values of an upload if Python's recursion limit is high."""
     deep: dict[str, Any] = {}
     for _ in range(200_000):
         deep = {"x": deep}
     with pytest.raises(ManifestError, match="nested too deeply"):
         RefShardFileSystem({"k": deep})
-    while deep:  # or else Python would end it recursively
+    while deep:  # otherwise Python would free the value recursively, and crash
         deep = deep["x"]

@@ -15,7 +15,7 @@ from refshard_fs import RefShardFileSystem
 
 @pytest.fixture
 def conf() -> Iterator[dict[str, Any]]:
-    """What fsspec is configured with for us: fill it."""
+    """Return the part of fsspec's configuration for refshard, which the test fills."""
     with pytest.MonkeyPatch.context() as patch:
         ours: dict[str, Any] = {}
         patch.setitem(fsspec.config.conf, "refshard", ours)

@@ -28,7 +28,7 @@ def test_old_pickle_with_writes_is_loaded() -> None:
 
 
 def test_old_names_in_pickles_resolve() -> None:
-    """Classes in pickles of mappers, and of sources in memory, by the names that they had."""
+    """Pickles of mappers and of sources in memory name modules that have been renamed since."""
     fs = RefShardFileSystem({"a/0": "x"})
     for now, before in ((b"source.files", b"session.files"), (b"source.in_memory_source", b"session.in_memory_source")):
         data = pickle.dumps(fs.get_mapper("a"), protocol=0)

@@ -1,4 +1,4 @@
-"""The options of a filesystem: one struct of groups, which the constructor's keywords become."""
+"""The keywords of the constructor become options, in groups, and the page of options lists them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from refshard_fs import RefShardFileSystem
 from refshard_fs.source.options import Options, keywords
 from refshard_fs.source.settings import Settings
 
-TOLD = {option.name: option for options in Options.table().values() for option in options}
+TABLE = {option.name: option for options in Options.table().values() for option in options}
 
 
 def test_every_keyword_is_an_option_with_its_default() -> None:
-    assert TOLD.keys() == keywords().keys()
+    assert TABLE.keys() == keywords().keys()
     defaults = {name: "" if p.default is p.empty else repr(p.default) for name, p in keywords().items()}
-    assert {name: option.default for name, option in TOLD.items()} == defaults
+    assert {name: option.default for name, option in TABLE.items()} == defaults
 
 
 def test_every_option_has_a_type_and_one_sentence() -> None:
-    for option in TOLD.values():
+    for option in TABLE.values():
         assert option.kind
         assert option.effect.endswith(".")
         assert ". " not in option.effect
@@ -31,7 +31,7 @@ def test_every_option_has_a_type_and_one_sentence() -> None:
 
 
 def test_constructor_has_the_signature_of_parse() -> None:
-    own, parsed = (inspect.signature(made).parameters for made in (RefShardFileSystem.__init__, Options.parse))
+    own, parsed = (inspect.signature(function).parameters for function in (RefShardFileSystem.__init__, Options.parse))
     assert list(own.items())[1:] == list(parsed.items())
 
 

@@ -60,7 +60,7 @@ def test_format_option_chooses_an_unrecognisable_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "requests"), [("/refs.json", 1), ("/store/", 4)])
-def test_silent_server_is_asked_once(name: str, requests: int) -> None:
+def test_silent_server_gets_one_round_of_requests(name: str, requests: int) -> None:
     """Each further round of requests would wait for the timeout again."""
     with socket.create_server(("127.0.0.1", 0), backlog=32) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}{name}"
@@ -76,15 +76,15 @@ def test_silent_server_is_asked_once(name: str, requests: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "requests"), [("/refs.json", 1), ("/store.zarr", 4)])
-def test_server_that_requires_a_login_is_asked_once(http_server: RangeServer, name: str, requests: int) -> None:
+def test_server_with_a_login_gets_one_round_of_requests(http_server: RangeServer, name: str, requests: int) -> None:
     http_server.fault(401)
     with pytest.raises(SourceNotReachable, match="401.*Credentials go into"):
         opened(http_server.url + name).find("")
     assert len(http_server.requests()) == requests
 
 
-def test_part_that_requires_a_login_is_named(http_server: RangeServer) -> None:
-    """The document of the cube itself is readable."""
+def test_error_names_the_piece_that_requires_a_login(http_server: RangeServer) -> None:
+    """The document of the cube is readable, but one of its pieces is not."""
     part = http_server.put("/part.nc", b"x")
     http_server.fault(401, "/part.nc")
     document = {"refshard": "concat", "dim": "t", "axes": {"v": 0}, "sets": [[part, 1]]}

@@ -1,4 +1,4 @@
-"""Options and instances for targets, from the filesystem's arguments to the requests that servers get."""
+"""Options and filesystem instances in the constructor's arguments take effect in the requests to servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA = VALUES.tobytes()
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_open() -> Iterator[None]:
-    """Warnings of what is collected while open fail the test that left it."""
+    """Collect garbage after each test: a warning about an open resource then fails the test that left it open."""
     yield
     gc.collect()
 
@@ -56,15 +56,15 @@ def s3_url(s3_server: SeaweedServer) -> str:
 
 
 def read_all(fs: RefShardFileSystem) -> None:
-    """Read synchronously, in an event loop, and through zarr."""
-    want = {f"a/{i}": DATA[400 * i : 400 * i + 400] for i in range(6)}
-    assert fs.cat(list(want)) == want
+    """Read all chunks by blocking calls, on an event loop, and through zarr."""
+    expected = {f"a/{i}": DATA[400 * i : 400 * i + 400] for i in range(6)}
+    assert fs.cat(list(expected)) == expected
     again = RefShardFileSystem(*fs.storage_args, **{**fs.storage_options, "asynchronous": True})
 
     async def read() -> list[bytes]:
-        return await asyncio.gather(*(again._cat_file(key) for key in want))
+        return await asyncio.gather(*(again._cat_file(key) for key in expected))
 
-    assert asyncio.run(read()) == list(want.values())
+    assert asyncio.run(read()) == list(expected.values())
     if FsspecStore is None:
         array = zarr.open(fs.get_mapper(""), mode="r")["a"]
     else:
@@ -84,7 +84,7 @@ def test_s3_is_read_on_every_loop(s3_proxy: CountingProxy, s3_url: str, how: str
         "asynchronous instance": {"fs": s3fs.S3FileSystem(**options, asynchronous=True, skip_instance_cache=True)},
     }[how]
     if how == "asynchronous instance" and not fast_s3:
-        pytest.skip("the instance's own session is then its owner's to close")
+        pytest.skip("then the instance reads by its own session, which only its owner may close")
     read_all(RefShardFileSystem(references(s3_url), fast_s3=fast_s3, **given))
     assert all("Credential=ak/" in r.headers["authorization"] for r in s3_proxy.requests())
     assert {"botocore" in r.headers["user-agent"].lower() for r in s3_proxy.requests()} == {not fast_s3}

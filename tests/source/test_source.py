@@ -1,4 +1,4 @@
-"""State that filesystems of one process share: sources, engines of event loops, decoded indexes."""
+"""Filesystems of one process share sources, engines of event loops, and decoded indexes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_invalidation_leaves_other_filesystems(source: str, http_server: RangeSe
     before = gets(http_server, "/other/refs.json")
     fs.invalidate_cache()
     assert opened(other).cat_file("k/2") == b"other"
-    assert gets(http_server, "/other/refs.json") == before + 1  # its first bytes, with which its version comes
+    assert gets(http_server, "/other/refs.json") == before + 1  # a request for its first bytes and its version
 
 
 @pytest.mark.parametrize("mode", ["r", "a"])
@@ -130,7 +130,7 @@ def test_one_array_can_be_invalidated(mode: str, http_server: RangeServer) -> No
         http_server.put(f"/store/{name}/0", b"23")
     fs.invalidate_cache("a")
     assert fs.cat_file("a/0") == b"23"
-    with pytest.raises(Exception, match="invalidate_cache"):  # another version than was read before
+    with pytest.raises(Exception, match="invalidate_cache"):  # the object has another version than before
         fs.cat_file("b/0")
     fs.invalidate_cache()
     assert fs.cat_file("b/0") == b"23"

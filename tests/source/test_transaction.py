@@ -1,4 +1,4 @@
-"""One overlay, several processes: a commit merges the writes of its workers."""
+"""Several processes write to one overlay, and a commit merges their writes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _write(fs: RefShardFileSystem, number: int) -> None:
     os._exit(0 if fs.cat_file(f"a/c/{number}") == bytes([number]) * 64 else 1)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_children_write_for_their_parent(fs: RefShardFileSystem) -> None:
     fs.exists("a/c/0")  # the source is open
@@ -209,7 +209,7 @@ def test_fork_is_isolated_from_origin_and_other_forks(fs: RefShardFileSystem) ->
     assert fork.exists("a/zarr.json")
     assert (fs.exists("a/c/0"), other.exists("a/c/0"), fork.exists("a/c/1")) == (False, False, False)
     copy = type(fork)(*fork.storage_args, **{**fork.storage_options, "asynchronous": True})
-    assert copy.overlay == fork.overlay, "as zarr makes one"
+    assert copy.overlay == fork.overlay, "zarr makes such a copy for its own event loop"
     assert pickle.loads(pickle.dumps(fork)).exists("a/c/0")
     fs.merge()
     assert not fs.exists("a/c/0")
@@ -285,7 +285,7 @@ def test_xarray_writes_by_dask_workers(tmp_path: Path, format: str, forked: bool
 def test_pickled_fork_keeps_its_writes(tmp_path: Path) -> None:
     fs = writable(tmp_path / "refs.json", "json")
     fork = fs.fork()
-    for number in range(2):  # each time more, and no copy loses what it wrote itself
+    for number in range(2):  # each copy must have all earlier writes of the fork
         fork.pipe_file(f"a/{number}", b"%d" % number)
         again = pickle.loads(pickle.dumps(fork))
         script = "import pickle, sys; fs = pickle.load(sys.stdin.buffer); print(sorted(fs.cat('a', recursive=True)))"

@@ -1,4 +1,4 @@
-"""Virtual datasets of VirtualiZarr as sources: as its parsers make them, joined, with loaded variables, in trees."""
+"""Virtual datasets of VirtualiZarr are sources: single, joined, with loaded variables, and in trees."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from refshard_fs.core.format import MANIFEST_BYTES, OpenOptions, Probe, check_si
 from refshard_fs.core.keys import ChunkGrid, join
 from refshard_fs.core.keyspace import KeySpace, tails
 from refshard_fs.core.model import Load, Steps
-from refshard_fs.errors import ManifestError, TargetNotAllowed, gives_access, redact
+from refshard_fs.errors import ManifestError, TargetNotAllowed, contains_credentials, redact
 from refshard_fs.formats.kerchunk_json.blocks import Reader
 from refshard_fs.formats.templates.templates import Templates, expand_gen
 from refshard_fs.references import binary as compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext as configured
 
-from refshard_fs.errors import LONGEST, ManifestError, ReferenceNotReachable, gives_access, printable, redact, sanitize
+from refshard_fs.errors import LONGEST, ManifestError, ReferenceNotReachable, contains_credentials, printable, redact, sanitize
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 
@@ -32,6 +32,6 @@ def one_input(data: bytes) -> None:
     if redact(text) == text:
         assert "?token=HUSH" not in text
     else:
-        assert gives_access(text.encode()) or len(text) > LONGEST or ":" in text
+        assert contains_credentials(text.encode()) or len(text) > LONGEST or ":" in text
     assert str(ManifestError(text)) == shown
     assert text[:20] == "" or str(ReferenceNotReachable("k", text, text))
