@@ -127,7 +127,7 @@ def _save(
     from refshard_fs.source.settings import format_by_suffix  # not imported for --help
 
     is_lazy = isinstance(made, refshard_fs.LazySet)
-    is_document = is_lazy and not format and format_by_suffix(destination) != "icechunk"  # a document needs no overwrite
+    is_document = is_lazy and not format and format_by_suffix(destination) != "icechunk"  # it needs no overwrite
     remark = made.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
     print_written(arguments, destination, [count_text(len(made), "part" if is_lazy else "key")])
     if remark:

@@ -52,7 +52,9 @@ class ScansFile:
     text that identifies the code of ``preprocess``.
     """
 
-    def __init__(self, path: str, options: Mapping[str, Any], unread: UnreadArrays | None = None, function: str = "") -> None:
+    def __init__(
+        self, path: str, options: Mapping[str, Any], unread: UnreadArrays | None = None, function: str = ""
+    ) -> None:
         if protocol_of(path) not in (None, *LOCAL):
             raise ValueError(f"resume={path!r}: expected a path on this machine")
         self._path = path = os.path.expanduser(path)

@@ -82,7 +82,9 @@ class UnreadArrays(NamedTuple):
         return unread
 
 
-def gather(keyspace: KeySpace, prefix: str = "", unread: UnreadArrays | None = None) -> Steps[tuple[ReferenceSet, Checks]]:
+def gather(
+    keyspace: KeySpace, prefix: str = "", unread: UnreadArrays | None = None
+) -> Steps[tuple[ReferenceSet, Checks]]:
     """Return references to all keys of ``keyspace`` below ``prefix``.
 
     Computed chunks are read and stored inline. Raises ManifestError, which names the key, if these have more than
@@ -101,8 +103,8 @@ def gather(keyspace: KeySpace, prefix: str = "", unread: UnreadArrays | None = N
     if (key := collection.first_beyond_limit()) is not None:
         raise ManifestError(
             f"{key!r} is computed from other bytes, so it has to be copied, but a set holds at most "
-            f"{MAX_INLINE >> 20} MiB of copies. Convert this source alone, to a directory where an object for the copies "
-            "can be written beside the set; or read the source in place"
+            f"{MAX_INLINE >> 20} MiB of copies. Convert this source alone, to a directory where an object for the "
+            "copies can be written beside the set; or read the source in place"
         )
     for batch in collection.batches():
         read: Sequence[bytes] = yield tuple(Load(packed.entry, Raw()) for packed in batch)

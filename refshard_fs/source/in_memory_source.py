@@ -19,7 +19,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.reading.loading import Heads
 from refshard_fs.references import binary as pickled
 from refshard_fs.references.reference_set import References, ReferenceSet
-from refshard_fs.source.virtual_dataset import is_virtual_dataset, convert_to_references
+from refshard_fs.source.virtual_dataset import convert_to_references, is_virtual_dataset
 
 ICECHUNK: Final = "icechunk::"  # other libraries put this before the URL of a repository
 _MARK = "refshard-held"  # the key of the digest in the JSON value of a source in memory

@@ -21,7 +21,7 @@ from refshard_fs.security.policy import ARCHIVES, protocol_of
 from refshard_fs.source.in_memory_source import ICECHUNK, arguments_of, source_of
 from refshard_fs.source.options import keywords, parse_configuration, spread_storage_options
 from refshard_fs.source.transaction import FSSPEC_ARGUMENTS
-from refshard_fs.targets import is_store, urls_of
+from refshard_fs.targets import is_store, root_url_of
 
 P = ParamSpec("P")
 SESSION: Final = "session"  # the keyword for the name of the opened source, which copies of a filesystem share
@@ -57,7 +57,7 @@ class NormalizingMeta(type(AsyncFileSystem)):  # type: ignore[misc]  # fsspec is
             fo, kwargs["format"] = fo.removeprefix(ICECHUNK), ICECHUNK.removesuffix("::")
         store, path = fo if isinstance(fo, tuple) and len(fo) == 2 else (fo, "")
         if is_store(store):
-            root = urls_of(store)
+            root = root_url_of(store)
             fo = root + (quote(path) if protocol_of(root) in WEB else path)
             if type(store).__name__ != "LocalStore":
                 kwargs["options"] = {root: store, **(kwargs.get("options") or {})}
@@ -156,7 +156,9 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
 _ACCESS: Final = frozenset(["fs", "remote_options", "remote_protocol"])
 
 
-def add_default_arguments(defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def add_default_arguments(
+    defaults: Mapping[str, Any], named: Mapping[str, Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """Add the ``defaults`` of a source in memory to ``kwargs``; the user's arguments, ``named``, take precedence."""
     if not defaults or not _ACCESS.isdisjoint(named) or ("options" in named and "options" not in kwargs):
         return kwargs

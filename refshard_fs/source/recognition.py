@@ -114,7 +114,9 @@ def _look_inside(probe: Probe, options: OpenOptions) -> Steps[Probe]:
     codec, max_bytes = compressor_of(probe.head), options.max_manifest_bytes
     inner = decompress_probe(probe)
     if codec and not inner.head and probe.facts is not None and (probe.facts.size or 0) > len(probe.head):
-        span = Span(probe.url, 0, min(FIRST_BLOCK, max_bytes), exact=False, pin=probe.facts.pin)  # bzip2 has large blocks
+        span = Span(
+            probe.url, 0, min(FIRST_BLOCK, max_bytes), exact=False, pin=probe.facts.pin
+        )  # bzip2 has large blocks
         inner = decompress_probe(msgspec.structs.replace(probe, head=(yield Load(span, Raw()))))
     kind, known = recognise_unsupported(inner.head), all_formats().values()
     how = "" if codec is None else f", compressed as a whole with {codec}"
@@ -215,7 +217,11 @@ def _probe(url: str, options: OpenOptions) -> Steps[Probe]:
             raise e from None
     if facts is not None and not url.endswith("/"):
         return Probe(url, facts, head)
-    if _is_remote(url) and not is_root and (found := (yield from _probe_zarr(url, max_bytes, ROOT_DOCUMENTS))) is not None:
+    if (
+        _is_remote(url)
+        and not is_root
+        and (found := (yield from _probe_zarr(url, max_bytes, ROOT_DOCUMENTS))) is not None
+    ):
         return found
     return (yield from _probe_directory(url, max_bytes))
 

@@ -20,7 +20,7 @@ from refshard_fs.security.policy import LOCAL, longest_prefix, place_of, protoco
 from refshard_fs.source.in_memory_source import InMemorySource
 from refshard_fs.source.options import CachingOptions, Options
 from refshard_fs.source.transaction import Transaction, transaction_of
-from refshard_fs.targets import PoolOptions, Retry, StoreFileSystem, is_store, stores_of, urls_of
+from refshard_fs.targets import PoolOptions, Retry, StoreFileSystem, is_store, root_url_of, stores_of
 
 
 class Settings(msgspec.Struct, frozen=True, eq=False):
@@ -179,7 +179,7 @@ def _replace_stores(fs: Any, options: Mapping[str, Any]) -> tuple[Any, Mapping[s
         own = {prefix: store for prefix, store in registered.items() if type(store).__name__ != "LocalStore"}
         fs, options = None, {**own, **options}
     elif is_store(fs):
-        options = {urls_of(fs): fs, **options}
+        options = {root_url_of(fs): fs, **options}
         fs = {None: fs}
     if fs is not None and isinstance(fs, Mapping):  # the first isinstance(None, Mapping) takes milliseconds
         fs = {protocol: StoreFileSystem.of(item) if is_store(item) else item for protocol, item in fs.items()}

@@ -421,7 +421,7 @@ class Source(Engines):
             protocol = next(filter(None, map(protocol_of, filter(None, base.urls))), None)
             source, pool = self.options.source, self._pool_options
             url = source if isinstance(source, str) else None
-            if protocol is not None and (known := pool.with_unplaced(self.options.fallback, protocol, url)) is not pool:
+            if protocol is not None and (known := pool.with_fallback(self.options.fallback, protocol, url)) is not pool:
                 self._pool_options = known
                 for engine in self._engines.values():
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)

@@ -62,7 +62,12 @@ _KINDS: Final[tuple[tuple[str, int, bytes, str], ...]] = (
     ("a RAR archive", 0, b"Rar!\x1a\x07", _DECOMPRESS),
     ("a file compressed by lz4", 0, b"\x04\x22\x4d\x18", _DECOMPRESS),
     ("a file compressed by compress (.Z)", 0, b"\x1f\x9d", _DECOMPRESS),
-    ("a pointer of Git LFS, not the file itself", 0, b"version https://git-lfs.github.com/spec/", "fetch it (git lfs pull)"),
+    (
+        "a pointer of Git LFS, not the file itself",
+        0,
+        b"version https://git-lfs.github.com/spec/",
+        "fetch it (git lfs pull)",
+    ),
 )
 # Text in an XML document, the kind, and a remedy.
 _XML: Final = (

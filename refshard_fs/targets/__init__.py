@@ -3,7 +3,7 @@
 from refshard_fs.targets.answer import Answer, Target, check, check_size
 from refshard_fs.targets.credentials import InstanceOrOptions, PoolOptions
 from refshard_fs.targets.failures import Retry, TooLarge, Unfit
-from refshard_fs.targets.obspec import ObjectStore, Registry, StoreFileSystem, is_store, stores_of, urls_of
+from refshard_fs.targets.obspec import ObjectStore, Registry, StoreFileSystem, is_store, root_url_of, stores_of
 from refshard_fs.targets.pool import Pool, arguments_of
 from refshard_fs.targets.versioned import IGNORES_RANGES, Versions, parse_time, strong_etag
 
@@ -28,5 +28,5 @@ __all__ = [
     "parse_time",
     "stores_of",
     "strong_etag",
-    "urls_of",
+    "root_url_of",
 ]

@@ -1,4 +1,4 @@
-"""The answers of targets, checked against the requests."""
+"""Define targets and their answers, and check that an answer is what was requested."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import aiohttp
     from fsspec.spec import AbstractFileSystem
 
-MOST_UNSIZED: Final = 8 << 30  # bytes of an object of unknown size, which may be endless
+MOST_UNSIZED: Final = 8 << 30  # the most bytes that are read of an object of unknown size, which may be endless
 UNKNOWN: Final = Facts(None)
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """Bytes of an object, and the ``facts`` about the object in the same answer.
 
-    ``unasked`` counts the other bytes in the answer of a server that ignores ranges and sends whole objects.
+    ``unasked`` counts the bytes outside of the range, which a server sends if it ignores ranges.
     """
 
     data: bytes
@@ -41,25 +41,25 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Target:
-    """Objects of one kind, read in ranges. Bound to one event loop, except for an `ImmediateTarget`.
+    """Objects that are reached in the same way, and read in ranges. Only a missing object raises FileNotFoundError.
 
-    Only a missing object raises FileNotFoundError.
+    A target is bound to one event loop, unless it is an `ImmediateTarget`.
     """
 
     most_retries = 1000  # further tries after temporary failures; few, if a layer below also tries again
     patience = math.inf  # seconds to wait for the answer to a request
     tells_versions = True  # answers have the version of their bytes; otherwise only `current_facts` has it
-    logs_requests = False  # whether it logs its requests itself; otherwise `VersionedObject` does
+    logs_requests = False  # whether the target logs its requests itself; otherwise `VersionedObject` logs them
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
     ) -> Answer:
-        """Return bytes ``[start, stop)``; ``stop=None`` reads to the end, and then a negative start counts from it.
+        """Return bytes ``[start, stop)``; ``stop=None`` reads to the end; then a negative start counts from the end.
 
         The answer may be shorter only where the object ends before ``stop``; `check` verifies this. If the target
         supports conditions, the request has the condition that the object has the strong ``etag``. Reading to the end
-        raises TooLarge for an object of more than ``most`` bytes, soon after so many were received. For an object of
-        unknown size, ``most`` is `MOST_UNSIZED` by default.
+        raises TooLarge for an object of more than ``most`` bytes, soon after ``most`` bytes were received. For an
+        object of unknown size, ``most`` is `MOST_UNSIZED` by default.
         """
         raise NotImplementedError
 
@@ -121,15 +121,15 @@ def check(answer: Answer, start: int, stop: int | None, *, exact: bool) -> None:
         if start >= 0 and answer.size is not None and got != max(answer.size - start, 0):
             raise Unfit(f"expected bytes from {start} to the end at {answer.size}, got {got} bytes")
         return
-    want = stop - start
-    if got == want:
+    expected = stop - start
+    if got == expected:
         return
-    there = None if answer.size is None else max(min(stop, answer.size) - start, 0)
-    if got == there and not exact:
+    available = None if answer.size is None else max(min(stop, answer.size) - start, 0)
+    if got == available and not exact:
         return
     end = "" if answer.size is None else f" (the object has {answer.size} bytes)"
-    text = f"expected bytes [{start}, {stop}), got {got} of {want}{end}"
-    raise Incomplete(text) if there is not None and got < there else Unfit(text)
+    text = f"expected bytes [{start}, {stop}), got {got} of {expected}{end}"
+    raise Incomplete(text) if available is not None and got < available else Unfit(text)
 
 
 # The answer to one ranged GET, checked against the request: status, ``Content-Range``, length (RFC 9110, section 14).
@@ -139,18 +139,18 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)$")
 _NO_SUCH_RANGE = re.compile(r"bytes \*/(\d+)$")
 _S3_SIZE = re.compile(rb"<ActualObjectSize>(\d+)</ActualObjectSize>")
 _S3_CODE = re.compile(rb"<Code>(\w{1,64})</Code>")
-# The texts of S3, Google and Azure for an expired signed URL, for which they have no code.
+# The texts of S3, Google and Azure for an expired signed URL: they have no error code for this.
 _SIGNED_BEFORE = (b"Request has expired", b"Request signature expired", b"not valid in the specified time frame")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?")
 _ERROR_TEXT = 1 << 12  # bytes of an error's body that are read for its code
 _LARGE = 1 << 22  # bytes from which a body's memory is allocated at once; below, a second copy is cheaper
-_MOST_ROOM = 1 << 30  # bytes that are allocated before they arrive: a server may announce more than it sends
+_MOST_ROOM = 1 << 30  # the most bytes that are allocated before they arrive: a server may announce more than it sends
 _IDENTITY = ("", "identity")
 _INFLATED = ("gzip", "deflate")
 
 
 def make_range_headers(start: int, stop: int | None, etag: str | None = None) -> dict[str, str]:
-    """Return the headers of a request for bytes ``[start, stop)``, if the object has the version ``etag``."""
+    """Return the headers of a request for bytes ``[start, stop)``, on condition that the object has the ``etag``."""
     headers = {"Range": make_range_header(start, stop)} if start or stop is not None else {}
     return headers if etag is None else {**headers, "If-Match": etag}
 
@@ -173,8 +173,8 @@ async def read_answer(
 ) -> Answer:
     """Return bytes ``[start, stop)`` from ``response``; raise an error if it holds anything else.
 
-    Raises TooLarge as `Target.read` does. If the server ignores ranges and sends the whole object, return the range of
-    it. ``inflates``: the client has already decompressed the body.
+    Raises TooLarge as `Target.read` does. If the server ignores ranges and sends the whole object, cut the range out of
+    that. ``inflates``: the client has already decompressed the body.
     """
     headers, status = response.headers, response.status
     encoding = headers.get("content-encoding", "")
@@ -210,7 +210,7 @@ async def read_answer(
 def _make_error(status: int, headers: Mapping[str, str], text: bytes) -> OSError:
     match = _S3_CODE.search(text)
     code = match[1].decode() if match else ""
-    if status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound"):  # 410: it was there
+    if status == 404 and code in ("", "NoSuchKey", "NotFound", "BlobNotFound"):  # not 410: that object was deleted
         return FileNotFoundError(f"HTTP {status}")
     if status in (400, 403) and any(words in text for words in _SIGNED_BEFORE):
         return Denied(status, EXPIRED)
@@ -238,11 +238,11 @@ def _parse_range(text: str, sent: int | None, start: int, stop: int | None) -> t
     if total is not None and total <= last:
         raise Unfit(f"expected a Content-Range within the object, got {text!r}")
     if total is None:
-        right = stop is not None and (first, last) == (start, stop - 1)
+        is_requested = stop is not None and (first, last) == (start, stop - 1)
     else:
         begin = max(total + start, 0) if start < 0 else start
-        right = (first, last) == (begin, min(total if stop is None else stop, total) - 1)
-    if not right:
+        is_requested = (first, last) == (begin, min(total if stop is None else stop, total) - 1)
+    if not is_requested:
         raise Unfit(f"expected the range {make_range_header(start, stop)}, got Content-Range {text!r}")
     length = last - first + 1
     if sent is not None and sent != length:
@@ -251,7 +251,7 @@ def _parse_range(text: str, sent: int | None, start: int, stop: int | None) -> t
 
 
 def _is_whole(content_range: str, sent: int | None) -> bool:
-    """Return whether a Content-Range covers the whole object. Some servers and proxies send parts with status 200."""
+    """Return whether a Content-Range covers the whole object. Some servers send a part with status 200."""
     match = _CONTENT_RANGE.match(content_range)
     if match is None or match[1] != "0":
         return False
@@ -305,10 +305,10 @@ async def _read_error_text(response: aiohttp.ClientResponse) -> bytes:
     try:
         return await _read_body(response, _ERROR_TEXT, is_plain=False)
     except aiohttp.ClientError:
-        return b""  # the status alone makes the error
+        return b""  # then the error has the status, but no code
 
 
 def _parse_size(content_range: str, text: bytes) -> int | None:
-    """Return the object's size from the answer to a range outside it, if the server tells it."""
+    """Return the object's size from the answer to a range outside the object; None if the answer lacks it."""
     match = _NO_SUCH_RANGE.match(content_range) or _S3_SIZE.search(text)
     return int(match[1]) if match else None

@@ -1,6 +1,6 @@
-"""Share HTTP connections within an event loop, close them before the loop closes, and judge their addresses.
+"""Share HTTP connections within an event loop, close them before the loop closes, and check their addresses.
 
-zarr and dask make a new filesystem for each task; shared connections spare each of them the TCP and TLS handshakes. A
+zarr and dask make a new filesystem for each task; with shared connections, it needs no TCP and TLS handshakes. A
 connection keeps nothing of a request, so the next request may come from another filesystem, with other credentials.
 """
 
@@ -30,11 +30,10 @@ from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import INSIDE, Access, Network, is_private, network_of, remedy
 
 
-def most_connections() -> int:
-    """Return the number of connections that this process may have: a third of the files that it may open.
+def count_permitted_connections() -> int:
+    """Return how many connections this process may have: a third of the files that it may open.
 
-    Connections that are closed to make room disappear in the loop's next round. Until then as many new ones may be
-    open. So connections take at most two thirds of the files.
+    A closed connection disappears only in the loop's next round. Until then, new connections may take another third.
     """
     try:
         import resource
@@ -48,13 +47,13 @@ CONNECTING = aiohttp.ClientTimeout(total=None, sock_connect=20)  # `VersionedObj
 _BUFFER = 1 << 18  # bytes of a body that aiohttp buffers; with fewer, it pauses long bodies often
 ENDING = 1.0  # seconds that closing connections may take at the end of the process
 _NO_URL = URL()
-_COOKIES = 1024  # servers that a session keeps cookies of
-KEPT = 15.0  # seconds that an idle connection is kept: servers close theirs after a while
+_COOKIES = 1024  # a session keeps the cookies of so many servers
+KEEPALIVE = 15.0  # seconds that an idle connection is kept: servers close idle connections, too
 _NAME = "_refshard_connections"  # the attribute of a loop that holds its connections
 
 
 class LoopConnections:
-    """The connections of one event loop, and other sessions that close with it. Made by `of`."""
+    """The connections of one event loop, and other sessions that close with it. `of` makes instances."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -68,7 +67,7 @@ class LoopConnections:
         known = getattr(loop, _NAME, None)
         if not isinstance(known, cls) or known not in _all:  # in a forked child they belong to the parent
             known = cls(loop)
-            # Only the loop refers to them: they do not keep it alive, and a later loop at its address has others.
+            # Stored in the loop itself: a table by loop would keep it alive, or be found by a later loop's address.
             setattr(loop, _NAME, known)
             # asyncio has no other hook for the end of a loop, by `asyncio.run` or a bare `loop.close()`.
             loop.close = functools.partial(_close_loop, loop, loop.close, known)  # type: ignore[method-assign]
@@ -81,8 +80,8 @@ class LoopConnections:
         if connector is None or connector.closed:
             resolver = None if guard is None else GuardedResolver(guard)
             connector = self._connectors[guard] = aiohttp.TCPConnector(
-                limit=most_connections(),  # the engine limits the requests
-                keepalive_timeout=KEPT,
+                limit=count_permitted_connections(),  # the engine limits the requests
+                keepalive_timeout=KEEPALIVE,
                 resolver=resolver,
                 socket_factory=self._new_socket,
                 ssl=_make_default_context(),
@@ -97,7 +96,7 @@ class LoopConnections:
 
     def _make_room(self) -> None:
         """Close the idle connections if the process has reached its limit of connections."""
-        if sum(known.fileno() >= 0 for known in list(_sockets)) < most_connections():
+        if sum(known.fileno() >= 0 for known in list(_sockets)) < count_permitted_connections():
             return
         for connector in self._connectors.values():
             idle = idle_of(connector)
@@ -106,7 +105,7 @@ class LoopConnections:
                     protocol.close()
             idle.clear()
 
-    def close_too(self, holder: Any) -> None:
+    def close_with_loop(self, holder: Any) -> None:
         """Close ``holder``, a session or an fsspec instance, when the loop closes, unless it is collected before."""
         self._others[id(holder)] = holder
 
@@ -119,7 +118,7 @@ class LoopConnections:
         await asyncio.sleep(0)  # asyncio closes sockets in the next round of the loop
 
     def end(self) -> None:
-        """Close everything at the end of the process: on the loop, if that still runs in its thread."""
+        """Close everything at the end of the process: on the loop, if the loop still runs in its thread."""
         loop = self._loop()
         if loop is not None and loop.is_running():
             with contextlib.suppress(Exception):
@@ -141,10 +140,10 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all sockets of o
 
 
 def idle_of(connector: aiohttp.TCPConnector) -> dict[Any, Any]:
-    """Return the idle connections of ``connector``, to be closed and removed.
+    """Return the idle connections of ``connector``, which the caller may close and remove.
 
-    aiohttp has no public call for this. If a later version keeps them elsewhere, they stay until it closes them itself,
-    after `KEPT` seconds.
+    aiohttp has no public call for this. If a later version stores them elsewhere, they stay open until aiohttp closes
+    them, after `KEEPALIVE` seconds.
     """
     idle: dict[Any, Any] = getattr(connector, "_conns", {})
     return idle
@@ -180,10 +179,10 @@ Judge = Callable[[str, str | None], tuple[str, Access]]  # takes a URL, and the 
 
 
 class Guard(NamedTuple):
-    """The rule for the addresses of host names that a set from elsewhere uses.
+    """The rule for the addresses of the host names that a set from elsewhere uses.
 
-    ``own`` servers, which the user named, may be in a private network, but must not move further inside after their
-    first use. All others must be public. ``proxies`` (``host:port``) may be anywhere.
+    If the user named the servers (``own``), they may be in a private network; but a name must not lead further inside
+    than at its first use. All other servers must be public. ``proxies`` (``host:port``) may be anywhere.
     """
 
     own: bool
@@ -194,7 +193,7 @@ class Guard(NamedTuple):
         name = host.lower().rstrip(".")
         if f"{name}:{port}" in self.proxies:
             return
-        network, address = max((network_of(one.partition("%")[0]), one) for one in addresses)
+        network, address = max((network_of(text.partition("%")[0]), text) for text in addresses)
         most = _first.setdefault((name, port), network) if self.own else Network.PUBLIC
         if network > most:
             rule = f"{INSIDE}, and {host} is {address}"
@@ -215,8 +214,8 @@ class Guard(NamedTuple):
             infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
             self.judge(host, port, [str(info[4][0]) for info in infos])
 
-    def find(self, host: str, port: int) -> str:
-        """Return an address of ``host`` that the rule permits. The lookup blocks."""
+    def resolve(self, host: str, port: int) -> str:
+        """Return the first address of ``host``; raise TargetNotAllowed if one breaks the rule. The look-up blocks."""
         addresses = [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         self.judge(host, port, addresses)
         return addresses[0]
@@ -245,20 +244,20 @@ class GuardedResolver(AbstractResolver):
 
 
 @functools.cache
-def tls_context(bundle: str) -> ssl.SSLContext:
+def make_tls_context(bundle: str) -> ssl.SSLContext:
     """Return a TLS context that trusts only the authorities in the file or directory ``bundle``."""
     where = {"capath": bundle} if os.path.isdir(bundle) else {"cafile": bundle}
-    return ssl.create_default_context(**where)  # type: ignore[arg-type]  # mypy takes the values for any argument's
+    return ssl.create_default_context(**where)  # type: ignore[arg-type]  # mypy compares the values with every parameter
 
 
 def _make_default_context() -> ssl.SSLContext | bool:
-    """Return the TLS context for servers: with the system's authorities (True), or certifi's if the system has none."""
+    """Return the TLS context for servers: True means the system's authorities; without any, use certifi's."""
     paths = ssl.get_default_verify_paths()
     if paths.cafile or (paths.capath and os.listdir(paths.capath)):  # both are None if nothing is there
         return True
-    if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows keeps them in a store, not in a file
+    if ssl.create_default_context().cert_store_stats()["x509_ca"]:  # Windows has authorities in a store, not in a file
         return True
-    return tls_context(certifi.where())
+    return make_tls_context(certifi.where())
 
 
 @functools.lru_cache(maxsize=64)
@@ -271,7 +270,7 @@ def drop_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
     authorities = context.get_ca_certs(binary_form=True)
     if authorities:
         plain.load_verify_locations(cadata=b"".join(authorities))
-    else:  # they are in a directory, and OpenSSL reads it when it verifies a server
+    else:  # the authorities are in a directory, which OpenSSL reads when it verifies a server
         plain.load_default_certs()
     return plain
 
@@ -280,7 +279,7 @@ def drop_certificate(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 class OriginCookies(aiohttp.CookieJar):
-    """A cookie jar that sends a cookie only to the scheme, host and port that set it, and the user's cookies to all.
+    """A cookie jar that sends a server's cookie only to the same scheme, host and port; the user's cookies to all.
 
     aiohttp's own jar sends a cookie to every port of a host, and to every host of the domain in the cookie, even if
     that is a public one such as ``co.uk``.
@@ -313,9 +312,9 @@ class OriginCookies(aiohttp.CookieJar):
 
 
 def open_session(owner: object, guard: Guard | None = None, **options: Any) -> aiohttp.ClientSession:
-    """Return a session with aiohttp's ``options`` on the running loop; it closes when ``owner`` is collected.
+    """Return a session with aiohttp's ``options`` on the running loop; it is closed when ``owner`` is collected.
 
-    It shares the connections of the loop unless ``options`` have a ``connector``. Cookies are never shared.
+    The session shares the connections of the loop, unless ``options`` have a ``connector``. Cookies are never shared.
     """
     shared = "connector" not in options
     if shared:
@@ -332,7 +331,7 @@ def open_session(owner: object, guard: Guard | None = None, **options: Any) -> a
 
 
 async def open_guarded(guard: Guard, judge: Judge, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for a filesystem of fsspec; ``judge`` judges each URL, also the URLs of redirects."""
+    """Return a session for a filesystem of fsspec; ``judge`` is called for each URL, also for URLs of redirects."""
 
     async def judge_and_send(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         judge(str(request.url), None)
@@ -347,14 +346,14 @@ def close_with(owner: object, holder: Any) -> None:
     """Close the connections of ``holder`` when ``owner`` is collected, or the running loop closes."""
     loop = asyncio.get_running_loop()
     weakref.finalize(owner, _abandon, holder, weakref.ref(loop), os.getpid()).atexit = False
-    LoopConnections.of(loop).close_too(holder)
+    LoopConnections.of(loop).close_with_loop(holder)
 
 
 def close_connections(holder: Any) -> None:
     """Close the connections of ``holder`` at once: a session of aiohttp, or a filesystem or client that has one.
 
-    fsspec's filesystems for HTTP and Google Storage keep their session as ``_session``. If a later version keeps it
-    elsewhere, its connections close when it is collected, with a warning.
+    fsspec's filesystems for HTTP and Google Storage store their session as ``_session``. If a later version stores it
+    elsewhere, its connections close when the session is collected, with a warning.
     """
     close = getattr(holder, "close_connections", None)  # `S3Client` has several sessions
     if close is not None:
@@ -385,7 +384,7 @@ def _abandon(holder: Any, loop_ref: weakref.ref[asyncio.AbstractEventLoop], proc
 
 _all: weakref.WeakSet[LoopConnections] = weakref.WeakSet()
 
-# A forked child shares its parent's sockets, and must not close them: it keeps them from being collected.
+# A forked child shares its parent's sockets, and must not close them: this list prevents their collection.
 _orphans: list[object] = []
 
 

@@ -13,7 +13,7 @@ from refshard_fs.security.admission import ANONYMOUS, Access, Admission, is_trus
 from refshard_fs.targets.failures import Retry
 
 InstanceOrOptions: TypeAlias = AbstractFileSystem | Mapping[str, Any]
-Rules: TypeAlias = tuple[Admission, ...]  # each judges a URL; without rules all URLs are admitted
+Rules: TypeAlias = tuple[Admission, ...]  # each rule may refuse a URL; without rules all URLs are admitted
 
 
 class PoolOptions(msgspec.Struct, frozen=True, eq=False):
@@ -29,13 +29,13 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
     retry: Retry = Retry()
     fast_s3: bool = True
     rule_of: Callable[[str], Admission] | None = None  # the rule for the URLs of another set, by its server
-    only_sizes: tuple[str, ...] = ()  # prefixes of objects that are compared by size alone, not by version
+    only_sizes: tuple[str, ...] = ()  # prefixes of objects whose answers are compared by size alone, not by version
 
-    def with_unplaced(self, given: Mapping[str, Any], protocol: str, source: str | None) -> PoolOptions:
-        """Add the options ``given`` without a protocol, for ``protocol``, the first one in the references.
+    def with_fallback(self, given: Mapping[str, Any], protocol: str, source: str | None) -> PoolOptions:
+        """Use ``given``, options without a protocol, for ``protocol``, the first protocol in the references.
 
-        A set from elsewhere chose its references. So its options are for its own server alone, and only if that has
-        the same protocol. ``source`` is the URL of the set, None for a set in memory.
+        The author of a set from elsewhere chose its references. So then the options are only for the server of the
+        set itself, and only if the set has that protocol. ``source`` is the URL of the set, None for a set in memory.
         """
         if protocol in self.by_protocol:
             return self
@@ -49,7 +49,10 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
         return self.find(url)[1]
 
     def find(self, url: str) -> tuple[tuple[str, ...], InstanceOrOptions]:
-        """Return a token that identifies the instance or options for ``url``, and ends in its protocol, and these."""
+        """Return the instance or options for ``url``, and before them a token that identifies them.
+
+        The last item of the token is the protocol.
+        """
         named = policy.protocol_of(url)
         protocol = named or "file"
         prefix = policy.longest_prefix(self.by_prefix, normalize(url)) if self.by_prefix else None
@@ -59,12 +62,12 @@ class PoolOptions(msgspec.Struct, frozen=True, eq=False):
 
 
 class Grant(NamedTuple):
-    """The way to open a URL."""
+    """How to open a URL."""
 
-    url: str  # in the spelling that was judged
+    url: str  # in the spelling that the rules have admitted
     access: Access
     token: tuple[str, ...]  # identifies the instance or options: it ends in the protocol
-    given: InstanceOrOptions  # the instance or options that open it
+    given: InstanceOrOptions  # the instance or options that open the URL
 
 
 def credentials_for(
@@ -72,10 +75,10 @@ def credentials_for(
 ) -> Grant:
     """Return how to open ``url``, and whose credentials its server gets; TargetNotAllowed if a rule refuses it.
 
-    The user's options for the longest prefix of the URL count, then the options for its protocol. There is a rule for
-    each set that named the URL, and each rule may lower the access: the server gets the user's credentials
-    (`Access.OWN`), the credentials for its protocol (`Access.LENT`: no other server of a private network), or none.
-    ``resolve`` resolves the symbolic links of a local path, before its options are looked up.
+    The user's options for the longest prefix of the URL apply, or else the options for its protocol. There is a rule
+    for each set that named the URL, and each rule may lower the access: the server gets the user's credentials
+    (`Access.OWN`), the credentials for its protocol (`Access.LENT`, for public servers only), or none. ``resolve``
+    resolves the symbolic links of a local path, before its options are looked up.
     """
     url, access = judge_url(url, rules)
     if resolve is not None:

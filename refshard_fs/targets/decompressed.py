@@ -1,4 +1,4 @@
-"""Read a file that is compressed as a whole (``decompress::URL``) as the object that decompressing it makes.
+"""Read a file that is compressed as a whole (``decompress::URL``) as if it were not compressed.
 
 No part of such a file can be read alone. The first read fetches and decompresses all of it, and the process keeps the
 bytes for later reads.
@@ -23,7 +23,11 @@ from refshard_fs.targets.versioned import VersionedObject
 
 
 class _File(NamedTuple):
-    """A decompressed file. ``version`` is the file's, or a token of its only reader if its target tells no versions."""
+    """A decompressed file.
+
+    ``version`` is the version of the compressed file. If its target tells no versions, it is a token that only one
+    reader has, so that no other reader uses these bytes.
+    """
 
     version: object
     data: bytes
@@ -31,11 +35,11 @@ class _File(NamedTuple):
 
 
 _kept: LRU[str, _File] = LRU(MOST_DECOMPRESSED)  # decompressed files of the process, by URL
-_turns = [fork_safe(threading.Lock()) for _ in range(4)]  # files that are decompressed at a time
+_turns = [fork_safe(threading.Lock()) for _ in range(4)]  # at most so many files are decompressed at a time
 
 
 class DecompressedTarget(Target):
-    """The decompressed bytes of ``file``, which lies at ``url`` and at ``path`` in its target."""
+    """The decompressed bytes of ``file``, which is at ``url``, and at ``path`` in its own target."""
 
     most_retries = 0  # the target of the file tries again
     logs_requests = True  # the target of the file logs requests
@@ -77,13 +81,13 @@ class DecompressedTarget(Target):
     async def _confirm_or_read(self) -> _File:
         try:
             kept = _kept.get(self._url)
-            if kept is not None and isinstance(kept.version, Facts):  # another source has read it: ask for its version
+            if kept is not None and isinstance(kept.version, Facts):  # another source has read it: is it still current?
                 self._version = await self._file.facts(self._path)
                 if kept.version == self._version:
                     return kept
             return await self._read_whole()
         finally:
-            self._reading.clear()  # a task would keep its result
+            self._reading.clear()  # a task keeps its result in memory
 
     async def _read_whole(self) -> _File:
         try:

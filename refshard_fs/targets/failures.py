@@ -1,7 +1,7 @@
-"""Define the errors of reads: OSErrors. Only FileNotFoundError means that an object does not exist.
+"""Define the errors of reads, which are OSErrors. Only FileNotFoundError means that an object does not exist.
 
-Texts never contain "not satisfiable", because zarr would return an empty chunk, nor the headers of a request, which may
-hold credentials.
+Texts never contain "not satisfiable", for which zarr would return an empty chunk, nor the headers of a request, which
+may hold credentials.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class TooLarge(OSError):
         return f"expected at most {self.most} bytes, got more"
 
 
-EXPIRED: Final = "the signature has expired"  # in place of the server's code
-WITHOUT: Final = "without credentials"  # a part of hints
+EXPIRED: Final = "the signature has expired"  # shown in place of the server's error code
+WITHOUT: Final = "without credentials"  # hints contain these words if the request had no credentials
 
 
 class HttpStatus(OSError):
-    """An HTTP status of failure, with the server's own code, if any, and the seconds of its Retry-After."""
+    """An HTTP status of failure, with the server's error code, if any, and its Retry-After in seconds."""
 
     def __init__(self, status: int, code: str = "", retry_after: float | None = None) -> None:
         super().__init__(status, code)
@@ -83,7 +83,7 @@ def _find_phrase(status: int) -> str:
 
 def as_failure(error: Exception) -> OSError:
     """Convert ``error`` to an OSError; return an OSError unchanged, except for secrets in its text."""
-    if isinstance(error, NOT_FOUND) and not _is_empty_to_zarr(error):
+    if isinstance(error, NOT_FOUND) and not _is_empty_for_zarr(error):
         return type(error)(sanitize(str(error)))
     import aiohttp  # slow, and not needed for local files
     from aiohttp.http_exceptions import HttpProcessingError
@@ -103,7 +103,7 @@ def as_failure(error: Exception) -> OSError:
             failure = Incomplete(f"the answer ended early ({error})")
         case aiohttp.ClientConnectionError():
             failure = ConnectionLost(str(error) or type(error).__name__)
-        case OSError() if not _is_empty_to_zarr(error):
+        case OSError() if not _is_empty_for_zarr(error):
             return sanitize_cause(error)
         case _:
             failure = Unreadable(f"{type(error).__name__}: {error}".rstrip(": ").replace("not satisfiable", "outside"))
@@ -111,7 +111,8 @@ def as_failure(error: Exception) -> OSError:
     return failure
 
 
-def _is_empty_to_zarr(error: OSError) -> bool:
+def _is_empty_for_zarr(error: OSError) -> bool:
+    """Return whether zarr would return an empty chunk for ``error``, because of its text."""
     return "not satisfiable" in str(error)
 
 
@@ -121,7 +122,7 @@ def _is_empty_to_zarr(error: OSError) -> bool:
 _STATUSES = frozenset([408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529, 598, 599])
 _CODES = frozenset(["SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "InternalError", "ServiceUnavailable"])
 _FIRST = 0.1  # seconds before the second try, without jitter; doubled for each further try
-_LONGEST = 20.0
+_LONGEST = 20.0  # seconds: the wait does not grow beyond this
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -142,16 +143,16 @@ class Retry(msgspec.Struct, frozen=True):
         """Return the seconds to wait after the try number ``tried`` ended in ``failure``; None to give up."""
         if tried > self.retries or not is_transient(failure):
             return None
-        asked = failure.retry_after if isinstance(failure, HttpStatus) else None
-        if asked is not None and asked > self.longest:
+        retry_after = failure.retry_after if isinstance(failure, HttpStatus) else None
+        if retry_after is not None and retry_after > self.longest:
             return None
         # Jitter, so that readers that failed together do not try again together.
-        own = min(_LONGEST, _FIRST * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.0)  # noqa: S311  # not a secret
-        return own if asked is None else asked + own
+        backoff = min(_LONGEST, _FIRST * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.0)  # noqa: S311  # not a secret
+        return backoff if retry_after is None else retry_after + backoff
 
 
 def is_transient(failure: OSError) -> bool:
-    """Whether another try may succeed: after a lost connection, a short answer or an overload, not after a refusal."""
+    """Return whether another try may succeed: yes after a lost connection, a short answer or an overload."""
     match failure:
         case HttpStatus(status=status, code=code):
             return status in _STATUSES or code in _CODES
@@ -167,7 +168,7 @@ def is_transient(failure: OSError) -> bool:
             return False
 
 
-# The errors of S3's clients as OSErrors. All other filesystems raise OSErrors.
+# Convert the errors of S3's clients to OSErrors. All other filesystems raise OSErrors.
 
 
 _CLIENTS: Final = ("botocore.", "aiobotocore.", "aiohttp.")

@@ -45,12 +45,12 @@ _ONE_PER_FILE = "simplecache"  # it takes a file for complete while another read
 
 
 def lock_of(fs: AbstractFileSystem, path: str) -> contextlib.AbstractContextManager[object]:
-    """Return the lock to hold while ``fs`` serves ``path``; a null context if it can serve several callers at once."""
+    """Return the lock that a caller holds while it uses ``fs`` for ``path``; a null context if no lock is needed."""
     fs = _find_innermost(fs)
     per_file = _ONE_PER_FILE in protocols_of(fs)
-    if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _serves_one(below):
+    if per_file and isinstance(below := getattr(fs, "fs", None), AbstractFileSystem) and _needs_turns(below):
         fs, per_file = below, False
-    if not per_file and not _serves_one(fs):
+    if not per_file and not _needs_turns(fs):
         return contextlib.nullcontext()
     # Kept in the instance, because instances with equal arguments are equal but have connections of their own, and by
     # process, because a forked child would wait for threads that it does not have.
@@ -71,8 +71,8 @@ def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
-def _serves_one(fs: AbstractFileSystem) -> bool:
-    """Return whether ``fs`` can serve only one caller at a time."""
+def _needs_turns(fs: AbstractFileSystem) -> bool:
+    """Return whether only one caller at a time may use ``fs``."""
     return isinstance(fs, AbstractArchiveFileSystem) or not _ONE_AT_A_TIME.isdisjoint(protocols_of(fs))
 
 
@@ -96,7 +96,7 @@ async def run_in_thread(call: Callable[[], T]) -> T:
 def share_task(
     tasks: MutableMapping[K, asyncio.Task[T]], key: K, start: Callable[[], Coroutine[Any, Any, T]]
 ) -> Awaitable[T]:
-    """Return the result of the task ``key``, shared by all callers; start it if it is missing or has failed."""
+    """Return the result of the task ``key``, which all callers share; start the task if there is none or it failed."""
     task = tasks.get(key)
     if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
         task = tasks[key] = asyncio.get_running_loop().create_task(start())
@@ -104,23 +104,23 @@ def share_task(
 
 
 class GuardedFtp(FTPFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """FTP for a set from elsewhere: ``guard`` judges the address of each connection before it sends the login."""
+    """FTP for a set from elsewhere: ``guard`` checks the address of each connection before the login is sent."""
 
     def __init__(self, host: str, port: int = 21, *, guard: Guard, **options: Any) -> None:
         self.name = host
         self.guard = guard
-        super().__init__(guard.find(host, port), port, **options)  # fsspec's own connections lead to this address
+        super().__init__(guard.resolve(host, port), port, **options)  # fsspec then connects to this address
 
     def __del__(self) -> None:
-        if "ftp" in vars(self):  # not if the connection failed: then fsspec's method is an AttributeError
+        if "ftp" in vars(self):  # if the connection failed, fsspec's method would raise AttributeError
             super().__del__()
 
 
 class FsspecTarget(Target):
     """The objects of one filesystem instance; an ``owned`` instance is closed with the target.
 
-    ``fs`` may be a function that opens the instance, and may block. The first read calls it, and paths are then URLs
-    of that filesystem.
+    ``fs`` may be a function that opens the instance, and may block. The first read calls it. Then paths are URLs of
+    that filesystem.
     """
 
     most_retries = 2
@@ -140,12 +140,12 @@ class FsspecTarget(Target):
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
     ) -> Answer:
-        path = await self._ready(path)
+        path = await self._open_for(path)
         facts = None
-        given: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if start or stop is not None:
             if start < 0 or stop is None:  # some filesystems take no suffix, or no range without an end
-                facts = await self._ask_recent(path)
+                facts = await self._get_recent_facts(path)
                 if facts.size is None:
                     raise Unfit(
                         f"expected the size of {path} from its filesystem, to read its end, got none: read it from "
@@ -154,23 +154,23 @@ class FsspecTarget(Target):
                 start, stop = max(facts.size + start, 0) if start < 0 else start, facts.size
             if stop <= start:
                 return Answer(b"", facts or UNKNOWN)
-            given = {"start": start, "end": stop}  # keywords, because s3fs has another parameter between them
+            options = {"start": start, "end": stop}  # keywords, because s3fs has another parameter between them
             if isinstance(self.fs, ArrowFSWrapper):
-                given["seekable"] = True  # the default opens a stream, which cannot seek to a range
+                options["seekable"] = True  # the default opens a stream, which cannot seek to a range
         elif most is not None:
             facts = await self.facts(path)
             check_size(facts.size, most)
             if facts.size is None:
-                given = {"start": 0, "end": most + 1}  # one byte more shows that the object is too large
+                options = {"start": 0, "end": most + 1}  # one byte more shows that the object is too large
         try:
-            data = bytes(await self._call("cat_file", path, **given))
+            data = bytes(await self._call("cat_file", path, **options))
         except Exception as e:  # any filesystem's error; raised again unless the range lies past the end
             beyond = await self._find_facts_beyond(path, start, e)
             if beyond is None:
                 raise
             return Answer(b"", beyond)
         if stop is not None and len(data) != stop - start:
-            facts = facts or await self._ask_recent(path)
+            facts = facts or await self._get_recent_facts(path)
             if len(data) == facts.size and len(data) > stop - start:  # the filesystem ignored the range
                 data = data[start:stop]
         if stop is None:
@@ -179,7 +179,8 @@ class FsspecTarget(Target):
                 facts = await self.current_facts(path)
         return Answer(data, facts or UNKNOWN)
 
-    async def _ready(self, path: str) -> str:
+    async def _open_for(self, path: str) -> str:
+        """Open the filesystem if it is not open yet; return ``path`` as a path in it."""
         open_ = self._open
         if open_ is None:
             return path
@@ -187,7 +188,7 @@ class FsspecTarget(Target):
         return str(self.fs._strip_protocol(path))
 
     async def facts(self, path: str) -> Facts:
-        path = await self._ready(path)
+        path = await self._open_for(path)
         info = await self._call("info", path)
         if info.get("type") == "directory":
             raise FileNotFoundError(path)
@@ -209,12 +210,12 @@ class FsspecTarget(Target):
         return await run_in_thread(size)
 
     async def current_facts(self, path: str) -> Facts:
-        path = await self._ready(path)
+        path = await self._open_for(path)
         for listed in (path, self.fs._parent(path)):  # filesystems keep a listing under one of these
             self.fs.invalidate_cache(listed)
         return await self.facts(path)
 
-    async def _ask_recent(self, path: str) -> Facts:
+    async def _get_recent_facts(self, path: str) -> Facts:
         """Return the facts of an object; all its readers within `RECENT` seconds share one request."""
         now = asyncio.get_running_loop().time()
         asked, task = self._asked.get(path, (-math.inf, None))
@@ -233,7 +234,7 @@ class FsspecTarget(Target):
         return facts if facts.size is not None and facts.size <= start else None
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
-        path = await self._ready(path)
+        path = await self._open_for(path)
         try:
             rows = await self._call("ls", path, detail=True)
         except NotImplementedError:
@@ -255,13 +256,13 @@ class FsspecTarget(Target):
     async def tree(self, path: str) -> tuple[Listed, ...] | None:
         if not _lists_flat(self.fs):
             return None
-        path = (await self._ready(path)).rstrip("/")
+        path = (await self._open_for(path)).rstrip("/")
         rows = await self._call("find", path, detail=True)
         files = [(name[len(path) + 1 :], row) for name, row in rows.items() if name.startswith(path + "/")]
         return tuple(Listed(name, row.get("size"), False, *version_in(row)) for name, row in files if name)
 
     async def store(self, path: str) -> tuple[AbstractFileSystem, str] | None:
-        path = await self._ready(path)
+        path = await self._open_for(path)
         return self.fs, path
 
     async def close(self) -> None:
@@ -270,34 +271,34 @@ class FsspecTarget(Target):
 
             close_connections(self.fs)
 
-    async def _call(self, name: str, path: str, **given: Any) -> Any:
+    async def _call(self, name: str, path: str, **options: Any) -> Any:
         fs = self.fs
         if not has_coroutines(fs):
             method = getattr(fs, name)
 
             def call() -> Any:
                 with take_turn(fs, path):
-                    return method(path, **given)
+                    return method(path, **options)
 
             return await run_in_thread(call)
         method = getattr(fs, "_" + name)
         if fs.asynchronous:
-            return await method(path, **given)
+            return await method(path, **options)
         home = fs.loop
         if home is asyncio.get_running_loop():
-            return await method(path, **given)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **given), home))
+            return await method(path, **options)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method(path, **options), home))
 
 
 @contextlib.contextmanager
 def take_turn(fs: AbstractFileSystem, path: str) -> Iterator[None]:
-    """Wait for the turn of this thread to use a synchronous ``fs`` for ``path``, and connect an FTP server again."""
-    with lock_of(fs, path), _ftp_connection(fs):
+    """Wait until this thread may use a synchronous ``fs`` for ``path``; restore a lost connection to an FTP server."""
+    with lock_of(fs, path), _keep_ftp_connected(fs):
         yield
 
 
 @contextlib.contextmanager
-def _ftp_connection(fs: AbstractFileSystem) -> Iterator[None]:
+def _keep_ftp_connected(fs: AbstractFileSystem) -> Iterator[None]:
     """Connect ``fs`` again if it is an FTP filesystem without a connection; drop the connection if the block breaks it.
 
     fsspec keeps one control connection, even after a timeout or after the server closed it. It reports every refusal,
@@ -328,7 +329,7 @@ def _ftp_connection(fs: AbstractFileSystem) -> Iterator[None]:
 
 def _reconnect(fs: FTPFileSystem) -> None:
     if isinstance(fs, GuardedFtp):
-        fs.host = fs.guard.find(fs.name, fs.port)
+        fs.host = fs.guard.resolve(fs.name, fs.port)
     try:
         fs.ftp.connect(fs.host, fs.port)
         fs.ftp.login(*fs.cred)
@@ -352,15 +353,15 @@ def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def has_coroutines(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` has coroutines that work. `DirFileSystem` has coroutines over synchronous filesystems too."""
+    """Return whether ``fs`` has coroutines that work: those of a `DirFileSystem` may call a synchronous filesystem."""
     fs = _find_innermost(fs)
     return isinstance(fs, AsyncFileSystem) and bool(fs.async_impl)
 
 
 def _lists_flat(fs: AbstractFileSystem) -> bool:
     """Return whether ``fs`` is an object store whose ``find`` lists all objects below a prefix at once."""
-    has_own = getattr(type(fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
-    return has_own and not OBJECT_STORES.isdisjoint(protocols_of(fs))
+    has_own_find = getattr(type(fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
+    return has_own_find and not OBJECT_STORES.isdisjoint(protocols_of(fs))
 
 
 _ETAGS = ("ETag", "etag", "e_tag", "md5")
@@ -383,7 +384,7 @@ def version_in(info: Mapping[str, Any]) -> tuple[str | None, str | None]:
 _TRANSPARENT = frozenset(["blockcache", "filecache", "simplecache"])
 
 
-def chain_opener(url: str, options: Mapping[str, Any]) -> Callable[[], AbstractFileSystem]:
+def make_chain_opener(url: str, options: Mapping[str, Any]) -> Callable[[], AbstractFileSystem]:
     """Return a function that opens the filesystem of a chain. It blocks, and may use fsspec's event loop."""
     return lambda: fsspec.core.url_to_fs(url, **options)[0]
 

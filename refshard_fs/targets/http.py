@@ -1,7 +1,7 @@
 """Read HTTP(S) objects by ranged GETs, with the options of fsspec's `HTTPFileSystem`.
 
-This module follows redirects, not aiohttp: headers, cookies and credentials for one server never reach another, and
-the location of an object is remembered for a while.
+Redirects are followed here, not by aiohttp, so that headers, cookies and credentials for one server never reach
+another, and so that the location of an object can be remembered for a while.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ T = TypeVar("T")
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _MOST_REDIRECTS = 10
 _REMEMBERED = 60.0  # seconds that a location is remembered; signed URLs in redirects are valid for longer
-_LOCATIONS = 4096  # locations that are remembered
-# Options for all servers, also those that the user did not name. Other options may hold credentials for one server.
+_LOCATIONS = 4096  # so many locations are remembered
+# Options for all servers, even for servers that the user did not name. Other options may hold credentials.
 _HARMLESS = frozenset(
     ["connector", "proxy", "proxy_auth", "proxy_headers", "ssl", "timeout", "trust_env", "verify_ssl"]
 )
 # A URL of only these characters is sent unchanged: its signature, or the server, may distinguish %2F from a slash.
-_SPELLED = re.compile(r"(?:[\w\-.~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*", re.ASCII)
+_ENCODED_URL = re.compile(r"(?:[\w\-.~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*", re.ASCII)
 
 
 class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -52,7 +52,10 @@ class AsyncHttp(HTTPFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class _Location(NamedTuple):
-    """The URL for requesting an object, valid ``until`` a time of the loop; ``away``: not on the server of its URL."""
+    """The URL from which an object is requested, valid ``until`` a time of the loop.
+
+    ``away``: a redirect led to another server than that of the object's own URL.
+    """
 
     url: URL
     access: Access
@@ -61,7 +64,7 @@ class _Location(NamedTuple):
 
 
 @contextlib.contextmanager
-def _naming(url: URL) -> Iterator[None]:
+def _name_in_refusal(url: URL) -> Iterator[None]:
     """Name the requested ``url`` in the error if the guard of a connection refuses it."""
     try:
         yield
@@ -75,8 +78,8 @@ def _naming(url: URL) -> Iterator[None]:
 class HttpTarget(Target):
     """The objects of all HTTP servers, by URL.
 
-    ``judge`` is the rule for a set from elsewhere (None: the set is the user's own); it also judges the URL of each
-    redirect. ``access`` is its judgement of the objects' own URLs.
+    ``judge`` is the rule for a set from elsewhere (None: the set is the user's own); it is also applied to the URL of
+    each redirect. ``access`` is the access that it has granted to the objects' own URLs.
     """
 
     patience = 60.0
@@ -137,7 +140,10 @@ class HttpTarget(Target):
         home = location = self._find_location(path)
         while True:
             for _ in range(_MOST_REDIRECTS + 1):
-                with _naming(location.url), log_request(method, str(location.url), headers.get("Range")) as log:
+                with (
+                    _name_in_refusal(location.url),
+                    log_request(method, str(location.url), headers.get("Range")) as log,
+                ):
                     async with await self._send(method, location, headers) as response:
                         log.status = response.status
                         if response.status in _REDIRECTS and self._follows:
@@ -160,22 +166,22 @@ class HttpTarget(Target):
             home = location = self._find_location(path)
 
     async def _send(self, method: str, location: _Location, headers: Mapping[str, str]) -> Any:
-        """Return the context of a response."""
-        which = location.away, location.access
-        session = self._sessions.get(which)
+        """Send a request; return aiohttp's context manager for the response."""
+        key = location.away, location.access
+        session = self._sessions.get(key)
         if session is None:
             async with self._opening:
-                session = self._sessions.get(which)
+                session = self._sessions.get(key)
                 if session is None:
-                    session = self._sessions[which] = await self._open(*which)
+                    session = self._sessions[key] = await self._open(*key)
         options = self._away_options if location.away else self._home_options
         if location.away:
             options = options | _make_bare_tls(options, session)
         if self._asks_environment and "proxy" not in options and (proxy := _proxy_of(location.url)) is not None:
             options = {**options, "proxy": proxy}
-        together = (self._headers if location.away else self._home_headers).copy()
-        together.update(headers)
-        return session.request(method, location.url, headers=together, **options)
+        all_headers = (self._headers if location.away else self._home_headers).copy()
+        all_headers.update(headers)
+        return session.request(method, location.url, headers=all_headers, **options)
 
     def _find_location(self, path: str) -> _Location:
         location = self._locations.get(path)
@@ -186,7 +192,7 @@ class HttpTarget(Target):
         return location
 
     def _url(self, path: str) -> URL:
-        if _SPELLED.fullmatch(path) and "/." not in path:
+        if _ENCODED_URL.fullmatch(path) and "/." not in path:
             return URL(path, encoded=True)
         url: URL = self.fs.encode_url(path)
         return url
@@ -197,9 +203,9 @@ class HttpTarget(Target):
         try:
             url = location.url.join(URL(where, encoded=where.isascii()))
         except ValueError as e:
-            raise _redirect_error(response, where) from e
+            raise _make_redirect_error(response, where) from e
         if not where or url.scheme not in ("http", "https") or not url.host:
-            raise _redirect_error(response, where)
+            raise _make_redirect_error(response, where)
         access = Access.OWN
         if self._judge is not None:
             judged, access = self._judge(str(url), None if location.away else str(location.url))
@@ -220,27 +226,30 @@ class HttpTarget(Target):
         return frozenset(f"{part.hostname}:{part.port or 80}" for part in parts)
 
     async def _open(self, away: bool, access: Access) -> aiohttp.ClientSession:
-        """Return a session for servers in URLs; with ``away``, for other servers, without the options for these."""
+        """Return a session for the servers in the objects' own URLs.
+
+        With ``away``, it is for servers of redirects, and lacks the options that may hold credentials.
+        """
         fs = self.fs
         if not away and fs.get_client is not plain_client:
             session: aiohttp.ClientSession = await fs.set_session()
             close_with(self, session)
             return session
-        given = {name: value for name, value in fs.client_kwargs.items() if name != "headers"}
+        options = {name: value for name, value in fs.client_kwargs.items() if name != "headers"}
         home = self._sessions.get((False, self._access))
         if away:
-            harmless = {name: value for name, value in given.items() if name in _HARMLESS}
+            harmless = {name: value for name, value in options.items() if name in _HARMLESS}
             if home is not None and fs.get_client is not plain_client:
                 # Use the user's connector for other servers too, without its cookies and headers.
                 harmless = {name: getattr(home, name) for name in ("connector", "trust_env") if hasattr(home, name)}
                 harmless["connector_owner"] = False
-            elif home is not None and harmless == given:
-                harmless["cookie_jar"] = home.cookie_jar  # only servers have put cookies into it
-            given = harmless
+            elif home is not None and harmless == options:
+                harmless["cookie_jar"] = home.cookie_jar  # it has only cookies of servers, none of the user
+            options = harmless
         guard = None if self._judge is None else Guard(access is Access.OWN, self._list_proxies())
         if guard is not None and (away or not guard.own):  # the user's connector is for servers that the user named
-            given = {name: value for name, value in given.items() if not name.startswith("connector")}
-        return open_session(self, guard, **given)
+            options = {name: value for name, value in options.items() if not name.startswith("connector")}
+        return open_session(self, guard, **options)
 
 
 def _make_bare_tls(options: Mapping[str, Any], session: aiohttp.ClientSession) -> dict[str, Any]:
@@ -263,14 +272,14 @@ def _proxy_of(url: URL) -> str | None:
 
 @lru_cache(maxsize=64)
 def _find_proxy_for(scheme: str, variables: tuple[str | None, ...]) -> str | None:
-    """Return the proxy for a scheme, found once for each value of its ``variables`` in the environment.
+    """Return the proxy for a scheme. The result is cached by the values of its ``variables`` in the environment.
 
-    `getproxies` goes through the whole environment, which takes a sixth of a request's CPU time.
+    `getproxies` searches the whole environment, which takes a sixth of a request's CPU time.
     """
     return getproxies().get(scheme)
 
 
-def _redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:
+def _make_redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:
     return Unreadable(
         f"the server answered HTTP {response.status} with the Location {sanitize(where)!r}: expected an http or "
         "https URL"
@@ -278,7 +287,7 @@ def _redirect_error(response: aiohttp.ClientResponse, where: str) -> Unreadable:
 
 
 async def _read_facts(response: aiohttp.ClientResponse) -> Facts | None:
-    """Return the facts in the answer to HEAD; None if it lacks the size."""
+    """Return the facts in the answer to HEAD; None if the answer lacks the size."""
     if response.status == 404:
         raise FileNotFoundError("HTTP 404")
     headers = response.headers

@@ -1,7 +1,7 @@
 """Read local files, ``memory://`` and ``data:`` URLs without an event loop.
 
-``pread`` reads from a bounded pool of open files: no thread hop, no seek, no buffer. Files are not mapped: that saves
-few of a chunk's ten microseconds, and truncating a mapped file kills the process.
+``pread`` reads from a bounded pool of open files: no thread hop, no seek, no buffer. Files are not mapped into memory:
+that would save little of the 10 µs that a chunk takes, and the process dies if a mapped file is truncated.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ def is_draft(path: str) -> bool:
     return path.endswith(".tmp") and _DRAFT.search(path) is not None
 
 
-OPEN_FILES = 64
+OPEN_FILES = 64  # the most files that a target holds open
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
+def _identify(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def facts_of(status: os.stat_result) -> Facts:
     """Return the size of a file, and a version that changes when it is written or replaced."""
-    inode, changed, size = _identity(status)
+    inode, changed, size = _identify(status)
     return Facts(size, f"{OWN}{inode:x}-{changed:x}-{size:x}", str(changed / 1e9))
 
 
 def _list_entry(entry: os.DirEntry[str]) -> Listed | None:
-    """Return ``entry`` for a listing; None for a draft, a pipe, a broken link, or a file that has just gone."""
+    """Return ``entry`` for a listing; None for a draft, a pipe, a broken link, or a file that was just removed."""
     if is_draft(entry.name):
         return None
     try:
@@ -82,7 +82,7 @@ class _File:
         self.descriptor = os.open(path, _READ) if follows else _open_without_links(path)
         found = os.fstat(self.descriptor)
         _check_is_file(found, path)
-        self.identity = _identity(found)
+        self.identity = _identify(found)
         self.facts = facts_of(found)
         self.size = found.st_size
         self.lock = threading.Lock()
@@ -104,7 +104,7 @@ def _check_is_file(found: os.stat_result, path: str) -> None:
 
 
 def _open_without_links(path: str) -> int:
-    """Open an absolute path without following links: another user may put a link there after the path was judged."""
+    """Open an absolute path without following links: another user may put a link there after the path was checked."""
     if os.open not in os.supports_dir_fd:  # Windows: few users have the right to make links
         return os.open(path, _READ)
     *steps, name = path.strip("/").split("/")
@@ -124,7 +124,7 @@ def _enter(name: str, flags: int, at: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
     except OSError as e:
         if stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
-            raise Unreadable(f"{name} became a symbolic link after its path was judged: open the set again") from e
+            raise Unreadable(f"{name} became a symbolic link after its path was checked: open the set again") from e
         raise
 
 
@@ -138,7 +138,7 @@ def _pread(file: _File, length: int, start: int) -> bytes:
     return os.pread(file.descriptor, length, start)
 
 
-_read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has none
+_read_at = _pread if hasattr(os, "pread") else _seek_and_read  # Windows has no pread
 
 
 class LocalTarget(ImmediateTarget):
@@ -172,10 +172,10 @@ class LocalTarget(ImmediateTarget):
 
     async def names(self, path: str) -> tuple[Listed, ...] | None:
         if self._follows:
-            return _names(path)
+            return _list(path)
         directory = _open_without_links(path)
         try:
-            return _names(directory)
+            return _list(directory)
         finally:
             os.close(directory)
 
@@ -185,7 +185,7 @@ class LocalTarget(ImmediateTarget):
     def _file(self, path: str) -> _File:
         found = os.stat(path)
         file = self._files.get(path)
-        if file is not None and file.identity == _identity(found):
+        if file is not None and file.identity == _identify(found):
             return file
         _check_is_file(found, path)  # opening a pipe may block for ever
         file = _File(path, follows=self._follows)
@@ -193,7 +193,7 @@ class LocalTarget(ImmediateTarget):
         return file
 
 
-def _names(directory: str | int) -> tuple[Listed, ...]:
+def _list(directory: str | int) -> tuple[Listed, ...]:
     with os.scandir(directory) as entries:
         return tuple(filter(None, map(_list_entry, sorted(entries, key=lambda entry: entry.name))))
 
@@ -202,13 +202,13 @@ def _makes_cycle(link: os.DirEntry[str]) -> bool:
     """Return whether ``link`` leads to a directory that contains it: a recursive listing would never end."""
     if not os.path.isabs(link.path):
         return False
-    there, way = os.path.realpath(link.path), os.path.dirname(link.path)
-    if is_within(os.path.realpath(way), there):
+    target, directory = os.path.realpath(link.path), os.path.dirname(link.path)
+    if is_within(os.path.realpath(directory), target):
         return True
-    while os.path.realpath(way) != there:
-        if way == os.path.dirname(way):
+    while os.path.realpath(directory) != target:
+        if directory == os.path.dirname(directory):
             return False
-        way = os.path.dirname(way)
+        directory = os.path.dirname(directory)
     return True
 
 
@@ -270,7 +270,7 @@ class MemoryTarget(ImmediateTarget):
 
     def _facts(self, file: Any, size: int) -> Facts:
         number = self._numbers.get(file)
-        if number is None:  # `setdefault` keeps the first thread's number: a fork could leave a lock locked
+        if number is None:  # `setdefault` keeps the first thread's number without a lock, which a fork may leave locked
             number = self._numbers.setdefault(file, next(self._next))
         modified = str(file.modified.timestamp())
         return Facts(size, f"{OWN}{number}-{modified}-{size}", modified)
@@ -280,7 +280,7 @@ class MemoryTarget(ImmediateTarget):
 
 
 class DataTarget(ImmediateTarget):
-    """Objects in ``data:`` URLs, by the part behind ``data:``."""
+    """Objects in ``data:`` URLs. A path is the part of the URL behind ``data:``."""
 
     def read_now(self, path: str, start: int, stop: int | None, most: int | None = None) -> Answer:
         data = _decode(path)

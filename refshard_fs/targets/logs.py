@@ -25,10 +25,10 @@ class RequestLog:
 
 @contextlib.contextmanager
 def log_request(method: str, url: str, span: str | None = None) -> Iterator[RequestLog]:
-    """Log the request in the block, with its time, and its error if it raises one; ``span`` is a Range header.
+    """Log the request that the block sends, with its time, and its error if it fails; ``span`` is its Range header.
 
-    The record has the attributes ``method``, ``url``, ``range``, ``status``, ``bytes``, ``seconds`` and ``error``; an
-    unknown one is None.
+    The record has the attributes ``method``, ``url``, ``range``, ``status``, ``bytes``, ``seconds`` and ``error``;
+    unknown values are None.
     """
     outcome = RequestLog()
     if not logger.isEnabledFor(logging.DEBUG):
@@ -46,7 +46,7 @@ def log_request(method: str, url: str, span: str | None = None) -> Iterator[Requ
         what = f"{method} {url} {span}" if span else f"{method} {url}"
         size = None if outcome.size is None else f"{outcome.size} bytes"
         answer = (outcome.status, size) if outcome.status is not None else (size, error)
-        text = ", ".join(str(each) for each in answer if each is not None) or "answered"
+        text = ", ".join(str(fact) for fact in answer if fact is not None) or "answered"
         fields = {"method": method, "url": url, "range": span, "status": outcome.status, "bytes": outcome.size}
         extra = {**fields, "seconds": seconds, "error": error}
         if outcome.is_sent:

@@ -1,4 +1,4 @@
-"""Read the objects of any store of the obspec protocols: those of obstore, and others that VirtualiZarr takes.
+"""Read the objects of any store with obspec's methods: obstore's stores, and others that VirtualiZarr takes.
 
 A store needs `get_async` or `get`; `head` and `list_with_delimiter` are used if it has them. The path of a URL in a
 store is the same as in obspec_utils' `ObjectStoreRegistry`: without the store's own prefix.
@@ -28,7 +28,7 @@ class ObjectStore(Protocol):
     """The methods that every store has, for type checkers: obspec's `Get`."""
 
     def get(self, path: str, *, options: Any = None) -> Any:
-        """Return an object, or the range of it in ``options``."""
+        """Return an object, or the range of it that ``options`` name."""
 
 
 class Registry(Protocol):
@@ -62,8 +62,8 @@ def stores_of(registry: Any) -> dict[str, Any] | None:
     return found
 
 
-def urls_of(store: Any) -> str:
-    """Return the URL of a store's root directory; if the store has none, a made-up URL."""
+def root_url_of(store: Any) -> str:
+    """Return the URL of a store's root directory; make one up if the store has none."""
     url, config, kind = getattr(store, "url", None), getattr(store, "config", None), type(store).__name__
     if isinstance(url, str):
         return url.rstrip("/") + "/"
@@ -164,11 +164,11 @@ class ObspecTarget(Target):
         if not self._lists:
             return None
         found = await self._call(self._store, "list_with_delimiter", path)
-        listed = [Listed(_last(prefix), None, True) for prefix in found["common_prefixes"]]
+        listed = [Listed(_last_name(prefix), None, True) for prefix in found["common_prefixes"]]
         for meta in found["objects"]:
             facts = self._facts_of(meta)
-            listed.append(Listed(_last(meta["path"]), facts.size, False, facts.etag, facts.last_modified))
-        return tuple(sorted(listed, key=lambda each: each.name))
+            listed.append(Listed(_last_name(meta["path"]), facts.size, False, facts.etag, facts.last_modified))
+        return tuple(sorted(listed, key=lambda child: child.name))
 
     def _facts_of(self, meta: Mapping[str, Any]) -> Facts:
         modified = meta.get("last_modified")
@@ -192,5 +192,5 @@ class ObspecTarget(Target):
             raise
 
 
-def _last(path: str) -> str:
+def _last_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]

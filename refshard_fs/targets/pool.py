@@ -38,10 +38,10 @@ from refshard_fs.targets.failures import WITHOUT
 from refshard_fs.targets.generic import (
     FsspecTarget,
     GuardedFtp,
-    chain_opener,
     has_coroutines,
     is_class_of_s3fs,
     is_s3fs,
+    make_chain_opener,
     split_chain,
 )
 from refshard_fs.targets.local import DataTarget, LocalTarget, MemoryTarget
@@ -75,12 +75,12 @@ _HINT_NO_ACCESS = (
 
 
 def make_instance(protocol: str, given: InstanceOrOptions) -> AbstractFileSystem:
-    """Return the ``given`` filesystem, or make one for ``protocol`` with the given options."""
+    """Return ``given`` if it is a filesystem; if it has options, make a filesystem for ``protocol`` with them."""
     return given if isinstance(given, AbstractFileSystem) else fsspec.filesystem(protocol, **given)
 
 
 class Pool:
-    """The open targets of one event loop (``loop=None``: the targets that need none).
+    """The open targets of one event loop (``loop=None``: the targets that need no loop).
 
     ``versions`` belong to the source: all its pools hold each object to one version.
     """
@@ -105,21 +105,21 @@ class Pool:
         self._places: dict[tuple[str, Origin], tuple[VersionedObject, str] | None] = {}
 
     def place(self, url: str, origin: Origin = ()) -> tuple[VersionedObject, str] | None:
-        """Return the object at ``url`` and its path in its target; None where opening it takes an event loop.
+        """Return the object at ``url`` and its path in its target; None if opening it takes an event loop.
 
-        Raises TargetNotAllowed if the source, or a set at ``origin``, may not read it.
+        Raises TargetNotAllowed if the source, or a set at ``origin``, must not read it.
         """
-        which = url, origin
-        if which in self._places:
-            return self._places[which]
+        key = url, origin
+        if key in self._places:
+            return self._places[key]
         place = self._place(url, origin)
         if len(self._places) >= PLACES:
             self._places.clear()
-        self._places[which] = place
+        self._places[key] = place
         return place
 
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
-        if url.startswith(policy.DECOMPRESS):  # the rules judge the file itself
+        if url.startswith(policy.DECOMPRESS):  # the rules are applied to the URL of the file itself
             return self._open_decompressed(url, origin)
         rules = self._list_rules(origin)
         return self._open_object(url, credentials_for(url, self._options, rules, resolve=_resolve_links), rules)
@@ -140,7 +140,7 @@ class Pool:
         return VersionedObject(target, version, retry, self._stats, hint, advice, is_written=self._is_written), path
 
     def _open_decompressed(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
-        """Return the object that decompressing a whole file makes; None without an event loop."""
+        """Return the object that has the decompressed bytes of a file; None without an event loop."""
         from refshard_fs.targets.decompressed import DecompressedTarget  # few sources need it
 
         file = url.removeprefix(policy.DECOMPRESS)
@@ -163,10 +163,10 @@ class Pool:
         return ""
 
     def store(self, url: str) -> tuple[Target, str] | None:
-        """Return the target for writing at ``url``, and the path there; None where opening it takes an event loop.
+        """Return the target for writing at ``url``, and the path there; None if opening it takes an event loop.
 
-        Only the user's own credentials write objects: TargetNotAllowed is raised where they may not be sent. Links in a
-        local path are not resolved here, because writes have their own rule for them.
+        Objects are written only with the user's own credentials: raises TargetNotAllowed if the server must not get
+        these. Links in a local path are not resolved here, because writes have their own rule for links.
         """
         rules = self._list_rules(())
         grant = credentials_for(url, self._options, rules)
@@ -200,7 +200,7 @@ class Pool:
         if access is Access.NONE:
             _check_ambient(protocol, url)
         if protocol in WEB and rules:
-            token = (*token, repr(rules))  # the rules judge redirects
+            token = (*token, repr(rules))  # the rules are applied to redirects
         if isinstance(given, AbstractFileSystem):
             return self._target_of_instance(token, given, url, judge, access)
         options = portable_options(given)
@@ -224,7 +224,7 @@ class Pool:
 
     def _chain(self, token: tuple[str, ...], options: dict[str, Any], url: str) -> tuple[Target, str] | None:
         link, path = split_chain(url)
-        return self._get_or_make((*token, "::", link), lambda _: FsspecTarget(chain_opener(url, options)), path)
+        return self._get_or_make((*token, "::", link), lambda _: FsspecTarget(make_chain_opener(url, options)), path)
 
     def _open_member(
         self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
@@ -241,16 +241,16 @@ class Pool:
             return self._chain(token, joined, url)
 
         def open_archive(_: asyncio.AbstractEventLoop) -> Target:
-            which, given = self._options.find(outer)
-            own = options if len(others) > 1 else options.get(which[-1])
+            token, given = self._options.find(outer)
+            own = options if len(others) > 1 else options.get(token[-1])
             if own:
-                which, given = ("in a chain", repr(own), which[-1]), own
-            place = self._open_object(outer, Grant(_resolve_links(outer, rules), Access.OWN, which, given), rules)
+                token, given = ("in a chain", repr(own), token[-1]), own
+            place = self._open_object(outer, Grant(_resolve_links(outer, rules), Access.OWN, token, given), rules)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()
             return archives.ZipTarget(
-                *place, outer, self._inflated, None if rules else FsspecTarget(chain_opener(url, joined))
+                *place, outer, self._inflated, None if rules else FsspecTarget(make_chain_opener(url, joined))
             )
 
         return self._get_or_make((*token, "::", outer, repr(options), repr(rules)), open_archive, url)
@@ -279,14 +279,14 @@ class Pool:
         access: Access,
     ) -> tuple[Target, str] | None:
         cls = fsspec.get_filesystem_class(protocol)
-        named = cls._get_kwargs_from_urls(url)  # host and user in the URL
+        named = cls._get_kwargs_from_urls(url)  # for example, the host and the user in the URL
         identity = (*token, repr(named)) if named else token
         options = {**named, **options}
 
         def open_target(loop: asyncio.AbstractEventLoop) -> Target:
-            guarded = cls if judge is None else _guard(cls, options, access)
+            guarded = cls if judge is None else _guard_class(cls, options, access)
             fs = _make_new_instance(guarded, options, loop, by_configuration=access is not Access.NONE)
-            place = getattr(fs, "base", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST's
+            place = getattr(fs, "base", None) if protocol in ("gs", "gcs") else None  # STORAGE_EMULATOR_HOST sets it
             if judge is not None and access is not Access.OWN and place and is_private(origin_of(str(place))[1]):
                 raise TargetNotAllowed(url, f"{INSIDE}, where its endpoint {place} is", remedy(url))
             is_named = _names_endpoint(options)
@@ -307,7 +307,10 @@ class Pool:
     def _copy_for_loop(
         self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None, access: Access
     ) -> Target:
-        """Return a target of ``fs``, or of a copy on ``loop`` if the copy is needed or can be read without ``fs``."""
+        """Return a target of ``fs``, or of a copy of it on ``loop`` if ``fs`` belongs to another loop, or reads slower.
+
+        Plain HTTP filesystems and s3fs without hooks are copied, because this package reads faster than they do.
+        """
         if not has_coroutines(fs):
             return FsspecTarget(fs)
         from fsspec.implementations.http import HTTPFileSystem  # slow to import, as all modules that import aiohttp
@@ -364,7 +367,7 @@ def _admit(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[st
     return _resolve_links(url, rules), access
 
 
-def _guard(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:
+def _guard_class(cls: type[AbstractFileSystem], options: dict[str, Any], access: Access) -> type[AbstractFileSystem]:
     """Return the class to open instead of ``cls`` for a set from elsewhere; TargetNotAllowed if its host is refused."""
     host = options.get("host")
     if not isinstance(host, str):
@@ -375,13 +378,13 @@ def _guard(cls: type[AbstractFileSystem], options: dict[str, Any], access: Acces
     if cls is FTPFileSystem:
         options["guard"] = guard
         return GuardedFtp
-    with contextlib.suppress(socket.gaierror):  # the filesystem reports it
-        guard.find(host, options.get("port") or 0)
+    with contextlib.suppress(socket.gaierror):  # the filesystem reports this error
+        guard.resolve(host, options.get("port") or 0)
     return cls
 
 
 def _guard_links(options: dict[str, Any], protocols: Iterable[str], judge: Judge, access: Access) -> dict[str, Any]:
-    """Return the options of a chain's links, with a client for the HTTP links that asks ``judge``."""
+    """Return the options of a chain's links; a client for the HTTP links calls ``judge`` for each URL."""
     from refshard_fs.targets.connections import Guard, open_guarded
 
     client = partial(open_guarded, Guard(access is Access.OWN), judge)
@@ -398,7 +401,7 @@ def _resolve_links(url: str, rules: Rules) -> str:
 
 
 def _find_protocol(link: str) -> str:
-    """Return the protocol of a link behind the first of a chain; it may consist of its protocol alone."""
+    """Return the protocol of a link of a chain, but not of the first link; a link may consist of a protocol alone."""
     return policy.protocol_of(link) or ("file" if "/" in link else link)
 
 
@@ -454,7 +457,7 @@ def _is_anonymous(options: Mapping[str, Any]) -> bool:
 
 
 def portable_options(given: InstanceOrOptions) -> dict[str, Any]:
-    """Return the given options, or the options of an instance, without those that bind it to a loop."""
+    """Return the given options, or the options of an instance, without options that bind it to a loop."""
     options = given.storage_options if isinstance(given, AbstractFileSystem) else given
     bound = ("asynchronous", "loop", "protocol", "skip_instance_cache")
     return {name: value for name, value in options.items() if name not in bound}

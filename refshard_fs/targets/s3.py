@@ -1,7 +1,8 @@
 """Read S3 objects by plain requests, with the credentials, region and endpoint of s3fs, and the signatures of botocore.
 
-A request through s3fs and botocore costs many times the CPU of a plain one. s3fs sends the requests that have no plain
-form (other regions, versions, customer keys, unusual signatures, proxies, the user's hooks), for a bucket or for all.
+A request through s3fs and botocore costs many times the CPU of a plain one. Some requests have no plain form: for other
+regions, versions, customer keys, unusual signatures, proxies, or the user's hooks. s3fs sends these, for one bucket or
+for all buckets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from yarl import URL
 from refshard_fs.core.format import parse_xml
 from refshard_fs.core.model import Facts, Listed
 from refshard_fs.targets.answer import Answer, Target, make_range_headers, read_answer
-from refshard_fs.targets.connections import Guard, open_session, tls_context
+from refshard_fs.targets.connections import Guard, make_tls_context, open_session
 from refshard_fs.targets.failures import HttpStatus, TooLarge, Unfit, os_errors
 from refshard_fs.targets.generic import FsspecTarget, run_in_thread, share_task
 from refshard_fs.targets.logs import log_request
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _VALID = 300.0  # seconds that a signature is used; servers accept it for 15 minutes, and clocks may differ
-_SIGNED = 8192  # signatures that are kept, by object
+_SIGNED = 8192  # so many signed requests are kept, one for each object
 _PAGE = 16 << 20  # the most bytes of a page of a listing: 1,000 keys of at most 3 kB each
 
-# Errors that ask for another request (region, time, signature), which botocore can make.
+# Error codes after which botocore may succeed: it sends another request, with another region, time or signature.
 _DETOURS = frozenset(
     [
         "AuthorizationHeaderMalformed",
@@ -72,7 +73,7 @@ _EVENTS = [
 
 
 def has_own_hooks(client: Any) -> bool:
-    """Whether code other than botocore and s3fs handles events of the client's requests; True if this is unknown.
+    """Return whether code other than botocore and s3fs handles events of the client's requests; True if unknown.
 
     botocore has no public list of handlers.
     """
@@ -100,8 +101,8 @@ class _Bucket(NamedTuple):
     ssl: ssl.SSLContext | bool
 
 
-class _Ready(NamedTuple):
-    """A signed request for one object, without its range; valid until a time of the monotonic clock."""
+class _SignedRequest(NamedTuple):
+    """A signed request for one object, without a range; valid ``until`` a time of the monotonic clock."""
 
     url: URL
     headers: dict[str, str]
@@ -112,11 +113,11 @@ class _Ready(NamedTuple):
 class S3Target(Target):
     """The objects of one `S3Client`, by ``bucket/key``. Without ``fast``, s3fs sends all requests.
 
-    ``guard`` judges the endpoint, which the environment or a profile may name (None: it may be anywhere).
+    ``guard`` checks the endpoint, which the environment or a profile may name (None: it may be anywhere).
     """
 
     patience = 60.0
-    logs_requests = True  # s3fs's by `S3Session`
+    logs_requests = True  # `S3Session` logs the requests of s3fs
 
     def __init__(self, fs: S3Client, *, fast: bool = True, guard: Guard | None = None) -> None:
         self.fs = fs
@@ -127,7 +128,7 @@ class S3Target(Target):
         self._session: aiohttp.ClientSession | None = None
         self._buckets: dict[str, asyncio.Task[_Bucket | None]] = {}
         self._left_to_s3fs: set[str] = set()
-        self._ready: dict[str, _Ready] = {}
+        self._ready: dict[str, _SignedRequest] = {}
 
     async def read(
         self, path: str, start: int, stop: int | None, etag: str | None = None, most: int | None = None
@@ -150,7 +151,7 @@ class S3Target(Target):
                     return await self._send(again, start, stop, etag, most)
             elif e.code in _DETOURS or e.status in (301, 302, 307, 308):
                 answer = await self._read_by_s3fs(path, start, stop, most)
-                self._left_to_s3fs.add(path.partition("/")[0])  # only now, because s3fs could read it
+                self._left_to_s3fs.add(path.partition("/")[0])  # after the read: s3fs fails, too, if the object is bad
                 self._ready.clear()
                 return answer
             raise
@@ -184,7 +185,9 @@ class S3Target(Target):
         await self.fs.close()
 
     # Requests of our own.
-    async def _send(self, ready: _Ready, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
+    async def _send(
+        self, ready: _SignedRequest, start: int, stop: int | None, etag: str | None, most: int | None
+    ) -> Answer:
         headers = {**ready.headers, **make_range_headers(start, stop, etag)}
         if self._session is None:
             self._session = open_session(self, self._guard, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False)
@@ -198,8 +201,8 @@ class S3Target(Target):
                 finally:
                     log.size = response.content.total_bytes
 
-    async def _prepare(self, path: str) -> _Ready | None:
-        """Return the request for an object, with a new signature; None if s3fs must make it."""
+    async def _prepare(self, path: str) -> _SignedRequest | None:
+        """Return the request for an object, with a new signature; None if s3fs has to send the request."""
         name, _, key = path.partition("/")
         bucket = None if not key or "?versionId=" in key else await self._get_bucket(name)
         if bucket is None:
@@ -209,13 +212,16 @@ class S3Target(Target):
         if len(self._ready) >= _SIGNED:
             self._ready.clear()
         headers = {**headers, "Accept-Encoding": "identity"}
-        ready = self._ready[path] = _Ready(URL(url, encoded=True), headers, bucket.ssl, time.monotonic() + _VALID)
+        ready = self._ready[path] = _SignedRequest(
+            URL(url, encoded=True), headers, bucket.ssl, time.monotonic() + _VALID
+        )
         return ready
 
     async def _list(self, path: str, delimiter: str) -> tuple[Listed, ...]:
-        """Return the objects below ``path``, and directories if there is a ``delimiter``; none if s3fs must list them.
+        """Return the objects below ``path``, and its directories if there is a ``delimiter``.
 
-        s3fs is slow: botocore takes longer to parse the time of an object than a server takes to list it.
+        An empty result means that s3fs has to list them. s3fs is slow: botocore takes longer to parse the time of an
+        object than a server takes to list it.
         """
         name, _, prefix = path.rstrip("/").partition("/")
         bucket = await self._get_bucket(name)
@@ -231,7 +237,9 @@ class S3Target(Target):
                 url = f"{bucket.base}?{urlencode(pairs, quote_via=quote, safe='~')}"
                 headers = bucket.headers if bucket.signer is None else await _sign(bucket.signer, url, bucket.headers)
 
-                ready = _Ready(URL(url, encoded=True), {**headers, "Accept-Encoding": "identity"}, bucket.ssl, 0.0)
+                ready = _SignedRequest(
+                    URL(url, encoded=True), {**headers, "Accept-Encoding": "identity"}, bucket.ssl, 0.0
+                )
                 answer = await self._send(ready, 0, None, None, _PAGE)
                 listed, following = parse_page(bytes(answer.data).decode(), len(prefix))
                 if following and following == token:
@@ -242,12 +250,12 @@ class S3Target(Target):
         return tuple(sorted(found, key=lambda listed: listed.name) if delimiter else found)
 
     async def _get_bucket(self, name: str) -> _Bucket | None:
-        """Return the address of a bucket; None if s3fs must send the requests."""
+        """Return the address of a bucket; None if s3fs has to send the requests."""
         if not self._fast or name in self._left_to_s3fs:
             return None
-        return await share_task(self._buckets, name, lambda: self._find(name))
+        return await share_task(self._buckets, name, lambda: self._find_bucket(name))
 
-    async def _find(self, name: str) -> _Bucket | None:
+    async def _find_bucket(self, name: str) -> _Bucket | None:
         """Return the bucket as botocore would address it; None if botocore's requests would differ from ours."""
         fs = self.fs
         if fs.version_aware or ":" in name or name.endswith("--x-s3"):
@@ -295,7 +303,10 @@ class S3Target(Target):
 
 
 def parse_page(text: str, skipped: int) -> tuple[list[Listed], str]:
-    """Parse a page of ListObjectsV2: its objects, with keys behind the first ``skipped`` characters, and its token."""
+    """Parse a page of ListObjectsV2; return its objects and directories, and the token of the next page.
+
+    The first ``skipped`` characters of each key are cut off. The token is empty on the last page.
+    """
     page = parse_xml(text)
     if page.tag.rpartition("}")[2] != "ListBucketResult":
         raise ValueError(f"expected a ListBucketResult, found {page.tag}")
@@ -332,7 +343,10 @@ async def _sign(signer: Any, url: str, headers: dict[str, str]) -> dict[str, str
 
 
 def _find_verification(fs: S3Client, client: Any) -> str | bool | None:
-    """Return the bundle of authorities of ``client``, or whether it verifies servers; None if it has other options."""
+    """Return how ``client`` verifies servers: by a bundle of authorities, True, or False.
+
+    Return None if it has other TLS options, which plain requests do not have.
+    """
     arguments = getattr(client.meta.config, "connector_args", None) or {}
     verify = {session.verify for session in fs.http_sessions}
     return verify.pop() if len(verify) == 1 and not set(arguments) - {"keepalive_timeout"} else None
@@ -341,7 +355,7 @@ def _find_verification(fs: S3Client, client: Any) -> str | bool | None:
 def _load_authorities(verify: str | bool) -> ssl.SSLContext:
     from botocore.httpsession import get_cert_path
 
-    return tls_context(get_cert_path(verify))
+    return make_tls_context(get_cert_path(verify))
 
 
 def _make_missing_error(error: FileNotFoundError) -> OSError:

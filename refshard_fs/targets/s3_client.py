@@ -1,6 +1,6 @@
 """Send s3fs's requests by HTTP sessions that follow no redirects: botocore signs a request for one host.
 
-A module of its own, because importing s3fs takes long.
+This is a separate module, because importing s3fs takes long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from yarl import URL
 
 from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import remedy
-from refshard_fs.targets.connections import GuardedResolver, close_session, open_session, tls_context
+from refshard_fs.targets.connections import GuardedResolver, close_session, make_tls_context, open_session
 from refshard_fs.targets.failures import Unreadable
 from refshard_fs.targets.generic import run_in_thread
 from refshard_fs.targets.logs import log_request
@@ -37,35 +37,35 @@ if TYPE_CHECKING:
     from refshard_fs.targets.connections import Guard
 
 
-_PIECE = 1 << 20  # bytes that are read from a file at once
+_READ_SIZE = 1 << 20  # bytes that one call reads from a file
 
 
 @cache
 def _make_loader(data_path: str | None) -> Any:
-    """Return a loader of botocore's documents, which keeps them; ``data_path`` is the user's setting."""
+    """Return botocore's loader of its documents, which parses each once; ``data_path`` is the user's setting."""
     return create_loader(data_path)
 
 
 class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """s3fs's filesystem without redirects; ``guard`` judges its endpoint (None: it may be anywhere).
+    """s3fs's filesystem without redirects; ``guard`` checks its endpoint (None: it may be anywhere).
 
-    The user's ``http_session_cls`` is kept, unless it is aiobotocore's default.
+    If the user's options have an ``http_session_cls`` other than aiobotocore's default, that class is used.
     """
 
     guard: Guard | None = None
     session: Any  # botocore's
     retries = 1  # tries of s3fs, because botocore tries again itself
 
-    def __init__(self, *given: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         self.http_sessions: weakref.WeakSet[S3Session] = weakref.WeakSet()
-        self._judged: set[str] = set()  # endpoints
+        self._permitted: set[str] = set()  # endpoints
         self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
         config = dict(config_kwargs or {})
         self._is_ours = config.get("http_session_cls", AIOHTTPSession) is AIOHTTPSession
         if self._is_ours:
             # One class per filesystem, with the filesystem as attribute: botocore makes the sessions.
             config["http_session_cls"] = type("S3Session", (S3Session,), {"owner": weakref.ref(self)})
-        super().__init__(*given, config_kwargs=config, **options)
+        super().__init__(*arguments, config_kwargs=config, **options)
 
     def set_retries(self, retries: int) -> None:
         """Set the number of botocore's further tries of each request, unless the user's options have one."""
@@ -81,7 +81,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     async def get_s3(self, bucket: str | None = None) -> Any:
         """Return botocore's client for a bucket; s3fs asks for it before each request."""
-        for name in (None, bucket):  # s3fs may ask for a bucket's region by the client for no bucket
+        for name in (None, bucket):  # s3fs may look up a bucket's region with the client that is for no bucket
             client = await super().get_s3(name)
             await self._check(client, bucket)
         return client
@@ -95,13 +95,13 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
                 "redirects with your credentials, so none was sent. Install another version of aiobotocore"
             )
         endpoint = str(client.meta.endpoint_url)
-        if self.guard is not None and endpoint not in self._judged:
+        if self.guard is not None and endpoint not in self._permitted:
             try:
                 await self.guard.judge_server(endpoint)
             except TargetNotAllowed as e:
                 url = f"s3://{bucket}/"
                 raise TargetNotAllowed(url, f"{e.rule}, where its endpoint {endpoint} is", remedy(url)) from None
-            self._judged.add(endpoint)
+            self._permitted.add(endpoint)
 
     async def close(self) -> None:
         """Close all clients, including their sessions of the user's class."""
@@ -117,8 +117,8 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """The HTTP session of a client of botocore, with the client's configuration. Redirects are returned, not followed.
 
-    botocore makes it, by its option ``http_session_cls``. The base class is aiobotocore's session only because s3fs
-    reads whether that is closed.
+    botocore makes it, because of its option ``http_session_cls``. The base class is aiobotocore's session only because
+    s3fs reads the attribute that says whether that session is closed.
     """
 
     owner: weakref.ref[S3Client]
@@ -170,7 +170,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"
         if is_chunked:  # aiohttp sends this header itself
             del headers["Transfer-Encoding"]
-        body = _read_pieces(request.body) if isinstance(request.body, io.IOBase) else request.body
+        body = _read_parts(request.body) if isinstance(request.body, io.IOBase) else request.body
         try:
             with log_request(request.method, url, headers.get("Range")) as log:
                 session = await self._session()
@@ -189,7 +189,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
                 if not request.stream_output:
                     log.size = len(await answer.content)
         except Exception as e:  # raised again as an error of botocore
-            raise _as_botocore(e, request) from e
+            raise _as_botocore_error(e, request) from e
         return answer
 
     async def _session(self) -> aiohttp.ClientSession:
@@ -213,7 +213,7 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         if self.verify is False and not self._certificates:
             return False
         if self._authorities is None and not self._certificates:
-            return tls_context(get_cert_path(self.verify))
+            return make_tls_context(get_cert_path(self.verify))
         context = ssl.create_default_context(cafile=get_cert_path(self.verify) or None)
         if self.verify is False:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -224,17 +224,17 @@ class S3Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         return context
 
 
-async def _read_pieces(file: Any) -> AsyncIterator[bytes]:
-    """Yield a file in pieces. aiohttp would close the file, which botocore rewinds for another try."""
-    while piece := await run_in_thread(lambda: file.read(_PIECE)):
-        yield piece
+async def _read_parts(file: Any) -> AsyncIterator[bytes]:
+    """Yield a file in parts. Given the file, aiohttp would close it, but botocore rewinds it for another try."""
+    while part := await run_in_thread(lambda: file.read(_READ_SIZE)):
+        yield part
 
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _as_botocore(error: Exception, request: Any) -> Exception:
+def _as_botocore_error(error: Exception, request: Any) -> Exception:
     """Return the error of botocore for ``error``: its class decides whether botocore and s3fs try again."""
     url = request.url
     known: Exception

@@ -98,7 +98,7 @@ class Version:
         return Answer(self.content[first : size if stop is None else stop], self.seen)
 
     def is_like(self, seen: Facts) -> bool:
-        """Return whether this object has the version ``seen``. An object without a version takes this one."""
+        """Return whether this object has the version ``seen``; if its version is unknown, ``seen`` becomes it."""
         try:
             self.observe(seen, None)
         except TargetChanged:
@@ -106,7 +106,7 @@ class Version:
         return True
 
     def learn(self, found: Facts, pin: Pin | None) -> None:
-        """Observe facts in an answer of the object's server."""
+        """Observe the facts in an answer of the object's server, and note that the server told the version."""
         self.observe(found, pin)
         by_etag = self.seen is not None and self.seen.etag is not None
         if (found.etag if by_etag else found.last_modified) is not None:
@@ -125,15 +125,15 @@ class Version:
         self._pin = pin
         return True
 
-    def condition(self, pin: Pin | None) -> str | None:
-        """Return the ETag for the condition of a request: that of an earlier answer, or else the manifest's."""
+    def required_etag(self, pin: Pin | None) -> str | None:
+        """Return the ETag that a request requires: the ETag of an earlier answer, or else of the manifest."""
         if self.seen is not None:
             return strong_etag(self.seen.etag)
         etag = None if pin is None or self.only_size else strong_etag(pin.etag)
         return None if etag is None else f'"{opaque_tag(etag)}"'
 
     def observe(self, found: Facts, pin: Pin | None) -> None:
-        """Compare an answer with the known version; if they differ, raise TargetChanged, which names the difference."""
+        """Compare an answer with the known version; raise TargetChanged, which names the difference, if they differ."""
         self.is_absent = False
         if self.only_size:
             found = Facts(found.size)
@@ -151,23 +151,23 @@ class Version:
             self._compare_pin(pin, found)
             self._pin = pin
 
-    def refuse(self, pin: Pin | None) -> TargetChanged:
-        """Return the error for an answer to a request whose condition is not met."""
+    def make_etag_error(self, pin: Pin | None) -> TargetChanged:
+        """Return the error for a request that the server refused because the object has another ETag."""
         if self.seen is not None:
-            return self._change_error(f"its ETag is no longer {self.seen.etag}")
+            return self._make_change_error(f"its ETag is no longer {self.seen.etag}")
         return self._make_mismatch_error(f"its ETag is not {pin.etag}" if pin is not None else "its ETag differs")
 
     def _compare(self, seen: Facts, found: Facts) -> None:
         if None not in (seen.size, found.size) and seen.size != found.size:
-            raise self._change_error(f"its size was {seen.size} bytes and is {found.size}")
+            raise self._make_change_error(f"its size was {seen.size} bytes and is {found.size}")
         if seen.etag is not None and found.etag is not None:
             if opaque_tag(seen.etag) == opaque_tag(found.etag):
                 return
             if strong_etag(seen.etag) and strong_etag(found.etag):
-                raise self._change_error(f"its ETag was {seen.etag} and is {found.etag}")
+                raise self._make_change_error(f"its ETag was {seen.etag} and is {found.etag}")
         then, now = seen.last_modified, found.last_modified
         if then is not None and now is not None and then != now:
-            raise self._change_error(f"it was last modified {_format_date(then)}, and then {_format_date(now)}")
+            raise self._make_change_error(f"it was last modified {_format_date(then)}, and then {_format_date(now)}")
 
     def _compare_pin(self, pin: Pin, found: Facts) -> None:
         if None not in (pin.size, found.size) and pin.size != found.size:
@@ -181,13 +181,13 @@ class Version:
         recorded, modified = parse_time(then), parse_time(now)
         if recorded is None or modified is None:
             return
-        if pin.exact:  # some servers tell fractions of a second, others cut them off
+        if pin.exact:  # some servers tell fractions of a second, and others do not
             if abs(modified - recorded) >= (0.0001 if "." in then and "." in now else 1):
                 raise self._make_mismatch_error(f"it was last modified {_format_date(now)}, not {_format_date(then)}")
         elif modified > recorded + 1:
             raise self._make_mismatch_error(f"it was last modified {_format_date(now)}, after {_format_date(then)}")
 
-    def _change_error(self, what: str) -> TargetChanged:
+    def _make_change_error(self, what: str) -> TargetChanged:
         remedy = "invalidate_cache() starts over with the present object"
         if protocol_of(self.url) in ("http", "https"):
             remedy += (
@@ -204,8 +204,8 @@ class Version:
 class Versions:
     """The versions of a source's objects: the ``most`` recently opened ones."""
 
-    def __init__(self, most: int = REMEMBERED) -> None:
-        self._lock = fork_safe(threading.Lock())  # an object has one record
+    def __init__(self, most: int = MAX_VERSIONS) -> None:
+        self._lock = fork_safe(threading.Lock())  # so that threads never make two records of one object
         self._known: LRU[str, Version] = LRU(most)
 
     def of(self, url: str, *, only_size: bool = False) -> Version:
@@ -223,7 +223,7 @@ class Versions:
         return None if version is None else version.seen
 
     def find_kept(self, span: Span) -> Version | None:
-        """Return the version of the object of ``span``, if bytes of it are kept, and the source itself named it."""
+        """Return the version of the object of ``span``, if bytes of it are kept and the source itself refers to it."""
         version = self._known.peek(span.url)
         if version is None or not version.content or span.origin:
             return None
@@ -246,7 +246,7 @@ class Versions:
         return self._known.peek(url) is not None and (below is None or url == below or url.startswith(below + "/"))
 
     def clear(self, below: str | None = None) -> None:
-        """Forget all versions, or those at and below a URL: the next answers set them."""
+        """Forget all versions, or only the versions of objects at and below a URL; the next answers set new ones."""
         self._known.discard_where(lambda url: self.knows(url, below))
 
 
@@ -287,10 +287,10 @@ def _format_date(text: str) -> str:
 
 
 class VersionedObject:
-    """An object of ``target``: all its answers must have one `Version`.
+    """An object of ``target`` whose answers must all have one `Version`.
 
-    ``hint`` explains a refusal of the server, ``advice`` any failure. ``is_written``: a commit may replace the object,
-    on condition that it still has the version read before.
+    ``hint`` is added to the error if the server refuses access, ``advice`` to any error. ``is_written``: a commit may
+    replace the object, if it still has the version that was read.
     """
 
     __slots__ = ("_advice", "_hint", "_is_written", "_retry", "_stats", "_version", "target")
@@ -330,9 +330,10 @@ class VersionedObject:
         return not isinstance(self.target, ImmediateTarget)
 
     def facts_of(self, answer: Answer, before: Facts | None) -> Facts | None:
-        """Return the facts of ``answer``; if the target tells no versions, ``before``, the facts before the request.
+        """Return the facts of ``answer``; if the target tells no versions, return ``before``, from before the request.
 
-        Bytes without a version belong to that version or to a later one. A later one has other facts.
+        If the object was replaced in between, the bytes belong to a later version, whose facts differ from ``before``.
+        So later readers do not use these bytes.
         """
         if self._version.only_size:
             return None
@@ -361,19 +362,19 @@ class VersionedObject:
         if self._is_written and version.seen is None and not self.target.tells_versions:
             version.learn(await self.target.current_facts(path), None)  # before the bytes, which may be newer
         try:
-            answer = await self._ask(path, start, stop, version.condition(pin), most)
+            answer = await self._read_range(path, start, stop, version.required_etag(pin), most)
             if pin is not None and not self.target.tells_versions:
                 facts = await self.target.current_facts(path)  # after the bytes, to notice a replaced object
                 answer = msgspec.structs.replace(answer, facts=facts)
         except HttpStatus as e:
             if e.status == _PRECONDITION_FAILED:
-                raise version.refuse(pin) from e
+                raise version.make_etag_error(pin) from e
             raise
         if answer.size is not None:
             check(answer, start, stop, exact=False)
         return answer
 
-    async def _ask(self, path: str, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
+    async def _read_range(self, path: str, start: int, stop: int | None, etag: str | None, most: int | None) -> Answer:
         try:
             return await self.target.read(path, start, stop, etag, most)
         except (Unfit, HttpStatus) as e:
@@ -438,7 +439,10 @@ class VersionedObject:
         return answer
 
     def is_still(self, path: str, seen: Facts) -> bool:
-        """Whether the object has the version ``seen``; True if that takes a request: later answers are compared."""
+        """Return whether the object has the version ``seen``; True if only a request would show it.
+
+        Then the next answer is compared with ``seen``.
+        """
         try:
             self.is_known(path)
         except OSError:

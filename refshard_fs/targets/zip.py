@@ -1,4 +1,4 @@
-"""Read the members of a ZIP at another target (``zip://member::URL``), each an object of its own.
+"""Read the members of a ZIP archive at another target (``zip://member::URL``) as objects.
 
 The archive's directory is read once. A stored member is a range of the archive, so any number of members are read at
 once. A compressed member is inflated whole, and kept for a while if only parts of it are requested. fsspec's filesystem
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
 # Bytes of inflated members that an event loop keeps. Without them, each read of a part would fetch and inflate the
 # whole member. fsspec reads larger members as streams.
 MOST_INFLATED = 1 << 27
-_PLACES: Final = 4096  # places of members that are remembered: finding a place may take a request
+_MAX_ENTRIES: Final = 4096  # so many entries of members are remembered: finding one may take a request
 
 
 class InflatedMembers:
@@ -42,33 +42,33 @@ class InflatedMembers:
         self._tasks: LRU[tuple[str, str, int], asyncio.Task[Answer]] = LRU(MOST_INFLATED)
 
     def get(self, archive: str, member: str, size: int, inflate: Callable[[], Any]) -> Awaitable[Answer]:
-        """Return a member of ``size`` bytes that is kept, or the result of ``inflate``."""
-        which = archive, member, size
-        task = self._tasks.get(which)
-        tasks = {} if task is None else {which: task}
-        found = share_task(tasks, which, inflate)
-        self._tasks.put(which, tasks[which], min(size, MOST_INFLATED))  # the last member is kept, even if it is larger
-        return found
+        """Return the bytes of a member of ``size`` bytes; if they are not kept, call ``inflate``, and keep them."""
+        key = archive, member, size
+        task = self._tasks.get(key)
+        tasks = {} if task is None else {key: task}
+        answer = share_task(tasks, key, inflate)
+        self._tasks.put(key, tasks[key], min(size, MOST_INFLATED))  # the last member is kept, even if it is larger
+        return answer
 
 
 def _with_fallback(method: M) -> M:
-    """Call the fallback's method, if there is a fallback, where ``method`` refuses an archive or a member."""
+    """If ``method`` refuses an archive or a member, call the same method of the fallback, if there is one."""
 
     @functools.wraps(method)
-    async def answer(self: ZipTarget, path: str, *given: Any, **named: Any) -> Any:
+    async def answer(self: ZipTarget, path: str, *arguments: Any, **options: Any) -> Any:
         try:
-            return await method(self, path, *given, **named)
+            return await method(self, path, *arguments, **options)
         except ManifestError as refusal:
             if self._fallback is None:
                 raise
             try:
-                return await getattr(self._fallback, method.__name__)(_link(path), *given, **named)
+                return await getattr(self._fallback, method.__name__)(_first_link(path), *arguments, **options)
             except NOT_FOUND:
                 raise
             except Exception:  # noqa: BLE001  # fsspec's error, which says less than ours
                 raise refusal from None
 
-    return answer  # type: ignore[return-value]  # it takes and returns the same
+    return answer  # type: ignore[return-value]  # it has the signature of `method`
 
 
 class ZipTarget(Target):
@@ -140,11 +140,11 @@ class ZipTarget(Target):
         return ZipKeySpace(self._url, Span(self._url, 0, size), found), facts
 
     async def _find(self, path: str) -> tuple[Member, Entry, Facts]:
-        """Return a member's entry in the directory, the place of its bytes, and the facts of the archive."""
+        """Return a member as the directory describes it, the entry of its bytes, and the facts of the archive."""
         keyspace, opened = await self._open()
         name = _member_of(path)
         member = keyspace.member(name)
-        if len(self._entries) >= _PLACES:
+        if len(self._entries) >= _MAX_ENTRIES:
             self._entries.clear()
         entry = None if member is None else await share_task(self._entries, name, lambda: self._place(keyspace, name))
         if member is None or entry is None:
@@ -205,7 +205,7 @@ class ZipTarget(Target):
                 found = await self._inflate(entry)
                 data = found.data
             case Packed() if member.size > MOST_INFLATED and self._fallback is not None:
-                return await self._fallback.read(_link(path), start, stop)
+                return await self._fallback.read(_first_link(path), start, stop)
             case Packed():
                 found = await self._inflated.get(self._url, path, member.size, lambda: self._inflate(entry))
                 data = found.data[begin:end]
@@ -214,7 +214,7 @@ class ZipTarget(Target):
         return Answer(data, _get_member_facts(member, found.facts))
 
     def _check_member(self, name: str, member: Member, raw: bytes) -> bytes:
-        """Return a stored member from its local header and its bytes, ``raw``."""
+        """Return the bytes of a stored member; ``raw`` is its local header and these bytes."""
         try:
             begin = make_local_header(name, member).decode(raw)
         except ValueError as e:
@@ -247,17 +247,17 @@ def _get_member_facts(member: Member, archive: Facts) -> Facts:
     return Facts(member.size, archive.etag, archive.last_modified)
 
 
-def _link(url: str) -> str:
+def _first_link(url: str) -> str:
     """Return the first link of a chain."""
     return url.partition("::")[0]
 
 
 def _member_of(url: str) -> str:
     """Return the member that the first link of a chain names, or ``""`` for the root."""
-    first = _link(url)
+    first = _first_link(url)
     return str(ZipFileSystem._strip_protocol(first)) if "://" in first else ""
 
 
 def needs_fsspec(options: Mapping[str, Any], others: Sequence[str]) -> bool:
-    """Whether fsspec must open a chain: it has options for the archive itself, besides options for the ``others``."""
+    """Return whether fsspec must open a chain: if ``options`` has options for the ZIP link, not only for ``others``."""
     return fsspec.get_filesystem_class("zip") is not ZipFileSystem or not options.keys() <= set(others)

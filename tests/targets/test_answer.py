@@ -1,4 +1,4 @@
-"""Answers of a server, byte by byte: the requested bytes are data, and everything else is an error."""
+"""Scripted answers of a server: only the requested bytes are returned, and any other answer is an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHUNKED = RIGHT.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked").rep
 
 
 def talk(script: Script, use: Callable[[Ask], Awaitable[T]], host: str = "127.0.0.1") -> T:
-    """Return what ``use`` returns, which is given what asks the server for a range, bytes 0 to 5 by default."""
+    """Return the result of ``use(ask)``; ``ask`` requests a range from the server, by default bytes 0 to 5."""
 
     async def go() -> T:
         server = await asyncio.start_server(script.serve, host, 0)
@@ -60,7 +60,7 @@ async def twice(ask: Ask) -> list[bytes]:
     return [(await ask()).data for _ in range(2)]
 
 
-def test_url_is_sent_as_given_over_one_connection() -> None:
+def test_url_is_sent_unchanged_over_one_connection() -> None:
     script = Script([RIGHT] * 2)
     assert talk(script, twice) == [b"01234"] * 2
     assert {number for number, _ in script.heads} == {1}
@@ -175,7 +175,7 @@ def test_damaged_answer_is_an_error(answer: bytes, error: Any) -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "204 No Content", "304 Not Modified"])
 def test_answers_without_a_body_end(status: str) -> None:
-    """aiohttp has one empty body for all of these answers, which says only once that it has ended."""
+    """aiohttp shares one empty body among these answers, which reports its end only once."""
 
     async def thrice(ask: Ask) -> list[BaseException]:
         return [await anyhow(ask) for _ in range(3)]
@@ -189,7 +189,7 @@ def test_answers_without_a_body_end(status: str) -> None:
     assert {type(error) for error in talk(Script(answers, piece=1 << 20), thrice)} == {HttpStatus}
 
 
-def test_range_of_a_whole_answer_needs_no_end() -> None:
+def test_range_is_cut_from_a_whole_answer_before_its_end() -> None:
     script = Script([b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n0123456789", RIGHT])
 
     async def use(ask: Ask) -> list[Answer]:
@@ -231,7 +231,7 @@ def test_cancelled_request_closes_its_connection() -> None:
 
     async def use(ask: Ask) -> bytes:
         task = asyncio.ensure_future(ask())
-        while not script.heads:  # noqa: ASYNC110  # the server is no task of ours
+        while not script.heads:  # noqa: ASYNC110  # the server has no event to wait for
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

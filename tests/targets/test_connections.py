@@ -17,7 +17,7 @@ import pytest
 from refshard_fs.errors import ReferenceNotReachable
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.targets import Pool, PoolOptions
-from refshard_fs.targets.connections import tls_context
+from refshard_fs.targets.connections import make_tls_context
 from tests.servers.http import RangeServer
 from tests.servers.tls import certificate, far_away
 from tests.support.scripted_server import RIGHT, Script
@@ -61,7 +61,7 @@ def test_filesystems_of_one_loop_share_connections(http_server: RangeServer) -> 
 def test_connections_are_closed_before_their_loop(new_loop: NewLoop, options: Any, http_server: RangeServer) -> None:
     fs = fs_of(http_server, remote_protocol="http", remote_options=options)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of sockets and transports that nobody has closed
+        warnings.simplefilter("error")  # warnings about open sockets and transports fail the test
         with asyncio.Runner(loop_factory=new_loop) as runner:
             assert runner.run(fs._cat_file("k")) == b"01234"
         loop = new_loop()
@@ -81,7 +81,7 @@ def test_ended_loop_is_collected(new_loop: NewLoop, http_server: RangeServer) ->
     async def read() -> None:
         loop = asyncio.get_running_loop()
         loops.append(weakref.ref(loop))
-        opened, path = Pool(PoolOptions(), loop).place(url)  # type: ignore[misc]  # there is one
+        opened, path = Pool(PoolOptions(), loop).place(url)  # type: ignore[misc]  # it is not None
         assert (await opened.read(path, 0, 5)).data == b"01234"
 
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_distant_server_gets_one_connection(tmp_path: Path, monkeypatch: pytest.
                 return [{**place, "host": f"127.0.0.{i}"} for i in (1, 2, 3)]
 
             monkeypatch.setattr(aiohttp.DefaultResolver, "resolve", resolve)
-            options = {"ssl": tls_context(authority)}
+            options = {"ssl": make_tls_context(authority)}
             refs = {str(i): [f"https://far.example:{port}/x", 0, 5] for i in range(3)}
             fs = RefShardFileSystem(
                 refs, remote_options=options, asynchronous=True, skip_instance_cache=True, retries=0

@@ -1,4 +1,4 @@
-"""Which server gets the user's credentials: one rule, tested by one table."""
+"""A table states which server gets the user's credentials: one rule decides it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OWN, LENT, NONE = Access.OWN, Access.LENT, Access.NONE
 REFUSED = "refused"
 ANON: dict[str, Any] = {"anon": True}
 
-LOCAL = "/data/refs.json"  # of the user
-S3 = "s3://sets/refs.json"  # of a stranger, as all below
+LOCAL = "/data/refs.json"  # a set of the user
+S3 = "s3://sets/refs.json"  # a set from elsewhere, and so is the next one
 WEB = "https://sets.example/refs.json"
 
-# The source, keywords, the URL that it names; then what is granted, and the options that open the URL.
+# The source, keywords, and a URL that the source refers to; then the expected access, and the options for the URL.
 TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
-    # A set of the user's may point anywhere, with the credentials of this machine or those that are given.
+    # The user's own set may point anywhere, with the credentials of this machine or of the keywords.
     (LOCAL, {}, "s3://bucket/x", OWN, {}),
     (LOCAL, {}, "https://inside.example/x", OWN, {}),
     (LOCAL, {}, "http://127.0.0.1/x", OWN, {}),
@@ -38,13 +38,13 @@ TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
     (LOCAL, {"remote_options": MINE}, "s3://bucket/x", OWN, MINE),  # the first protocol that references name
     (LOCAL, {"target_options": MINE}, "s3://bucket/x", OWN, {}),
     ({"k": "v"}, {"remote_options": MINE}, "s3://bucket/x", OWN, MINE),
-    # The longest prefix wins over others, and over the protocol.
+    # The longest prefix wins over shorter ones, and over the protocol.
     (LOCAL, {"options": {"s3://b/": MINE, "s3://b/p/": OTHER}}, "s3://b/p/x", OWN, OTHER),
     (LOCAL, {"options": {"s3://b/": MINE, "s3://b/p/": OTHER}}, "s3://b/x", OWN, MINE),
     (LOCAL, {"options": {"s3://b/": MINE}}, "s3://b-private/x", OWN, {}),
     (LOCAL, {"options": {"s3://b/": OTHER}, "remote_protocol": "s3", "remote_options": MINE}, "s3://b/x", OWN, OTHER),
     (LOCAL, {"options": {"https://good.example/a/": MINE}}, "https://good.example/a/../b", OWN, {}),
-    # A stranger's set gets them at its own server alone: those that it was opened with.
+    # For a set from elsewhere, the credentials that open it are sent to its own server only.
     (S3, {}, "s3://sets/x", OWN, {}),
     (S3, {}, "s3://other/x", NONE, ANON),
     (S3, {}, "https://host.example/x", NONE, {}),
@@ -58,11 +58,11 @@ TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
     (WEB, {"target_options": MINE}, "https://sets.example:8443/x", NONE, {}),
     (WEB, {"target_options": MINE}, "http://sets.example/x", NONE, {}),
     (WEB, {"target_options": MINE}, "https://else.example/x", NONE, {}),
-    # Options for no protocol: of a stranger's set they are for its own server.
+    # Options without a protocol: for a set from elsewhere, they are for its own server.
     (S3, {"remote_options": MINE}, "s3://sets/x", OWN, MINE),
     (S3, {"remote_options": MINE}, "s3://other/x", NONE, ANON),
     (WEB, {"remote_options": MINE}, "s3://other/x", NONE, ANON),
-    # What the user names is the user's word: a protocol lends, a prefix grants.
+    # If the user names a protocol, its credentials are lent; if the user names a prefix, access is full.
     (WEB, {"remote_protocol": "s3", "remote_options": MINE}, "s3://other/x", LENT, MINE),
     (S3, {"remote_protocol": "s3", "remote_options": MINE}, "s3://sets/x", OWN, MINE),
     (WEB, {"remote_protocol": "https", "remote_options": MINE}, "https://192.168.0.1/x", REFUSED, None),
@@ -72,7 +72,7 @@ TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
     (WEB, {"allow": ["s3://b/"]}, "s3://b/x", OWN, {}),
     (WEB, {"allow": ["s3://b/"]}, "s3://other/x", REFUSED, None),
     (WEB, {"allow": "any", "remote_protocol": "s3", "remote_options": MINE}, "s3://other/x", OWN, MINE),
-    # Nothing that names this machine or a private network, chains, or carries a login.
+    # Refused: URLs of this machine or of a private network, chains, and URLs with a login.
     (WEB, {}, "/etc/passwd", REFUSED, None),
     (WEB, {}, "file:///etc/passwd", REFUSED, None),
     (WEB, {}, "memory://x", REFUSED, None),
@@ -85,13 +85,13 @@ TABLE: list[tuple[Any, dict[str, Any], str, Any, Any]] = [
 
 
 def options_of(fo: Any, keywords: dict[str, Any], url: str) -> PoolOptions:
-    """Return how a filesystem of ``fo`` opens targets, after it has met ``url`` as its first reference."""
+    """Return the options with which a filesystem of ``fo`` opens targets if its first reference is ``url``."""
     source = fsspec.filesystem("refshard", fo=fo).source.options.source
     settings = Settings.of(Options.parse(source, **keywords))
     protocol = url.partition("://")[0]
     if not settings.fallback:
         return settings.pool
-    return settings.pool.with_unplaced(settings.fallback, protocol, source if isinstance(source, str) else None)
+    return settings.pool.with_fallback(settings.fallback, protocol, source if isinstance(source, str) else None)
 
 
 @pytest.mark.parametrize(("fo", "keywords", "url", "access", "given"), TABLE)
@@ -115,7 +115,7 @@ def test_strictest_set_of_a_chain_decides() -> None:
     lender = Admission.of(WEB, None, ["s3"], [])
     granted = [credentials_for("s3://b/x", options, rules) for rules in ((), (user,), (lender,), (lender, stranger))]
     assert [(grant.access, grant.given) for grant in granted] == [(OWN, MINE), (OWN, MINE), (LENT, MINE), (NONE, ANON)]
-    assert len({grant.token for grant in granted}) == 3, "connections with other credentials are other connections"
+    assert len({grant.token for grant in granted}) == 3, "different credentials never share a connection"
 
 
 def test_links_are_resolved_before_options_are_chosen(tmp_path: Path) -> None:

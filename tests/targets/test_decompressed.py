@@ -1,4 +1,4 @@
-"""Files that are compressed as a whole: decompressed once, within a limit, and read like the file inside."""
+"""A file that is compressed as a whole is decompressed once, within a limit, and read like the file inside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def netcdf(start: int = 0, engine: Any = "h5netcdf") -> bytes:
     ds = xr.Dataset({"z": (("time", "x"), np.arange(12.0).reshape(4, 3) + start)}, {"time": np.arange(4) + start})
     with tempfile.TemporaryDirectory() as folder:
-        ds.to_netcdf(f"{folder}/z.nc", engine=engine)  # older versions of xarray make no bytes by h5netcdf
+        ds.to_netcdf(f"{folder}/z.nc", engine=engine)  # to a file, because older xarray cannot return bytes here
         return Path(folder, "z.nc").read_bytes()
 
 
@@ -58,7 +58,7 @@ def test_ranges_refer_to_the_decompressed_file(http_server: RangeServer, codec: 
         assert reader.read(url, start, stop) == DATA[start:stop]
     assert reader.facts(url).size == len(DATA)
     methods = [request.method for request in http_server.requests()]
-    assert methods == ["GET", *["HEAD"] * 5], "each call opens the file anew, and asks only for its version"
+    assert methods == ["GET", *["HEAD"] * 5], "each later call opens the file again, and requests only its version"
 
 
 def test_another_version_is_noticed(http_server: RangeServer) -> None:
@@ -93,10 +93,10 @@ def test_wrong_checksum_is_an_error(at: int) -> None:
 def test_compressed_file_opens_like_a_plain_one(http_server: RangeServer, engine: Any) -> None:
     pytest.importorskip(engine)
     plain = netcdf(engine=engine)
-    want = RefShardFileSystem(plain)
+    expected = RefShardFileSystem(plain)
     for source in (http_server.put("/a.nc.gz", gzip.compress(plain)), gzip.compress(plain)):
         fs = pickle.loads(pickle.dumps(RefShardFileSystem(source)))
-        assert fs.cat(fs.find("")) == want.cat(want.find(""))
+        assert fs.cat(fs.find("")) == expected.cat(expected.find(""))
     assert len(http_server.requests(method="GET")) == 2, "the first bytes, and the file"
 
 
@@ -112,7 +112,7 @@ def test_files_are_joined_and_saved(http_server: RangeServer, tmp_path: Path) ->
                 assert ds.z[:, 0].values.tolist() == [3.0 * (n % 4) + n // 4 * 4 for n in range(12)]
             assert "only refshard can read" in joined.save(str(tmp_path / "joined.json"), overwrite=True)
     fs = RefShardFileSystem(str(tmp_path / "1.nc.gz"))
-    fs.save(str(tmp_path / "one.json"))  # for other readers: chunks are copied
+    fs.save(str(tmp_path / "one.json"))  # chunks are copied, because other packages cannot decompress the file
     assert "decompress" not in (tmp_path / "one.json").read_text()
     assert RefShardFileSystem(str(tmp_path / "one.json")).cat("z/0.0") == fs.cat("z/0.0")
 

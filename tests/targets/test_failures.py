@@ -1,4 +1,4 @@
-"""Which failures are retried, and when."""
+"""Temporary failures are retried after a growing wait; permanent failures are raised at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from refshard_fs.targets.failures import (
     is_transient,
 )
 
-FIRST = failures._FIRST  # which is next to nothing while tests run
+FIRST = failures._FIRST  # in tests it is replaced by nearly 0, so that they need not wait
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_waits_grow_vary_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     retry = Retry(retries=4)
     lost = ConnectionLost("reset")
     waits = [[retry.pause(lost, tried) for _ in range(50)] for tried in range(1, 5)]
-    for tried, some in enumerate(waits, start=1):
-        assert all(wait is not None and 0.05 * 2 ** (tried - 1) <= wait <= 0.1 * 2 ** (tried - 1) for wait in some)
-        assert len(set(some)) > 10
+    for tried, samples in enumerate(waits, start=1):
+        assert all(wait is not None and 0.05 * 2 ** (tried - 1) <= wait <= 0.1 * 2 ** (tried - 1) for wait in samples)
+        assert len(set(samples)) > 10
     assert retry.pause(lost, 5) is None
     assert Retry(retries=0).pause(lost, 1) is None
     assert all((Retry(retries=99).pause(lost, 60) or 0) <= 20 for _ in range(20))

@@ -1,4 +1,4 @@
-"""Other filesystems of fsspec: read through the public API, on any loop, with all checks."""
+"""Other filesystems of fsspec are read through their public API, on any loop, and their answers are checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (
 
 
 class Odd(AbstractFileSystem):
-    """One file under every name, read in the way that ``how`` says."""
+    """A filesystem with the same file under every name; ``how`` selects a correct or a faulty way of reading."""
 
     protocol = "odd"
     cachable = False
@@ -76,7 +76,7 @@ class Odd(AbstractFileSystem):
 
 
 class OddAsync(AsyncFileSystem):
-    """The same, of a loop."""
+    """The same filesystem with coroutines."""
 
     protocol = "odda"
     cachable = False
@@ -121,7 +121,7 @@ def test_wrong_length_is_an_error(how: str, kind: int, start: int, stop: int | N
 @pytest.mark.parametrize("kind", range(3))
 @pytest.mark.parametrize("how", ["lost", "odd", "empty to zarr"])
 def test_failures_are_not_a_missing_object(how: str, kind: int) -> None:
-    with pytest.raises(OSError) as caught:  # noqa: PT011  # of any kind but those below
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # the exact class is checked below
         reader(odd(how)[kind]).read("odd://x", 0, 5)
     assert not isinstance(caught.value, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
     assert "not satisfiable" not in str(caught.value)
@@ -151,12 +151,12 @@ def test_retrying_filesystem_gets_few_retries() -> None:
 
 @pytest.mark.evidence(id="T32")
 def test_instance_runs_on_its_loop_or_ours() -> None:
-    there, here = OddAsync(), OddAsync(asynchronous=True)
-    reader(there).read("odd://x", 0, 5)
-    reader(here).read("odd://x", 0, 5)
-    assert there.loops == {id(there.loop)}
-    assert len(here.loops) == 1
-    assert not here.loops & there.loops
+    synchronous, asynchronous = OddAsync(), OddAsync(asynchronous=True)
+    reader(synchronous).read("odd://x", 0, 5)
+    reader(asynchronous).read("odd://x", 0, 5)
+    assert synchronous.loops == {id(synchronous.loop)}
+    assert len(asynchronous.loops) == 1
+    assert not asynchronous.loops & synchronous.loops
 
 
 def test_manifest_may_pin_a_version() -> None:
@@ -170,15 +170,13 @@ def test_manifest_may_pin_a_version() -> None:
 def test_pinned_object_replaced_after_the_first_read_is_noticed(
     kind: int,
 ) -> None:
-    """Before it was mended: A pinned object on a filesystem other than HTTP, S3, local files and memory was checked at
-    its first read alone. If it was replaced later, old and new bytes were mixed.
-    """
+    """The version is compared at each read, not only at the first: otherwise old and new bytes would be mixed."""
     fs = odd("right")[kind]
     versions = fs if isinstance(fs, Odd) else fs.like  # type: ignore[attr-defined]
     pin = Pin(etag="1")
 
     async def read(pool: Pool) -> None:
-        opened, path = pool.place("odd://x")  # type: ignore[misc]  # there is one
+        opened, path = pool.place("odd://x")  # type: ignore[misc]  # it is not None
         assert (await opened.read(path, 0, 5, pin)).data == DATA[:5]
         versions.etag = "2"
         with pytest.raises(TargetChanged):
@@ -201,7 +199,7 @@ def test_stale_listing_gives_no_version() -> None:
     fs = Listing()
 
     async def read(pool: Pool) -> None:
-        opened, path = pool.place("odd://x")  # type: ignore[misc]  # there is one
+        opened, path = pool.place("odd://x")  # type: ignore[misc]  # it is not None
         await opened.read(path, 0, 5, Pin(etag="1"))
         fs.etag = "2"
         with pytest.raises(TargetChanged):
@@ -285,7 +283,7 @@ def test_obstore_filesystems_are_read(http_server: RangeServer) -> None:
     with pytest.raises(FileNotFoundError):
         remote.read(http_server.url + "/none", 0, 5)
     http_server.fault(403)
-    with pytest.raises(OSError) as caught:  # noqa: PT011  # of any kind but those below
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # the exact class is checked below
         remote.read(http_server.url + "/x", 0, 5)
     assert not isinstance(caught.value, FileNotFoundError)
 
@@ -315,7 +313,7 @@ def test_members_of_an_archive_share_one_opening(http_server: RangeServer, archi
 
 
 def test_chain_is_opened_on_fsspecs_loop(archive: str) -> None:
-    """Opening one there, instead of in a thread, would wait for itself."""
+    """fsspec opens a chain by blocking calls: on its own event loop, instead of in a thread, these would never end."""
     loop = fsspec.asyn.get_loop()
 
     async def read() -> bytes:
@@ -328,7 +326,7 @@ def test_chain_is_opened_on_fsspecs_loop(archive: str) -> None:
 
 
 def test_missing_member_or_archive_is_file_not_found(http_server: RangeServer, archive: str) -> None:
-    of_member = FileNotFoundError if fsspec.__version__ >= "2026" else Unreadable  # a KeyError of older tarfiles
+    of_member = FileNotFoundError if fsspec.__version__ >= "2026" else Unreadable  # older fsspec raises KeyError
     for url, error in (
         (f"tar://none::{archive}", of_member),
         (f"tar://d/1::{http_server.url}/none.tar", FileNotFoundError),
@@ -338,7 +336,7 @@ def test_missing_member_or_archive_is_file_not_found(http_server: RangeServer, a
     assert Reader().names(f"tar://d::{archive}")[0] == Listed("0", 3000)  # type: ignore[index]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of theirs open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files open
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
 def test_cache_filesystems_serve_parallel_readers(http_server: RangeServer, tmp_path: Path, cache: str) -> None:
     urls = [http_server.put(f"/{i}", DATA[i:]) for i in range(3)]
@@ -361,7 +359,7 @@ class OneAtATime(Odd):
 
 
 def test_equal_filesystems_have_separate_locks() -> None:
-    """Filesystems are equal that were made with equal arguments; one that is gone took the other's lock with it."""
+    """Filesystems with equal arguments are equal. So a table of locks would lose both locks if one is collected."""
     first, second = OneAtATime(), OneAtATime()
     assert first == second
     generic.lock_of(first, "x")
@@ -375,10 +373,8 @@ def test_equal_filesystems_have_separate_locks() -> None:
 @pytest.mark.parametrize("shared", ["ftp", "zip", "dir"])
 @pytest.mark.evidence(id="T26")
 def test_single_threaded_filesystem_is_locked(shared: str) -> None:
-    """Before it was mended: `zip://member::URL` gave wrong bytes of the right length when several chunks were read at
-    a time, on Python 3.12.0–3.12.8 and 3.13.0–3.13.1
-    ([gh-127847](https://github.com/python/cpython/issues/127847): open handles of one `ZipFile` mix up their
-    positions).
+    """On Python 3.12.0–3.12.8 and 3.13.0–3.13.1, open handles of one `ZipFile` mix up their positions
+    ([gh-127847](https://github.com/python/cpython/issues/127847)): parallel reads returned wrong bytes.
     """
 
     class OnePlace(AbstractArchiveFileSystem if shared == "zip" else Odd):  # type: ignore[misc]
@@ -408,7 +404,7 @@ def test_single_threaded_filesystem_is_locked(shared: str) -> None:
 
 
 class Counted(Odd):
-    """Says how often it was asked for what."""
+    """A filesystem that counts calls in ``tries``: 1 for each read, 100 for each `info`."""
 
     protocol = "counted"
 
@@ -421,7 +417,7 @@ def test_size_is_requested_once_for_parallel_reads() -> None:
     fs = Counted()
 
     async def read(pool: Pool) -> list[bytes]:
-        opened, path = pool.place("counted://x")  # type: ignore[misc]  # there is one
+        opened, path = pool.place("counted://x")  # type: ignore[misc]  # it is not None
         parts = await asyncio.gather(
             opened.read(path, 0, 5000), opened.read(path, -7, None), opened.read(path, 9, 8000)
         )
@@ -435,7 +431,7 @@ def test_requested_facts_are_never_cached() -> None:
     fs = Odd()
 
     async def read(pool: Pool) -> None:
-        opened, path = pool.place("odd://x")  # type: ignore[misc]  # there is one
+        opened, path = pool.place("odd://x")  # type: ignore[misc]  # it is not None
         await opened.read(path, -7, None)
         fs.etag = "2"
         assert (await opened.facts(path)).size == 3000

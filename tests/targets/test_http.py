@@ -34,7 +34,7 @@ DATA = bytes(i * 31 % 251 for i in range(3000))
 RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (0, None), (-3000, None), (-9999, None)]
 
 
-def want(start: int, stop: int | None) -> bytes:
+def expected(start: int, stop: int | None) -> bytes:
     return DATA[start:stop]
 
 
@@ -42,7 +42,7 @@ def want(start: int, stop: int | None) -> bytes:
 def test_range_equals_a_slice(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     answer = Reader().answer(url, start, stop)
-    assert answer.data == want(start, stop)
+    assert answer.data == expected(start, stop)
     assert answer.size == 3000
     assert [r.method for r in http_server.requests()] == ["GET"]
 
@@ -90,7 +90,7 @@ def test_body_of_wrong_length_is_an_error(http_server: RangeServer, kind: Any, s
     url = http_server.put("/x", DATA)
     http_server.fault(kind)
     if (start, stop) == (0, None) and kind in ("short_body", "long_body", "unframed_body"):
-        # A whole object whose length is not known otherwise: what the server ends is the end. A pin tells.
+        # Nothing but a pin tells the length of this whole object: without it, the end of the answer is the end.
         with pytest.raises((OSError, TargetChanged)):
             Reader().read(url, pin=Pin(size=3000))
         return
@@ -111,7 +111,7 @@ def test_wrong_range_is_an_error(http_server: RangeServer, kind: Any, start: int
 def test_range_is_cut_from_a_whole_answer(http_server: RangeServer, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault("ignored_range")
-    assert Reader().read(url, start, stop) == want(start, stop)
+    assert Reader().read(url, start, stop) == expected(start, stop)
 
 
 def test_huge_whole_answer_is_not_read_to_its_end(http_server: RangeServer) -> None:
@@ -127,10 +127,10 @@ def test_whole_answers_are_counted_and_warned_of_once(http_server: RangeServer) 
     url = http_server.put("/x", bytes(UNASKED))
     http_server.fault("ignored_range")
     fs = RefShardFileSystem({f"a/{i}": [url, UNASKED - 10 + i, 1] for i in range(4)}, skip_instance_cache=True)
-    with pytest.warns(CostlyPattern, match="ignores ranges") as told:  # noqa: PT031  # reads after the first tell nothing
+    with pytest.warns(CostlyPattern, match="ignores ranges") as warned:  # noqa: PT031  # only the first read warns
         for i in range(4):
             assert fs.cat_file(f"a/{i}") == b"\0"
-    assert len(told) == 1
+    assert len(warned) == 1
     assert fs.stats()["bytes_wanted"] == 4
     assert http_server.bytes_sent - 4096 <= fs.stats()["bytes_fetched"] <= http_server.bytes_sent
 
@@ -140,7 +140,7 @@ def test_whole_answers_are_counted_and_warned_of_once(http_server: RangeServer) 
 def test_unusual_framing_is_parsed(http_server: RangeServer, kind: Any, start: int, stop: int | None) -> None:
     url = http_server.put("/x", DATA)
     http_server.fault(kind, pause=0.0001, piece=500)
-    assert Reader().read(url, start, stop) == want(start, stop)
+    assert Reader().read(url, start, stop) == expected(start, stop)
 
 
 def test_range_of_unknown_total_is_accepted(http_server: RangeServer) -> None:
@@ -148,7 +148,7 @@ def test_range_of_unknown_total_is_accepted(http_server: RangeServer) -> None:
     http_server.fault("unknown_total")
     assert Reader().read(url, 5, 50) == DATA[5:50]
     assert Reader().read(url, -5) == DATA[-5:]
-    with pytest.raises(Unfit):  # here only the total says whether this is all
+    with pytest.raises(Unfit):  # the total is needed to check that this is the last byte
         Reader().read(url, 5)
 
 
@@ -450,7 +450,7 @@ def test_options_of_the_filesystem_reach_the_server(http_server: RangeServer) ->
 
 
 class Wrapper:
-    """A client that is no session, but has one, as those have that try again."""
+    """A client that wraps a session, like clients that retry requests."""
 
     def __init__(self, **options: Any) -> None:
         self._session = aiohttp.ClientSession(**options)
@@ -509,7 +509,7 @@ def test_proxy_may_have_a_private_name(how: str, monkeypatch: pytest.MonkeyPatch
             options = {"client_kwargs": {"trust_env": True}}
         rule = Admission.of("http://data.example/set.json", None, (), (url,))
         pool = Pool(PoolOptions(by_prefix={url: options}, admission=rule, retry=AT_ONCE), asyncio.get_running_loop())
-        opened, path = pool.place(url)  # type: ignore[misc]  # there is one
+        opened, path = pool.place(url)  # type: ignore[misc]  # it is not None
         try:
             return (await opened.read(path, 0, 5)).data
         finally:
@@ -553,7 +553,7 @@ def test_public_server_implementation_is_read(nginx_server: Callable[[Path], Ngi
     server = nginx_server(tmp_path)
     reader = Reader()
     for start, stop in RANGES:
-        assert reader.read(f"{server.url}/x.bin", start, stop) == want(start, stop)
+        assert reader.read(f"{server.url}/x.bin", start, stop) == expected(start, stop)
     assert reader.facts(f"{server.url}/x.bin").size == 3000
     assert reader.read(f"{server.url}/empty", -5, None) == b""
     with pytest.raises(FileNotFoundError):
@@ -576,14 +576,14 @@ def test_early_end_is_an_incomplete_answer(http_server: RangeServer) -> None:
 
 
 def test_proxy_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment is searched for proxies once for each of its states, which took a sixth of each request."""
+    """The environment is searched for proxies only if its variables have changed: a search is slow."""
     scripts = [Script([RIGHT] * 5), Script([RIGHT])]
     searches = []
     monkeypatch.setattr(http, "getproxies", lambda: searches.append(1) or getproxies())
 
     async def go() -> None:
         pool = Pool(PoolOptions(retry=AT_ONCE), asyncio.get_running_loop())
-        opened, path = pool.place("http://data.example/x")  # type: ignore[misc]  # there is one
+        opened, path = pool.place("http://data.example/x")  # type: ignore[misc]  # it is not None
         for script, reads in zip(scripts, (5, 1), strict=True):
             server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
             monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")

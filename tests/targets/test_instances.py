@@ -1,4 +1,4 @@
-"""Sets that are read, listed and committed through filesystem instances of other packages."""
+"""Filesystem instances of other packages read, list and commit sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAKES = ["obstore", "obstore, asynchronous", "pyarrow"]
 
 
 class Place(NamedTuple):
-    """A directory of a test's own: its URL, the filesystem that reaches it, and what puts objects there."""
+    """A directory for one test: its URL, the filesystem that reaches it, and a function that puts objects there."""
 
     url: str
     instance: Any

@@ -1,4 +1,4 @@
-"""Sets and their targets on FTP, SFTP and WebDAV servers, on GCS and Azure: read, listed, committed."""
+"""Sets and their targets are read, listed and committed on FTP, SFTP and WebDAV servers, GCS and Azure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def served(server: Served, request: pytest.FixtureRequest) -> Served:
-    """A directory of this test's own."""
+    """A directory for this test alone."""
     found = server.below(f"t{abs(hash(request.node.name))}")
     found.put("folder/data.bin", DATA)
     return found
@@ -58,7 +58,7 @@ def test_disk_cache_has_the_current_version(served: Served, tmp_path: Path) -> N
     refs = {f"a/{number}": ["data.bin", number * 16, 16] for number in range(16)}
     served.put("folder/refs.json", json.dumps(refs).encode())
     hits = []
-    for data in (DATA, DATA, DATA[::-1] + b"x"):  # some servers tell versions of one second apart by their size alone
+    for data in (DATA, DATA, DATA[::-1] + b"x"):  # within a second, some servers show a change only by another size
         served.put("folder/data.bin", data)
         fs = opened(served, "folder/refs.json", cache_dir=tmp_path / "kept", skip_instance_cache=True)
         assert b"".join(fs.cat([*refs]).values()) == data[:256]
@@ -77,9 +77,8 @@ def test_hierarchy_is_listed_and_read(served: Served) -> None:
 
 @pytest.mark.parametrize("name", ["busy", "hangs-up"])
 def test_busy_ftp_server_is_not_a_missing_key(tmp_path: Path, name: str) -> None:
-    """Before it was mended: An FTP server that answered "450 busy", or had closed the connection, made keys of a
-    hierarchy missing: fsspec's filesystem takes every refusal for a missing file, and keeps a broken
-    connection.
+    """fsspec's FTP filesystem reports every refusal, such as "450 busy", as a missing file, and keeps a broken
+    connection. Keys of a hierarchy must not become missing because of that.
     """
     with KINDS["ftp"](tmp_path) as served:
         served.put(name, DATA)
@@ -128,10 +127,8 @@ def test_set_is_made_and_its_large_values_are_objects(served: Served) -> None:
 
 @pytest.mark.evidence(id="T18")
 @pytest.mark.evidence(id="T19")
-def test_commit_over_another_writers_is_a_conflict(served: Served) -> None:
-    """Before it was mended: A commit to FTP overwrote a document of the same size that somebody else had written, and
-    wrote in place, so that readers saw half of it.
-    """
+def test_commit_over_another_writers_commit_is_a_conflict(served: Served) -> None:
+    """Another writer's document of the same size must be noticed, and readers must never see half a document."""
     first = opened(served, "set.json", mode="a")
     first.pipe_file("k", b"000")
     first.commit()
@@ -140,7 +137,7 @@ def test_commit_over_another_writers_is_a_conflict(served: Served) -> None:
     one.pipe_file("k", b"111")
     two.pipe_file("k", b"222")
     one.commit()
-    if served.directory is not None:  # these servers tell seconds
+    if served.directory is not None:  # these servers tell modification times in whole seconds
         later = time.time() + 2
         os.utime(served.directory / "set.json", (later, later))
     with pytest.raises(ConflictError):

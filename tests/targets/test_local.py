@@ -1,4 +1,4 @@
-"""Local files: the same bytes from any thread and process, few descriptors, and changes are noticed."""
+"""Local files are read from any thread and process, with few descriptors, and changes are noticed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["pread", "seek"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LocalTarget:
-    """As on POSIX, and as where there is no ``pread``."""
+    """A target that reads by ``pread``, as on POSIX, or by seeking, as on Windows."""
     if request.param == "seek":
         monkeypatch.setattr(local, "_read_at", local._seek_and_read)
     return LocalTarget()
@@ -115,7 +115,7 @@ def test_missing_file_and_directory_are_file_not_found(tmp_path: Path) -> None:
             Reader().facts(str(path))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in the file system here")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no named pipes")
 def test_pipe_or_device_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (str(tmp_path / "pipe"), os.devnull, "/dev/zero"):
@@ -141,7 +141,7 @@ def test_directory_lists_files_and_directories(tmp_path: Path) -> None:
 
 
 def test_file_removed_during_a_listing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory is there: that one of its files is gone must not be taken for that."""
+    """The error about the removed file must not look as if the directory did not exist."""
     for name in "abc":
         (tmp_path / name).write_bytes(b"123")
 
@@ -156,7 +156,7 @@ def test_file_removed_during_a_listing_is_left_out(tmp_path: Path, monkeypatch: 
     assert [listed.name for listed in found] == ["a", "c"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links take rights there that few have")
+@pytest.mark.skipif(os.name == "nt", reason="few users of Windows have the right to make links")
 def test_broken_link_leaves_its_directory_listable(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123")
     (tmp_path / "itself").symlink_to(tmp_path / "itself")
@@ -168,7 +168,7 @@ def test_broken_link_leaves_its_directory_listable(tmp_path: Path) -> None:
         Reader().read(str(tmp_path / "itself"), 0, 5)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_reads_during_parents_reads(file: Path) -> None:
     place = Pool(PoolOptions(), None).place(str(file))
@@ -185,9 +185,9 @@ def test_forked_child_reads_during_parents_reads(file: Path) -> None:
     release = threading.Event()
 
     def hold() -> None:
-        with opened.target._files._lock:  # type: ignore[attr-defined]  # that of another thread, at the fork
+        with opened.target._files._lock:  # type: ignore[attr-defined]
             held.set()
-            release.wait()
+            release.wait()  # another thread holds the lock during the fork
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -202,7 +202,7 @@ def test_forked_child_reads_during_parents_reads(file: Path) -> None:
     assert Reader().read(str(file), 0, 5) == DATA[:5]
 
 
-@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="links take rights there that few have")
+@pytest.mark.skipif(os.open not in os.supports_dir_fd, reason="few users of Windows have the right to make links")
 @pytest.mark.parametrize("where", ["x.bin", "folder", "folder/deeper"])
 @pytest.mark.case(id="P15")
 def test_link_created_after_admission_is_not_followed(where: str, tmp_path: Path) -> None:

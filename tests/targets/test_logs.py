@@ -39,8 +39,8 @@ def test_http_records_agree_with_the_server(http_server: RangeServer, caplog: py
 
 
 def test_each_try_and_each_redirect_is_logged(http_server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
-    there = http_server.put("there", b"abc")
-    http_server.fault("redirect", "/here", to=there)
+    target = http_server.put("there", b"abc")
+    http_server.fault("redirect", "/here", to=target)
     http_server.fault(503, "/there", times=1, retry_after=0)
     with caplog.at_level(logging.DEBUG, "refshard_fs"):
         fs = RefShardFileSystem({"a": [f"{http_server.url}/here", 0, 3]}, skip_instance_cache=True)

@@ -18,24 +18,25 @@ from tests.servers.http import RangeServer
 pytestmark = pytest.mark.case(id="P30")
 
 
-def kept() -> int:
-    known = getattr(get_loop(), connections._NAME)._connectors.values()
-    idle = [kept for connector in known for kept in connections.idle_of(connector).values()]
-    return sum(protocol.is_connected() for kept in idle for protocol, *_ in kept)  # servers of earlier tests have gone
+def count_idle() -> int:
+    """Return the number of idle connections. Connections to servers of earlier tests may be closed: leave them out."""
+    connectors = getattr(get_loop(), connections._NAME)._connectors.values()
+    idle = [kept for connector in connectors for kept in connections.idle_of(connector).values()]
+    return sum(protocol.is_connected() for kept in idle for protocol, *_ in kept)
 
 
 def test_idle_connections_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "most_connections", lambda: 4)
+    monkeypatch.setattr(connections, "count_permitted_connections", lambda: 4)
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RangeServer()) for _ in range(12)]
         fs = RefShardFileSystem({f"k{i}": [server.put("/x", b"x"), 0, 1] for i, server in enumerate(servers)})
         for i in range(len(servers)):
             assert fs.cat_file(f"k{i}") == b"x"
-            assert 0 < kept() <= 4
+            assert 0 < count_idle() <= 4
 
 
 def test_unknown_idle_connections_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "most_connections", lambda: 2)
+    monkeypatch.setattr(connections, "count_permitted_connections", lambda: 2)
     monkeypatch.setattr(connections, "idle_of", lambda connector: {})
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(RangeServer()) for _ in range(4)]
@@ -44,7 +45,7 @@ def test_unknown_idle_connections_stay_open(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_connector_closes_at_once_without_a_loop(http_server: RangeServer) -> None:
-    """Fails where aiohttp closes in another way: then `close_now` and `idle_of` have to know that, too."""
+    """This fails if aiohttp renames its private attributes: then adapt `close_now` and `idle_of`."""
 
     async def opened() -> Any:
         connector = connections.LoopConnections.of(asyncio.get_running_loop()).connector()
@@ -61,15 +62,15 @@ def test_connector_closes_at_once_without_a_loop(http_server: RangeServer) -> No
     loop.close()
 
 
-def test_connections_use_half_of_the_file_limit() -> None:
+def test_connections_take_a_third_of_the_file_limit() -> None:
     resource = pytest.importorskip("resource")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connections.most_connections() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))
+    assert connections.count_permitted_connections() == (4096 if soft == resource.RLIM_INFINITY else max(soft // 3, 16))
 
 
 @pytest.mark.parametrize("kind", ["http", "gcs"])
 def test_session_of_an_instance_is_closed(kind: str, http_server: RangeServer) -> None:
-    """Fails where fsspec keeps it elsewhere: then `close_connections` has to know that, too."""
+    """This fails if fsspec stores the session elsewhere: then adapt `close_connections`."""
 
     async def opened() -> aiohttp.ClientSession:
         if kind == "http":

@@ -1,4 +1,4 @@
-"""Files in memory: one version for all threads and processes."""
+"""A file in memory has the same version in all threads, and a forked child can read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from refshard_fs.targets.local import MemoryTarget
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.evidence(id="T2")
 def test_forked_child_reads_during_a_parents_thread() -> None:
@@ -28,7 +28,7 @@ def test_forked_child_reads_during_a_parents_thread() -> None:
                 release.wait()
             return 1
 
-    target._next = Numbers()  # type: ignore[assignment]  # one that takes its time
+    target._next = Numbers()  # type: ignore[assignment]  # so that the thread waits in the middle of a read
     thread = threading.Thread(target=target.read_now, args=("/memory-target/a", 0, 2))
     thread.start()
     drawing.wait()

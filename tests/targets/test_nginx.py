@@ -1,4 +1,4 @@
-"""nginx as a data server: TLS, basic authentication, compression, signed links behind redirects."""
+"""Data is read from nginx, with TLS, basic authentication, compression, and signed links behind redirects."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ location /signed/ {{
     secure_link_md5 "$secure_link_expires$uri not-a-secret";
     if ($secure_link = "") {{ return 403; }}
     if ($secure_link = "0") {{ return 403; }}
-    if (-f {folder}/over/$arg_signature) {{ return 403; }}  # a link whose time is over, whatever time it is
+    if (-f {folder}/over/$arg_signature) {{ return 403; }}  # so that a test can make a link expire at once
 }}
 """
 
 
 class Served(NamedTuple):
-    """A running server, the authority of its certificate, and where links are noted whose time is over."""
+    """A running server, the authority of its certificate, and the directory that names the expired links."""
 
     nginx: NginxServer
     authority: ssl.SSLContext
@@ -57,14 +57,14 @@ def served(nginx_server: Callable[..., NginxServer], tmp_path: Path) -> Served:
 
 
 def signed(served: Served, expires: int) -> tuple[str, str]:
-    """Return a link to ``/signed/x.bin`` that is good until ``expires``, and its signature."""
-    digest = hashlib.md5(f"{expires}/signed/x.bin not-a-secret".encode()).digest()  # as nginx does
+    """Return a link to ``/signed/x.bin`` that is valid until ``expires``, and its signature."""
+    digest = hashlib.md5(f"{expires}/signed/x.bin not-a-secret".encode()).digest()  # the signature that nginx expects
     signature = base64.urlsafe_b64encode(digest).decode().rstrip("=")
     return f"{served.nginx.url}/signed/x.bin?signature={signature}&expires={expires}", signature
 
 
 @pytest.mark.evidence(id="T4")
-def test_tls_is_verified_and_an_authority_may_be_given(served: Served) -> None:
+def test_tls_is_verified_also_by_an_authority_in_options(served: Served) -> None:
     url = f"{served.nginx.secure_url}/plain/x.bin"
     trusting = Reader(by_prefix={served.nginx.secure_url: {"ssl": served.authority}})
     assert trusting.read(url, 5, 50) == DATA[5:50]
@@ -108,7 +108,7 @@ def test_expired_signed_links_are_requested_again(served: Served, http_server: R
     fs = RefShardFileSystem({"k": [f"{http_server.url}/x.bin", 5, 45]}, skip_instance_cache=True)
     assert fs.cat_file("k") == DATA[5:50]
     assert fs.cat_file("k", 1, 5) == DATA[6:10]
-    assert len(http_server.requests()) == 1, "where it leads is remembered"
+    assert len(http_server.requests()) == 1, "the target of the redirect is remembered"
     (served.over / signature).touch()
     assert fs.cat_file("k", 2, 6) == DATA[7:11]
     assert len(http_server.requests()) == 2

@@ -1,4 +1,4 @@
-"""Stores of the obspec protocols as sources and as targets, read with all checks."""
+"""Stores with obspec's methods are sources and targets, and their answers are checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import refshard_fs
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.model import Facts
 from refshard_fs.targets import PoolOptions, StoreFileSystem
-from refshard_fs.targets.obspec import urls_of
+from refshard_fs.targets.obspec import root_url_of
 from tests.servers.http import RangeServer
 from tests.support.target_reading import with_pool
 
@@ -42,11 +42,11 @@ class Result:
 
 
 class NotFoundError(Exception):
-    """As obspec names it."""
+    """The name of obspec's error for a missing object."""
 
 
 class Plain:
-    """The least of obspec: it blocks, and takes no ranges that count from the end."""
+    """A store with the fewest methods: it blocks, and supports no ranges from the end."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects = objects
@@ -97,7 +97,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, http_server: RangeServ
 @pytest.mark.evidence(id="T30")
 def test_ranges_of_a_store_are_read(store: Any) -> None:
     fs = StoreFileSystem.of(store)
-    prefix = urls_of(store)
+    prefix = root_url_of(store)
     options = PoolOptions(by_prefix={prefix: fs})
     url = prefix + ("d/x%20y" if prefix.startswith("http") else "d/x y")
 
@@ -110,7 +110,7 @@ def test_ranges_of_a_store_are_read(store: Any) -> None:
 
 def test_facts_of_a_store_come_with_its_bytes(store: Any) -> None:
     fs = StoreFileSystem.of(store)
-    prefix = urls_of(store)
+    prefix = root_url_of(store)
     options = PoolOptions(by_prefix={prefix: fs})
 
     async def facts(pool: Any) -> list[Facts]:
@@ -147,7 +147,7 @@ def test_registry_resolves_the_path_in_a_store() -> None:
     for store in (stores.MemoryStore(), stores.S3Store("b", prefix="p/q"), stores.HTTPStore("https://h/p")):
         for url in ("s3://b/p/q/x", "s3://b/p/qq/x", "https://h/p/x/y", "https://h/x"):
             known = registry.ObjectStoreRegistry({url.rpartition("/")[0]: store})
-            if not (getattr(store, "prefix", None) and "/qq/" in url):  # theirs cuts a name in two
+            if not (getattr(store, "prefix", None) and "/qq/" in url):  # the registry cuts the name "qq" after "q"
                 assert StoreFileSystem.of(store).path_of(url) == known.resolve(url)[1]
 
 
@@ -200,7 +200,7 @@ def test_changed_object_of_a_store_is_noticed() -> None:
         fs.cat_file("a/3")
 
 
-def test_set_in_a_store_reaches_no_other_place() -> None:
+def test_set_in_a_store_may_not_read_local_files() -> None:
     document = json.dumps(references("file:///etc/hostname")).encode()
     store, other = memory({"refs.json": document}), stores.LocalStore()
     known = registry.ObjectStoreRegistry({"s3://b": store, "file://": other})
@@ -217,7 +217,7 @@ def test_filesystem_over_a_store_is_pickled(http_server: RangeServer) -> None:
 
 
 def test_stores_of_equal_names_stay_separate() -> None:
-    """What was read of one is not shown of the other, though their URLs and versions may be equal."""
+    """Bytes of one store are never returned for another, even if URLs and versions are equal."""
     shown = []
     for value in (b"1", b"2"):
         store = memory({"refs.json": json.dumps({"a": value.decode()}).encode()})

@@ -75,7 +75,7 @@ def test_each_link_of_a_chain_is_opened_with_its_own_options(http_server: RangeS
     assert set(secrets(http_server)) == {"link"}
 
 
-def test_instances_and_options_by_protocol(http_server: RangeServer) -> None:
+def test_instances_and_options_apply_by_protocol(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     MemoryFileSystem().pipe_file("/pool/x", DATA)
     http = HTTPFileSystem(**headers("instance"), skip_instance_cache=True)
@@ -85,7 +85,7 @@ def test_instances_and_options_by_protocol(http_server: RangeServer) -> None:
     assert secrets(http_server) == ["instance"]
 
 
-def test_instance_by_prefix(http_server: RangeServer) -> None:
+def test_instance_applies_to_its_prefix(http_server: RangeServer) -> None:
     http_server.put("/a/x", DATA)
     url = http_server.put("/x", DATA)
     http = HTTPFileSystem(**headers("instance"), skip_instance_cache=True)
@@ -184,7 +184,7 @@ def test_memory_is_read_in_place_and_changes_are_noticed() -> None:
 
 
 def test_anonymous_failure_names_endpoint_url() -> None:
-    """The endpoint of the source's bucket is for that bucket alone: whose objects lie in another one is told."""
+    """The endpoint in the options for one bucket is not used for another, so the error suggests to name it there."""
     given = {"s3://a/": {"client_kwargs": {"endpoint_url": "https://store.example"}}}
     advice = Pool(PoolOptions(by_prefix=given), None)._advise_on_endpoint("s3://b/x")
     assert "options={'s3://b/': {...}}" in advice

@@ -1,4 +1,4 @@
-"""S3 targets: our own requests give the bytes of s3fs, with its credentials, and leave other requests to it."""
+"""Our own S3 requests return the same bytes as s3fs, with its credentials; s3fs sends the other requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def signed(server: SeaweedServer, **more: Any) -> dict[str, Any]:
 
 
 def through(proxy: CountingProxy, **more: Any) -> dict[str, Any]:
-    """Options of a signing client that comes by way of ``proxy``."""
+    """Return the options of a signing client that sends its requests to ``proxy``."""
     return {"key": "ak", "secret": SeaweedServer.secret, "endpoint_url": proxy.url, **more}
 
 
@@ -116,11 +116,11 @@ def test_requester_pays_header_is_signed(s3_proxy: CountingProxy, bucket: str) -
         {"config_kwargs": {"signature_version": "s3"}},
     ],
 )
-def test_unsupported_requests_are_left_to_s3fs(s3_proxy: CountingProxy, bucket: str, unusual: dict[str, Any]) -> None:
+def test_unsupported_requests_are_sent_by_s3fs(s3_proxy: CountingProxy, bucket: str, unusual: dict[str, Any]) -> None:
     try:
         assert reader(through(s3_proxy, **unusual)).read(f"{bucket}/x", 0, 5) == DATA[:5]
     except OSError:
-        pass  # whether the store can do it is another matter
+        pass  # the store may not support the request: only its sender matters here
     assert all("botocore" in r.headers["user-agent"].lower() for r in s3_proxy.requests())
 
 
@@ -165,7 +165,7 @@ def test_certificates_are_verified_as_botocore_does(how: str, tmp_path: Path, mo
         server = await asyncio.start_server(script.serve, "127.0.0.1", 0, ssl=context)
         options["endpoint_url"] = f"https://localhost:{server.sockets[0].getsockname()[1]}"
         pool = Pool(PoolOptions({"s3": options}, retry=AT_ONCE), asyncio.get_running_loop())
-        opened, path = pool.place("s3://bkt/x")  # type: ignore[misc]  # there is one
+        opened, path = pool.place("s3://bkt/x")  # type: ignore[misc]  # it is not None
         try:
             return (await opened.read(path, 0, 5)).data
         finally:
@@ -299,7 +299,7 @@ def test_listing_equals_s3fs(
 
 
 class Scripted(HttpServer):
-    """Answers the refusals given, one request each, and then the object; ``theirs`` only to botocore's requests."""
+    """A server that answers our first requests with ``refusals``; later ones, and botocore's, get the object."""
 
     def __init__(self, *refusals: tuple[int, str]) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class Scripted(HttpServer):
 
 
 class Pages(HttpServer):
-    """Lists keys ``0`` to ``6``, three a page."""
+    """A server that lists the keys ``0`` to ``6``, three on a page."""
 
     async def answer(self, head: Head, body: bytes, request: Request) -> Wire:
         query = dict(parse_qsl(head.query))
@@ -371,7 +371,7 @@ def scripted() -> Iterator[Any]:
         (403, "SignatureDoesNotMatch"),
     ],
 )
-def test_bucket_that_needs_other_requests_is_left_to_s3fs(scripted: Any, status: int, code: str) -> None:
+def test_bucket_that_needs_other_requests_is_read_by_s3fs(scripted: Any, status: int, code: str) -> None:
     server = scripted((status, code), (status, code))
     options = {"key": "a", "secret": "b", "endpoint_url": server.url}
 
@@ -428,7 +428,7 @@ def test_expired_credentials_never_look_like_a_missing_key(scripted: Any) -> Non
     assert "old" not in str(caught.value)
 
 
-def test_customer_keys_are_left_to_s3fs(scripted: Any) -> None:
+def test_objects_with_customer_keys_are_read_by_s3fs(scripted: Any) -> None:
     server = scripted()
     secret = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "0" * 32}
     options = {"key": "a", "secret": "b", "endpoint_url": server.url, "s3_additional_kwargs": secret}
@@ -449,7 +449,7 @@ def test_signature_is_renewed_before_it_is_old(
 
     async def read(opened: Any, path: str) -> None:
         await opened.read(path, 0, 5)
-        await asyncio.sleep(1.1)  # the stamp counts seconds
+        await asyncio.sleep(1.1)  # a signature has its time in whole seconds
         await opened.read(path, 0, 5)
 
     reader(through(s3_proxy)).run(f"{bucket}/x", read)

@@ -1,4 +1,4 @@
-"""S3 by roles, tokens and credential processes, with every form of bucket address, against moto."""
+"""S3 is read with roles, tokens and credential processes, and with every form of bucket address (from moto)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # sessions o
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[AwsServer]:
-    """A store with objects, which the role alone may read."""
+    """A store with objects, which only the role may read."""
     if not is_installed():
-        pytest.skip("moto is not installed, the S3 with users and roles (pip install 'moto[s3]' flask flask-cors)")
+        pytest.skip(
+            "moto, an S3 server with users and roles, is not installed (pip install 'moto[s3]' flask flask-cors)"
+        )
     with AwsServer() as server:
         s3 = server.client("s3", server.assume())
         for bucket in ("bucket", "with.dots"):
@@ -90,7 +92,9 @@ def test_role_is_assumed_once(
     profiles(monkeypatch, tmp_path, user=user, reader=role)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", proxy.url)
     check(opened(proxy.url, profile="reader"))
-    assert [r.method for r in proxy.requests()] == ["POST", *["GET"] * len(KEYS)], "of STS, and ours"
+    assert [r.method for r in proxy.requests()] == ["POST", *["GET"] * len(KEYS)], (
+        "one request of STS, and one for each object"
+    )
     assert not any("botocore" in r.headers["user-agent"].lower() for r in proxy.requests(method="GET"))
     assert len({r.headers["x-amz-security-token"] for r in proxy.requests(method="GET")}) == 1
 
@@ -108,11 +112,11 @@ def test_token_is_part_of_the_signature(aws: AwsServer) -> None:
 def test_credential_process_runs_before_expiry(
     aws: AwsServer, proxy: CountingProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    given: list[Keys] = []
+    issued: list[Keys] = []
 
-    def give(minutes: int) -> None:
-        given.append(aws.assume())
-        key, secret, token = given[-1]
+    def issue(minutes: int) -> None:
+        issued.append(aws.assume())
+        key, secret, token = issued[-1]
         expires = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
         answer = {
             "Version": 1,
@@ -128,14 +132,16 @@ def test_credential_process_runs_before_expiry(
     command = f'"{sys.executable}" -S "{program}" "{tmp_path}/credentials.json"'
     profiles(monkeypatch, tmp_path, process={"credential_process": command})
     fs = opened(proxy.url, profile="process")
-    give(minutes=5)  # botocore asks again in the last ten
+    issue(minutes=5)  # botocore renews keys in the last ten minutes before they expire
     assert fs.cat_file("0") == DATA[:10]
-    give(minutes=60)
+    issue(minutes=60)
     assert fs.cat_file("1") == DATA[1:11]
-    give(minutes=60)
+    issue(minutes=60)
     assert fs.cat_file("2") == DATA[2:12]
     tokens = [r.headers["x-amz-security-token"] for r in proxy.requests()]
-    assert [token for i, token in enumerate(tokens) if i == 0 or token != tokens[i - 1]] == [k.token for k in given[:2]]
+    assert [token for i, token in enumerate(tokens) if i == 0 or token != tokens[i - 1]] == [
+        k.token for k in issued[:2]
+    ]
 
 
 @pytest.mark.evidence(id="T11")
@@ -159,9 +165,7 @@ def test_virtual_machine_gets_its_keys_once(
     with MachineMetadata(keys) as machine:
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", machine.url)
-        monkeypatch.setenv(
-            "AWS_METADATA_SERVICE_TIMEOUT", "60"
-        )  # seconds; one is the default, which a busy machine takes
+        monkeypatch.setenv("AWS_METADATA_SERVICE_TIMEOUT", "60")  # the default of 1 s is too short on a busy machine
         check(opened(proxy.url))
         assert machine.asked == [
             "PUT /latest/api/token",

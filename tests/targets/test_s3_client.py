@@ -25,7 +25,7 @@ KEYS = {"key": "AKIAOWN", "secret": "x", "token": "SECRET", "skip_instance_cache
 
 
 def reader(options: dict[str, Any]) -> Reader:
-    """Return a reader all of whose requests are s3fs's."""
+    """Return a reader that sends all requests by s3fs."""
     return Reader(by_protocol={"s3": options}, fast_s3=False)
 
 
@@ -48,7 +48,7 @@ def test_request_of_s3fs_follows_no_redirect(status: int, http_server: RangeServ
 
 @pytest.mark.case(id="P16")
 def test_client_without_our_session_sends_nothing(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As aiobotocore before 2.27 does where a user's session has a configuration to merge."""
+    """aiobotocore before 2.27 drops our session class if the user's session has a configuration to merge."""
     import s3fs.core
 
     theirs = s3fs.core.AioConfig
@@ -59,7 +59,7 @@ def test_client_without_our_session_sends_nothing(http_server: RangeServer, monk
     assert http_server.requests() == []
 
 
-def test_session_class_of_the_user_is_kept(http_server: RangeServer) -> None:
+def test_session_class_of_the_user_is_used(http_server: RangeServer) -> None:
     from aiobotocore.httpsession import AIOHTTPSession
 
     sent = []
@@ -77,21 +77,21 @@ def test_session_class_of_the_user_is_kept(http_server: RangeServer) -> None:
 
 def test_clients_share_the_documents_of_botocore() -> None:
     clients = [client(anon=True, endpoint_url=f"http://127.0.0.1:{port}") for port in (1, 2)]
-    for one in clients:
-        sync(get_loop(), one.set_session)
-    first, second = (one.session.get_component("data_loader") for one in clients)
+    for fs in clients:
+        sync(get_loop(), fs.set_session)
+    first, second = (fs.session.get_component("data_loader") for fs in clients)
     assert first is second
 
 
 def test_private_attributes_of_aiobotocore_exist(s3_server: SeaweedServer) -> None:
-    """Fails where botocore changes: then `s3` leaves all requests to s3fs, which work, and take more time."""
+    """This fails if botocore renames private attributes: then s3fs sends all requests, which takes more time."""
     from refshard_fs.targets.s3 import S3Target, has_own_hooks
 
     s3_server.create_bucket("client")
 
     async def found() -> Any:
         fs = client(**s3_server.storage_options)
-        bucket = await S3Target(fs)._find("client")
+        bucket = await S3Target(fs)._find_bucket("client")
         return bucket, has_own_hooks(await fs.get_s3())
 
     bucket, has_hooks = sync(get_loop(), found)
@@ -117,7 +117,7 @@ def test_closed_client_opens_connections_again(http_server: RangeServer) -> None
 
 async def read_from(server: asyncio.Server, options: dict[str, Any]) -> bytes:
     pool = Pool(PoolOptions({"s3": options}, retry=Retry(2), fast_s3=False), asyncio.get_running_loop())
-    opened, path = pool.place("s3://bkt/x")  # type: ignore[misc]  # there is one
+    opened, path = pool.place("s3://bkt/x")  # type: ignore[misc]  # it is not None
     try:
         return (await opened.read(path, 0, 5)).data
     finally:

@@ -1,4 +1,4 @@
-"""Each object has one version in a session."""
+"""All answers about an object must have the same version, as long as a source is open."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def observe(version: Version, etag: str | None, modified: str | None, size: int 
     ("first", "then"),
     [
         (('"a"', MONDAY, 5), ('"a"', MONDAY, 5)),
-        (('"a"', MONDAY, 5), ('"a"', TUESDAY, 5)),  # servers of one name may have copied it at different times
+        (
+            ('"a"', MONDAY, 5),
+            ('"a"', TUESDAY, 5),
+        ),  # mirrors behind one name may have copied the object at different times
         (('"a"', MONDAY, 5), ('W/"a"', MONDAY, 5)),
         (('W/"a"', MONDAY, 5), ('W/"b"', MONDAY, 5)),
         (('"a"', MONDAY, 5), (None, None, None)),
@@ -71,7 +74,7 @@ def test_later_answer_completes_the_version() -> None:
         observe(version, '"b"', None, 5, None)
 
 
-def test_pin_is_held_against_answers_that_were_seen_before() -> None:
+def test_pin_is_compared_with_earlier_answers() -> None:
     version = Version("u")
     observe(version, '"a"', MONDAY, 5, None)
     for pin in (Pin(etag='"b"'), Pin(size=6), Pin(etag="b", size=5)):
@@ -93,14 +96,14 @@ def test_object_younger_than_its_manifest_is_refused(recorded: str) -> None:
 
 def test_only_strong_etags_are_sent() -> None:
     version = Version("u")
-    assert version.condition(None) is None
-    assert version.condition(Pin(etag="abc")) == '"abc"'
-    assert version.condition(Pin(etag='W/"abc"')) is None
+    assert version.required_etag(None) is None
+    assert version.required_etag(Pin(etag="abc")) == '"abc"'
+    assert version.required_etag(Pin(etag='W/"abc"')) is None
     observe(version, 'W/"a"', None, 1, None)
-    assert version.condition(Pin(etag="abc")) is None
+    assert version.required_etag(Pin(etag="abc")) is None
     version = Version("u")
     observe(version, '"a"', None, 1, None)
-    assert version.condition(None) == '"a"'
+    assert version.required_etag(None) == '"a"'
 
 
 def test_times_as_text_are_parsed() -> None:
@@ -132,7 +135,7 @@ def test_remembered_versions_are_bounded() -> None:
 
 
 class Mirrors(RangeServer):
-    """Two servers behind one name, which answer by turns: the same bytes, each with an ETag of its own."""
+    """Two servers behind one name, which answer in turn with the same bytes and different ETags."""
 
     turn = 0
 
@@ -144,9 +147,7 @@ class Mirrors(RangeServer):
 
 @pytest.mark.evidence(id="T8")
 def test_mirrors_with_different_etags_are_read_if_permitted() -> None:
-    """Before it was mended: Two mirrors behind one name gave the same bytes strong ETags of their own: every other
-    read was `TargetChanged`.
-    """
+    """If two mirrors have different strong ETags for the same bytes, every other read raises `TargetChanged`."""
     with Mirrors({"/a": bytes(range(100))}) as server:
         refs = {f"k/{i}": [f"{server.url}/a", 10 * i, 5] for i in range(4)}
         strict = RefShardFileSystem(refs, max_gap=-1, retries=0)
@@ -162,7 +163,7 @@ def test_ignored_versions_still_compare_sizes() -> None:
     version = Version("http://h/x", only_size=True)
     observe(version, '"a"', MONDAY, 5, Pin('"z"', MONDAY, 5))
     observe(version, '"b"', TUESDAY, 5, None)
-    assert version.condition(Pin('"z"')) is None
+    assert version.required_etag(Pin('"z"')) is None
     with pytest.raises(TargetChanged, match="its size was 5"):
         observe(version, '"b"', TUESDAY, 6, None)
 

@@ -1,4 +1,4 @@
-"""Members of a ZIP at another target: stored ones are ranges, compressed ones are inflated."""
+"""Members of a ZIP at another target are objects: a stored member is a range, a compressed one is inflated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANGES = [(0, 10), (10, 2000), (2990, 3000), (0, 3000), (-7, None), (5, None), (
 
 
 def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_STORED, *, piped: bool = False) -> bytes:
-    """Return an archive; with ``piped``, as a writer leaves it that cannot seek: with descriptors behind members."""
+    """Return an archive; with ``piped``, its writer cannot seek, so sizes and checksums are behind the members."""
 
     class Pipe(io.RawIOBase):
         data = b""
@@ -60,7 +60,7 @@ def test_range_of_a_member_equals_a_slice(http_server: RangeServer, method: int,
     url = http_server.put("/a.zip", zipped({"before": b"x" * 70000, "d/m": DATA, "empty": b""}, method, piped=piped))
     for start, stop in RANGES:
         assert Reader().read(f"zip://d/m::{url}", start, stop) == DATA[start:stop]
-    assert Reader().read(f"zip:///d/m::{url}", 1, 4) == DATA[1:4], "a slash before the member says nothing"
+    assert Reader().read(f"zip:///d/m::{url}", 1, 4) == DATA[1:4], "a slash before the member is ignored"
     assert Reader().read(f"zip://empty::{url}") == b""
     assert Reader().facts(f"zip://d/m::{url}").size == 3000
     assert Reader().names(f"zip://d::{url}") == (Listed("m", 3000),)
@@ -72,10 +72,8 @@ def test_range_of_a_member_equals_a_slice(http_server: RangeServer, method: int,
 
 @pytest.mark.evidence(id="T25")
 def test_stored_members_are_ranges_of_one_directory_read(http_server: RangeServer) -> None:
-    """Before it was mended: `zip://member::URL` gave wrong bytes of the right length when several chunks were read at
-    a time, on Python 3.12.0–3.12.8 and 3.13.0–3.13.1
-    ([gh-127847](https://github.com/python/cpython/issues/127847): open handles of one `ZipFile` mix up their
-    positions).
+    """On Python 3.12.0–3.12.8 and 3.13.0–3.13.1, open handles of one `ZipFile` mix up their positions
+    ([gh-127847](https://github.com/python/cpython/issues/127847)): parallel reads returned wrong bytes.
     """
     members = {f"m{i}": bytes([i]) * 5000 for i in range(20)}
     url = http_server.put("/a.zip", zipped(members))
@@ -99,7 +97,7 @@ def test_member_with_local_header_costs_one_more_request(http_server: RangeServe
     url = http_server.put("/a.zip", zipped({"m": DATA}, piped=True))
 
     async def read(pool: Pool) -> list[bytes]:
-        opened, path = pool.place(f"zip://m::{url}")  # type: ignore[misc]  # there is one
+        opened, path = pool.place(f"zip://m::{url}")  # type: ignore[misc]  # it is not None
         return [a.data for a in await asyncio.gather(*(opened.read(path, i, i + 5) for i in range(10)))]
 
     assert with_pool(PoolOptions(), read) == [DATA[i : i + 5] for i in range(10)]
