@@ -1,10 +1,10 @@
-"""Decide whether a manifest may make this machine fetch a URL, and with whose credentials. Pure, on canonical URLs.
+"""Decide whether a manifest may make this machine fetch a URL, and with whose credentials. No I/O here.
 
 By default a manifest from elsewhere may point to its own server or bucket, to other web servers and to object stores;
 never to this machine's files and memory, through chains of filesystems, or into private networks. The user's options
-permit more: a protocol lends credentials, and a prefix also opens a private network. The judged string is the opened
-string; a URL without a canonical spelling is refused. The targets judge host names again when they resolve them:
-`Network` classifies addresses.
+permit more: for a protocol that the user names, credentials are lent; a prefix that the user names also opens a private
+network. URLs are compared in their canonical spelling, and exactly that string is opened; a URL without a canonical
+spelling is refused. The targets check host names again when they resolve them: `Network` classifies addresses.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ _PARENT = re.compile(r"(?:\.|%2e){2}", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 # No public server has these names (RFC 6762, appendix G; RFC 8375): a proxy that resolves them leads inside.
 _INSIDE = (".local", ".internal", ".intranet", ".private", ".corp", ".home", ".lan", ".localdomain", ".home.arpa")
-# The first is in IANA's registry of special addresses, but Python before 3.11.9 lacks most of it. The second is in no
-# registry: it serves the settings of machines on Azure.
+# 192.0.0.0/24 is in IANA's registry of special addresses, but Python before 3.11.9 lacks most of it. 168.63.129.16 is
+# in no registry: there, Azure gives its machines their settings.
 _NOT_PUBLIC = (ipaddress.IPv4Network("192.0.0.0/24"), ipaddress.IPv4Network("168.63.129.16/32"))
-_PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in the first
+_PUBLIC = (ipaddress.IPv4Address("192.0.0.9"), ipaddress.IPv4Address("192.0.0.10"))  # exceptions in 192.0.0.0/24
 _DOCUMENTS = ipaddress.IPv6Network("3fff::/20")  # RFC 9637: for examples in documents; Python 3.13 lacks it
-_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: the global addresses, apart from the next two kinds
-_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an IPv4 address follows
-_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an IPv4 address follows
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291: global addresses; the next two kinds embed IPv4 addresses
+_TRANSLATED = ipaddress.IPv6Address("64:ff9b::").packed[:12]  # RFC 6052: an IPv4 address follows these bytes
+_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")  # RFC 5214: an IPv4 address follows these bytes
 
 
 class Access(IntEnum):
-    """Whose credentials open a target, and where its server may be: lower values grant less."""
+    """The credentials that open a target, and the places where its server may be. Lower values grant less."""
 
     NONE = 0  # no credentials, at a public server
     LENT = 1  # the credentials for a protocol that the user named, at a public server
@@ -72,7 +72,7 @@ class Access(IntEnum):
 
 
 def is_trusted(source: str) -> bool:
-    """Whether a manifest at ``source`` is the user's own: on this machine, or in a chain that ends on it."""
+    """Return whether a manifest at ``source`` is the user's own: on this machine, or in a chain that ends there."""
     last = links(source)[-1]
     return protocol_of(last) in (None, "memory", "data", *LOCAL)
 
@@ -93,7 +93,7 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
 
 
 def canonicalize(url: str) -> str:
-    """Return ``url`` in its canonical spelling; ValueError, with the reason, if it has none that is safe to judge."""
+    """Return ``url`` in its canonical spelling; raise ValueError, with the reason, if it has no safe one."""
     if _UNSAFE.search(url):
         raise ValueError("it has a control character or a backslash")
     protocol = protocol_of(url)
@@ -104,7 +104,7 @@ def canonicalize(url: str) -> str:
     if protocol in WEB and (mark := re.search(r"[?#]", authority)):
         authority, slash, path = rest[: mark.start()], "", rest[mark.start() :]
     plain = re.split(r"[?#]", path, maxsplit=1)[0] if protocol in WEB else path
-    dots = _PARENT if protocol in OBJECT_STORES else _DOTS  # to a store '.' is a name like any other
+    dots = _PARENT if protocol in OBJECT_STORES else _DOTS  # in an object store, '.' is an ordinary name
     if any(dots.fullmatch(segment) for segment in plain.split("/")):
         raise ValueError("it has a segment '.' or '..'")
     if protocol not in WEB:
@@ -137,7 +137,7 @@ def _encode_host(host: str) -> str:
     """Encode the name of a host as IDNA 2003; ValueError if this is not possible."""
     if not host.isascii():
         return host.encode("idna").decode("ascii").lower().rstrip(".")  # full stops of other scripts
-    # Python's codec does the same with an ASCII name; importing it takes milliseconds.
+    # Python's codec would do the same with an ASCII name, but importing it takes milliseconds.
     if host and not all(0 < len(label) < 64 for label in host.split(".")):
         raise ValueError("a label is empty or too long")
     return host.lower()
@@ -152,7 +152,7 @@ class Network(IntEnum):
 
 
 def network_of(host: str) -> Network:
-    """Return the network of ``host``, in any spelling of an address; a full host name counts as public."""
+    """Return the network of ``host``, an address in any spelling, or a name; a name with a dot counts as public."""
     if host == "localhost" or host.endswith(".localhost"):
         return Network.MACHINE
     try:
@@ -169,22 +169,22 @@ def network_of(host: str) -> Network:
     return max(
         [
             _parse_network(address, is_public=is_public),
-            *(_parse_network(each, is_public=_is_public(each)) for each in inner),
+            *(_parse_network(embedded, is_public=_is_public(embedded)) for embedded in inner),
         ]
     )
 
 
 def is_private(host: str) -> bool:
-    """Whether ``host`` is, in any spelling, an address of this machine or of a private or link-local network."""
+    """Return whether ``host`` is, in any spelling, an address of this machine or of a private or link-local network."""
     return network_of(host) is not Network.PUBLIC
 
 
 def _parse_network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, *, is_public: bool) -> Network:
     if is_public:
         return Network.PUBLIC
-    near = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
-    near = near or address in _NOT_PUBLIC[1]
-    return Network.MACHINE if near else Network.PRIVATE
+    is_here = address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+    is_here = is_here or address in _NOT_PUBLIC[1]
+    return Network.MACHINE if is_here else Network.PRIVATE
 
 
 def _is_public(address: ipaddress.IPv4Address) -> bool:
@@ -198,7 +198,7 @@ def _find_embedded_addresses(address: ipaddress.IPv6Address) -> list[ipaddress.I
     addresses = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if address.packed[:12] == _TRANSLATED or (address in _UNICAST and address.packed[8:12] in _ISATAP):
         addresses.append(ipaddress.IPv4Address(address.packed[12:]))
-    return [each for each in addresses if each is not None]
+    return [embedded for embedded in addresses if embedded is not None]
 
 
 def normalize(url: str) -> str:
@@ -210,7 +210,7 @@ def normalize(url: str) -> str:
 
 
 def _host_of(url: str) -> str | None:
-    """Return the host of the server that a URL of one link names; None if its protocol names none."""
+    """Return the host of the server in a URL that is not a chain; None if URLs of its protocol do not name a server."""
     protocol, host, _ = origin_of(url)
     if protocol in WEB or protocol not in _NAME_SERVERS:
         return host if protocol in WEB else None
@@ -224,8 +224,8 @@ class Admission(msgspec.Struct, frozen=True):
     """The rule for the targets of one source.
 
     ``source`` is the URL of a manifest from elsewhere (None: the manifest is the user's own, or may point anywhere).
-    With ``allow``, the user's list of URL prefixes, nothing else is admitted. ``protocols`` and ``prefixes`` come from
-    the user's other options.
+    If the user gives a list of URL prefixes, ``allow``, only these are admitted, and what other options name:
+    ``protocols`` and ``prefixes``.
     """
 
     source: str | None = None
@@ -241,7 +241,7 @@ class Admission(msgspec.Struct, frozen=True):
         if allow == "any":
             return cls()
         if isinstance(allow, str):
-            raise TypeError(f"allow={allow!r}: expected 'any' or a list of URL prefixes")
+            raise TypeError(f"invalid allow={allow!r}: expected 'any' or a list of URL prefixes")
         listed = None if allow is None else tuple(map(_prefix, allow))
         if listed is None and (source is None or is_trusted(source)):
             return cls()
@@ -275,7 +275,7 @@ class Admission(msgspec.Struct, frozen=True):
         """
         if self.admits_all:
             return url, Access.OWN
-        if url.startswith(DECOMPRESS) and not url.startswith(DECOMPRESS * 2):  # it reads the file, and nothing else
+        if url.startswith(DECOMPRESS) and not url.startswith(DECOMPRESS * 2):  # this reads only the file itself
             admitted, access = self.admit(url.removeprefix(DECOMPRESS), redirected_by)
             return DECOMPRESS + admitted, access
         if self.source is not None and self._is_source(url):
@@ -302,7 +302,7 @@ class Admission(msgspec.Struct, frozen=True):
     def admit_real(self, path: str, real: Callable[[str], str]) -> None:
         """Raise TargetNotAllowed unless the local ``path``, with its links resolved, lies in a permitted directory.
 
-        The source itself is a permitted directory. ``real`` resolves the links of these directories.
+        A source that is a local directory is permitted. ``real`` resolves the links of the permitted directories.
         """
         if self.protocols.intersection(LOCAL):
             return
@@ -318,9 +318,9 @@ class Admission(msgspec.Struct, frozen=True):
         return f"a manifest from elsewhere ({self.source})"
 
     def _is_source(self, url: str) -> bool:
-        """Whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
+        """Return whether ``url`` is the source itself or lies below it, or beside it in the same archive."""
         source = self.source or ""
-        if len(links(source)) > 1:  # the first link decides which filesystem opens it
+        if len(links(source)) > 1:  # the first link determines the filesystem that opens the chain
             same = protocol_of(url) == protocol_of(source)
             return url == source or (same and url.partition("::")[2] == source.partition("::")[2] != "")
         below = source.rstrip("/") + "/"
@@ -333,25 +333,28 @@ class Admission(msgspec.Struct, frozen=True):
         return cache + mark if is_cache and url.startswith(cache + mark) else ""
 
     def _add_own_login(self, url: str) -> str | None:
-        """Return the canonical ``url`` if it has the login that the user gave for the source's server."""
-        source, there = urlsplit(self.source or ""), urlsplit(url)
+        """Return the canonical ``url`` if it has the login in the URL of the source, on the same server; else None."""
+        source, parts = urlsplit(self.source or ""), urlsplit(url)
         login, at, _ = source.netloc.rpartition("@")
-        if not at or source.scheme not in WEB or (there.scheme, there.netloc) != (source.scheme, source.netloc):
+        if not at or source.scheme not in WEB or (parts.scheme, parts.netloc) != (source.scheme, source.netloc):
             return None
         head, separator, rest = canonicalize(url.replace(login + at, "", 1)).partition("://")
         return f"{head}{separator}{login}{at}{rest}"
 
     def _is_own_host(self, url: str, redirected_by: str) -> bool:
-        """Whether the source itself redirects to another port of its host, as hubs that sign URLs for a store do."""
+        """Return whether the source redirects to another port of its own host, like hubs that sign URLs for a store."""
         source = self.source or ""
         if len(links(source)) == 1 and source == server_of(source):
-            return False  # the record of a set's origin: it holds the server alone, not the URL
+            return False  # this is the rule of a recorded origin, which is a server, not the URL of a source
         protocol, host, _ = origin_of(source)
         is_own = self._is_source(redirected_by) or redirected_by == links(source)[-1]  # the source, or its archive
         return is_own and origin_of(url)[:2] in ((protocol, host), ("https", host))
 
     def _is_named(self, url: str, *, by_protocol: bool) -> bool:
-        """Whether the user named a prefix of ``url`` or its protocol; for a chain, of every link."""
+        """Return whether the user named a prefix of ``url``, or with ``by_protocol`` its protocol.
+
+        For a chain, this must hold for each link.
+        """
         named = self.named_prefixes
         *firsts, last = links(url)
         protocols = [*(protocol_of(link) or link.lower() for link in firsts), protocol_of(last) or "file"]
@@ -361,7 +364,7 @@ class Admission(msgspec.Struct, frozen=True):
         )
 
     def _lend(self, url: str, redirected_by: str | None) -> Access:
-        """Return the access to ``url``, whose protocol the user named; TargetNotAllowed in a private network."""
+        """Return the access to ``url``, whose protocol the user named; TargetNotAllowed for a private network."""
         if self.source is None or is_trusted(self.source):
             return Access.OWN
         own = origin_of(self.source)
@@ -397,7 +400,7 @@ class Admission(msgspec.Struct, frozen=True):
         if host is None or not is_private(host):
             return access
         if redirected_by is not None and self._is_own_host(url, redirected_by):
-            return Access.OWN  # for the connection alone: no credentials are sent to another port
+            return Access.OWN  # this permits the connection; credentials are not sent to another port
         raise TargetNotAllowed(url, f"{self._stranger} may not point into private networks", remedy(url))
 
 
@@ -411,7 +414,7 @@ INSIDE = "a manifest from elsewhere may not point into private networks"
 
 
 def remedy(url: str, purpose: str = "If you trust it") -> str:
-    """Return the advice that also admits ``url``."""
+    """Return advice for the user: the option that admits ``url``, and URLs near it."""
     if len(links(url)) > 1:
         return "If you trust the manifest, pass allow='any'"
     place = repr(_place(url))
@@ -419,7 +422,7 @@ def remedy(url: str, purpose: str = "If you trust it") -> str:
 
 
 def _place(url: str) -> str:
-    """Return the prefix to name for ``url``: its server or bucket, or its local directory."""
+    """Return the prefix of ``url`` that advice names: its server or bucket, or its local directory."""
     if len(links(url)) > 1 or protocol_of(url) in (None, *LOCAL):
         return url.rpartition("/")[0] + "/"
     return server_of(url) + "/"

@@ -1,9 +1,9 @@
-"""Record which targets in a user's set come from a stranger's set: they are opened by its rule. No I/O here.
+"""Record which targets in a user's set come from a stranger's set, to open them by that set's rule. No I/O here.
 
-A saved copy of a stranger's set is a file of the user's, but the stranger chose its references. So a set that this
-package writes records their origins: a mapping from URL prefixes to the servers of the sets that named URLs there. A
-target is admitted only if a set from each of these servers could have opened it, with the fewest credentials that they
-grant. A record can only take rights away, whatever its author.
+A saved copy of a stranger's set is a file of the user, but the stranger chose its references. So a set that this
+package writes records their origins: for URL prefixes, the servers of the sets that named URLs there. A target is
+opened only if a set from each of these servers might open it, and with the fewest credentials that any of these sets
+would get. A record can only take rights away, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from refshard_fs.errors import ManifestError, sanitize
 from refshard_fs.security.admission import Admission, normalize, origin_of
 from refshard_fs.security.policy import DECOMPRESS, leads_out, links, longest_prefix, protocol_of, server_of
 
-_NAMED: Final = 5  # servers in a remark; it counts the others
+_MAX_NAMES: Final = 5  # a remark names so many servers, and counts the others
 MEMBER = "from"  # the name of the record in a document
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """The servers of the sets that named the URLs below each prefix; prefixes have no slash at the end.
+    """For each URL prefix, the servers of the sets that named URLs below it; prefixes have no slash at the end.
 
-    The longest prefix counts. URLs below a prefix without servers, or below no prefix, are the user's own.
+    The longest prefix applies. URLs below a prefix without servers, or below no prefix, are the user's own.
     """
 
     by_prefix: Mapping[str, tuple[str, ...]] = {}
@@ -35,11 +35,11 @@ class Origins(msgspec.Struct, frozen=True):
 
     @property
     def servers(self) -> frozenset[str]:
-        """The servers of the strangers' sets from which this set was made."""
+        """The servers of the strangers' sets of which this set was made."""
         return frozenset(origin for origins in self.by_prefix.values() for origin in origins)
 
     def of(self, url: str) -> tuple[str, ...]:
-        """Return the servers whose sets named the absolute ``url``; empty if it is the user's own."""
+        """Return the servers whose sets named the absolute ``url``; empty if the URL is the user's own."""
         return self._servers_below(_place(url)) if self.by_prefix else ()
 
     def _servers_below(self, url: str) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class Origins(msgspec.Struct, frozen=True):
         return self.by_prefix.get(server, ())
 
     def with_urls(self, named: Iterable[tuple[str | None, tuple[str, ...]]]) -> Origins:
-        """Return the origins of this set with further URLs, each with the servers that named it."""
+        """Return the origins of this set after adding URLs; ``named`` has each with the servers whose sets named it."""
         found: dict[str, tuple[str, ...]] = {}
         for url, origins in named:
             if url is not None and self.of(url) != origins:
@@ -61,9 +61,10 @@ class Origins(msgspec.Struct, frozen=True):
 
     @classmethod
     def combine(cls, named: Collection[tuple[str | None, tuple[str, ...]]], servers: Iterable[str]) -> Origins:
-        """Return the origins of a set made of sets from ``servers``: its URLs, with the servers that named each.
+        """Return the origins of a set that is made of sets from ``servers``.
 
-        A URL that the user also named is the user's own.
+        ``named`` has its URLs, each with the servers whose sets named it. A URL that the user also named is the user's
+        own.
         """
         servers = frozenset(servers)
         if not servers and not any(origins for _, origins in named):
@@ -87,7 +88,10 @@ class Origins(msgspec.Struct, frozen=True):
 
     @property
     def remark(self) -> str:
-        """A text for the user: the other servers that strangers' sets lead to, and their limits; empty if none."""
+        """A text for the user: it names the other servers that strangers' sets lead to, and the limits that apply.
+
+        It is empty if there are no such servers.
+        """
         others = {
             sanitize(server_of(prefix))
             for prefix, origins in self.by_prefix.items()
@@ -117,7 +121,7 @@ class Origins(msgspec.Struct, frozen=True):
 
 
 def _list_names(names: Iterable[str]) -> str:
-    first, rest = (found := sorted(names))[:_NAMED], found[_NAMED:]
+    first, rest = (found := sorted(names))[:_MAX_NAMES], found[_MAX_NAMES:]
     return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
@@ -125,14 +129,14 @@ NOTHING: Final = Origins()  # the origins of a set that is entirely the user's o
 
 
 class Adoption:
-    """Find the origins of a set that the user saves, by its URLs; ``rule`` is the rule for its targets."""
+    """Find the origins of a set that the user saves: `add` its URLs; ``rule`` is the rule for its targets."""
 
     def __init__(self, rule: Admission) -> None:
         self._rule = rule
         self._found: dict[str, tuple[str, ...]] = {}
 
     def add(self, url: str | None) -> None:
-        """Add a URL of the set; TargetNotAllowed if the set may not point there."""
+        """Add a URL of the set; raise TargetNotAllowed if the set must not point there."""
         if url is None or self._rule.admits_all:
             return
         url = url.removeprefix(DECOMPRESS)
@@ -150,14 +154,14 @@ class Adoption:
         self._found[_place(url).rstrip("/")] = ()
 
     def origins(self, known: Origins) -> Origins:
-        """Return the origins of all URLs, and the origins that the set itself records, ``known``."""
+        """Return the origins of all added URLs, and the origins that the set itself records (``known``)."""
         if self._rule.trusts_source:
             return known.with_urls((url, ()) for url in self._found)
         source = (_origin(self._rule.source or "", None),)
         found = dict(self._found)
         for prefix, origins in known.by_prefix.items():
             found[prefix] = (*(origin for origin in origins if origin not in source), *source)
-        if not any(found.values()):  # even if no URL comes from the stranger, metadata may
+        if not any(found.values()):  # no URL comes from the stranger, but metadata may
             found[_place(source[0]).rstrip("/")] = source
         return _without_repeats(found)
 
@@ -178,7 +182,7 @@ def _place(url: str) -> str:
 
 
 def _key(url: str, origins: tuple[str, ...]) -> str:
-    """Return the prefix that records ``url``: its server, if sets from that server may read all of it."""
+    """Return the prefix that records ``url``: the URL's server if its origins are that server; else the URL."""
     place = _place(url)
     is_home = origins and all(len(links(o)) == 1 and origin_of(o) == origin_of(place) for o in origins)
     return server_of(place) if is_home else place.rstrip("/")
@@ -188,7 +192,7 @@ def _key(url: str, origins: tuple[str, ...]) -> str:
 def _origin(source: str, url: str | None) -> str:
     """Return the origin to record for ``url`` of ``source``: a server or bucket, with a login only if ``url`` has it.
 
-    Members of an archive, and URLs behind a cache, are admitted only for the source itself, which is recorded whole.
+    For a chain (a member of an archive, or a URL behind a cache) it is the whole ``source``: only that set may open it.
     """
     if url is not None and len(links(url)) > 1:
         return source
@@ -209,7 +213,7 @@ def _without_repeats(found: Mapping[str, tuple[str, ...]]) -> Origins:
 
 @lru_cache(256)
 def _share(found: tuple[tuple[str, tuple[str, ...]], ...]) -> Origins:
-    """Return one object for equal origins: a hundred thousand files of a server have the same."""
+    """Return the same object for equal origins: a hundred thousand files of one server have equal origins."""
     kept: dict[str, tuple[str, ...]] = {}
     for prefix, origins in sorted(found, key=lambda item: len(item[0])):
         if Origins(kept)._servers_below(prefix) != origins:

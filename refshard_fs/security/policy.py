@@ -1,6 +1,6 @@
 """Resolve URLs against the URL of a manifest, split chains, and match prefixes. No I/O here.
 
-The matched string is the opened string.
+The URL that is opened is exactly the string that was matched.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from urllib.parse import quote, unquote
 T = TypeVar("T")
 
 LOCAL = ("file", "local")
-DECOMPRESS = "decompress::"  # before the URL of a file that is compressed as a whole
+DECOMPRESS = "decompress::"  # stands before the URL of a file that is compressed as a whole
 ARCHIVES = ("zip", "tar", "libarchive", "ar", "asar", "sqlar")  # protocols whose paths are members
 
-_DECODED = 4  # times that a chain of servers may decode a path
+_MAX_DECODINGS = 4  # a chain of servers may percent-decode a path so many times
 
 _LITERAL = re.compile(r"https?://\[[0-9a-f:.]+\](?=[:/?#]|$)", re.IGNORECASE | re.ASCII)
 
 
 def links(url: str) -> list[str]:
-    """Return the links of a chain; any other URL is its only link.
+    """Return the links of a chain; a URL that is not a chain is its own only link.
 
     The ``::`` of an IPv6 address separates links only within a chain, as in fsspec, which opens chains.
     """
@@ -50,12 +50,12 @@ def protocol_of(url: str) -> str | None:
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a bare path is an absolute path of POSIX or Windows."""
+    """Return whether a path without a protocol is an absolute path of POSIX or Windows."""
     return path.startswith(("/", "~")) or (len(path) > 2 and path[1] == ":" and path[2] in "\\/")
 
 
 def relative_to(base: str, path: str) -> str:
-    """Return ``path`` relative to the directory URL ``base``; ``..`` never climbs above the host or bucket."""
+    """Return the URL of ``path``, relative to the directory URL ``base``; ``..`` cannot leave the host or bucket."""
     head, sep, tail = _first(base)
     if sep and "://" not in head:  # a chain such as zip::s3://b/a.zip: the path is a member
         return f"{head}://{path}::{tail}"
@@ -74,9 +74,9 @@ def relative_to(base: str, path: str) -> str:
 def resolve(url: str, base: str | None, protocol: str | None) -> str:
     """Return the absolute URL for ``url`` in a manifest.
 
-    A URL with a protocol is unchanged. A bare path belongs to ``protocol``, if that is given and not local. Otherwise
-    an absolute path is a local file, and a relative path starts at ``base``, the directory of the manifest (None: the
-    working directory).
+    A URL with a protocol is unchanged. A path without one belongs to ``protocol``, if that is not None and not local.
+    Otherwise an absolute path is a local file, and a relative path starts at ``base``, the directory of the manifest
+    (None: the working directory).
     """
     if protocol_of(url) is not None:
         return url
@@ -108,22 +108,22 @@ def longest_prefix(table: Mapping[str, T], url: str) -> tuple[str, T] | None:
     return None
 
 
-@lru_cache(64)  # `allow=` may have thousands of prefixes, and each chunk is looked up
+@lru_cache(64)  # `allow=` may have thousands of prefixes, which are searched for each chunk
 def _prefixes_by_stem(prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Return the prefixes by the text before their last slashes; of equal ones the first."""
+    """Return the prefixes by their text without slashes at the end; the first of equal prefixes wins."""
     return {prefix if prefix.endswith("://") else prefix.rstrip("/"): prefix for prefix in reversed(prefixes)}
 
 
 def leads_out(url: str) -> bool:
-    """Whether a server may resolve ``url`` to a place outside the directories in it.
+    """Return whether a server may resolve ``url`` to a place outside the directories that it names.
 
-    That includes ``..`` percent-encoded once or more, with backslashes, or with parameters that some servers ignore
-    (``..;x``).
+    That includes ``..`` that is percent-encoded, even several times; ``..`` between backslashes; and ``..`` with a
+    parameter that some servers ignore (``..;x``).
     """
     if ".." not in url and "/." not in url and "%" not in url and "\\" not in url:
         return False
     path = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0] if "://" in url else url
-    for _ in range(_DECODED):
+    for _ in range(_MAX_DECODINGS):
         before, path = path, unquote(path, errors="replace")
         if path == before:
             break
@@ -131,7 +131,7 @@ def leads_out(url: str) -> bool:
 
 
 def server_of(url: str) -> str:
-    """Return the protocol and the server or bucket of ``url``; a chain or a bare path is unchanged."""
+    """Return the protocol and the server or bucket of ``url``; a chain, or a path without a protocol, is unchanged."""
     protocol, separator, rest = url.partition("://")
     if not separator or len(links(url)) > 1:
         return url
@@ -148,7 +148,7 @@ def directory_of(url: str | PurePath) -> str:
     """Return the directory URL of the document at ``url``."""
     text = str(url)
     head, sep, tail = _first(text)
-    if sep and "://" not in head:  # a wrapper such as a cache: the next link is the document
+    if sep and "://" not in head:  # a link without a path, such as a cache: the next link is the document
         return directory_of(tail)
     folder = head.rpartition("/")[0]
     if sep and folder.endswith(":/"):  # a member at the root of an archive
@@ -159,9 +159,9 @@ def directory_of(url: str | PurePath) -> str:
 
 
 def locator(url: str) -> Callable[[str], str]:
-    """Return a function from keys to the URLs of objects below the directory ``url``.
+    """Return a function that returns, for a key, the URL of its object below the directory ``url``.
 
-    It puts the key before a query (such as a signature), into an archive, and behind a cache.
+    It inserts the key before a query (such as a signature); in a chain, into the link of the archive or behind a cache.
     """
     head, sep, tail = _first(url)
     if sep and "://" not in head and head not in ARCHIVES:  # e.g. simplecache::https://...

@@ -1,1 +1,1 @@
-"""Sharded arrays shown as arrays of their inner chunks. No I/O here."""
+"""Show sharded arrays as arrays of their inner chunks. No I/O here."""

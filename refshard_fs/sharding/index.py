@@ -1,7 +1,7 @@
 """Decode and write the indexes of shards: offset and length of the chunk in each slot. No I/O here.
 
-`Level` and `Table` are the protocols of a kind of index. `OffsetsLevel` is the index of zarr v3 and of the prototype
-for v2: a pair of offset and length, 16 bytes, for each slot.
+A kind of index implements the protocols `Level` (encoding) and `Table` (decoded index). `OffsetsLevel` is the index of
+zarr v3 and of the prototype for v2: for each slot 16 bytes, an offset and a length.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from refshard_fs.core import checksums as crc32c
 
 Buffer: TypeAlias = bytes | memoryview
 
-MAX_INDEX = 256 << 20  # bytes; a longer index is taken for a forgery, and not read
+MAX_INDEX = 256 << 20  # bytes; a longer index is refused: forged metadata would make it allocate memory
 PAIR = 16  # bytes of an offset and a length
-BEYOND = np.uint64(2**63)  # no file is so long
+BEYOND = np.uint64(2**63)  # bytes: no file is so long
 NONE = 2**64 - 1  # the offset and the length of a missing chunk
 _LAST = np.uint64(2**63 - 1)  # the largest end of a range
 
@@ -30,7 +30,7 @@ class Misfit(ValueError):
 
 
 class Table(Protocol):
-    """The decoded index of one shard, of ``nbytes`` bytes; shared by threads."""
+    """The decoded index of one shard; it takes ``nbytes`` bytes of memory, and threads share it."""
 
     @property
     def nbytes(self) -> int: ...
@@ -55,13 +55,13 @@ class Level(Protocol, Hashable):
     def trailer(self) -> int: ...
 
     def table(self, data: bytes, size: int | None) -> Table:
-        """Decode ``data`` (``length`` bytes); raise ValueError if they contradict themselves.
+        """Decode ``data`` (``length`` bytes); raise ValueError if these are invalid.
 
         ``size`` is the size of the shard without its trailer, if it is known.
         """
 
     def pack(self, chunks: Sequence[tuple[int, Sequence[Buffer]]]) -> list[Buffer]:
-        """Return the parts of a shard of ``chunks`` (slot and payload, in the order to store), without the trailer.
+        """Return the parts of a shard, without the trailer: ``chunks`` (slot and payload) in this order, and the index.
 
         Raises Misfit if a payload cannot be stored in such a shard.
         """
@@ -70,10 +70,11 @@ class Level(Protocol, Hashable):
 class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
     """The decoder of the index of ``shard``, a key of ``array``.
 
-    ``view`` is the number of the view that needs it: a shard may be rewritten between two openings of a source, and the
-    second must not use the index of the first. ``size`` is the shard's, without the trailer. If the shard reaches from
-    byte ``first`` of an object to its end, the size may be unknown before the index is read: then `sized` sets it.
-    ``cut`` is the number of bytes of trailer that are read behind the index; None if the whole shard is read.
+    ``view`` is the number of the view that needs the index: a shard may be rewritten before the source is opened again,
+    and the new view must not use the index of the old one. ``size`` is the size of the shard without the trailer. If
+    the shard reaches from byte ``first`` of an object to the object's end, this size may be unknown before the index is
+    read: then `sized` sets it. ``cut`` is the number of bytes of trailer that are read with the index, behind it; None
+    if the whole shard is read.
     """
 
     level: Level
@@ -99,15 +100,15 @@ class TableIndex(msgspec.Struct, frozen=True, cache_hash=True):
                 data = data[max(size - length, 0) : max(size, 0)] if self.level.at_end else data[:length]
                 cut = 0
             if len(data) != length + cut or (size is not None and size < length):
-                there = len(data) if size is None else min(size + cut, len(data))
-                raise ValueError(f"expected an index of {length + cut} bytes, found {there}")
+                available = len(data) if size is None else min(size + cut, len(data))
+                raise ValueError(f"expected an index of {length + cut} bytes, found {available}")
             return self.level.table(data[:length], size)
         except ValueError as e:
             raise ValueError(f"shard {self.shard!r} of array {self.array!r}: {e}") from e
 
 
 class Offsets:
-    """Offset and length of each slot: ``pairs`` is ``uint64[slots, 2]``."""
+    """A table of the offset and the length of each slot: ``pairs`` is ``uint64[slots, 2]``."""
 
     __slots__ = ("_absent", "nbytes", "pairs")
 
@@ -126,9 +127,9 @@ class Offsets:
 
 
 class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
-    """``slots`` pairs of unsigned 64-bit numbers, then their CRC-32C if ``checked``.
+    """An index of ``slots`` pairs of unsigned 64-bit numbers, and then their CRC-32C if ``checked``.
 
-    A missing chunk has a pair of all ones, or (``absent="no length"``) a length of 0.
+    The pair of a missing chunk has all bits set, or (``absent="no length"``) a length of 0.
     """
 
     slots: int
@@ -176,13 +177,13 @@ class OffsetsLevel(msgspec.Struct, frozen=True, cache_hash=True):
     def _check(self, pairs: npt.NDArray[np.uint64], size: int | None) -> None:
         offsets, lengths = pairs[:, 0], pairs[:, 1]
         present = lengths != np.uint64(self._none)
-        half = present ^ (offsets != NONE)
-        if self.absent == "ones" and half.any():
+        half_empty = present ^ (offsets != NONE)
+        if self.absent == "ones" and half_empty.any():
             raise ValueError(
-                f"slot {int(half.argmax())} of its index is half empty: expected both or neither of offset and length "
-                "to be all ones"
+                f"slot {int(half_empty.argmax())} of its index is half empty: expected both or neither of offset and "
+                "length to be all ones"
             )
-        # A chunk must not lie in the index, nor behind the end. Chunks of no bytes have no place.
+        # A chunk must not overlap the index, nor exceed the end of the shard. An empty chunk may be anywhere.
         first = 0 if self.at_end else self.length
         last = _LAST if size is None else np.uint64(max(size - (self.length if self.at_end else 0), 0))
         wrong = present & ((offsets > last) | (lengths > last) | (lengths > last - np.minimum(offsets, last)))

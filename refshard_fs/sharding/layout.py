@@ -22,26 +22,29 @@ from refshard_fs.sharding.packing import pack_shard
 
 Coords: TypeAlias = tuple[int, ...]
 
-_PLANS = 1024  # plans that a layout remembers, one for each size of shards
+_PLANS = 1024  # a layout remembers the plans for so many sizes of shards
 
 
 class Equal(msgspec.Struct, frozen=True):
-    """Division of a dimension into shards of ``length`` inner chunks each."""
+    """A division of a dimension into shards of ``length`` inner chunks each."""
 
     length: int
 
     def shard(self, chunk: int) -> tuple[int, int, int]:
-        """Return the number of the shard of ``chunk``, the chunk's place in it, and the shard's length."""
+        """Return the number of the shard of ``chunk``, the chunk's place in that shard, and the shard's length."""
         number, place = divmod(chunk, self.length)
         return number, place, self.length
 
     def chunks(self, shard: int) -> range:
-        """Return the chunks that shard number ``shard`` has room for."""
+        """Return the chunks that have a slot in shard number ``shard``."""
         return range(shard * self.length, (shard + 1) * self.length)
 
 
 class Ragged(msgspec.Struct, frozen=True):
-    """Division of a dimension into shards of various lengths; ``ends`` are the first chunks behind each, ascending."""
+    """A division of a dimension into shards of various lengths.
+
+    ``ends`` has, for each shard, the number of the first chunk behind it; ascending.
+    """
 
     ends: tuple[int, ...]
 
@@ -52,7 +55,7 @@ class Ragged(msgspec.Struct, frozen=True):
         return number, chunk - first, self.ends[number] - first
 
     def chunks(self, shard: int) -> range:
-        """Return the chunks that shard number ``shard`` has room for."""
+        """Return the chunks that have a slot in shard number ``shard``."""
         if not 0 <= shard < len(self.ends):
             return range(0)
         return range(self.ends[shard - 1] if shard else 0, self.ends[shard])
@@ -62,10 +65,9 @@ Cut: TypeAlias = Equal | Ragged
 
 
 class Nest(NamedTuple):
-    """One level of shards: each of its slots holds ``part`` inner chunks along each dimension of the array.
+    """One level of shards: each slot holds ``part`` inner chunks along each dimension of the array.
 
-    ``axes`` are the array's dimensions in the order of slots, slowest first; ``level(n)`` is the index of a shard with
-    n slots.
+    Slots are in C order of the dimensions ``axes``. ``level(n)`` is the kind of index of a shard with n slots.
     """
 
     part: Coords
@@ -74,7 +76,7 @@ class Nest(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The indexes in shards of one size, outermost first, and the strides of their slots along each dimension."""
+    """The kinds of index in shards of one size, outermost first, with the strides of slots along each dimension."""
 
     levels: tuple[Level, ...]
     parts: tuple[Coords, ...]
@@ -83,7 +85,7 @@ class _Plan(NamedTuple):
 
 
 class ChunkInShard(NamedTuple):
-    """The shard of a chunk: its key, coordinates and lengths in chunks; and the place of the chunk in it."""
+    """The shard of a chunk: the shard's key, coordinates, and lengths in chunks; and the chunk's place in the shard."""
 
     shard: str
     coords: Coords
@@ -105,9 +107,9 @@ class ShardLayout:
         self._plan = lru_cache(_PLANS)(self._make_plan)
 
     def split(self, coords: Sequence[int]) -> tuple[Coords, Coords, Coords]:
-        """Return the coordinates of the shard of the chunk ``coords``, its lengths, and the chunk's place in it.
+        """Return the shard of the chunk ``coords``: its coordinates, its lengths, and the chunk's place in it.
 
-        If shards have various sizes, raises IndexError beyond the last one.
+        If shards have various sizes, raises IndexError beyond the last shard.
         """
         lengths = self.grid.shards
         if lengths:  # half the cost of the general way
@@ -116,11 +118,11 @@ class ShardLayout:
         return tuple(p[0] for p in parts), tuple(p[2] for p in parts), tuple(p[1] for p in parts)
 
     def levels(self, lengths: Coords) -> tuple[Level, ...]:
-        """Return the indexes that lead to a chunk in a shard of ``lengths`` chunks, outermost first."""
+        """Return the kinds of index that locate a chunk in a shard of ``lengths`` chunks, outermost first."""
         return self._plan(lengths).levels
 
     def slots(self, place: Sequence[Any], lengths: Coords) -> tuple[Any, ...]:
-        """Return the slot of the chunk at ``place`` in each of the `levels`, or of many chunks if these are arrays."""
+        """Return the slot of the chunk at ``place`` in each of the `levels`; of many chunks if ``place`` has arrays."""
         plan = self._plan(lengths)
         *outer, last = plan.strides
         out = []
@@ -132,7 +134,7 @@ class ShardLayout:
     def rewrite(
         self, lengths: Coords, old: Buffer | None, changes: Mapping[Coords, Buffer | None]
     ) -> list[Buffer] | None:
-        """Apply ``changes`` to the shard ``old`` (None: a new shard) of ``lengths`` chunks, and return its parts.
+        """Apply ``changes`` to the shard ``old`` (None: a new shard) of ``lengths`` chunks; return the new parts.
 
         ``changes`` are payloads by place; None removes a chunk. Returns None if no chunk is left. Raises ValueError if
         the old shard is damaged, and its subclass Misfit if a payload cannot be stored in such a shard.
@@ -170,7 +172,7 @@ class ShardLayout:
         return join(path, self.grid.encoding.encode(shard))
 
     def chunks(self, shard: Coords) -> list[range]:
-        """Return the chunks of the array in ``shard``, along each dimension; an edge shard has more room."""
+        """Return the chunks of the array in ``shard``, along each dimension: without slots outside of the array."""
         return [
             range(room.start, min(room.stop, n)) for room, n in zip(self.room(shard), self.grid.counts, strict=True)
         ]
@@ -188,7 +190,7 @@ class ShardLayout:
     def expand(
         self, leading: Coords, names: Sequence[Listed]
     ) -> tuple[list[str], list[tuple[Coords, Iterator[Coords]]]]:
-        """Return the directories, or the shards, each with its chunks, below the directory of chunks at ``leading``.
+        """Return the directories, or the shards with their chunks, below the directory of the chunks at ``leading``.
 
         ``leading`` are the first coordinates of the chunks; ``names`` is the listing of the directory of their shards.
         """
@@ -204,10 +206,10 @@ class ShardLayout:
 
 
 class Unsharded(NamedTuple):
-    """An array of inner chunks in place of shards. Without a layout, its shards are shown, for ``reason``.
+    """A sharded array as an array of inner chunks. Without a layout, its shards are shown instead, for ``reason``.
 
-    ``document`` is the metadata to show. With both a layout and a reason, the inner chunks are themselves shards, which
-    cannot be opened.
+    ``document`` is the metadata to show. If there are a layout and a reason, the inner chunks are shards themselves,
+    and the reason says why these cannot be opened.
     """
 
     layout: ShardLayout | None
@@ -219,8 +221,8 @@ class ShardFormat(msgspec.Struct, frozen=True):
     """One way to pack chunks into shards.
 
     ``unshard`` takes an array's metadata and the user's ``shard_options``. It returns None if the array is not of this
-    format, and raises ValueError if its metadata contradicts itself. It is called only for documents with one of
-    ``marks``. ``options`` are the names of its options, with their possible values, the default first.
+    format, and raises ValueError if the metadata is invalid. It is called only for documents that contain one of
+    ``marks``. ``options`` has the possible values of each shard option of this format, the default first.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Pack new shards of changed chunks and the old shard's other chunks, in Morton order, with an index. No I/O here.
+"""Pack a new shard from changed chunks and the other chunks of the old shard, in Morton order. No I/O here.
 
-Unchanged chunks, and shards within the shard, are copied as bytes; bytes that no index refers to are left out. A shard
-is returned as a list of parts, to be written one after the other without joining them.
+Unchanged chunks, and unchanged shards within the shard, are copied as bytes; bytes that no index refers to are left
+out. A shard is returned as a list of parts, which can be written without joining them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from refshard_fs.core import checksums as crc32c
 from refshard_fs.sharding.index import Buffer, Level
 
 Slots: TypeAlias = tuple[int, ...]  # the slot of a chunk in the shard, in the shard within that slot, and so on
-Levels: TypeAlias = Sequence[tuple[Level, tuple[int, ...]]]  # outermost first, with the slots along each dimension
+Levels: TypeAlias = Sequence[tuple[Level, tuple[int, ...]]]  # outermost first, with the counts of slots by dimension
 
 
 class MortonCode:
-    """Compressed Morton codes: coordinates in a grid as one number, without the bits that no cell needs.
+    """Compressed Morton codes: the bits of a cell's coordinates interleaved to one number, without unused bits.
 
     Neuroglancer numbers the chunks of a volume by these codes, and zarr-python stores the chunks of a shard in their
     order. The grid has ``counts`` cells along each dimension; ValueError if its codes have more than 64 bits.
@@ -44,7 +44,7 @@ class MortonCode:
         return code
 
     def decode(self, codes: npt.NDArray[np.uint64], dimensions: int) -> npt.NDArray[np.int64]:
-        """Return the coordinates of ``codes``, a row for each code; higher bits than the grid has are ignored."""
+        """Return the coordinates of ``codes``, a row for each code; bits that the grid does not need are ignored."""
         coords = np.zeros((len(codes), dimensions), np.int64)
         for place, (dimension, bit) in enumerate(self._sources):
             coords[:, dimension] |= ((codes >> np.uint64(place)) & np.uint64(1)).astype(np.int64) << bit
@@ -64,16 +64,16 @@ def ranks(counts: tuple[int, ...]) -> npt.NDArray[np.uint32]:
 def pack_shard(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffer | None]) -> list[Buffer] | None:
     """Apply ``changes`` to the shard ``old`` (None: a new shard); return its parts, or None if no chunk is left."""
     (level, counts), *deeper = levels
-    chunks: dict[int, Sequence[Buffer]] = {} if old is None else _chunks(level, memoryview(old))
+    chunks: dict[int, Sequence[Buffer]] = {} if old is None else _read_chunks(level, memoryview(old))
     within: dict[int, dict[Slots, Buffer | None]] = {}
     for (slot, *rest), payload in changes.items():
         within.setdefault(slot, {})[tuple(rest)] = payload
-    for slot, some in within.items():
-        there = chunks.pop(slot, None)
+    for slot, changes_within in within.items():
+        old_parts = chunks.pop(slot, None)
         if deeper:
-            parts = pack_shard(deeper, None if there is None else there[0], some)
+            parts = pack_shard(deeper, None if old_parts is None else old_parts[0], changes_within)
         else:
-            parts = None if some[()] is None else [some[()]]
+            parts = None if changes_within[()] is None else [changes_within[()]]
         if parts is not None:
             chunks[slot] = parts
     if not chunks:
@@ -83,7 +83,7 @@ def pack_shard(levels: Levels, old: Buffer | None, changes: Mapping[Slots, Buffe
     return [*body, *_checksums(body, level.trailer)]
 
 
-def _chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
+def _read_chunks(level: Level, shard: memoryview) -> dict[int, Sequence[Buffer]]:
     """Return the payloads of ``shard`` by slot; ValueError if it is damaged."""
     size, length = len(shard) - level.trailer, level.length
     if size < length:

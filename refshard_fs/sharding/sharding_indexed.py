@@ -21,8 +21,8 @@ from refshard_fs.sharding.index import OffsetsLevel, slots_of
 from refshard_fs.sharding.layout import Coords, Cut, Equal, Nest, Ragged, ShardFormat, ShardLayout, Unsharded
 
 _NAME = "sharding_indexed"
-_CHUNKS = 2**63  # an array has fewer chunks, because their numbers have 64 bits
-_EDGES = 1 << 20  # the most shards of various sizes along one dimension
+_MAX_CHUNKS = 2**63  # an array has fewer chunks, because their numbers are signed 64-bit integers
+_MAX_RAGGED = 1 << 20  # the most shards of various sizes along one dimension
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | None:
     """Return the array with metadata ``doc`` as an array of innermost chunks; None if it has no sharding codec."""
     match doc:
-        case {"zarr_format": 3, "codecs": [*codecs]} if _place(codecs) is not None:
+        case {"zarr_format": 3, "codecs": [*codecs]} if _find_sharding(codecs) is not None:
             meta = zarrmeta.array_meta(doc, "its metadata")
         case _:
             return None
@@ -43,15 +43,15 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
     if not levels:
         return Unsharded(None, doc, reason)
     inner = levels[-1].chunk_shape
-    cuts = _cuts(doc["chunk_grid"], inner)
+    cuts = _divide_grid(doc["chunk_grid"], inner)
     shards = tuple(cut.length for cut in cuts if isinstance(cut, Equal))
     grid = ChunkGrid.regular(meta.shape, inner, meta.grid.encoding)
-    if grid.size >= _CHUNKS:
+    if grid.size >= _MAX_CHUNKS:
         raise ValueError(f"expected fewer than 2**63 chunks: its shape {list(meta.shape)} has more of {list(inner)}")
     if len(shards) == len(cuts):
         grid = msgspec.structs.replace(grid, shards=shards)
     nests = [
-        Nest(_divide(level.chunk_shape, inner), level.axes, partial(_with_slots, level.offsets)) for level in levels
+        Nest(_divide(level.chunk_shape, inner), level.axes, partial(_set_slots, level.offsets)) for level in levels
     ]
     slots_of(_find_largest(cuts, nests[0].part))
     for outer, nest in pairwise(nests):
@@ -63,7 +63,10 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
 
 
 class _Level(NamedTuple):
-    """Shards of chunks of ``chunk_shape`` (in the array's order); slots are counted along ``axes``, slowest first."""
+    """A level of shards whose chunks have ``chunk_shape``, along the array's dimensions.
+
+    Slots are in C order of the dimensions ``axes``. ``offsets`` is the kind of index.
+    """
 
     chunk_shape: Coords
     axes: Coords
@@ -71,20 +74,23 @@ class _Level(NamedTuple):
 
 
 class _Opaque(ValueError):
-    """Inner chunks cannot be read in ranges, because of the codec that the text names."""
+    """Inner chunks cannot be read in ranges, because of a codec, which the text names."""
 
 
 def _unwind(codecs: list[Any], ndim: int) -> tuple[list[_Level], list[Any], str | None]:
-    """Return the levels of shards, outermost first, the innermost chunks' codecs, and why no further level opens."""
+    """Return the levels of shards, outermost first; the codecs of the innermost chunks; and the reason for stopping.
+
+    The reason is None unless these chunks are shards that cannot be read in ranges.
+    """
     levels: list[_Level] = []
     transposes: list[Any] = []
     axes = tuple(range(ndim))
-    while (at := _place(codecs)) is not None:
+    while (at := _find_sharding(codecs)) is not None:
         try:
-            axes = _axes(codecs[:at], axes)
-            trailer = _trailer(codecs[at + 1 :])
-            configuration = _read(_codec(codecs[at]).configuration, _Configuration)
-            index = _index(configuration, trailer)
+            axes = _permute_axes(codecs[:at], axes)
+            trailer = _find_trailer(codecs[at + 1 :])
+            configuration = _convert(_parse_codec(codecs[at]).configuration, _Configuration)
+            index = _make_index(configuration, trailer)
         except _Opaque as e:
             return levels, [*transposes, *codecs], str(e)
         if len(configuration.chunk_shape) != ndim:
@@ -105,7 +111,7 @@ class _Codec(msgspec.Struct, frozen=True):
 class _Configuration(msgspec.Struct, frozen=True):
     """The configuration of the sharding codec."""
 
-    chunk_shape: list[Annotated[int, Meta(ge=1, le=_CHUNKS - 1)]]
+    chunk_shape: list[Annotated[int, Meta(ge=1, le=_MAX_CHUNKS - 1)]]
     codecs: list[Any]
     index_codecs: list[Any] = msgspec.field(default_factory=lambda: ["bytes", "crc32c"])
     index_location: Literal["start", "end"] = "end"
@@ -115,24 +121,24 @@ class _Endian(msgspec.Struct, frozen=True):
     endian: Literal["little", "big"] = "little"
 
 
-def _codec(spec: object) -> _Codec:
-    return _Codec(spec) if isinstance(spec, str) else _read(spec, _Codec)
+def _parse_codec(spec: object) -> _Codec:
+    return _Codec(spec) if isinstance(spec, str) else _convert(spec, _Codec)
 
 
-def _read(spec: object, kind: type[T]) -> T:
+def _convert(spec: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(spec, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half a surrogate pair
-        raise ValueError(f"one of its codecs is not as specified: {e}") from None
+        raise ValueError(f"one of its codecs is invalid: {e}") from None
 
 
-def _place(codecs: Sequence[Any]) -> int | None:
-    return next((i for i, codec in enumerate(codecs) if _codec(codec).name == _NAME), None)
+def _find_sharding(codecs: Sequence[Any]) -> int | None:
+    return next((i for i, codec in enumerate(codecs) if _parse_codec(codec).name == _NAME), None)
 
 
-def _axes(before: Sequence[Any], axes: Coords) -> Coords:
+def _permute_axes(before: Sequence[Any], axes: Coords) -> Coords:
     """Permute ``axes``, the array's dimensions in the shard's order, by the codecs ``before`` sharding."""
-    for codec in map(_codec, before):
+    for codec in map(_parse_codec, before):
         if codec.name != "transpose":
             raise _Opaque(f"codec {codec.name!r} before sharding changes the content of shards")
         match codec.configuration.get("order"):
@@ -147,53 +153,54 @@ def _axes(before: Sequence[Any], axes: Coords) -> Coords:
     return axes
 
 
-def _trailer(after: Sequence[Any]) -> int:
+def _find_trailer(after: Sequence[Any]) -> int:
     """Return the number of bytes that the codecs ``after`` sharding append to a shard."""
-    for codec in map(_codec, after):
+    for codec in map(_parse_codec, after):
         if codec.name != "crc32c":
             raise _Opaque(f"codec {codec.name!r} after sharding makes shards unreadable in ranges")
     return crc32c.LENGTH * len(after)
 
 
-def _index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
-    """Return the form of an index, with 0 in place of its number of slots."""
-    chain = list(map(_codec, configuration.index_codecs))
+def _make_index(configuration: _Configuration, trailer: int) -> OffsetsLevel:
+    """Return the kind of index, with 0 slots: `_set_slots` sets their number."""
+    chain = list(map(_parse_codec, configuration.index_codecs))
     names = [codec.name for codec in chain]
     if names not in (["bytes"], ["bytes", "crc32c"], ["endian"], ["endian", "crc32c"]):
         raise _Opaque(f"its index is encoded by {', '.join(names) or 'nothing'}: expected bytes, or bytes and crc32c")
-    is_big = _read(chain[0].configuration, _Endian).endian == "big"
+    is_big = _convert(chain[0].configuration, _Endian).endian == "big"
     at_end = configuration.index_location == "end"
     return OffsetsLevel(slots=0, at_end=at_end, checked=len(chain) > 1, big_endian=is_big, trailer=trailer)
 
 
-def _with_slots(index: OffsetsLevel, slots: int) -> OffsetsLevel:
+def _set_slots(index: OffsetsLevel, slots: int) -> OffsetsLevel:
     return msgspec.structs.replace(index, slots=slots)
 
 
-def _cuts(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
-    """Return the division of each dimension into shards, in inner chunks. The metadata of the outer grid is valid."""
+def _divide_grid(spec: Mapping[str, Any], inner: Coords) -> tuple[Cut, ...]:
+    """Return the division of each dimension into shards, in inner chunks; ``spec`` is a valid grid of shards."""
     configuration = spec["configuration"]
     edges = configuration["chunk_shape" if spec["name"] == "regular" else "chunk_shapes"]
-    return tuple(_cut_of(edge, size) for edge, size in zip(edges, inner, strict=True))
+    return tuple(_divide_dimension(edge, size) for edge, size in zip(edges, inner, strict=True))
 
 
-def _cut_of(edges: Any, inner: int) -> Cut:
+def _divide_dimension(edges: Any, inner: int) -> Cut:
     if not isinstance(edges, list):
         return Equal(_divide_exactly(int(edges), inner))
     runs = [tuple(map(int, entry)) if isinstance(entry, list) else (int(entry), 1) for entry in edges]
-    if sum(times for _, times in runs) > _EDGES:
-        raise ValueError(f"expected at most {_EDGES} shards of various sizes along a dimension, found more")
+    if sum(times for _, times in runs) > _MAX_RAGGED:
+        raise ValueError(f"expected at most {_MAX_RAGGED} shards of various sizes along a dimension, found more")
     return Ragged(tuple(accumulate(_divide_exactly(size, inner) for size, times in runs for _ in range(times))))
 
 
 def _find_largest(cuts: Sequence[Cut], part: Coords) -> Coords:
-    """Return the slots of the largest shard along each dimension; ValueError if parts do not divide a shard."""
+    """Return the most slots of a shard along each dimension; ValueError if ``part`` does not divide each shard."""
     lengths = [
         {cut.length} if isinstance(cut, Equal) else {stop - start for start, stop in pairwise((0, *cut.ends))}
         for cut in cuts
     ]
     return tuple(
-        max(_divide_exactly(length, inner) for length in some) for some, inner in zip(lengths, part, strict=True)
+        max(_divide_exactly(length, inner) for length in of_dimension)
+        for of_dimension, inner in zip(lengths, part, strict=True)
     )
 
 

@@ -2,9 +2,9 @@
 
 - ``"shard_format": "indexed"``: each shard ends with an index of (offset, length) pairs, little-endian, all ones for
   a missing chunk. Earlier versions of the prototype wrote them big-endian, with a length of 0 for a missing chunk.
-  Files do not tell which version wrote them: ``shard_options={"endian": "big"}`` selects the earlier ones.
-- ``"morton_order"``, the first version: slots of one size, and a mask of the written ones. The first dimension varies
-  fastest; ``shard_options={"slots": "morton"}`` is for shards whose slots really follow a Z-curve.
+  Files do not tell which version wrote them: ``shard_options={"endian": "big"}`` selects the earlier versions.
+- ``"morton_order"``, the first version: slots of one size, and a mask of the slots that hold a chunk. In spite of the
+  name, the first dimension varies fastest; ``shard_options={"slots": "morton"}`` is for shards in Morton order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ Order = Literal["fortran", "morton"]
 
 
 class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
-    """An index of one bit for each slot of ``slot`` bytes: a big-endian number, the first slot in its lowest bit."""
+    """An index with one bit for each slot of ``slot`` bytes: a big-endian number, whose lowest bit is the first slot's.
+
+    ``lengths`` are the numbers of slots along each dimension.
+    """
 
     lengths: tuple[int, ...]
     slot: int
@@ -42,9 +45,9 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
         return -(-math.prod(self.lengths) // 8)
 
     def table(self, data: bytes, size: int | None) -> Offsets:
-        need = math.prod(self.lengths) * self.slot + self.length
-        if size is not None and size != need:
-            raise ValueError(f"expected {need} bytes of slots and mask, found {size}")
+        expected = math.prod(self.lengths) * self.slot + self.length
+        if size is not None and size != expected:
+            raise ValueError(f"expected {expected} bytes of slots and mask, found {size}")
         ranks = _ranks(self.lengths, self.order)
         written = np.unpackbits(np.frombuffer(data, np.uint8)[::-1], bitorder="little")[ranks]
         pairs = np.stack([ranks * np.uint64(self.slot), np.full_like(ranks, self.slot)], axis=1)
@@ -66,7 +69,7 @@ class MaskLevel(msgspec.Struct, frozen=True, cache_hash=True):
 
 @lru_cache(maxsize=64)
 def _ranks(lengths: tuple[int, ...], order: Order) -> npt.NDArray[np.uint64]:
-    """Return the place of each slot in the shard; slots are counted in C order."""
+    """Return the position of each slot in the shard, in slots; the result is in the C order of slots."""
     if order == "fortran":
         return np.arange(math.prod(lengths), dtype=np.uint64).reshape(lengths, order="F").ravel()
     return packing.ranks(lengths).astype(np.uint64)
@@ -89,7 +92,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
         return Unsharded(None, doc, "its chunk grid or its chunk key encoding is not known")
     if not isinstance(kind, str) or kind not in ("indexed", "morton_order"):
         return Unsharded(None, doc, f"its shard_format is {str(kind)[:100]!r}: expected 'indexed' or 'morton_order'")
-    lengths = _lengths(shards, len(meta.shape), pad=meta.zarr_format == 3)
+    lengths = _parse_lengths(shards, len(meta.shape), pad=meta.zarr_format == 3)
     slots_of(lengths)
     level: Level
     if kind == "morton_order":
@@ -115,14 +118,14 @@ def _is_sharding(transformer: object) -> bool:
     return False
 
 
-def _lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
-    """Return the chunks per shard along each dimension; the v3 transformer may leave out the last dimensions."""
-    given = shards if isinstance(shards, list) else [shards if pad else 0]
+def _parse_lengths(shards: object, ndim: int, *, pad: bool) -> tuple[int, ...]:
+    """Return the chunks per shard along each dimension; with ``pad`` (the v3 transformer), the last may be left out."""
+    lengths = shards if isinstance(shards, list) else [shards if pad else 0]
     if pad:
-        given = given + [1] * (ndim - len(given)) if ndim else []
-    if len(given) != ndim or not all(type(n) is int and 0 < n < 2**63 for n in given):
+        lengths = lengths + [1] * (ndim - len(lengths)) if ndim else []
+    if len(lengths) != ndim or not all(type(n) is int and 0 < n < 2**63 for n in lengths):
         raise ValueError(f"expected {ndim} positive integers as chunks per shard, found {str(shards)[:100]}")
-    return tuple(given)
+    return tuple(lengths)
 
 
 def _find_itemsize(spelled: str) -> int:

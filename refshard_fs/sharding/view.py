@@ -1,8 +1,8 @@
 """Show sharded arrays of any key space as ordinary arrays of their inner chunks. No I/O here.
 
-An inner chunk is a part of the shard's entry: of a range of a file, a member of an archive, bytes in memory. The index
-of each level is a need, and the engine remembers it. The view rewrites the metadata of sharded arrays, and passes on
-all other keys unchanged. If the shards of an array cannot be read in ranges, it shows the shards, and
+An inner chunk is a part of the shard's entry: of a range of a file, a member of an archive, or bytes in memory. The
+index of each level is a need, and the engine remembers it. The view rewrites the metadata of sharded arrays, and shows
+all other keys unchanged. If the shards of an array cannot be read in ranges, the view shows the shards, and
 `ShardView.reports` has the reason.
 """
 
@@ -30,17 +30,17 @@ from refshard_fs.sharding.index import Level, Table, TableIndex
 from refshard_fs.sharding.known_shard_formats import shard_formats, unshard_metadata
 from refshard_fs.sharding.layout import Coords, ShardLayout
 
-_FULL = 0.75  # a shard is read whole if this share of its chunks is needed
-_SMALL = 1 << 18  # most elements of a shard that is read whole without its index
-_WHOLE = 1 << 20  # most bytes of such a shard
-_BATCH = 64  # indexes in one round when chunks are listed
+_FULL = 0.75  # a shard is read whole if at least this share of its chunks is needed
+_SMALL = 1 << 18  # the most elements of a shard that is read whole, without reading its index before
+_WHOLE = 1 << 20  # the most bytes of such a shard
+_BATCH = 64  # indexes that one round of reads loads when chunks are listed
 
 
 class ArrayInfo(NamedTuple):
-    """The facts about one array: the shown grid, and the layout of its shards if its inner chunks are shown.
+    """The facts about one array: the shown grid, and the layout of its shards if the inner chunks are shown.
 
-    Otherwise, or if the innermost level is not shown, there is a ``reason``. ``stored`` is the array's metadata in the
-    source, if its inner chunks are shown.
+    If the shards, or shards within them, cannot be opened, ``reason`` says why. ``stored`` is the array's metadata in
+    the source if the inner chunks are shown.
     """
 
     grid: ChunkGrid | None
@@ -50,7 +50,10 @@ class ArrayInfo(NamedTuple):
 
 
 class Unshard(msgspec.Struct, frozen=True, cache_hash=True):
-    """Show sharded arrays, except ``whole``, as arrays of inner chunks; ``options``: the user's ``shard_options``."""
+    """Rewrite metadata of sharded arrays, except the arrays ``whole``, to show inner chunks.
+
+    ``options`` are the user's ``shard_options``.
+    """
 
     options: tuple[tuple[str, Any], ...] = ()
     whole: frozenset[str] = frozenset()
@@ -92,7 +95,7 @@ class ShardView(ArrayView[ArrayInfo]):
         self.reports = reports
         self.options = options
         self._documents = Documents(base, Unshard(options, whole), report)
-        self._begun: set[str] = set()  # paths of sharded arrays with a look-up before
+        self._begun: set[str] = set()  # paths of sharded arrays whose chunks were looked up before
         self.grids = self._documents.grids
 
     @property
@@ -132,11 +135,13 @@ class ShardView(ArrayView[ArrayInfo]):
     def chunk(self, key: str, path: str, coords: Coords) -> Steps[Entry | None]:
         layout = self._layout(path)
         shard, lengths, place = layout.split(coords)
-        (entry,) = yield from self._chunks([key], path, shard, lengths, [layout.slots(place, lengths)], reads=False)
+        (entry,) = yield from self._find_chunks(
+            [key], path, shard, lengths, [layout.slots(place, lengths)], reads=False
+        )
         return entry
 
     def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
-        """Return look-ups for all of ``keys``: one look-up for all keys with the same indexes."""
+        """Return look-ups for all ``keys``: one look-up for the keys that need the same indexes."""
         found: list[LookUp] = []
         of_base: list[int] = []
         shards: dict[tuple[str, Coords, Coords, Coords], list[tuple[int, Coords]]] = {}
@@ -160,14 +165,14 @@ class ShardView(ArrayView[ArrayInfo]):
             shards.setdefault((path, shard, lengths, inner_shard), []).append((number, slots))
         for (path, shard, lengths, _), wanted in shards.items():
             numbers, all_slots = zip(*wanted, strict=True)
-            some = [keys[number] for number in numbers]
-            found.append(LookUp(numbers, self._chunks(some, path, shard, lengths, all_slots, reads=reads)))
+            of_shard = [keys[number] for number in numbers]
+            found.append(LookUp(numbers, self._find_chunks(of_shard, path, shard, lengths, all_slots, reads=reads)))
         return found + lookups_of(self.base, keys, of_base)
 
     def full_shards(self, keys: Iterable[str]) -> Steps[list[Span]]:
-        """Return the ranges of the shards that are worth reading whole, because ``keys`` are most of their chunks.
+        """Return the ranges of the shards that are worth reading whole, because most of their chunks are in ``keys``.
 
-        ``keys`` are in the order of reading. If all other shards are read whole, so is the last one: more of its chunks
+        ``keys`` are in the order of reading. If all other shards are read whole, the last one is, too: more keys of it
         may follow.
         """
         wanted: Counter[tuple[str, int]] = Counter()
@@ -180,7 +185,7 @@ class ShardView(ArrayView[ArrayInfo]):
         if len(full) > 1 and all(full[:-1]):
             full[-1] = True
         found = yield from run_together(
-            [self.base.lookup(name) for (name, _), yes in zip(wanted, full, strict=True) if yes]
+            [self.base.lookup(name) for (name, _), is_full in zip(wanted, full, strict=True) if is_full]
         )
         return [entry for entry in found if isinstance(entry, Span)]
 
@@ -194,17 +199,18 @@ class ShardView(ArrayView[ArrayInfo]):
             key = layout.key(path, layout.split(coords)[0])
         return (yield from self.base.is_empty(key))
 
-    def _chunks(
+    def _find_chunks(
         self, keys: Sequence[str], path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords], *, reads: bool
     ) -> Steps[Sequence[Entry | None]]:
-        """Return the same as `_in_shard`, for chunks called ``keys``.
+        """Return the same as `_find_in_shard`, for the chunks with these ``keys``, which are in the slots ``wanted``.
 
         If only consolidated metadata have described the array so far, read its own document in the same round as the
-        index. With ``reads``, if the first read of an array takes most of a small shard, read the shard in one request.
+        index. If ``keys`` will be read (``reads``), and the first read of an array needs most of a small shard, read
+        the shard in one request.
         """
         is_unconfirmed = self.confirms and self._documents.is_unconfirmed(path)
         if not is_unconfirmed and (path in self._begun or not reads):
-            return (yield from self._in_shard(path, shard, lengths, wanted))
+            return (yield from self._find_in_shard(path, shard, lengths, wanted))
         layout = self._layout(path)
         name, levels = layout.key(path, shard), layout.levels(lengths)
         entry = yield from self.base.lookup(name)
@@ -217,12 +223,12 @@ class ShardView(ArrayView[ArrayInfo]):
                 is_same = now.grid.shards == layout.grid.shards and now.levels(lengths) == levels
                 if is_same and whole is not None and whole[0].size == len(whole[1]):
                     self._begun.add(path)
-                    return (yield from self._in_level(Inline(whole[1]), levels, 0, wanted, name, path))
+                    return (yield from self._find_in_level(Inline(whole[1]), levels, 0, wanted, name, path))
             elif is_unconfirmed:
                 yield from run_together(
                     [self._documents.confirm(path), _answer(self._load(entry, levels[0], name, path))]
                 )
-        except (OSError, RefShardError):  # perhaps of this shard alone: other shards may be readable
+        except (OSError, RefShardError):  # the look-up below raises the error, for this shard only
             pass
         self._begun.add(path)
         return (yield from self._confirm_then_find(path, keys))
@@ -233,7 +239,7 @@ class ShardView(ArrayView[ArrayInfo]):
         is_near = protocol_of(url) in (None, *LOCAL)
         return not is_near and meta is not None and meta.chunks is not None and math.prod(meta.chunks) <= _SMALL
 
-    def _in_shard(
+    def _find_in_shard(
         self, path: str, shard: Coords, lengths: Coords, wanted: Sequence[Coords]
     ) -> Steps[Sequence[Entry | None]]:
         """Return the entries of the chunks of ``shard`` in the slots ``wanted``; None for a missing chunk."""
@@ -242,29 +248,29 @@ class ShardView(ArrayView[ArrayInfo]):
         entry = yield from self.base.lookup(name)
         if entry is None or not wanted:
             return [None] * len(wanted)
-        return (yield from self._in_level(entry, layout.levels(lengths), 0, wanted, name, path))
+        return (yield from self._find_in_level(entry, layout.levels(lengths), 0, wanted, name, path))
 
-    def _in_level(
+    def _find_in_level(
         self, entry: Entry, levels: Sequence[Level], depth: int, wanted: Sequence[Coords], shard: str, path: str
     ) -> Steps[Sequence[Entry | None]]:
-        """Return the same as `_in_shard`; ``entry`` is the shard, or a shard within it, with the index of ``depth``."""
+        """Return the same as `_find_in_shard`; ``entry`` is the shard, or a shard within it at the level ``depth``."""
         found: list[Entry | None] = [None] * len(wanted)
         table = yield self._load(entry, levels[depth], shard, path)
         if table is None:
             return found
         entry = _mark_existing(entry)
         if depth + 1 == len(levels):
-            return [_chunk(entry, table, slots[depth], shard, path) for slots in wanted]
+            return [_cut_chunk(entry, table, slots[depth], shard, path) for slots in wanted]
         below: dict[int, list[int]] = {}
         for place, slots in enumerate(wanted):
             below.setdefault(slots[depth], []).append(place)
-        parts = {slot: _chunk(entry, table, slot, shard, path) for slot in below}
+        parts = {slot: _cut_chunk(entry, table, slot, shard, path) for slot in below}
         inner = [(part, below[slot]) for slot, part in parts.items() if part is not None]
         steps = [
-            self._in_level(part, levels, depth + 1, [wanted[place] for place in places], shard, path)
+            self._find_in_level(part, levels, depth + 1, [wanted[place] for place in places], shard, path)
             for part, places in inner
         ]
-        # A single look-up yields one need at a time, and its answer may be remembered.
+        # A single look-up yields its needs one by one, so each answer may already be remembered.
         answers = [(yield from steps[0])] if len(steps) == 1 else (yield from run_together(steps))
         for (_, places), entries in zip(inner, answers, strict=True):
             for place, chunk in zip(places, entries, strict=True):
@@ -301,9 +307,9 @@ class ShardView(ArrayView[ArrayInfo]):
         if self.own_grid(array) is None:
             return stored
         layout = self._layout(array)
-        shards, others, directories = yield from self._shards_below(array, layout.grid)
+        shards, others, directories = yield from self._list_shards(array, layout.grid)
         rooms = [room for room in map(layout.chunks, shards) if all(room)]  # without shards outside of the grid
-        columns = [_numbers(room, layout.grid.counts) for room in rooms]
+        columns = [_number_chunks(room, layout.grid.counts) for room in rooms]
         numbers = np.concatenate([np.zeros(0, np.uint64), *columns])
         indexes = frozenset() if stored is None else stored.indexes
         return Listing(ArrayChunks(layout.grid, numbers), dict(others), directories, indexes)
@@ -314,34 +320,34 @@ class ShardView(ArrayView[ArrayInfo]):
         layout = self._layout(array)
         column = column_of(numbers)
         coords = np.array(np.unravel_index(column.astype(np.int64), layout.grid.counts)).reshape(-1, len(column))
-        shards = dict.fromkeys(layout.split(some)[0] for some in zip(*coords.tolist(), strict=True))
+        shards = dict.fromkeys(layout.split(of_chunk)[0] for of_chunk in zip(*coords.tolist(), strict=True))
         sizes = {shard: tuple(map(len, layout.room(shard))) for shard in shards}
         levels = {lengths: layout.levels(lengths) for lengths in set(sizes.values())}
-        if any(len(some) > 1 for some in levels.values()):  # shards of shards
+        if any(len(nested) > 1 for nested in levels.values()):  # shards of shards
             return (yield from super().chunks(array, numbers, grid))
         builder = ChunksBuilder(len(column))
         order = np.argsort(column)
-        cells = {lengths: _cells(layout, lengths) for lengths in levels}
+        cells = {lengths: _list_cells(layout, lengths) for lengths in levels}
         for batch in batches(list(sizes), _BATCH):
-            steps = [self._table(array, layout.key(array, shard), levels[sizes[shard]][0]) for shard in batch]
+            steps = [self._load_table(array, layout.key(array, shard), levels[sizes[shard]][0]) for shard in batch]
             for shard, loaded in zip(batch, (yield from run_together(steps)), strict=True):
                 if loaded is None:
                     continue
-                found, ranges = _rows(layout, shard, cells[sizes[shard]], loaded[1])
+                found, ranges = _list_ranges(layout, shard, cells[sizes[shard]], loaded[1])
                 places = np.minimum(np.searchsorted(column, found, sorter=order), len(order) - 1)
                 is_wanted = column[order[places]] == found
                 _put_parts(builder, order[places[is_wanted]], loaded[0], ranges[is_wanted])
         return builder.finish()
 
-    def _table(self, path: str, name: str, level: Level) -> Steps[tuple[Entry, Table] | None]:
+    def _load_table(self, path: str, name: str, level: Level) -> Steps[tuple[Entry, Table] | None]:
         entry = yield from self.base.lookup(name)
         table = None if entry is None else (yield self._load(entry, level, name, path))
         return None if entry is None or table is None else (entry, table)
 
-    def _shards_below(
+    def _list_shards(
         self, path: str, grid: ChunkGrid
     ) -> Steps[tuple[list[Coords], list[tuple[str, int | None]], list[str]]]:
-        """Return coordinates of the shards of the array ``path``, keys that are not chunks, and other directories."""
+        """Return the coordinates of an array's shards, the keys that are not chunks, and the other directories."""
         found: list[Coords] = []
         others: list[tuple[str, int | None]] = []
         directories: list[str] = []
@@ -378,15 +384,15 @@ class ShardView(ArrayView[ArrayInfo]):
                 return None
         directories, shards = layout.expand(leading, names)
         found = [Listed(name, None, True) for name in directories]
-        for some in batches(shards, _BATCH):
-            batch = [(tuple(map(len, layout.room(shard))), shard, [*chunks]) for shard, chunks in some]
+        for of_batch in batches(shards, _BATCH):
+            batch = [(tuple(map(len, layout.room(shard))), shard, [*chunks]) for shard, chunks in of_batch]
             steps = [
-                self._in_shard(path, shard, lengths, [layout.slots(layout.split(c)[2], lengths) for c in chunks])
+                self._find_in_shard(path, shard, lengths, [layout.slots(layout.split(c)[2], lengths) for c in chunks])
                 for lengths, shard, chunks in batch
             ]
             for (_, _, chunks), entries in zip(batch, (yield from run_together(steps)), strict=True):
-                there = [(coords, entry) for coords, entry in zip(chunks, entries, strict=True) if entry is not None]
-                found += [Listed(grid.encoding.encode(coords).rpartition("/")[2], e.size) for coords, e in there]
+                present = [(coords, entry) for coords, entry in zip(chunks, entries, strict=True) if entry is not None]
+                found += [Listed(grid.encoding.encode(coords).rpartition("/")[2], e.size) for coords, e in present]
         return sorted(found, key=by_name)
 
     def has_chunks_in(self, path: str, leading: Coords) -> Steps[bool]:
@@ -398,14 +404,17 @@ def _answer(need: Need) -> Steps[Any]:
     return (yield need)
 
 
-def _cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
-    """Return the place of the chunk in each slot of a shard of ``lengths`` chunks with one index: a column per slot."""
+def _list_cells(layout: ShardLayout, lengths: Coords) -> npt.NDArray[np.int64]:
+    """Return the place of the chunk of each slot, a column for each slot, in a shard with one index.
+
+    ``lengths`` are the shard's numbers of chunks along each dimension.
+    """
     places = np.indices(lengths).reshape(len(lengths), math.prod(lengths))
     (slots,) = layout.slots([*places], lengths)
     return places[:, np.argsort(np.zeros(math.prod(lengths), np.int64) + slots)]
 
 
-def _numbers(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
+def _number_chunks(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
     """Return the numbers of the chunks in ``rooms``, the ranges of a shard, in a grid of ``counts`` chunks."""
     coords = np.ix_(*(np.arange(room.start, room.stop) for room in rooms))
     found = np.zeros((1,) * len(counts), np.int64)
@@ -414,7 +423,7 @@ def _numbers(rooms: Sequence[range], counts: Sequence[int]) -> UInt64s:
     return found.ravel().astype(np.uint64)
 
 
-def _rows(
+def _list_ranges(
     layout: ShardLayout, shard: Coords, cells: npt.NDArray[np.int64], table: Table
 ) -> tuple[UInt64s, npt.NDArray[np.uint64]]:
     """Return the numbers of the chunks in the index ``table`` of ``shard``, and offset and length of each."""
@@ -443,7 +452,7 @@ def _put_parts(
         builder.put_entry(row, shard.part(offset, length))
 
 
-def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
+def _cut_chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entry | None:
     """Return the entry of the chunk in ``slot`` of a shard; None if it is missing."""
     found = table.locate(slot)
     if found is None:
@@ -455,7 +464,7 @@ def _chunk(entry: Entry, table: Table, slot: int, shard: str, path: str) -> Entr
 
 
 def _mark_existing(entry: Entry) -> Entry:
-    """Mark the entry of a shard, after its index was read, as existing, and its chunks as lying together."""
+    """Mark the entry of a shard whose index was read: the shard exists, and its chunks are close together."""
     if isinstance(entry, Span) and (entry.optional or not entry.dense):
         return msgspec.structs.replace(entry, optional=False, dense=True)
     return entry

@@ -1,4 +1,4 @@
-"""Convert metadata that is written through the view to metadata of the source: arrays stay sharded. No I/O here."""
+"""Convert metadata that users write through the view to metadata with shards, for the source. No I/O here."""
 
 from __future__ import annotations
 
@@ -16,45 +16,47 @@ from refshard_fs.sharding.known_shard_formats import unshard_metadata
 from refshard_fs.sharding.layout import ShardLayout
 from refshard_fs.sharding.view import ArrayInfo, ShardView, Unshard
 
-# A writer of metadata through the view knows nothing about shards. A new shape or new attributes are stored, and the
-# array stays sharded. With other chunks, codecs or another dtype it is another array.
+# A program that writes metadata through the view sees no shards. If it changes the shape or the attributes, the array
+# stays sharded. If it changes chunks, codecs or the dtype, it replaces the array by another one, without shards.
 
 _WHERE = "its metadata"
-_ALIKE = ("compressor", "filters", "codecs")  # fields in which a writer may spell out defaults
+_SIMILAR = ("compressor", "filters", "codecs")  # fields in which a program may write defaults explicitly
 _SAME = ("zarr_format", "node_type", "dtype", "data_type")
 
 
 def update_stored_metadata(
     stored: Mapping[str, Any], written: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Return the metadata to store for an array with metadata ``stored``, when ``written`` is written to the view.
+    """Return the metadata to store for an array with metadata ``stored``, if a program writes ``written`` to the view.
 
-    None if ``written`` describes another array: then store it itself. ``options`` are the user's ``shard_options``.
-    Raises ManifestError if the written array does not fit into its shards.
+    Return None if ``written`` describes another array: then ``written`` itself is to be stored. ``options`` are the
+    user's ``shard_options``. Raises ManifestError if the new shape does not fit into the shards.
     """
     shown = _inner_metadata(stored, options)
     if shown is None or _inner_metadata(written, options) is not None or not _is_same(shown, written):
         return None
-    kept = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
-    merged = {**written, **{name: stored[name] for name in kept if name in stored}}
+    of_shards = ("chunk_grid", "codecs", "storage_transformers", "shards", "shard_format")
+    merged = {**written, **{name: stored[name] for name in of_shards if name in stored}}
     try:
         found = unshard_metadata(merged, options)
     except ValueError as e:
         raise ManifestError(f"{_WHERE} is refused: {e}") from e
     grid = zarrmeta.grid_of(written)
     if found is None or found.layout is None or grid is None or found.layout.grid.counts != grid.counts:
-        raise ManifestError(f"its shards have various sizes, which fix its shape: shape {written['shape']} is refused")
+        raise ManifestError(
+            f"shape {written['shape']} is refused: the array's shards have various sizes, so its shape cannot change"
+        )
     return merged
 
 
 def _inner_metadata(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the metadata that the view shows of an array; None if it shows the stored metadata."""
+    """Return the metadata that the view shows for an array; None if it shows the stored metadata."""
     found = unshard_metadata(doc, options)
     return None if found is None or found.layout is None else found.document
 
 
 def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
-    """Whether chunks of one array are chunks of the other: only shape and fields unrelated to chunks may differ."""
+    """Return whether both documents describe the same chunks: shape and fields unrelated to chunks may differ."""
     try:
         ours, theirs = zarrmeta.array_meta(shown, _WHERE), zarrmeta.array_meta(written, _WHERE)
     except ManifestError:
@@ -64,7 +66,7 @@ def _is_same(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
     return (
         all(shown.get(name) == written.get(name) for name in _SAME)
         and (ours.chunks, ours.order, ours.grid.encoding) == (theirs.chunks, theirs.order, theirs.grid.encoding)
-        and all(_is_alike(shown.get(name) or None, written.get(name) or None) for name in _ALIKE)
+        and all(_is_alike(shown.get(name) or None, written.get(name) or None) for name in _SIMILAR)
         and not written.get("storage_transformers")
     )
 
@@ -86,7 +88,7 @@ def _is_alike(ours: object, theirs: object) -> bool:
 
 
 class StoredDocument(NamedTuple):
-    """A metadata document to store, and the layouts of the arrays in it: None for arrays without shards."""
+    """A metadata document to store, and the layout of each array in it; None for an array without shards."""
 
     data: bytes
     layouts: Mapping[str, ShardLayout | None]
@@ -97,7 +99,7 @@ def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocu
 
     Raises ManifestError if a written array does not fit into its shards.
     """
-    paths = list(_arrays(key, data))
+    paths = list(_parse_arrays(key, data))
     found = yield from run_together([view.array_info(array) for array in paths])
     stored = {p: seen.stored for p, seen in zip(paths, found, strict=True) if seen is not None and seen.stored}
     document = DocumentIndex(*parent(key), -1, _Resharding(stored, view.options)).decode(data)
@@ -106,17 +108,17 @@ def restore_document(view: ShardView, key: str, data: bytes) -> Steps[StoredDocu
 
 def find_sharded(documents: Iterable[tuple[str, bytes]]) -> frozenset[str]:
     """Return the paths of the arrays with shards in ``documents`` (key and bytes)."""
-    described = (_arrays(key, data) for key, data in documents if zarrmeta.is_array_document(key))
+    described = (_parse_arrays(key, data) for key, data in documents if zarrmeta.is_array_document(key))
     return frozenset(path for arrays in described for path, seen in arrays.items() if seen.layout is not None)
 
 
-def _arrays(key: str, data: bytes) -> Mapping[str, ArrayInfo]:
+def _parse_arrays(key: str, data: bytes) -> Mapping[str, ArrayInfo]:
     """Return the arrays that the document ``key`` describes."""
     return DocumentIndex(*parent(key), -1, Unshard()).decode(data).arrays
 
 
 class _Resharding(msgspec.Struct, frozen=True):
-    """Add shards to the metadata of arrays: those of the same array in ``stored``."""
+    """Add shards to the metadata of arrays: the shards that ``stored`` has for the same array."""
 
     stored: Mapping[str, Mapping[str, Any]]
     options: tuple[tuple[str, Any], ...]
@@ -127,8 +129,8 @@ class _Resharding(msgspec.Struct, frozen=True):
         def rewrite(doc: Mapping[str, Any], path: str) -> NodeView[ArrayInfo]:
             if doc.get("node_type") == "group":
                 return doc, None
-            there = self.stored.get(path)
-            merged = None if there is None else update_stored_metadata(there, doc, options)
+            stored = self.stored.get(path)
+            merged = None if stored is None else update_stored_metadata(stored, doc, options)
             if merged is None:
                 return doc, ArrayInfo(None)
             found = unshard_metadata(merged, options)

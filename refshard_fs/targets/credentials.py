@@ -80,7 +80,7 @@ def credentials_for(
     (`Access.OWN`), the credentials for its protocol (`Access.LENT`, for public servers only), or none. ``resolve``
     resolves the symbolic links of a local path, before its options are looked up.
     """
-    url, access = judge_url(url, rules)
+    url, access = admit_url(url, rules)
     if resolve is not None:
         url = resolve(url, rules)
     token, given = options.find(url)
@@ -89,7 +89,7 @@ def credentials_for(
     return Grant(url, access, ("lent", *token) if access is Access.LENT else token, given)
 
 
-def judge_url(url: str, rules: Rules, redirected_by: str | None = None) -> tuple[str, Access]:
+def admit_url(url: str, rules: Rules, redirected_by: str | None = None) -> tuple[str, Access]:
     """Return the URL to open for ``url``, and the least access that any of ``rules`` grants to it."""
     access = Access.OWN
     head, separator, rest = url.partition("://")

@@ -33,7 +33,7 @@ from refshard_fs.security.admission import (
     remedy,
 )
 from refshard_fs.targets.answer import Target
-from refshard_fs.targets.credentials import Grant, InstanceOrOptions, PoolOptions, Rules, credentials_for, judge_url
+from refshard_fs.targets.credentials import Grant, InstanceOrOptions, PoolOptions, Rules, admit_url, credentials_for
 from refshard_fs.targets.failures import WITHOUT
 from refshard_fs.targets.generic import (
     FsspecTarget,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 # These need no event loop: the process shares them.
 LOCAL = LocalTarget()
-WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that `_admit` has resolved and judged
+WITHOUT_LINKS = LocalTarget(follows=False)  # for paths that `_admit` has resolved and permitted
 IMMEDIATE: dict[type[AbstractFileSystem], Target] = {
     LocalFileSystem: LOCAL,
     MemoryFileSystem: MemoryTarget(),
@@ -363,7 +363,7 @@ def arguments_of(protocol: str) -> frozenset[str]:
 
 def _admit(rules: Rules, url: str, redirected_by: str | None = None) -> tuple[str, Access]:
     """Return the URL to open for ``url``, with symbolic links resolved, and whose credentials to use."""
-    url, access = judge_url(url, rules, redirected_by)
+    url, access = admit_url(url, rules, redirected_by)
     return _resolve_links(url, rules), access
 
 

@@ -1,4 +1,4 @@
-"""Admission of the URLs in a remote manifest, judged in the spelling that is opened."""
+"""URLs in a remote manifest are admitted or refused, in the same spelling in which they are opened."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_admitted_url_is_the_opened_url(url: str, spelled: str) -> None:
 )
 @pytest.mark.case(id="P34")
 def test_similar_host_names_are_other_hosts(url: str) -> None:
-    """The first has a Cyrillic letter."""
+    """The first name has a Cyrillic letter."""
     assert REMOTE.admit(url)[1] is Access.NONE
 
 
@@ -179,7 +179,7 @@ def test_source_may_point_below_itself() -> None:
 
 
 @pytest.mark.case(id="P10")
-def test_allow_list_has_prefixes() -> None:
+def test_allow_list_must_have_url_prefixes() -> None:
     with pytest.raises(TypeError, match="prefix"):
         Admission.of(None, "s3://pub/", (), ())
     with pytest.raises(ValueError, match="prefix"):
@@ -204,7 +204,7 @@ def test_canonical_form_is_idempotent(url: str) -> None:
      "2001:0:7f00:1:0:0:f7f7:f7f7", "0:0:0:0:0:ffff:a9fe:a9fe", "fe80::1", "::"],
 )  # fmt: skip
 @pytest.mark.case(id="P14")
-def test_embedded_addresses_are_judged(address: str) -> None:
+def test_embedded_private_addresses_are_private(address: str) -> None:
     assert is_private(address)
 
 
@@ -245,7 +245,7 @@ SIX = "http://[2001:4860::8888]"
 
 
 def test_ipv6_address_is_not_a_chain() -> None:
-    assert links(f"{SIX}:80/a::b") == ["http://[2001:4860", "8888]:80/a", "b"]  # fsspec takes it for one
+    assert links(f"{SIX}:80/a::b") == ["http://[2001:4860", "8888]:80/a", "b"]  # fsspec takes this URL for a chain
     assert links(f"zip://a::{SIX}/x.zip") == ["zip://a", "http://[2001:4860", "8888]/x.zip"]
     assert links("http://[zip::x]/a") == ["http://[zip", "x]/a"]
     for url in (SIX, f"{SIX}/a", f"{SIX}:8080/a?b#c", "HTTPS://[::1]/a"):

@@ -1,6 +1,6 @@
-"""Whole attacks through every public interface: a set from elsewhere is opened, read, checked and joined in vain.
+"""Whole attacks fail through every public interface: a malicious set is opened, read, checked and joined.
 
-CI runs them with the newest and with the oldest versions of zarr, numcodecs, xarray and fsspec that are permitted.
+CI runs them with the newest and with the oldest permitted versions of zarr, numcodecs, xarray and fsspec.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def array(data: Any, more: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _warnings_are_not_what_is_tested() -> Iterator[None]:
+def _ignore_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def read_in_every_way(source: Any) -> None:
-    """Do with the source what runs its codecs; errors are welcome."""
+    """Do everything that runs the codecs of the source; errors are ignored."""
     fs = RefShardFileSystem(source, skip_instance_cache=True)
     for call in (
         lambda: xr.open_dataset(source, engine="refshard", chunks=None).load(),
@@ -150,13 +150,13 @@ DOORS: dict[str, Callable[[str, Path], Any]] = {
 def test_no_interface_reaches_files_or_private_networks(
     door: str, where: str, http_server: RangeServer, tmp_path: Path
 ) -> None:
-    """The secret is one byte, which any of these would read."""
+    """The secret is one byte, which any read beyond the rules would return."""
     (tmp_path / "secret").write_bytes(b"\x07")
     with RangeServer() as inside:
         url = inside.put("/secret", b"\x07")
         target = {"file": str(tmp_path / "secret"), "private network": url, "chain": f"simplecache::{url}"}[where]
         source = strangers(http_server, array([target, 0, 1], {}), name=door.replace(" ", ""))
-        with pytest.raises(Exception) as caught:  # noqa: PT011  # zarr and fsspec may wrap ours, which is looked for
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # zarr and fsspec may wrap our error: it is searched for below
             DOORS[door](source, tmp_path)
         assert any(isinstance(e, TargetNotAllowed) for e in chain(caught.value)), caught.value
         assert inside.requests() == []

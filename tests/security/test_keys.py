@@ -1,4 +1,4 @@
-"""One check of keys for all formats; work is bounded by existing data, not by claimed sizes."""
+"""All formats refuse the same invalid keys; the work of a read is bounded by existing data, not by claimed sizes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_valid_keys_have_plain_segments(key: str) -> None:
 @pytest.mark.parametrize("key", ["a/../b", ".", "a\0b", DEEP, "x" * 5000])
 @pytest.mark.parametrize("many", [0, 1000])
 def test_json_sets_refuse_invalid_keys(key: str, many: int) -> None:
-    """However they are read: one by one, or in blocks."""
+    """Keys are parsed one by one, or in blocks if there are many."""
     refs = {f"k{i}": ["u", i, 1] for i in range(many)} | {key: ["u", 0, 1]}
     for fo in (refs, json.dumps({"version": 1, "refs": refs}).encode()):
         with pytest.raises(ManifestError, match="it is not a valid key"):
@@ -152,7 +152,7 @@ def test_endless_arrays_cost_only_existing_chunks(name: str, separator: str) -> 
     for look in looks:
         try:
             look()
-        except RefShardError as e:  # which has the number in it
+        except RefShardError as e:  # its text has the number of chunks
             assert any(character.isdigit() for character in str(e))
 
 

@@ -43,7 +43,7 @@ GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Whether this machine counts as a public server: a name may lead elsewhere by the time a saved set is read."""
+    """Let a test choose whether this machine counts as a public server, and change that after a set was saved."""
     state = SimpleNamespace(is_public=True)
     monkeypatch.setattr(admission, "_is_public", lambda address: state.is_public)
     return state
@@ -59,7 +59,7 @@ def put(server: RangeServer, refs: dict[str, Any], name: str = "refs", **more: A
 
 
 def test_origins_of_sets_of_a_server_are_one_object() -> None:
-    """A hundred thousand files of a server have the same origins, which take 400 bytes."""
+    """A hundred thousand files of one server have equal origins, and each object would take 400 bytes."""
 
     def adopt(name: str) -> Origins:
         adoption = Adoption(Admission.of(f"https://a.org/{name}", None, (), ()))
@@ -71,7 +71,7 @@ def test_origins_of_sets_of_a_server_are_one_object() -> None:
 
 
 def own(folder: Path, format: str = "json") -> str:
-    """Save a set of the user's, of one file of this machine; return where."""
+    """Save a set of the user, with references to one local file; return its path."""
     (folder / "own").write_bytes(b"o")
     out = str(folder / FORMATS[format])
     RefShardFileSystem(refs_of(str(folder / "own"))).save(out, format=format)
@@ -83,7 +83,7 @@ def convert(source: str, out: str, *_: Any) -> None:
 
 
 def edit(source: str, out: str, format: str) -> None:
-    """Save a set, and commit to it."""
+    """Save a set, and commit a change to it."""
     if format == "chunk-manifest":
         pytest.skip("sets of chunk manifests take no commits")
     RefShardFileSystem(source).save(out, format=format)
@@ -117,7 +117,7 @@ def test_derived_sets_keep_the_limits_of_a_remote_set(
         out = str(tmp_path / FORMATS[format])
         WAYS[how](source, out, format)
         again = str(tmp_path / "again.json")
-        RefShardFileSystem(out).save(again)  # a set of that set, by the same rule
+        RefShardFileSystem(out).save(again)  # a set made of the saved set has the same limits
         assert RefShardFileSystem(out).cat_file("a/c/0") == b"x"
         net.is_public = False
         for made in (out, again):
@@ -135,7 +135,7 @@ def test_derived_sets_keep_the_limits_of_a_remote_set(
 
 
 def test_copies_in_a_remote_set_keep_its_limits(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
-    """What the user writes beside them is the user's, on the same server too."""
+    """References that the user adds are the user's own, even if they point to the same server."""
     with RangeServer() as other:
         fs = RefShardFileSystem(put(http_server, refs_of(other.put("/x", b"x"))), mode="a", data_url=str(tmp_path))
         fs.cp("a", "b", recursive=True)
@@ -205,15 +205,17 @@ def test_credentials_stay_away_from_servers_of_a_remote_set(
         fs = RefShardFileSystem(out)
         assert fs.cat(["a/c/0", "b/c/0"]) == {"a/c/0": b"x", "b/c/0": b"y"}
         assert SECRET not in repr(other.requests())
-        assert SECRET in repr(http_server.requests("/y"))  # which the user opened the set at
+        assert SECRET in repr(http_server.requests("/y"))  # the user opened the set from this server
 
 
 def _two(a: str, b: str) -> dict[str, Any]:
     return {**refs_of(a), "b/zarr.json": json.dumps(ARRAY), "b/c/0": [b, 0, 1]}
 
 
-def test_redirects_of_remote_urls_are_judged(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
-    """Those of the server that the set lay at, too."""
+def test_redirects_of_remote_urls_follow_the_rules(
+    http_server: RangeServer, net: SimpleNamespace, tmp_path: Path
+) -> None:
+    """This holds for redirects by the set's own server, too."""
     with RangeServer() as inside:
         out = str(tmp_path / "out.json")
         RefShardFileSystem(put(http_server, refs_of(http_server.put("/x", b"x")))).save(out)
@@ -228,7 +230,7 @@ def test_redirects_of_remote_urls_are_judged(http_server: RangeServer, net: Simp
 def test_saved_set_of_the_own_server_is_read(
     format: str, http_server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same requests, with the user's configuration, on a private server too; no warning and no option."""
+    """It is read with the user's configuration, even from a private server, without a warning or an option."""
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": SECRET}})
     source = put(http_server, refs_of(http_server.put("/x", b"x")))
     out = str(tmp_path / FORMATS[format])
@@ -264,7 +266,7 @@ def test_pickle_codec_of_a_saved_set_reaches_no_reader(made: str, http_server: R
 
 
 def test_origin_record_grants_no_rights(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
-    """One that a stranger wrote, to have a private server or the user's bucket taken for what the set lies at."""
+    """A stranger may write a record, to pretend that the set comes from a private server or the user's bucket."""
     with RangeServer() as inside:
         url = inside.put("/x", b"x")
         for forged in ({inside.url: [inside.url]}, {inside.url: []}, {inside.url: ["file:///etc/passwd"]}):
@@ -288,8 +290,8 @@ def test_malformed_origin_record_is_refused(forged: Any, tmp_path: Path) -> None
         RefShardFileSystem(document.encode()).find("")
 
 
-def test_rebased_targets_are_the_users(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
-    """Below the prefix that the user chose; what climbs out of it is still the stranger's choice."""
+def test_rebased_targets_are_the_users_own(http_server: RangeServer, net: SimpleNamespace, tmp_path: Path) -> None:
+    """Targets below the user's prefix are the user's choice; a target outside of it is still the stranger's."""
     with RangeServer() as other:
         (tmp_path / "data").mkdir()
         (tmp_path / "data" / "x").write_bytes(b"m")
@@ -386,7 +388,10 @@ def test_origin_record_excludes_user_urls() -> None:
 
 
 def test_nested_origin_records_are_merged() -> None:
-    assert of_origin(Span("u", origin=("b",)), ("a",)).origin == ("a", "b")  # a saved set as a part of a document
+    assert of_origin(Span("u", origin=("b",)), ("a",)).origin == (
+        "a",
+        "b",
+    )  # the reference is in a saved set within a document
     known = Origins({"https://a.org": ("https://b.org",), "https://a.org/x": ()})
     source = "s3://bucket/set.json"
     recorded = Origins.read(origins(source, ["https://a.org/y", "https://c.org/y"], known), "")
@@ -426,5 +431,5 @@ def test_origin_records_of_parts_are_joined() -> None:
     grown = made.with_urls([("https://c.org/mine", ()), ("https://d.org/z", home), ("https://a.org/z", home)])
     assert grown.of("https://c.org/mine") == grown.of("https://e.org/") == ()
     assert grown.of("https://c.org/x") == grown.of("https://a.org/y") == theirs
-    assert grown.of("https://a.org/any") == home  # which may read all of its own server, as the user may
+    assert grown.of("https://a.org/any") == home  # a set may read all of its own server
     assert Origins.combine([("https://a.org/x", ())], theirs).servers == {*theirs}

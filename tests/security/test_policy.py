@@ -1,4 +1,4 @@
-"""Paths, servers and prefixes of URLs, however they are spelled."""
+"""Paths, servers and prefixes of URLs are recognised in any spelling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIMBING = [
 
 @pytest.mark.parametrize("path", CLIMBING)
 @pytest.mark.case(id="P34")
-def test_paths_with_step_ups_match_no_prefix(path: str, http_server: RangeServer) -> None:
+def test_path_with_double_dots_matches_no_prefix(path: str, http_server: RangeServer) -> None:
     assert leads_out(f"https://h{path}")
     assert longest_prefix({"https://h/a/": 1}, f"https://h{path}") is None
     assert longest_prefix({"https://h/a/": 1, "https://h/": 2}, f"https://h{path}") == ("https://h", 2)
@@ -62,7 +62,7 @@ def test_longest_prefix_equals_a_full_scan(prefixes: list[str], url: str) -> Non
 
 
 @given(st.text(alphabet="./%2eEfF5cC;\\ab", max_size=24))
-def test_encoded_step_up_is_recognised(path: str) -> None:
+def test_encoded_double_dots_are_recognised(path: str) -> None:
     from urllib.parse import unquote
 
     decoded = unquote(unquote(path)).replace("\\", "/")

@@ -1,4 +1,4 @@
-"""One rule for all targets: where names and redirects may lead, and with whose credentials."""
+"""One rule decides for all targets where names and redirects may lead, and with whose credentials."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OWN = connections.Guard(own=True)
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Host names and the addresses that they have now; 127.0.0.9 counts as a public one, and is served by us."""
+    """Return a table of host names and addresses, which tests change; 127.0.0.9 counts as public."""
     known: dict[str, str] = {}
     is_public, resolve = admission._is_public, DefaultResolver.resolve
 
@@ -164,7 +164,7 @@ def test_options_without_credentials_permit_nothing(
 @pytest.mark.parametrize("status", [301, 302, 307])
 @pytest.mark.case(id="P16")
 def test_signed_request_follows_no_redirect(status: int, fast: bool, http_server: RangeServer) -> None:
-    """Neither ours nor s3fs's: signature and session token stay with the endpoint that the user named."""
+    """This holds for our requests and for those of s3fs: only the user's endpoint gets signature and token."""
     pytest.importorskip("s3fs")
     with RangeServer() as other:
         other.put("/bucket/x", b"0123")
@@ -184,7 +184,7 @@ def test_signed_request_follows_no_redirect(status: int, fast: bool, http_server
 def test_plain_arguments_go_only_to_the_sources_server(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a user expects of ``storage_options``; what is no such argument is warned of as ever."""
+    """Arguments of the source's filesystem work as in ``storage_options``; unknown ones are errors."""
     monkeypatch.setattr(admission, "_is_public", lambda address: True)
     with RangeServer() as other:
         refs = {"k": [other.put("/x", b"public"), 0, 6], "own": [http_server.put("/own", b"own"), 0, 3]}
@@ -202,7 +202,7 @@ def test_plain_arguments_go_only_to_the_sources_server(
 def test_remote_protocol_does_not_open_private_networks(
     given: str, http_server: RangeServer, names: dict[str, str]
 ) -> None:
-    """Credentials go to public servers of the protocol; the hint of the refusal opens the server that it names."""
+    """Credentials are sent to public servers of the protocol; following the error's advice opens the private server."""
     with RangeServer() as inside:
         refs = {"address": [inside.put("/x", b"inside")], "own": [http_server.put("/own", b"own")]}
         refs["name"] = [inside.url.replace("127.0.0.1", "intranet.test") + "/x"]
@@ -237,7 +237,7 @@ def test_prefix_matches_every_spelling(prefix: str, spelling: str, http_server: 
 
 @pytest.mark.case(id="P14")
 def test_ftp_host_that_becomes_private_gets_no_login(names: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection leads to the address that was judged, fsspec's own too."""
+    """All connections, even fsspec's own, lead to the address that was checked."""
     now = "127.0.0.9"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (now, 21))])
     asked = []
@@ -263,7 +263,7 @@ def test_ftp_host_that_becomes_private_gets_no_login(names: dict[str, str], monk
 @pytest.mark.parametrize("domain", ["", "; Domain=co.test", "; Domain=test"])
 @pytest.mark.case(id="P16")
 def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
-    """aiohttp 3.12.0 calls the first, later versions the second."""
+    """aiohttp 3.12.0 calls the one method, later versions the other."""
     if not hasattr(CookieJar, how):
         pytest.skip("this aiohttp parses the headers itself")
 
@@ -281,7 +281,7 @@ def test_cookie_goes_to_no_other_port_or_host(domain: str, how: str) -> None:
 
 @pytest.mark.case(id="P16")
 def test_client_certificate_is_not_sent_after_a_redirect() -> None:
-    """What a context trusts is kept; what it shows is not."""
+    """The server of a redirect is verified by the same authorities, but gets no client certificate."""
     authority = trustme.CA()
     context = ssl.create_default_context()
     authority.configure_trust(context)
@@ -296,8 +296,8 @@ def test_client_certificate_is_not_sent_after_a_redirect() -> None:
     assert [_shown(client, server) for client in (context, plain)] == [True, False]
 
 
-def test_connector_of_unknown_kind_shows_no_certificate() -> None:
-    """The first part fails where aiohttp keeps a connector's context elsewhere: then the second is what happens."""
+def test_connector_of_unknown_kind_sends_no_certificate() -> None:
+    """The first assertion fails if aiohttp stores the context elsewhere; the second shows what happens then."""
     context = ssl.create_default_context()
 
     async def options(*, is_known: bool) -> Any:
@@ -321,7 +321,7 @@ def test_environment_emulator_is_not_used_for_remote_sets(
 
 
 def _shown(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
-    """Whether the client shows a certificate to the server."""
+    """Return whether the client sends a certificate to the server."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(down, up, server_hostname="h.test"), server.wrap_bio(up, down, server_side=True)]
     for _ in range(4):
@@ -371,7 +371,7 @@ def test_invisible_letters_are_escaped(letter: str) -> None:
 
 
 def test_proxy_of_the_environment_is_used(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger's set is no way to a name that only the proxy knows; no_proxy= counts."""
+    """A stranger's set cannot reach a name that only the proxy resolves; no_proxy= is respected."""
     for name in ("no_proxy", "NO_PROXY", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", http_server.url)

@@ -1,4 +1,4 @@
-"""Attacks by manifests of strangers: each is refused, and the error says how to permit the access."""
+"""Attacks by strangers' manifests are refused, and the error says how to permit the access."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_link_cannot_leave_the_allow_list(secret: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.case(id="P15")
-def test_link_in_a_local_source_cannot_leave_it(tmp_path: Path) -> None:
-    """With a list, in a folder, a set and an archive's folder; links within the folder, and to it, are followed."""
+def test_link_in_a_local_source_cannot_lead_outside(tmp_path: Path) -> None:
+    """With ``allow=``, links out of the source's folder are refused; links within it, and to it, are followed."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "1").write_text("secret")
     root = tmp_path / "up" / "a.zarr"
@@ -184,7 +184,7 @@ def test_name_that_resolves_to_a_private_address_is_refused(
 
 @pytest.mark.case(id="P2")
 def test_ambient_credentials_go_only_to_own_buckets(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set from a web server points to S3: the request goes out unsigned, unless the user names s3."""
+    """If a set on a web server points to S3, the request is not signed, unless the user names s3."""
     with RangeServer() as store:
         store.put("/bucket/x", b"public")
         for name, value in {
@@ -215,7 +215,7 @@ def test_ambient_credentials_go_only_to_own_buckets(http_server: RangeServer, mo
 def test_fsspec_configuration_is_not_used_for_remote_sets(
     http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Headers that a configuration file gives all of HTTP are no secrets for the servers that a manifest names."""
+    """Headers that fsspec's configuration adds to all of HTTP must not reach servers that a manifest names."""
     given = {"headers": {"X-Token": "HUSHHUSH"}, "client_kwargs": {"headers": {"Authorization": "HUSHHUSH"}}}
     monkeypatch.setitem(fsspec.config.conf, "http", given)
     for module in (admission, guarded):
@@ -317,7 +317,7 @@ def test_get_writes_nothing_outside_its_target(tmp_path: Path) -> None:
 
 @pytest.mark.case(id="P17")
 def test_pickle_imports_only_the_package() -> None:
-    """Whoever looks at one before it is loaded finds no code in it but fsspec's and ours."""
+    """A pickle names no code outside of fsspec and this package."""
     options = {"remote_protocol": "s3", "remote_options": {"anon": True}, "options": {"s3://c/": {"anon": True}}}
     fs = RefShardFileSystem(fo={"a/0": ["s3://b/x", 0, 5], "t": "text"}, **options)
     for pickled in (pickle.dumps(fs, protocol=2), pickle.dumps(fs.get_mapper(""), protocol=2)):
@@ -409,7 +409,7 @@ def declared(manifest: Any) -> dict[str, Any]:
 
 
 def sources(url: str) -> dict[str, tuple[str, dict[str, bytes], str]]:
-    """What is served of a source of each kind that points to ``url``: its path, its files, and the key that does so."""
+    """Return a source of each format that points to ``url``: its path, its files, and the key that points there."""
     group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
     whole = {"a/c/0": {"path": url}, "zarr.json": {"data": group}}
     prefixes = {"prefix": {"a/c/": {"path": url.rpartition("/")[0] + "/"}}}
@@ -543,7 +543,7 @@ def test_own_url_may_redirect_to_a_port_of_its_private_host(http_server: RangeSe
         assert fs.cat_file("k") == b"inline"
         assert len(store.requests()) > 0
         store.clear()
-        for key in ("beside", "direct"):  # which the manifest's author chose
+        for key in ("beside", "direct"):  # URLs that the author of the manifest chose
             with pytest.raises(TargetNotAllowed, match="private networks"):
                 fs.cat_file(key)
         assert store.requests() == []
@@ -556,7 +556,7 @@ def test_own_url_may_redirect_to_a_port_of_its_private_host(http_server: RangeSe
 
 @pytest.mark.parametrize("host", ["both.example", "later.example"])
 @pytest.mark.case(id="P14")
-def test_all_addresses_are_judged_at_every_connection(
+def test_all_addresses_are_checked_at_every_connection(
     host: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -621,7 +621,7 @@ PICKLED = {
 def test_pickle_codec_of_remote_set_reaches_no_reader(
     member: str, document: str, encoding: str, http_server: RangeServer
 ) -> None:
-    """Whatever the versions of zarr and numcodecs are: old ones unpickle chunks, and fill values when they open."""
+    """Old versions of zarr and numcodecs unpickle chunks, and fill values when they open an array."""
     array: dict[str, Any] = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|O", "order": "C"}
     array |= {"fill_value": None, "compressor": None, "filters": None, **PICKLED[member]}
     made: Any = array if document == ".zarray" else {"zarr_consolidated_format": 1, "metadata": {"t/.zarray": array}}

@@ -1,4 +1,4 @@
-"""Texts of a remote set are shown safely: they steer no terminal, and have no secrets."""
+"""Texts of a remote set are shown safely: without control characters for a terminal, and without secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STEERING = {
 SECRET = "HUSH-0815"
 
 
-def steers(text: str) -> set[str]:
+def find_control_characters(text: str) -> set[str]:
     return STEERING.intersection(text)
 
 
@@ -59,9 +59,9 @@ def test_errors_hold_no_control_characters(control: str) -> None:
         with pytest.raises(RefShardError) as caught:
             fs.cat_file(key)
         for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-            assert not steers(str(error))
-        assert not steers("".join(map(str, traceback.format_exception_only(caught.value))))
-    assert not steers(str(ManifestError(f"{control} is wrong")))
+            assert not find_control_characters(str(error))
+        assert not find_control_characters("".join(map(str, traceback.format_exception_only(caught.value))))
+    assert not find_control_characters(str(ManifestError(f"{control} is wrong")))
 
 
 @pytest.mark.parametrize("control", CONTROLS)
@@ -69,7 +69,7 @@ def test_values_that_are_shown_hold_no_control_characters(control: str) -> None:
     meta = json.dumps({"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None})
     fs = RefShardFileSystem({f"a{control}/.zarray": meta, f"a{control}/9": "x", f"b{control}": [f"/x{control}", 0, 1]})
     values = [check(fs), compare(fs, RefShardFileSystem({})), summarise(fs), tree(fs)]
-    assert not steers("".join(map(str, [*values, fs.tree()])))
+    assert not find_control_characters("".join(map(str, [*values, fs.tree()])))
 
 
 def _texts(value: Any) -> list[str]:
@@ -91,7 +91,7 @@ def test_json_on_a_terminal_is_in_ascii(
     main([command, str(tmp_path / "refs.json"), "--json"])
     out = capsys.readouterr().out
     assert out.isascii()
-    assert not steers(out)
+    assert not find_control_characters(out)
     if command == "ls":
         assert any(f"k{control}" in str(found) for found in _texts(json.loads(out)))
 

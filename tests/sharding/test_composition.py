@@ -1,4 +1,4 @@
-"""Levels of indirection combined: manifest, archive, shard, nested shard, chunk; over HTTP."""
+"""Chunks are found through several levels over HTTP: manifest, archive, shard, nested shard."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def archive(folder: Path, compression: int) -> bytes:
 
 
 def ranges_of_members(content: bytes, url: str) -> dict[str, Any]:
-    """References to the bytes of the stored members."""
+    """Return references to the bytes of the stored members."""
     refs = {}
     with zipfile.ZipFile(io.BytesIO(content)) as z:
         for info in z.infolist():
@@ -70,7 +70,7 @@ def test_manifest_of_nested_shards_in_a_zip_is_read(folder: Path, http_server: R
     assert seen.chunks == (5, 5)
     http_server.clear()
     assert np.array_equal(seen[...], DATA)
-    assert len(http_server.requests()) < 60  # of 192 chunks, in 12 shards, behind 60 indexes
+    assert len(http_server.requests()) < 60  # for 192 chunks in 12 shards with 60 indexes
 
 
 def test_one_chunk_costs_one_request_a_level(folder: Path, http_server: RangeServer) -> None:
@@ -80,7 +80,7 @@ def test_one_chunk_costs_one_request_a_level(folder: Path, http_server: RangeSer
     fs.cat_file("a/zarr.json")
     http_server.clear()
     fs.cat_file("a/c/11/15")
-    assert len(http_server.requests()) == 3  # the shard's index, that of the shard in it, the chunk
+    assert len(http_server.requests()) == 3  # the index of the shard, the index of the inner shard, the chunk
     fs.cat_file("a/c/10/15")
     assert len(http_server.requests()) == 4
 
@@ -94,9 +94,7 @@ def test_many_chunks_cost_one_request_a_level(folder: Path) -> None:
         keys = [f"a/c/{i}/{j}" for i in range(12) for j in range(16)]
         found = fs.cat(keys, on_error="omit")
         assert set(found) == {k for k in fs.find("a/c") if k in keys}
-        assert (
-            len(server.requests()) == 3
-        )  # indexes, indexes within, chunks: 192 of them, in 12 shards, behind 60 indexes
+        assert len(server.requests()) == 3  # one each for the outer indexes, the inner indexes, and the 192 chunks
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])

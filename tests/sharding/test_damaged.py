@@ -1,4 +1,4 @@
-"""Damaged shards (truncated, flipped bits, forged counts): an error that names shard and array, never data."""
+"""A damaged shard (truncated, with flipped bits or forged counts) raises an error that names shard and array."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS = {
 
 
 def source(folder: Path, kind: str, content: bytes, *, sized: bool) -> tuple[Any, str]:
-    """A source of the array ``a`` whose one shard holds ``content``: references (of known size), or a hierarchy."""
+    """Return a source of the array ``a`` with one shard, ``content``: references if ``sized``, or a hierarchy."""
     meta, name, shard, _ = KINDS[kind]
     file = folder / "a" / shard
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def key(shard: str, slot: int) -> str:
 
 
 def outcome(fs: Any, name: str) -> bytes | str | None:
-    """What reading a key gives: its bytes, None if it is missing, or "error" for one that names it."""
+    """Read a key: return its bytes, None if it is missing, or "error" for an error that names it."""
     try:
         data: bytes = fs.cat_file(name)
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def test_truncated_shards_never_give_wrong_data(tmp_path: Path, kind: str) -> No
             got = outcome(fs, key(shard, slot))
             if got != "error":
                 assert got == data, size
-                assert kind.startswith("v3-start")  # whose index survives, with the chunks before the cut
+                assert kind.startswith("v3-start")  # then the index is complete, and so are the chunks before the cut
         if not kind.startswith("v3-start"):
             with pytest.raises(DamagedIndex, match=f"shard 'a/{shard}' of array 'a'"):
                 fs.cat_file(key(shard, 0))
@@ -106,7 +106,7 @@ def test_flipped_bit_of_a_checked_index_is_found(tmp_path: Path, data: Any) -> N
     first = 0 if "start" in kind else len(whole) - 68
     whole[first + at // 8] ^= 1 << at % 8
     fs, shard = source(tmp_path, kind, bytes(whole), sized=data.draw(st.booleans()))
-    for slot in range(4):  # the missing chunk too: nobody knows that it is missing
+    for slot in range(4):  # also the missing chunk: a damaged index does not show that it is missing
         with pytest.raises(DamagedIndex, match="checksum"):
             fs.cat_file(key(shard, slot))
 

@@ -1,6 +1,6 @@
-"""Chunks must lie within their shard and outside of its index, for every way to learn the shard's size.
+"""Chunks must lie within their shard and outside of its index, however the size of the shard is found.
 
-The indexes here are sound as such, checksums included, so that nothing but the size of the shard gives them away.
+The indexes here are valid, with right checksums: only the size of the shard shows that a chunk is misplaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAYLOAD = bytes(range(1, 41))  # four chunks of ten bytes
 
 
 def nested(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
-    """An array of one shard of one shard of four chunks, the second of which lies where ``pair`` says."""
+    """Return an array of one shard of one shard of four chunks; the index places the second chunk at ``pair``."""
     meta = meta_3(location="end", checked=True)
     inner = meta["codecs"][0]
     outer = {"chunk_shape": [16], "codecs": [inner], "index_codecs": inner["configuration"]["index_codecs"]}
@@ -49,7 +49,7 @@ def plain(location: str, pair: tuple[int, int], *, checked: bool = True) -> tupl
 
 
 def trailed(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
-    """A shard with a checksum of its own after its index."""
+    """Return an array whose shard has a further checksum after its index."""
     meta, shard = plain("end", pair)
     meta["codecs"] = [*meta["codecs"], {"name": "crc32c"}]
     return meta, shard + crc32c(shard).to_bytes(4, "little")
@@ -60,14 +60,14 @@ def prototype(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
 
 
 def transformed(pair: tuple[int, int]) -> tuple[dict[str, Any], bytes]:
-    """The prototype's bytes below metadata of version 3."""
+    """Return the prototype's shard with metadata of version 3."""
     meta, shard = plain("end", pair, checked=False)
     transformer = {"name": "sharding", "configuration": {"chunks_per_shard": [4]}}
     grid = {"name": "regular", "configuration": {"chunk_shape": [4]}}
     return {**meta, "codecs": ["bytes"], "storage_transformers": [transformer], "chunk_grid": grid}, shard
 
 
-SIZE = 40 + 68  # of a shard with a checked index
+SIZE = 40 + 68  # bytes of a shard with a checked index
 WRONG: dict[str, tuple[dict[str, Any], bytes]] = {
     "its index, whole": plain("end", (40, 68)),
     "its index, in part": plain("end", (35, 6)),
@@ -87,14 +87,14 @@ WRONG: dict[str, tuple[dict[str, Any], bytes]] = {
 }
 
 
-ONE_EACH = (  # of each layout
+ONE_EACH = (  # one shape for each layout
     *("its end", "its index at the start", "the outer index", "its own checksum"),
     *("the prototype's end", "the transformer's index"),
 )
 
 
 def files(meta: dict[str, Any], shard: bytes) -> dict[str, bytes]:
-    """A hierarchy of the one array ``a``."""
+    """Return the files of a hierarchy with one array, ``a``."""
     if meta["zarr_format"] == 2:
         return {".zgroup": b'{"zarr_format": 2}', "a/.zarray": json.dumps(meta).encode(), "a/0": shard}
     group = b'{"zarr_format": 3, "node_type": "group"}'
@@ -111,7 +111,7 @@ def zipped(folder: Path, content: dict[str, bytes], method: int) -> Path:
 
 @pytest.fixture
 def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Source]:
-    """Ways to put files somewhere and to open them as a source."""
+    """Return functions that put files somewhere and open them as a source, by name."""
 
     def serve(content: dict[str, bytes]) -> str:
         server = request.getfixturevalue("http_server")
@@ -138,7 +138,7 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Source]:
         return opened(manifest(content, lambda name, size: [f"{url}/{name}"]))
 
     def ranged(content: dict[str, bytes]) -> RefShardFileSystem:
-        """Shards amid the bytes of other files, which a range that is too long would reach."""
+        """Put shards between other bytes, into which a range that is too long would reach."""
         url = serve({name: b"before" + data + b"after" * 100 for name, data in content.items()})
         return opened(manifest(content, lambda name, size: [f"{url}/{name}", 6, size]))
 
@@ -227,7 +227,7 @@ def test_fixed_slots_and_mask_fill_the_shard(place: str, places: dict[str, Sourc
 
 @pytest.mark.parametrize("shape", ["end", "start", "trailed"])
 def test_inflated_shard_has_its_true_length(shape: str) -> None:
-    """Of bytes that are made from others, nothing tells how many there will be."""
+    """The length of inflated bytes is known only after inflating them."""
     at_end, trailer = shape != "start", 4 if shape == "trailed" else 0
     index = TableIndex(OffsetsLevel(4, at_end, checked=True, trailer=trailer), "c/0", "a", 0, cut=None)
 
@@ -244,7 +244,7 @@ def test_inflated_shard_has_its_true_length(shape: str) -> None:
 
 
 def test_shard_that_begins_within_its_index_is_damaged() -> None:
-    """The end of an object is read, however much of that lies before the shard."""
+    """The read from the end of the object may begin before the shard."""
     level = OffsetsLevel(4, at_end=True, checked=True)
     index = b"".join(map(bytes, level.pack([])))
     assert TableIndex(level, "c/0", "a", 0, first=32).sized(100).decode(index).locate(0) is None
@@ -325,7 +325,7 @@ def test_minishard_index_outside_the_shard_is_damage(places: dict[str, Source], 
 
 
 def two_nested() -> tuple[dict[str, Any], bytes]:
-    """An array of one shard of two shards of two chunks each; the second one's index says what its checksum denies."""
+    """Return an array of one shard of two shards of two chunks; the index of the second one has a wrong checksum."""
     meta, _ = nested((10, 10))
     outer = meta["codecs"][0]["configuration"]
     outer["chunk_shape"] = [8]

@@ -1,4 +1,4 @@
-"""The place of a chunk follows from the division of its array, for equal and unequal shards."""
+"""The layout computes the place of a chunk from the division of its array into equal or unequal shards."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_unchanged_chunks_are_copied_without_gaps() -> None:
 
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | None]:
-    """An array's metadata, shard options, and the size that payloads must have."""
+    """Draw an array's metadata, shard options, and the size that payloads must have (None: any size)."""
     ndim = draw(st.integers(0, 3))
     sizes = st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim)
     inner = draw(sizes)
@@ -106,7 +106,7 @@ def documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int | No
         if kind == "morton_order":
             return doc, {"slots": draw(st.sampled_from(["fortran", "morton"]))}, 4 * int(np.prod(inner))
         return doc, {"endian": draw(st.sampled_from(["little", "big"]))}, None
-    # From the innermost out: each level permutes what it gets, and is then as large as its slots make it.
+    # From the innermost level outwards: each level permutes the dimensions, and multiplies the shape by its slots.
     codecs: list[dict[str, Any]] = [LITTLE]
     chunk = inner
     for _ in range(draw(st.integers(1, 3))):
@@ -151,7 +151,7 @@ LAYOUTS = {
 
 
 def of_ours(folder: Path, name: str) -> np.ndarray[Any, Any]:
-    """An array in shards of ours, first written whole and then changed chunk by chunk."""
+    """Write an array in shards by this package, first whole, then chunk by chunk; return its values."""
     doc = version_3((13, 17), (6, 12), LAYOUTS[name], fill=FILL)
     layout = layout_of(doc)
     data = sparse((13, 17), FILL)
@@ -164,7 +164,7 @@ def of_ours(folder: Path, name: str) -> np.ndarray[Any, Any]:
 
 
 def _inner(payload: bytes, name: str) -> bytes:
-    """A chunk as its own codecs, a transpose among them, encode it."""
+    """Encode a chunk by its own codecs, which include a transpose."""
     chunk = np.frombuffer(payload, "<i4").reshape(3, 2)
     return np.ascontiguousarray(chunk.T if name == "transposed" else chunk).tobytes()
 
@@ -188,7 +188,7 @@ def test_zarr_python_reads_the_values(tmp_path: Path, name: str) -> None:
     assert np.array_equal(zarr.open_array(str(tmp_path), mode="r")[...], data)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "checksummed"])  # which it refuses
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "checksummed"])  # tensorstore refuses that layout
 def test_tensorstore_reads_the_values(tmp_path: Path, name: str) -> None:
     tensorstore = pytest.importorskip("tensorstore")
     data = of_ours(tmp_path, name)

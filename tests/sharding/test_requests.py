@@ -1,4 +1,4 @@
-"""Requests for reads of sharded arrays: 10 shards of 10×10 inner chunks of 57,600 bytes, over HTTP."""
+"""Count the requests for reads of a sharded array over HTTP: 10 shards of 10×10 inner chunks of 57,600 bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class Counter:
-    """An array over HTTP, seen by zarr through a fresh filesystem, and what its reads cost since `clear`."""
+    """Read an array over HTTP by zarr, through a new filesystem, and count the requests since `clear`."""
 
     def __init__(self, server: RangeServer, data: np.ndarray[Any, Any], concurrency: int | None = None) -> None:
         self.server = server
@@ -98,7 +98,7 @@ def test_full_shard_takes_few_requests(counter: Counter, concurrency: int) -> No
 
 
 def test_column_through_all_shards_takes_two_rounds(counter: Counter) -> None:
-    """For all indexes, and for all chunks: how many reads wait behind the first ten is known."""
+    """One round for all indexes, and one for all chunks: zarr reads ten at a time, but announces all."""
     counter.server.latency = 0.05
     assert counter.read(slice(None), slice(0, SIDE)) <= 44
     assert counter.server.log.bytes_sent <= 1.5 * 100 * CHUNK
@@ -111,7 +111,7 @@ def test_single_chunk_reads_are_followed_by_readahead(folder: Path, data: np.nda
     with RangeServer(directory=folder) as server:
         fs = opened(f"{server.url}/a", asynchronous=True)
 
-        async def column() -> None:  # its metadata are read on the way to the first, and not before
+        async def column() -> None:  # the first read of a chunk also reads the metadata
             for row in range(100):
                 chunk = data[row * SIDE : (row + 1) * SIDE, :SIDE]
                 assert await fs._cat_file(f"c/{row}/0") == chunk.tobytes()
@@ -132,7 +132,7 @@ def test_next_column_reads_no_index(counter: Counter) -> None:
 
 @pytest.mark.parametrize("concurrency", [10, 128])
 def test_several_whole_shards_are_read_with_their_indexes(counter: Counter, concurrency: int) -> None:
-    """Nothing is read of the shards that follow."""
+    """No bytes of the following shards are read."""
     counter.server.latency = 0.05
     with zarr.config.set({"async.concurrency": concurrency}):
         assert counter.read(slice(20 * SIDE, 50 * SIDE), slice(None)) <= 6

@@ -1,4 +1,4 @@
-"""Arrays sharded by zarr v3's codec: values equal to what zarr-python, tensorstore, zarrs and others put in."""
+"""Arrays sharded by zarr v3's codec have the values that zarr-python, tensorstore, zarrs and others wrote."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import zarr
 from packaging.version import Version
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
-# Its own advice to the writers of such arrays.
+# zarr-python warns programs that write such arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:Combining a .sharding_indexed. codec")
 
 ZARR = Version(zarr.__version__)
@@ -50,7 +50,7 @@ def sharding(chunks: Any, codecs: list[Any] | None = None, **options: Any) -> Sh
 
 
 def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ...]) -> None:
-    """The array looks ordinary, has all values, and its listing is what can be read."""
+    """Check that the array looks ordinary, has all values, and that its listing has exactly the readable keys."""
     seen = array(folder)
     assert seen.chunks == chunks
     assert seen.shards is None
@@ -221,7 +221,7 @@ def test_shards_of_tensorstore_are_read(tmp_path: Path) -> None:
         spelled((5, 6, 4), inner, index_location="start"),
     ]
     tensorstore_writes(tmp_path, data, (12, 8, 10), codecs)
-    # The dimensions of the shards are 2, 0, 1 of the array; those inside of them, 0, 1, 2.
+    # The shards have the array's dimensions in the order 2, 0, 1; the chunks inside of them have 0, 1, 2.
     assert_shown(tmp_path, data, (3, 1, 5))
 
 

@@ -1,4 +1,4 @@
-"""The v2 prototype of sharding: zarr reads values from bytes written after the specification."""
+"""zarr reads shards of the v2 prototype, whose bytes these tests write according to its specification."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_older_big_endian_shards_need_an_option(tmp_path: Path) -> None:
 
 
 def slots_with_mask(order: list[int], slot: int) -> Any:
-    """Pack chunks into slots of one size: slot ``s`` lies at place ``order[s]``, its bit of the mask too."""
+    """Return a function that packs chunks into slots of one size: ``order[s]`` is the place of slot ``s``."""
 
     def pack(held: dict[int, bytes], count: int) -> bytes:
         mask, content = 0, bytearray(slot * count)
@@ -69,10 +69,10 @@ def slots_with_mask(order: list[int], slot: int) -> Any:
     return pack
 
 
-# Of shards of 2 x 3 chunks, in C order of their coordinates.
+# Orders of the slots of shards of 2 x 3 chunks: the place of each chunk, in C order of coordinates.
 FIRST_DIMENSION_FASTEST = [0, 2, 4, 1, 3, 5]
 Z_CURVE = [0, 2, 4, 1, 3, 5]
-# Of shards of 3 x 3: where the two differ.
+# Orders for shards of 3 x 3 chunks, where the two orders differ.
 FIRST_DIMENSION_FASTEST_3 = [0, 3, 6, 1, 4, 7, 2, 5, 8]
 Z_CURVE_3 = [0, 2, 6, 1, 3, 7, 4, 5, 8]
 
@@ -92,7 +92,7 @@ def test_fixed_slots_and_mask_are_read(tmp_path: Path, shards: Any, order: list[
     write_prototype(tmp_path, data, (3, 2), shards, fill=3, shard_format="morton_order", pack=pack)
     assert np.array_equal(array(tmp_path, shard_options=options)[...], data)
     fs = opened(tmp_path, shard_options=options)
-    assert not fs.exists("0.0")  # its bit is not set
+    assert not fs.exists("0.0")  # the bit of this chunk is not set
 
 
 def test_fixed_slots_refuse_compressed_chunks(tmp_path: Path) -> None:

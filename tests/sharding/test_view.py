@@ -1,4 +1,4 @@
-"""The view of inner chunks over any source: references, inline bytes, archive members; metadata and listings."""
+"""Inner chunks are shown for any kind of source: references, inline bytes, archive members; so are listings."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_shards_in_one_file_are_read(folder: Path) -> None:
     (folder / "blob").write_bytes(blob)
     assert np.array_equal(array(refs, "a")[...], DATA)
     fs = opened(refs)
-    assert fs.references["a/1.0"] == refs["a/1.0"]  # as the manifest says
-    assert fs.find("a") == opened(folder).find("a")[:1] + opened(folder).find("a")[2:]  # all but .zattrs
+    assert fs.references["a/1.0"] == refs["a/1.0"]  # the references are shown unchanged
+    assert fs.find("a") == opened(folder).find("a")[:1] + opened(folder).find("a")[2:]  # the set has no .zattrs
 
 
 def test_inline_shards_are_read(folder: Path) -> None:
@@ -96,14 +96,14 @@ def test_missing_shard_means_missing_chunks(folder: Path) -> None:
 
 
 class Reversed(msgspec.Struct, frozen=True):
-    """A recipe: bytes stored back to front."""
+    """A decoder of bytes that are stored in reverse order."""
 
     def make(self, raw: bytes) -> bytes:
         return raw[::-1]
 
 
 class Held(KeySpace):
-    """A key space at hand; counts what is asked of it."""
+    """A key space in memory that counts look-ups and listings."""
 
     def __init__(self, entries: dict[str, Entry]) -> None:
         self.entries = entries
@@ -120,7 +120,7 @@ class Held(KeySpace):
 
 
 def run(steps: Steps[Any], files: dict[str, bytes]) -> tuple[Any, list[Load]]:
-    """Return what ``steps`` return, and the loads they needed, answering out of ``files``."""
+    """Run ``steps``, with answers from ``files``; return their result, and the loads that they needed."""
     asked: list[Load] = []
 
     def read(span: Span) -> bytes:
@@ -151,7 +151,7 @@ def run(steps: Steps[Any], files: dict[str, bytes]) -> tuple[Any, list[Load]]:
 
 
 def held(make: Any) -> tuple[ShardView, dict[str, bytes], dict[str, bytes]]:
-    """A view of the test array whose shards are the entries that ``make`` gives for (url, bytes)."""
+    """Return a view of the test array; ``make(url, bytes)`` makes the entries of its shards."""
     meta = {"zarr_format": 2, "shape": [20, 3], "chunks": [3, 2], "dtype": "<i4", "shards": [2, 2], "fill_value": 0}
     chunks = {k: v.tobytes() for k, v in chunks_of(DATA, CHUNKS, 0).items()}
     files, entries = {}, {"a/.zarray": Inline(json.dumps(meta).encode())}
@@ -191,7 +191,7 @@ def test_batch_lookup_equals_single_lookups(kind: str) -> None:
     view, files, chunks = held(MAKERS[kind])
     present = list(chunks)
     keys = [*present, "a/.zarray", "a/0.1", *reversed(present), "a/9.9", "a/x", "nothing", ".zgroup"]
-    for _ in range(2):  # before the array's metadata have been read, and after
+    for _ in range(2):  # first without, then with known metadata
         found: list[Any] = [...] * len(keys)
         for places, steps in view.lookups(keys):
             entries, asked = run(steps, files)
@@ -227,12 +227,12 @@ def test_lookup_loads_index_and_metadata_once() -> None:
     _, asked = run(view.lookup("a/6.1"), files)
     assert [(n.entry.url, n.entry.start, n.entry.stop) for n in asked] == [("a/3.0", -64, None)]
     _, again = run(view.lookup("a/6.0"), files)
-    assert again == asked  # equal needs: whoever reads them remembers the answer
+    assert again == asked  # equal needs: the engine has remembered their answers
 
 
 def test_chunks_of_a_shard_are_neighbours_for_readahead() -> None:
     view, files, chunks = held(MAKERS["whole file"])
-    assert find_chunk(view.grids, "a/0.0") is None  # nothing is known yet
+    assert find_chunk(view.grids, "a/0.0") is None  # the metadata are not read yet
     run(view.lookup("a/.zarray"), files)
     numbers = [find_chunk(view.grids, key) for key in chunks]
     assert all(at is not None and at.array == "a" for at in numbers)

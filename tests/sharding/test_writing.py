@@ -1,4 +1,4 @@
-"""Metadata written through the view: shape and attributes change, the sharding stays."""
+"""If a program writes metadata through the view, shape and attributes change, and the array stays sharded."""
 
 from __future__ import annotations
 
