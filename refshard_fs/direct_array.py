@@ -23,7 +23,7 @@ from xarray.core.indexing import VectorizedIndexer
 
 from refshard_fs.core.dtypes import fill_of
 from refshard_fs.core.keys import join
-from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, codec_documents, requires_extension
+from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, list_codec_documents, requires_extension
 from refshard_fs.cubes.chunk_codec import ChunkDecoder
 from refshard_fs.errors import ManifestError
 from refshard_fs.fs import RefShardFileSystem
@@ -142,7 +142,7 @@ class DirectArray(BackendArray):
             selection.put(number, self._decode(data).values, out)
 
         async def read() -> None:
-            is_compressed = bool(codec_documents(self.meta))
+            is_compressed = bool(list_codec_documents(self.meta))
             await source.read_selection(selection.keys, take, chunk_size=self._chunk_size, threads=is_compressed)
 
         together = TOGETHER.get()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.zarrmeta import CONSOLIDATED, consolidated_nodes, object_in, shorten
+from refshard_fs.core.zarrmeta import CONSOLIDATED, iterate_consolidated_nodes, object_in, shorten
 from refshard_fs.errors import ManifestError
 from refshard_fs.reading.plan import Request
 from refshard_fs.source.source import Source
@@ -82,7 +82,7 @@ async def _read_consolidated(source: Source, zarr_format: int | None) -> dict[st
     for name, document in (await _read_documents(source, names)).items():
         if isinstance(document.get("consolidated_metadata" if name == "zarr.json" else "metadata"), Mapping):
             nodes: dict[str, Documents] = {"": {name: document}} if name == "zarr.json" else {}
-            for path, each, content, _ in consolidated_nodes(document, repr(name)):
+            for path, each, content, _ in iterate_consolidated_nodes(document, repr(name)):
                 key = join(path, each)
                 own = object_in(content, repr(key)) if isinstance(content, str) else content
                 _check_version(key, own)

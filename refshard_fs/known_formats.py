@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from refshard_fs import cubes
-from refshard_fs.core.format import Format, plugins
+from refshard_fs.core.format import Format, load_plugins
 from refshard_fs.formats import (
     bcolz,
     cdf,
@@ -56,4 +56,4 @@ BUILT_IN = (
 @cache
 def all_formats() -> dict[str, Format]:
     """Return every format by its name: built-in ones, and those that other packages registered."""
-    return {format.name: format for format in (*BUILT_IN, *plugins("refshard.formats", Format))}
+    return {format.name: format for format in (*BUILT_IN, *load_plugins("refshard.formats", Format))}

@@ -19,7 +19,7 @@ from xarray.coding.variables import EndianCoder
 from xarray.core.indexing import LazilyIndexedArray
 
 from refshard_fs.core.array_group import OBJECTS, PACKING, PACKING_TYPE
-from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents, dumps, loads, zarr_major
+from refshard_fs.core.zarrmeta import ArrayMeta, dumps, list_codec_documents, loads, zarr_major
 from refshard_fs.direct_array import DirectArray, open_by_zarr
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.group_metadata import ArrayNode, GroupNode
@@ -248,7 +248,7 @@ def _codecs_of(meta: ArrayMeta) -> dict[str, Any]:
         return {}
     from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec
 
-    codecs = [_zarr_codec(dumps(codec)) for codec in codec_documents(meta)]
+    codecs = [_zarr_codec(dumps(codec)) for codec in list_codec_documents(meta)]
     filters = tuple(codec for codec in codecs if isinstance(codec, ArrayArrayCodec))
     serializer = next((codec for codec in codecs if isinstance(codec, ArrayBytesCodec)), None)
     compressors = tuple(codec for codec in codecs if codec not in filters and codec is not serializer)
@@ -271,7 +271,7 @@ def _netcdf_encoding(meta: ArrayMeta) -> dict[str, Any]:
     The encoding is empty if NetCDF does not have one of the codecs.
     """
     netcdf: dict[str, Any] = {}
-    for codec in codec_documents(meta):
+    for codec in list_codec_documents(meta):
         document: dict[str, Any] = {"name": codec} if isinstance(codec, str) else dict(codec)
         name = str(document.get("name", document.get("id"))).removeprefix("numcodecs.")
         if name == "bytes":

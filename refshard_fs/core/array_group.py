@@ -1,4 +1,4 @@
-"""A key space for arrays of other formats than zarr: a format describes arrays and locates chunks. No I/O here."""
+"""Show arrays of formats other than zarr as keys: the format describes the arrays, and locates chunks. No I/O here."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.chunks import ArrayChunks, ChunksBuilder, Contents, Numbers, column_of
 from refshard_fs.core.chunks import Chunks as ChunkColumns
 from refshard_fs.core.columns import UInt64s
-from refshard_fs.core.dtypes import with_single_fields
+from refshard_fs.core.dtypes import replace_array_fields
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, add_to_tree, is_key, is_within, join, parent
 from refshard_fs.core.keyspace import Chooser, KeySpace, find_chunk, tails
 from refshard_fs.core.model import Entry, Inline, Listed, Packed, Recipe, SizedRecipe, Span, Steps, run_together
 from refshard_fs.core.version_3 import convert_document, convert_group, encode_for_xarray
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 
-# The most chunks of an array that are listed, at 120 bytes each. A damaged header may claim any number of chunks.
+# The most chunks of an array that are listed: each takes 120 bytes. A damaged header may claim any number of chunks.
 LISTABLE: Final = 1 << 21
-# The most unwritten chunks that are listed, besides 16 for each written one: listing them takes 3 s.
+# The most unwritten chunks that are listed, besides 16 for each written chunk: listing so many takes 3 s.
 UNWRITTEN: Final = 1 << 18
 # The encoding of chunk keys by zarr version: all chunks of an array lie in one directory.
 ENCODINGS: Final = {2: ChunkKeyEncoding("v2", "."), 3: ChunkKeyEncoding("default", ".")}
 MOST_FILL: Final = 1 << 26  # bytes: the largest unwritten chunk that is filled here
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"  # the attribute in which xarray looks for names in version 2
 _SHOWN: Final = 100  # characters of a long path that a report shows
-_TRIED: Final = 10_000  # counts of chunks that are tried, to find one that divides the axis evenly
+_TRIED: Final = 10_000  # the most counts of chunks that are tried, to find one that divides the axis evenly
 # Codecs that do not compress.
 _FILTERS: Final = frozenset(["shuffle", "fletcher32", "fixedscaleoffset", "vlen-utf8", "vlen-bytes", "vlen-array"])
 _MASKED: Final = "biuf"  # kinds of data types whose _FillValue xarray reads from version 3
@@ -79,7 +79,7 @@ class ArrayDescription(msgspec.Struct, frozen=True):
         """Yield name and content of the metadata documents."""
         attributes = {**_name_objects(self.attributes), _DIMENSIONS: self._dimensions()}
         try:
-            dtype = with_single_fields(self.dtype, zarr_format)
+            dtype = replace_array_fields(self.dtype, zarr_format)
         except ValueError as e:
             raise ManifestError(f"{self.where}: {e}") from None
         filters = [dict(codec) for codec in self.codecs]
@@ -143,15 +143,15 @@ class Chunks:
         return None
 
     def numbers_in_unread_blocks(self, number: int) -> Iterator[int]:
-        """Yield the number of a chunk in each unread block of the array's index, the blocks after ``number`` first."""
+        """Yield one chunk number for each unread block of the array's index, the blocks after ``number`` first."""
         return iter(())
 
 
 class FilledChunks(Chunks):
-    """Chunks of ``size`` bytes after decoding; some of them were never written.
+    """Chunks that have ``size`` bytes after decoding; some of them were never written to the file.
 
-    If zarr's fill value is right for unwritten chunks (``fills_itself``), they do not exist, and readers fill them.
-    Otherwise this class makes them.
+    If zarr's fill value is right for unwritten chunks (``fills_itself``), their keys do not exist, and zarr fills them.
+    Otherwise this class makes their bytes.
     """
 
     def __init__(self, where: str, grid: ChunkGrid, size: int, *, fills_itself: bool) -> None:
@@ -166,7 +166,7 @@ class FilledChunks(Chunks):
         raise NotImplementedError
 
     def unwritten_entry(self) -> Entry | None:
-        """Return the entry of an unwritten chunk; None if readers fill it."""
+        """Return the entry of an unwritten chunk; None if zarr fills it."""
         if self._unwritten is None and not self.fills_itself:
             self.check_size()
             self._unwritten = Inline(self.encode_fill())
@@ -196,7 +196,7 @@ class FilledChunks(Chunks):
 def encode_chunk(data: Any, codecs: Sequence[Mapping[str, Any]]) -> bytes:
     """Encode a chunk with ``codecs``, documents of version 2."""
     for codec in codecs:
-        from numcodecs import get_codec  # here, since it is slow to import and few files need it
+        from numcodecs import get_codec  # imported here, because the import is slow and few files need it
 
         data = get_codec(dict(codec)).encode(data)
     return bytes(data)
@@ -216,7 +216,7 @@ class SingleChunk(Chunks):
 def make_entry(
     source: Entry, recipe: Recipe, size: int | None, where: str, cuts: tuple[tuple[int, int], ...] = ()
 ) -> Entry:
-    """Return the entry that ``recipe`` decodes from ``source``, or from its (offset, size) ``cuts``, joined.
+    """Return the entry that ``recipe`` decodes from ``source``, or from its (offset, size) ranges ``cuts``, joined.
 
     ``size`` is the decoded size, if it is known. Bytes in memory are decoded at once; DamagedIndex, which names
     ``where``, if they are damaged.
@@ -242,7 +242,7 @@ def make_entry_of_parts(
 
 
 class RecipeChunks(Chunks):
-    """Chunks by number: each has (offset, size) parts of ``source``, and a recipe that decodes them."""
+    """The chunks of an array by number: each has (offset, size) parts of ``source``, and a recipe to decode these."""
 
     def __init__(
         self,
@@ -285,9 +285,9 @@ def _is_path(path: str) -> bool:
 class ArrayGroup(KeySpace):
     """The keys of ``arrays`` and their ``chunks``, both by path, with metadata of version ``zarr_format`` of zarr.
 
-    ``attributes`` are the attributes of the root, ``groups`` has those of other groups by path; groups between the root
-    and an array may be left out. ``reports`` says by path why an array of the file is not shown: reading its keys is an
-    error, since they are not missing.
+    ``attributes`` are the attributes of the root; ``groups`` has the attributes of other groups by path, and groups
+    between the root and an array may be left out. ``reports`` says by path why an array of the file is not shown;
+    reading its keys raises an error, because they are not missing.
     """
 
     consolidates = True
@@ -304,7 +304,7 @@ class ArrayGroup(KeySpace):
         self.reports = dict(reports or {})
         for path in [path for path in (*arrays, *(groups or ())) if not _is_path(path)]:
             self.reports[path[:_SHOWN]] = (
-                "its path cannot be a key: it is too long, or has '..', a backslash, '::' or a name of metadata"
+                "its path cannot be a key: it is too long, or has '..', a backslash, '::' or the name of a document"
             )
         arrays = {path: array for path, array in arrays.items() if _is_path(path)}
         groups = {path: attributes for path, attributes in (groups or {}).items() if _is_path(path)}
@@ -401,8 +401,8 @@ class ArrayGroup(KeySpace):
                 if path in shortened:
                     arrays[path] = ArrayChunks(grid, [range(1)])
                     continue
-                existing = yield from self._existing(path)
-                column = None if existing is None else np.array([grid.number(each.name) for each in existing], "u8")
+                existing = yield from self._list_existing(path)
+                column = None if existing is None else np.array([grid.number(file.name) for file in existing], "u8")
                 arrays[path] = ArrayChunks(grid, [range(grid.size)] if column is None else column)
         return Contents(members, arrays)
 
@@ -415,7 +415,7 @@ class ArrayGroup(KeySpace):
         return builder.finish()
 
     def _list_array(self, path: str) -> Steps[list[Listed]]:
-        found = yield from self._existing(path)
+        found = yield from self._list_existing(path)
         return [Listed(tail, None) for tail in self.grids[path].tails()] if found is None else found
 
     def _existing(self, path: str) -> Steps[list[Listed] | None]:
@@ -452,7 +452,7 @@ class ArrayGroupBuilder:
 class _Documents(Mapping[str, bytes]):
     """The metadata of ``arrays`` and ``groups`` by key, with consolidated metadata at the root.
 
-    Each document is encoded when it is first read: a cube reads one or two of a piece.
+    Each document is encoded when it is first read: a cube reads only one or two documents of a piece.
     """
 
     def __init__(
@@ -472,7 +472,7 @@ class _Documents(Mapping[str, bytes]):
             for above in _prefixes(path):
                 places.setdefault(above, len(places))
         # Nodes keep the order of the file, but each group comes before its members: zarr 3.1 loses members that come
-        # first.
+        # before their group.
         in_order = sorted(nodes, key=lambda path: [places[above] for above in _prefixes(path)])
         self._plain = {join(path, name): found for path in in_order for name, found in nodes[path]}
         self._consolidated = "zarr.json" if zarr_format == 3 else zarrmeta.CONSOLIDATED
@@ -511,12 +511,12 @@ class _Documents(Mapping[str, bytes]):
 
 
 def _prefixes(path: str) -> list[str]:
-    """Return the groups that contain ``path``, the outermost first, and ``path`` itself; nothing for the root."""
+    """Return the groups that contain ``path``, the outermost first, and then ``path``; an empty list for the root."""
     return list(accumulate(path.split("/"), join)) if path else []
 
 
 def _join_members(members: Mapping[str, bytes]) -> bytes:
-    """Join ``members``, whose values are JSON already, to a JSON object, so that each document is encoded only once."""
+    """Make a JSON object of ``members``, whose values are JSON texts: so each document is encoded only once."""
     return b"{%b}" % b",".join([b"%b:%b" % (zarrmeta.dumps(name), value) for name, value in members.items()])
 
 
@@ -555,15 +555,15 @@ def _encode_number(value: Any) -> Any:
     return value
 
 
-# Contiguous arrays, cut into chunks of a suitable size.
+# Cut contiguous arrays into chunks of a suitable size.
 
 
 def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tuple[int, ...]:
     """Choose a chunk shape for a contiguous array in C order, with chunks of about ``most`` bytes.
 
     The array is cut along the first axis. If one step along it is larger than ``most``, a chunk has one step, and the
-    next axis is cut. A size that divides the axis evenly is preferred, down to half of the largest size, since then no
-    chunk has to be padded.
+    next axis is cut. A length that divides the axis evenly is preferred, if it is at least half of the largest
+    possible one, because then no chunk has to be padded.
 
     >>> choose_chunks((1000, 100, 100), 8), choose_chunks((3, 4999, 1000), 8)
     ((50, 100, 100), (1, 524, 1000))
@@ -582,7 +582,7 @@ def choose_chunks(shape: Sequence[int], itemsize: int, most: int = PIECE) -> tup
 
 
 class Padded(msgspec.Struct, frozen=True):
-    """Recipe: pad the last chunk of an array with zeros to the size that zarr expects."""
+    """A recipe that pads the last chunk of an array with zeros to the size that zarr expects."""
 
     size: int
 
@@ -595,9 +595,9 @@ class Padded(msgspec.Struct, frozen=True):
 class Contiguous(Chunks):
     """The ``chunks`` (see `choose_chunks`) of a contiguous array in C order that begins at ``offset``.
 
-    ``stride`` is the distance in bytes between steps along the first axis. It may be larger than a step, as in records
-    of several variables; then a chunk is one step, or a part of one. Raises ManifestError if the array ends beyond
-    ``source``.
+    ``stride`` is the distance in bytes between steps along the first axis. It may be larger than a step, for example
+    in records of several variables; then a chunk is one step, or a part of it. Raises ManifestError if the array ends
+    beyond ``source``.
     """
 
     def __init__(
@@ -638,13 +638,13 @@ class Contiguous(Chunks):
         return found if found.size == self._size else make_entry(found, Padded(self._size), self._size, "")
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the offset of chunk ``number``, and how many bytes of it the file holds."""
+        """Return the offset of chunk ``number``, and how many bytes of the chunk are in the file."""
         start, size = self._offset, self._size
         for axis, coord in enumerate(self._grid.coords(number)):
             first = coord * self._chunks[axis]
             start += first * self._strides[axis]
-            there = min(self._chunks[axis], self._shape[axis] - first)
-            size = size // self._chunks[axis] * there
+            length = min(self._chunks[axis], self._shape[axis] - first)
+            size = size // self._chunks[axis] * length
         return start, size
 
 

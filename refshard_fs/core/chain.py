@@ -1,21 +1,24 @@
-"""Decide what to read of a chain of records: each record names the start of the next one. No I/O here."""
+"""Decide how many bytes to read from a chain of records: each record names the start of the next. No I/O here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-PERIOD: Final = 64  # records after which lengths may repeat, as those of the fields of each time step
-# Records up to this length are read whole, not by windows: if lengths differ, windows find one record a round, and
-# whole reads find several. A round takes as long as these bytes at 12 MB/s.
+PERIOD: Final = 64  # the most records after which lengths repeat, for example, the fields of each time step
+# Bytes: records up to this length are read whole. Longer ones are read by windows, which find only one record in each
+# round if lengths differ. Reading so many bytes takes as long as a round of 20 ms, at 12 MB/s.
 UNEVEN: Final = 256 << 10
-EVEN: Final = 64 << 10  # the same if lengths can be foreseen: this saves a request, as long as these bytes at 160 MB/s
-FIRST_BLOCK: Final = 256 << 10  # bytes of the first such read; each further read is twice as long,
-LAST_BLOCK: Final = 16 << 20  # up to these
+EVEN: Final = 64 << 10  # bytes: the same limit if lengths can be foreseen, so that windows find several records
+FIRST_BLOCK: Final = 256 << 10  # bytes of the first whole read; each later one is twice as long
+LAST_BLOCK: Final = 16 << 20  # bytes: whole reads do not grow beyond this
 
 
 def foresee(lengths: Sequence[int]) -> Sequence[int]:
-    """Return the last lengths if they repeat the lengths before them, as a single length does; else return none."""
+    """Return the last ``lengths`` that repeat the ones before them, as one period; a single length repeats itself.
+
+    Return an empty sequence if lengths do not repeat.
+    """
     if len(lengths) == 1:
         return lengths
     periods = (lengths[-size:] for size in range(1, min(PERIOD, len(lengths) // 2) + 1))

@@ -1,7 +1,7 @@
 """Checksums: CRC-32C, which zarr's ``crc32c`` codec appends, and checksums in manifests. No I/O here.
 
-A checksum in a manifest is ``"<name>:<hexadecimal digits>"``, of all bytes of the entry. The names are listed
-below; 32-bit sums are written with the most significant digit first.
+A checksum in a manifest is ``"<name>:<hexadecimal digits>"``, computed from all bytes of the entry. The names are
+listed below; 32-bit sums are written with the most significant digit first.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from refshard_fs.core.model import Entry, Inline, Packed, Span
 from refshard_fs.errors import ManifestError
 
 LENGTH: Final = 4  # bytes of a CRC-32C, little-endian
-_PIECE: Final = 1 << 20  # bytes that are copied and summed at a time
+_STEP: Final = 1 << 20  # bytes that are copied and summed at a time
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
     """Return the checksum of ``data``, or of ``data`` appended to bytes whose checksum is ``before``."""
-    for start in range(0, len(data), _PIECE):
-        before = google_crc32c.extend(before, bytes(data[start : start + _PIECE]))
+    for start in range(0, len(data), _STEP):
+        before = google_crc32c.extend(before, bytes(data[start : start + _STEP]))
     return before
 
 
 _HASHES: Final = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "sha3_256", "sha3_512", "blake2b", "blake2s")
 _SUMS: Final[dict[str, Callable[[bytes], int]]] = {"crc32c": crc32c, "crc32": zlib.crc32, "adler32": zlib.adler32}
-_SPELLED: Final = re.compile(r"([a-z0-9_]+):([0-9a-fA-F]+)", re.ASCII)
+_CHECKSUM: Final = re.compile(r"([a-z0-9_]+):([0-9a-fA-F]+)", re.ASCII)
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """Recipe: return the bytes unchanged, after verifying their ``checksum``."""
+    """A recipe that verifies the ``checksum`` of the bytes, and returns them unchanged."""
 
     checksum: str
 
@@ -50,7 +50,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> Entry:
-    """Return the entry of ``key``, which verifies the bytes that are read; ManifestError if this is not possible."""
+    """Return an entry of ``key`` that verifies ``checksum`` when it is read; ManifestError if that is not possible."""
     if checksum is None:
         return entry
     recipe = Checked(checksum)
@@ -70,8 +70,8 @@ def add_checksum(entry: Entry, checksum: str | None, where: str, key: str) -> En
 
 
 def _split_checksum(checksum: str) -> tuple[str, str]:
-    spelled = _SPELLED.fullmatch(checksum)
-    if spelled is None or (spelled[1] not in _SUMS and spelled[1] not in _HASHES):
+    match = _CHECKSUM.fullmatch(checksum)
+    if match is None or (match[1] not in _SUMS and match[1] not in _HASHES):
         names = ", ".join([*_SUMS, *_HASHES])
         raise ValueError(f"its checksum is {checksum[:80]!r}: expected NAME:HEXADECIMAL, with one of the names {names}")
-    return spelled[1], spelled[2].lower()
+    return match[1], match[2].lower()

@@ -1,4 +1,4 @@
-"""Boxes of chunks in the grid of an array: which box has a chunk. No I/O here."""
+"""Find the box of a chunk, among boxes in the grid of an array. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMPARED: Final = 1 << 20  # pairs of a chunk and a box that are compared at on
 
 
 def strides_of(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return the difference of the numbers of neighbouring chunks, along each dimension of a grid of ``counts``."""
+    """Return, for each dimension of a grid of ``counts``, the difference of the numbers of neighbouring chunks."""
     return np.array([math.prod(counts[axis + 1 :]) for axis in range(len(counts))], np.int64)
 
 
@@ -36,7 +36,7 @@ class ChunkBoxes:
         self._starts, self._stops = np.where(is_empty, 0, starts), np.where(is_empty, 0, stops)
 
     def find(self, numbers: UInt64s) -> npt.NDArray[np.int64]:
-        """Return the first box that has each of the chunks ``numbers``; -1 if there is none."""
+        """Return, for each of the chunks ``numbers``, the first box that contains it; -1 if no box does."""
         if self._is_whole:
             return np.zeros(len(numbers), np.int64)
         found = np.full(len(numbers), -1)

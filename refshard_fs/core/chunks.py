@@ -1,4 +1,4 @@
-"""Locations of chunks as columns, which a key space returns for whole arrays. No I/O here."""
+"""The locations of an array's chunks as columns: key spaces return these for whole arrays. No I/O here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 from refshard_fs.core.checksums import Checked
 from refshard_fs.core.columns import NO_TARGET, WHOLE, Part, Ranges, Row, UInt64s, distinct_codes
 from refshard_fs.core.keys import ChunkGrid
-from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, of_origin
+from refshard_fs.core.model import Entry, Inline, Origin, Packed, Pin, Span, add_origin
 
-# Numbers of chunks in the grid of their array.
+# Numbers of chunks: positions in C order in the grid of their array.
 Numbers = range | UInt64s
 
 
@@ -32,8 +32,8 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
       chunk does not exist, or if the row is ``inline`` or ``packed``. The length is WHOLE if the chunk reaches to the
       end of its target.
     - ``inline``: by row, the bytes that the source itself holds.
-    - ``checks``: by row, checksums and versions, which only chunk manifests have; an empty mapping for a chunk that is
-      empty on purpose.
+    - ``checks``: by row, checksums and versions, which only chunk manifests have. An empty mapping marks a chunk that
+      the manifest declares as empty.
     - ``packed``: by row, the entries of chunks that are not a range of a target: they are decoded, joined, or counted
       from the end of their target.
     - ``pins`` and ``origins``: one of each for each target; empty if the source has none.
@@ -64,16 +64,16 @@ class Chunks(msgspec.Struct, frozen=True, eq=False):
 
     def present(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the rows in ``[start, stop)`` that are ranges or inline, ascending."""
-        there = self.ranges.targets != NO_TARGET
-        there[list(self.inline)] = True
-        found: list[int] = (np.flatnonzero(there[start:stop]) + start).tolist()
+        is_present = self.ranges.targets != NO_TARGET
+        is_present[list(self.inline)] = True
+        found: list[int] = (np.flatnonzero(is_present[start:stop]) + start).tolist()
         return found
 
-    def of_origin(self, origin: Origin) -> Chunks:
+    def add_origin(self, origin: Origin) -> Chunks:
         """Add ``origin``, the servers of sets that contain this one, to the origins of all targets."""
         own = self.origins or [()] * len(self.urls)
-        joined = [each if each[: len(origin)] == origin else (*origin, *each) for each in own]
-        packed = {row: of_origin(entry, origin) for row, entry in self.packed.items()}
+        joined = [known if known[: len(origin)] == origin else (*origin, *known) for known in own]
+        packed = {row: add_origin(entry, origin) for row, entry in self.packed.items()}
         return msgspec.structs.replace(self, origins=joined, packed=packed)
 
     def part(self, start: int) -> Part:
@@ -109,15 +109,15 @@ class ChunksBuilder:
         pins: Sequence[Pin | None] | Mapping[int, Pin | None] = (),
         origins: Sequence[Origin] | Mapping[int, Origin] = (),
     ) -> None:
-        """Set ``rows`` (an index) to byte ranges, whose targets are indexes into ``urls``, ``pins`` and ``origins``."""
-        there = ranges.targets != NO_TARGET
-        used, places = distinct_codes(ranges.targets[there], len(urls))
+        """Set ``rows`` (an index of numpy) to ``ranges``; their targets are indexes into the other arguments."""
+        has_target = ranges.targets != NO_TARGET
+        used, places = distinct_codes(ranges.targets[has_target], len(urls))
         codes = [
             self.code(urls[target], pins[target] if pins else None, origins[target] if origins else ())
             for target in used
         ]
         targets = np.full(ranges.rows, NO_TARGET, np.uint32)
-        targets[there] = np.array(codes, np.uint32)[places]
+        targets[has_target] = np.array(codes, np.uint32)[places]
         self.ranges.put(rows, ranges._replace(targets=targets))
 
     def put_chunks(self, rows: npt.NDArray[np.int64], chunks: Chunks, resolve: Callable[[str | None], str]) -> None:
@@ -150,20 +150,20 @@ class ChunksBuilder:
         """Return the chunks, without targets that no row uses."""
         targets = self.ranges.targets
         targets[list(self.inline)] = NO_TARGET
-        there = targets != NO_TARGET
+        has_target = targets != NO_TARGET
         known = list(self._codes)
-        used, places = distinct_codes(targets[there], len(known))
-        targets[there] = places
-        some = [known[code] for code in used]
-        pins = [pin for _, pin, _ in some] if any(pin is not None for _, pin, _ in some) else ()
-        origins = [origin for *_, origin in some] if any(origin for *_, origin in some) else ()
-        return Chunks([url for url, *_ in some], self.ranges, self.inline, self.checks, self.packed, pins, origins)
+        codes, places = distinct_codes(targets[has_target], len(known))
+        targets[has_target] = places
+        used = [known[code] for code in codes]
+        pins = [pin for _, pin, _ in used] if any(pin is not None for _, pin, _ in used) else ()
+        origins = [origin for *_, origin in used] if any(origin for *_, origin in used) else ()
+        return Chunks([url for url, *_ in used], self.ranges, self.inline, self.checks, self.packed, pins, origins)
 
 
 class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
     """The chunks of an array that may exist: ``numbers`` as ascending ranges, or as one column in any order.
 
-    ``sizes`` are the sizes in bytes from a listing, for each number of a column; WHOLE if the listing has none.
+    ``sizes`` is the size in bytes of each number in a column, from a listing; WHOLE if the listing has no size.
     ``pins_chunks``: pins belong to single chunks, as in chunk manifests, and not to their targets.
     """
 
@@ -182,11 +182,11 @@ class ArrayChunks(msgspec.Struct, frozen=True, eq=False):
         """The numbers as one column."""
         if isinstance(self.numbers, np.ndarray):
             return self.numbers
-        ranges = [np.arange(some.start, some.stop, dtype=np.uint64) for some in self.numbers]
+        ranges = [np.arange(part.start, part.stop, dtype=np.uint64) for part in self.numbers]
         return np.concatenate([np.zeros(0, np.uint64), *ranges])
 
     def batches(self, most: int) -> Iterator[tuple[Numbers, UInt64s | None]]:
-        """Yield the numbers, at most ``most`` at a time, with their sizes if they are a column with sizes."""
+        """Yield the numbers, at most ``most`` at a time, with their sizes, or None if these are unknown."""
         if isinstance(self.numbers, np.ndarray):
             for start in range(0, len(self.numbers), most):
                 part = slice(start, start + most)
@@ -222,8 +222,8 @@ class Listing(NamedTuple):
 class Contents(msgspec.Struct, frozen=True, eq=False):
     """Everything below a prefix of a key space.
 
-    - ``members``: all metadata, and in sets of references every key that is not a chunk. A value is bytes, or text or a
-      JSON object in place of bytes, or ``[url, offset, length]``, the range of a target.
+    - ``members``: all metadata, and in sets of references every key that is not a chunk. A value is bytes (or a text or
+      a JSON object that stands for bytes), or the range of a target: ``[url, offset, length]``.
     - ``arrays``: the chunks that may exist, by the array's path.
     - ``others``: all other keys, which have to be looked up, with their sizes if a listing states them.
     - ``indexes``: the keys in ``others`` that only locate chunks.

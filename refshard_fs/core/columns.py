@@ -24,9 +24,9 @@ WHOLE = 2**64 - 1  # in the column of lengths: to the end of the target
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One reference: a target, as an index into the set's URLs, and a byte range; ``length=None``: to the target's end.
+    """One reference: a target, as an index into the set's URLs, and a byte range of it.
 
-    In JSON it is an array.
+    ``length=None`` means up to the end of the target. In JSON a row is an array.
     """
 
     target: int
@@ -129,16 +129,16 @@ class PartsBuilder:
             column[start:stop] = added
         self._ends.append((order, stop))
 
-    def pieces(self) -> list[tuple[int, Part]]:
-        """Return the rows as views, by ascending order; the views are invalid after the next `add`."""
+    def list_parts(self) -> list[tuple[int, Part]]:
+        """Return each order with its rows, ascending. The rows are views, which are invalid after the next `add`."""
         starts = [0, *(stop for _, stop in self._ends)]
         parts = [(order, self._rows(start, stop)) for start, (order, stop) in zip(starts, self._ends, strict=False)]
         return sorted(parts, key=itemgetter(0))
 
     def finish(self) -> list[Part]:
-        """Return the rows by ascending order, in one part if they were added in this order."""
+        """Return the rows in ascending order, as one part if they were added in this order."""
         if any(first > second for (first, _), (second, _) in pairwise(self._ends)):
-            return [part for _, part in self.pieces()]
+            return [part for _, part in self.list_parts()]
         return [self._rows(0, self._ends[-1][1])]
 
     def _rows(self, start: int, stop: int) -> Part:
@@ -188,9 +188,9 @@ class ChunkTable:
             order = np.argsort(numbers, kind="stable")
             order = order[np.append(numbers[order[1:]] != numbers[order[:-1]], True)]
             numbers, ranges = numbers[order], ranges.take(order)
-        there = ranges.targets != NO_TARGET
-        if not there.all():
-            numbers, ranges = numbers[there], ranges.take(there)
+        has_target = ranges.targets != NO_TARGET
+        if not has_target.all():
+            numbers, ranges = numbers[has_target], ranges.take(has_target)
         return cls(grid, ranges, numbers)
 
     def __len__(self) -> int:
@@ -240,10 +240,10 @@ class ChunkTable:
         return (found + start).astype(np.uint64) if start else found.view(np.uint64)
 
     def existing(self, numbers: npt.NDArray[np.unsignedinteger[Any]]) -> list[int]:
-        """Return the ``numbers`` (within the grid) of chunks that exist."""
+        """Return those ``numbers`` (within the grid) whose chunks exist."""
         known = self.numbers
-        there = self.ranges.targets[numbers] != NO_TARGET if known is None else np.isin(numbers, known)
-        return [int(number) for number in numbers[there]]
+        exists = self.ranges.targets[numbers] != NO_TARGET if known is None else np.isin(numbers, known)
+        return [int(number) for number in numbers[exists]]
 
     def sizes(self, numbers: UInt64s) -> list[int | None]:
         """Return the lengths in bytes of chunks ``numbers``, which must exist; None for whole targets."""
@@ -277,7 +277,7 @@ def distinct_codes(codes: UInt32s, count: int) -> tuple[list[int], npt.NDArray[n
 
 
 def renumber(numbers: UInt64s, before: ChunkGrid, after: ChunkGrid) -> tuple[UInt64s, npt.NDArray[np.bool_]]:
-    """Convert chunk numbers of the grid ``before`` to those of ``after``; return also which chunks lie in ``after``."""
+    """Convert chunk numbers in the grid ``before`` to numbers in the grid ``after``; return also which lie in it."""
     if before.counts[1:] == after.counts[1:]:
         return numbers, numbers < after.size
     new, inside = np.zeros(len(numbers), np.uint64), np.ones(len(numbers), np.bool_)
@@ -297,14 +297,14 @@ _NO_TEXT = b"\xff"  # the bytes of None, which are not valid UTF-8
 
 @lru_cache(1024)
 def _end_of_one(length: int) -> npt.NDArray[np.uint64]:
-    """Return the column of ends of a single text: a hundred thousand files have the same few."""
+    """Return the column of ends of a single text; cached, because 100,000 files have URLs of few different lengths."""
     ends = np.array([length], np.uint64)
     ends.flags.writeable = False
     return ends
 
 
 class Texts(Sequence[str | None]):
-    """An immutable sequence of texts or None. ``data`` is all texts, joined; ``ends`` is the end of each in it."""
+    """An immutable sequence of texts or None: ``data`` has all texts, joined, and ``ends`` the end of each in it."""
 
     __slots__ = ("data", "ends")
 
@@ -339,14 +339,14 @@ class Texts(Sequence[str | None]):
         stops = (self.ends & ~_NONE).view(np.int64)
         return np.concatenate(([0], stops))[:-1], stops
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> Texts:
-        """Return the texts that are ``chosen``."""
-        if chosen.all():
+    def where(self, mask: npt.NDArray[np.bool_]) -> Texts:
+        """Return the texts for which ``mask`` is true."""
+        if mask.all():
             return self
         starts, stops = self.spans()
         sizes = stops - starts
-        ends = sizes[chosen].cumsum().view(np.uint64) | self.ends[chosen] & _NONE
-        return Texts(self.data[chosen.repeat(sizes)], ends)
+        ends = sizes[mask].cumsum().view(np.uint64) | self.ends[mask] & _NONE
+        return Texts(self.data[mask.repeat(sizes)], ends)
 
     @property
     def nbytes(self) -> int:

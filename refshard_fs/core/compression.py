@@ -1,6 +1,6 @@
 """Decompression with a limit on the size of the result, by Python's own libraries. No I/O here.
 
-`decompress` is for formats that state the decompressed size, `Inflate` for documents that arrive in pieces.
+`decompress` is for formats that state the decompressed size, `Inflate` for documents that arrive in parts.
 `check_chunk` is for chunks that another library will decode: the array's metadata state their size.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.zarrmeta import ArrayMeta, codec_documents
+from refshard_fs.core.zarrmeta import ArrayMeta, list_codec_documents
 from refshard_fs.errors import ManifestError
 
 
@@ -34,7 +34,7 @@ def list_errors() -> tuple[type[Exception], ...]:
     return (zlib.error, OSError, EOFError, lzma.LZMAError, zstd().ZstdError)
 
 
-_PART: Final = 1 << 20  # bytes: the least size of a decompressed part; a large result has 16 parts
+_PART: Final = 1 << 20  # bytes that are decompressed at a time; more if a large result would have more than 16 parts
 
 
 def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> bytes:
@@ -49,7 +49,7 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     try:
         while left and not stream.eof:
             decoded = stream.decompress(data, min(left, part))
-            data = getattr(stream, "unconsumed_tail", b"")  # only zlib's; the others keep their input
+            data = getattr(stream, "unconsumed_tail", b"")  # zlib returns unused input; the others keep it
             left -= out.write(decoded)
             if not decoded:
                 break
@@ -62,11 +62,11 @@ def decompress(stream: Any, data: bytes, most: int, *, has_end: bool = True) -> 
     return out.getvalue()
 
 
-# Documents that may be compressed (gzip, bzip2, xz, zstd; one or several streams), decompressed as they arrive.
+# Decompress documents (gzip, bzip2, xz, zstd; one or several streams) as they arrive.
 
 
 MAGIC: Final = 6  # bytes at the start of a document that identify its compression
-PIECE: Final = 1 << 22  # the most bytes that are decompressed at a time
+STEP: Final = 1 << 22  # the most bytes that are decompressed at a time
 RATIO: Final = 500  # the highest average compression ratio; references compress to about a tenth
 SLICE: Final = 1 << 16  # compressed bytes between two checks of the ratio
 GRACE: Final = 64 << 20  # decompressed bytes below which the ratio is not checked
@@ -87,7 +87,7 @@ class DamagedStream(ValueError):
 class Inflate:
     """Decompress a document, which begins with ``head``, as its bytes arrive; DamagedStream if they are damaged.
 
-    A document that is not compressed is passed through. ``checks_ratio=False``: the caller limits the size.
+    A document that is not compressed is returned unchanged. ``checks_ratio=False``: the caller limits the size.
     """
 
     def __init__(self, head: bytes, *, checks_ratio: bool = True) -> None:
@@ -123,18 +123,18 @@ class Inflate:
                     return
                 self._stream = make()
             try:
-                out = self._stream.decompress(left, PIECE)
+                out = self._stream.decompress(left, STEP)
             except list_errors() as e:
                 raise DamagedStream(str(e)) from e
-            # zlib returns input that it has not used yet; the others keep it.
+            # zlib returns unused input; the others keep it.
             left = self._stream.unused_data if self._stream.eof else getattr(self._stream, "unconsumed_tail", b"")
             if out:
                 yield out
-            if not self._stream.eof and not left and len(out) < PIECE:
+            if not self._stream.eof and not left and len(out) < STEP:
                 return
 
 
-MOST_DECOMPRESSED: Final = 256 << 20  # bytes of a decompressed file, which is held in memory
+MOST_DECOMPRESSED: Final = 256 << 20  # the most bytes of a decompressed file, because it is held in memory
 
 _TO_CHUNKS: Final = (
     "Decompress it (gunzip, bunzip2, unxz, unzstd). To keep it compressed, compress its chunks (HDF5: h5repack -f "
@@ -146,8 +146,8 @@ def decompress_file(data: bytes, where: str) -> bytes:
     """Decompress a file that is compressed as a whole; ManifestError if it is damaged or too large."""
     out = bytearray()
     try:
-        for piece in Inflate(data, checks_ratio=False).feed(data, is_last=True):
-            out += piece
+        for part in Inflate(data, checks_ratio=False).feed(data, is_last=True):
+            out += part
             if len(out) > MOST_DECOMPRESSED:
                 raise too_large_to_decompress(where)
     except DamagedStream as e:
@@ -165,15 +165,15 @@ def too_large_to_decompress(where: str) -> ManifestError:
 
 def inflate_head(head: bytes, count: int) -> bytes:
     """Return up to ``count`` decompressed bytes of a document that begins with ``head``."""
-    made = b""
+    decompressed = b""
     try:
-        for piece in Inflate(head).feed(head):
-            made += bytes(piece[: count - len(made)])
-            if len(made) >= count:
+        for part in Inflate(head).feed(head):
+            decompressed += bytes(part[: count - len(decompressed)])
+            if len(decompressed) >= count:
                 break
     except DamagedStream:
         pass
-    return made
+    return decompressed
 
 
 def is_compressed(head: bytes) -> bool:
@@ -181,7 +181,7 @@ def is_compressed(head: bytes) -> bool:
     return head.startswith(tuple(_STREAMS))
 
 
-# Packed numbers and images.
+# Decode packed numbers and images.
 
 
 def decode_by_imagecodecs(function: str, data: bytes | memoryview, extra: str, **options: Any) -> Any:
@@ -210,15 +210,15 @@ def unpack_bits(data: bytes | memoryview, bits: int, count: int) -> npt.NDArray[
         return np.frombuffer(data, f">u{bits // 8}", count)
     dtype = "u1" if bits < 8 else "u2" if bits < 16 else "u4" if bits < 32 else "u8"
     data = memoryview(data)[: -(-bits * count // 8)]
-    unpack = _unpacker(bits, dtype)
+    unpack = _find_unpacker(bits, dtype)
     return _unpack_by_numpy(data, bits, count, dtype) if unpack is None else unpack(data, dtype, bits)[:count]
 
 
 @cache
-def _unpacker(bits: int, dtype: str) -> Callable[..., npt.NDArray[Any]] | None:
-    """Return the function of imagecodecs; None unless it is installed and unpacks a sample correctly.
+def _find_unpacker(bits: int, dtype: str) -> Callable[..., npt.NDArray[Any]] | None:
+    """Return imagecodecs' function for unpacking; None unless it is installed, and unpacks a sample correctly.
 
-    imagecodecs 2026.1 does not swap the bytes of numbers of 24 bits.
+    imagecodecs 2026.1 unpacks numbers of 24 bits in the wrong byte order.
     """
     sample = bytes(range(1, 2 * bits + 1))  # 16 numbers
     try:
@@ -232,18 +232,18 @@ def _unpacker(bits: int, dtype: str) -> Callable[..., npt.NDArray[Any]] | None:
 def _unpack_by_numpy(data: bytes | memoryview, bits: int, count: int, dtype: str) -> npt.NDArray[Any]:
     numbers, room = np.empty(count, dtype), 32 if bits <= 32 else 64
     for first in range(0, count, _UNPACKED):  # a multiple of 8, so that each part begins with a whole byte
-        some = numbers[first : first + _UNPACKED]
-        part = np.frombuffer(data, "u1", -(-bits * some.size // 8), first * bits // 8)
-        digits = np.zeros((some.size, room), "u1")
-        digits[:, room - bits :] = np.unpackbits(part, count=bits * some.size).reshape(-1, bits)
-        some[:] = np.packbits(digits).view(f">u{room // 8}")
+        unpacked = numbers[first : first + _UNPACKED]
+        packed = np.frombuffer(data, "u1", -(-bits * unpacked.size // 8), first * bits // 8)
+        digits = np.zeros((unpacked.size, room), "u1")
+        digits[:, room - bits :] = np.unpackbits(packed, count=bits * unpacked.size).reshape(-1, bits)
+        unpacked[:] = np.packbits(digits).view(f">u{room // 8}")
     return numbers
 
 
 def add_up(numbers: npt.NDArray[np.signedinteger[Any]]) -> None:
-    """Replace each number by the sum of those up to it, in place; sums wrap.
+    """Replace each number by the sum of all numbers up to it, in place; sums wrap.
 
-    imagecodecs takes a sixth of the time of numpy, which waits for each sum to be stored before it adds to it.
+    imagecodecs takes a sixth of the time that numpy takes.
     """
     try:
         add: Callable[..., Any] = importlib.import_module("imagecodecs").delta_decode
@@ -256,16 +256,16 @@ def add_up(numbers: npt.NDArray[np.signedinteger[Any]]) -> None:
 _UNPACKED: Final = 1 << 15  # numbers that numpy unpacks at a time: each takes 32 bytes
 
 
-# Checking the decoded size of a chunk before decoding it.
+# Check the decoded size of a chunk before decoding it.
 #
-# Codecs make as many bytes as their input says: a kilobyte of gzip may become a gigabyte, and four bytes may announce
-# two thousand million texts. So chunks of a stranger's set are checked against the array's metadata before decoding.
+# Codecs return as many bytes as their input states: a kilobyte of gzip may become a gigabyte, and four bytes may state
+# a count of two thousand million texts. So chunks of a stranger's set are compared with the array's metadata first.
 
 
-MOST: Final = 1 << 28  # bytes: the largest chunk that is decoded here; users decode chunks of any size
+MOST: Final = 1 << 28  # bytes: the largest chunk that this package decodes; zarr decodes chunks of any size
 SLACK: Final = 1 << 16  # bytes that filters may add to a chunk
 WIDEST: Final = 16  # bytes: the largest number; filters may store wider numbers than the array shows
-_MOST_STREAMS: Final = 64  # streams of a chunk: the rest of the chunk is copied for each
+_MOST_STREAMS: Final = 64  # the most streams of a chunk: the rest of the chunk is copied for each of them
 
 _COUNTED: Final = frozenset(["vlen-utf8", "vlen-bytes", "vlen-array"])  # their data begin with the number of elements
 _SAME_SIZE: Final = frozenset(
@@ -302,7 +302,7 @@ def check_chunk(meta: ArrayMeta, data: bytes) -> None:
 
 
 def _decompress_streams(make: Callable[[], Any], data: bytes, most: int) -> bytes:
-    """Decompress all streams in ``data``, one after the other, and join the results, as codecs do."""
+    """Decompress all streams in ``data``, one after another, and join the results, as codecs do."""
     parts: list[bytes] = []
     while data.strip(b"\0") or not parts:  # zeros may follow a stream
         if len(parts) == _MOST_STREAMS:
@@ -315,14 +315,17 @@ def _decompress_streams(make: Callable[[], Any], data: bytes, most: int) -> byte
 
 
 def is_bounded(meta: ArrayMeta) -> bool:
-    """Return whether `check_chunk` knows all codecs of an array: then an accepted chunk decodes in seconds at most."""
+    """Return whether `check_chunk` knows all codecs of an array, so that a chunk that it accepts decodes in seconds."""
     # Not zfpy: it decodes to the size that its own bytes state.
     bounded = (_SAME_SIZE - {"zfpy"}) | _COUNTED | {*_CHECKSUMS, *_MAKERS, *_SIZES}
     return all(name in bounded for name, _ in _list_codecs(meta))
 
 
 def find_chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
-    """Return the number of elements of a chunk, and its most bytes before decoding; ValueError if it is too large."""
+    """Return the number of elements of a chunk, and the most bytes that it may have at any stage of decoding.
+
+    Raises ValueError if the decoded chunk is too large.
+    """
     count = math.prod(meta.chunks or ())
     try:
         size = np.dtype(meta.dtype).itemsize if meta.dtype != "|O" else None
@@ -336,7 +339,7 @@ def find_chunk_limits(meta: ArrayMeta) -> tuple[int, int]:
 def _list_codecs(meta: ArrayMeta) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the name and the document of each codec, in the order of decoding."""
     found: list[tuple[str, Mapping[str, Any]]] = []
-    for codec in reversed(codec_documents(meta)):
+    for codec in reversed(list_codec_documents(meta)):
         document = codec if isinstance(codec, dict) else {}
         name = codec if isinstance(codec, str) else document.get("id", document.get("name", ""))
         found.append((str(name).removeprefix("numcodecs."), document))
@@ -374,7 +377,7 @@ def _decode(name: str, data: bytes) -> bytes:
     return bytes(numcodecs.get_codec({"id": name}).decode(data))
 
 
-# Codecs whose chunks are decompressed here to find their size, and codecs whose chunks begin with it.
+# Codecs whose chunks have to be decompressed to find their size, and codecs whose chunks state their size.
 _MAKERS: Final[Mapping[str, Callable[[], Any]]] = {
     "gzip": lambda: zlib.decompressobj(wbits=31),
     "zlib": zlib.decompressobj,

@@ -1,4 +1,4 @@
-"""Update consolidated metadata, which repeat other documents, when those documents change. No I/O here."""
+"""Update consolidated metadata when the documents that they repeat change. No I/O here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Documents = Mapping[str, Any]
 
 
 def find_consolidated(keys: Iterable[str]) -> list[str]:
-    """Return the keys of documents that may repeat the documents at or below ``keys``, the inner ones first."""
+    """Return the keys of the consolidated documents that may repeat the documents ``keys``, the innermost first."""
     found: dict[str, None] = {}
     for key in keys:
         name = parent(key)[1]
@@ -32,8 +32,8 @@ def reconsolidate(
     """Apply ``changes`` to the consolidated metadata in ``document``, the JSON object at ``key``.
 
     Documents for which ``is_gone`` is true are left out. If nothing changes, or the document has no consolidated
-    metadata, ``document`` itself is returned. ``is_whole``: it is the document of a parquet set, which holds metadata
-    of zarr version 3, too.
+    metadata, ``document`` itself is returned. ``is_whole``: this is the document of a parquet set, which has all
+    metadata of the set, also of zarr version 3.
     """
     path, name = parent(key)
     match name, document:
@@ -60,10 +60,10 @@ def reconsolidate(
 
 
 def update_consolidated(documents: Documents) -> dict[str, Any]:
-    """Return the new content of all documents with consolidated metadata that differ from the other ``documents``.
+    """Return the new content of the documents whose consolidated metadata differ from the other ``documents``.
 
-    ``documents`` are all metadata of a set. A document that repeats none of the others is left alone: it is the only
-    copy that readers have.
+    ``documents`` are all metadata of a set. A document that repeats no other one stays unchanged: readers have no
+    other copy of these metadata.
     """
     found: dict[str, Any] = {}
     for key in [key for key, value in documents.items() if parent(key)[1] in DOCUMENTS and may_repeat(key, value)]:
@@ -84,7 +84,7 @@ def may_repeat(key: str, value: Any) -> bool:
 
 
 def parse_json(value: Any) -> Any:
-    """Parse a JSON text; return ``value`` itself if it is not JSON, or is parsed already."""
+    """Parse a JSON text; return ``value`` itself if it is not JSON, or not a text."""
     try:
         return zarrmeta.loads(value) if isinstance(value, bytes | str) else value
     except ValueError:

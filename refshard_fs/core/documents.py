@@ -1,8 +1,8 @@
-"""Views that rewrite the metadata of arrays, and find the chunks of some of them. No I/O here.
+"""Base classes of views that rewrite the metadata of arrays, and find the chunks of some arrays. No I/O here.
 
 For example, shards and chunk manifests are shown as ordinary arrays of chunks. A `Rewrite` defines how one array's
-metadata is shown. A view learns about arrays when metadata documents are read: those that a user requests, and
-those of the arrays that a requested key may belong to. A document in which nothing changes keeps its exact bytes.
+metadata is shown. A view registers arrays when their metadata documents are read: because a user requests them, or
+because a requested key may belong to their array. A document in which nothing changes keeps its exact bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DOTTED = re.compile(r"c(?:\.\d+)+", re.ASCII)
 
 
 class NodeInfo(Protocol):
-    """Immutable facts about one node that a view keeps."""
+    """Immutable facts about a node, which a view keeps."""
 
     @property
     def grid(self) -> ChunkGrid | None:
@@ -48,19 +48,19 @@ NodeView = tuple[Mapping[str, Any], K | None]
 
 
 class Rewrite(Protocol[K_co], Hashable):
-    """The rule by which a view rewrites metadata; frozen and hashable, since it is part of a cache key."""
+    """The rule by which a view rewrites metadata; frozen and hashable, because it is part of a cache key."""
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[K_co]]:
         """Return a function of (metadata, path) that rewrites the metadata of one node in the document ``data``."""
 
 
 class NodeDocument(NamedTuple, Generic[K]):
-    """A metadata document as it is shown, and the facts about arrays and groups in it, by path."""
+    """A metadata document as it is shown, and the facts about the arrays and groups in it, by path."""
 
     data: bytes
     arrays: Mapping[str, K]
     groups: Mapping[str, K]
-    nodes: Mapping[str, Mapping[str, Any]] = {}  # the metadata of these arrays, as they are shown
+    nodes: Mapping[str, Mapping[str, Any]] = {}  # the metadata of the same arrays, as they are shown
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +91,7 @@ class DocumentIndex(msgspec.Struct, Generic[K], frozen=True, cache_hash=True):
 
 
 class _Reader(Generic[K]):
-    """Rewrite one document and collect its nodes. Parts that do not change are returned themselves."""
+    """Rewrite one document, and collect its nodes. If nothing changes in a part, the same object is returned."""
 
     def __init__(self, rewrite: Callable[[Mapping[str, Any], str], NodeView[K]]) -> None:
         self.arrays: dict[str, K] = {}
@@ -210,22 +210,22 @@ class Documents(Generic[K]):
         return None if document is None else Inline(document.data)
 
     def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below; read metadata to find it, if necessary."""
+        """Return the path of the array that contains ``key``; read metadata to find it, if necessary."""
         path = self.find_array(key)
         if path is None:
             yield from self._discover(key)
             path = self.find_array(key)
         return path
 
-    def with_sizes(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
-        """Return ``names``, a listing of ``prefix``; metadata documents get the sizes that readers see."""
+    def correct_sizes(self, prefix: str, names: Sequence[Listed]) -> Steps[list[Listed]]:
+        """Return ``names``, a listing of ``prefix``; metadata documents get the sizes of the rewritten documents."""
         documents = [listed.name for listed in names if listed.name in NAMES and not listed.is_directory]
         entries = yield from run_together([self.lookup(join(prefix, name)) for name in documents])
         sizes = {n: e.size for n, e in zip(documents, entries, strict=True) if e is not None}
         return [Listed(n.name, sizes[n.name]) if n.name in sizes else n for n in names]
 
     def find_array(self, key: str) -> str | None:
-        """Return the path of the known array that ``key`` lies below; None if no array is known there."""
+        """Return the path of the known array that contains ``key``; None if no known array does."""
         return find_nearest(key, self.arrays)
 
     def is_unconfirmed(self, path: str) -> bool:
@@ -253,16 +253,16 @@ class Documents(Generic[K]):
         return found
 
     def confirm(self, path: str) -> Steps[None]:
-        """Compare the consolidated metadata of an array with its own document; ManifestError if they differ.
+        """Compare the consolidated metadata of an array with its own document; ManifestError if chunks differ.
 
-        The array may have grown, since its chunks are stored in the same way.
+        The shape may differ: then the array has grown, and its chunks are stored in the same way.
         """
         if path in self._unconfirmed:
             key, consolidated = self._unconfirmed[path]
             document = yield from self.read(key)
             self._unconfirmed.pop(path, None)
             if document is not None and path in document.arrays:
-                if zarrmeta.chunking(document.nodes[path]) != zarrmeta.chunking(consolidated):
+                if zarrmeta.describe_chunking(document.nodes[path]) != zarrmeta.chunking(consolidated):
                     self._outdated[path] = key
         if path in self._outdated:
             raise ManifestError(
@@ -313,8 +313,8 @@ class ArrayView(View, Generic[K]):
     ) -> Steps[Sequence[Listed] | None]:
         """List the chunks of the array ``path``, and the directories of chunks, in one directory.
 
-        This is the directory of all chunks whose coordinates begin with ``leading``. None is the array's own directory
-        if all chunks lie in the directory ``c``. ``names`` is the base's listing of the directory, if it is known.
+        This is the directory of the chunks whose coordinates begin with ``leading``; None stands for the array's own
+        directory if all chunks lie in its directory ``c``. ``names`` is the base's listing of the directory, if known.
         """
 
     @abstractmethod
@@ -322,11 +322,14 @@ class ArrayView(View, Generic[K]):
         """Return whether the directory of the chunks that begin with ``leading`` exists."""
 
     def array_of(self, key: str) -> Steps[str | None]:
-        """Return the path of the array that ``key`` lies below; read metadata to find it, if necessary."""
+        """Return the path of the array that contains ``key``; read metadata to find it, if necessary."""
         return (yield from self._documents.array_of(key))
 
     def chunk_of(self, key: str) -> Steps[tuple[str, tuple[int, ...], bool] | None]:
-        """Return array, coordinates, and whether these lie in its grid; None if the base finds ``key``."""
+        """Return the array and the coordinates of the chunk ``key``, and whether these lie in the array's grid.
+
+        Return None if the base finds ``key``.
+        """
         path, grid = yield from self._find_grid_above(key)
         coords = None if grid is None else grid.decode(make_relative(key, path))
         return None if grid is None or coords is None else (path, coords, grid.contains(coords))
@@ -362,7 +365,7 @@ class ArrayView(View, Generic[K]):
         return found + [LookUp([rest[number] for number in numbers], steps) for numbers, steps in certain]
 
     def certain_lookups(self, keys: Sequence[str], *, reads: bool) -> list[LookUp]:
-        """Return look-ups for all ``keys``, which belong to no array that has to be confirmed."""
+        """Return look-ups for all ``keys``; none of them belongs to an array that has to be confirmed."""
         paths = [None if self._documents.is_document(key) else self._documents.find_array(key) for key in keys]
         are_base = [path is not None and self.own_grid(path) is None for path in paths]
         found = [self.single_lookup(number, keys[number]) for number in compress(count(), map(not_, are_base))]
@@ -372,7 +375,7 @@ class ArrayView(View, Generic[K]):
         found: dict[int, Span] = {}
         for numbers in self._separate_doubtful(keys).values():
             for number, (_, steps) in zip(numbers, self.base.lookups([keys[n] for n in numbers]), strict=False):
-                with contextlib.suppress(Exception):  # the look-up of the key raises it again
+                with contextlib.suppress(Exception):  # the later look-up of the key raises the error again
                     try:
                         next(steps)
                     except StopIteration as stop:
@@ -397,8 +400,9 @@ class ArrayView(View, Generic[K]):
         """Confirm the array ``path``, then return the entries of its ``keys``."""
         yield from self._documents.confirm(path)
         found: list[Entry | None] = [None] * len(keys)
-        some = self.lookups(keys)
-        for (places, _), entries in zip(some, (yield from run_together([steps for _, steps in some])), strict=True):
+        look_ups = self.lookups(keys)
+        results = yield from run_together([steps for _, steps in look_ups])
+        for (places, _), entries in zip(look_ups, results, strict=True):
             for place, entry in zip(places, entries, strict=True):
                 found[place] = entry
         return found
@@ -410,7 +414,7 @@ class ArrayView(View, Generic[K]):
         found = yield from self.base.children(prefix)
         if found is None:
             return None
-        names = yield from self._documents.with_sizes(prefix, found)
+        names = yield from self._documents.correct_sizes(prefix, found)
         grid = self.own_grid(prefix)
         if grid is None:
             return names
@@ -448,7 +452,7 @@ class ArrayView(View, Generic[K]):
         return (yield from (self.base.is_directory(prefix) if at is None else self.has_chunks_in(*at)))
 
     def _find_grid_above(self, key: str) -> Steps[tuple[str, ChunkGrid | None]]:
-        """Return the array that ``key`` lies below, and its `own_grid`."""
+        """Return the array that contains ``key``, and its `own_grid`."""
         path = yield from self._documents.array_of(key)
         return ("", None) if path is None else (path, self.own_grid(path))
 

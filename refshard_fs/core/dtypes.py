@@ -1,6 +1,6 @@
 """Parse names of NumPy dtypes, in the notations of zarr's metadata and other software, without evaluating code.
 
-A dtype with objects is refused, since its bytes would be pickles. No I/O here.
+A dtype with objects is refused, because its bytes would be pickles. No I/O here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ Padding = Literal["null-terminated", "null-padded", "space-padded"]  # HDF5's pa
 
 LONGEST: Final = 1 << 16  # the most characters of a dtype's name
 MOST_ELEMENTS: Final = 1 << 10  # the most elements of an array in a field that become single fields
-MOST_FIELDS: Final = 1 << 16  # the most fields after arrays in fields became single fields
+MOST_FIELDS: Final = 1 << 16  # the most fields of a dtype, after arrays in fields became single fields
 _NATIVE = re.compile(r"[A-Za-z]")  # the first character of names without a byte order
 
 
 def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
     """Parse the ``str`` or ``descr`` of a dtype; convert its fields to fields that ``zarr_format`` can hold.
 
-    A name without a byte order means little-endian. ManifestError, which begins with ``where``, if it is invalid.
+    A name without a byte order means little-endian. Raises ManifestError, which begins with ``where``, for an invalid
+    text.
     """
     if not isinstance(text, str) or not 0 < len(text) <= LONGEST:
         raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: expected the name of a dtype")
@@ -41,7 +42,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
         if _NATIVE.match(text):
             dtype = dtype.newbyteorder("<")
         if dtype.names is not None and not dtype.hasobject:
-            dtype = with_single_fields(_fill_gaps(dtype), zarr_format)
+            dtype = replace_array_fields(_fill_gaps(dtype), zarr_format)
     except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, KeyError) as e:
         raise ManifestError(f"{where}: its 'dtype' is {shorten(text)}: {e}") from None
     if dtype.hasobject:
@@ -54,7 +55,7 @@ def parse_dtype(text: object, where: str, zarr_format: int) -> np.dtype[Any]:
 
 
 def _fill_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return ``dtype`` with padding as extra fields, since zarr's metadata cannot express padding."""
+    """Return ``dtype`` with padding as extra fields, because zarr's metadata cannot express padding."""
     packed = np.dtype(_drop_titles(dtype.descr))
     if packed.itemsize != dtype.itemsize:
         raise ValueError("expected fields in ascending order that do not overlap")
@@ -62,7 +63,7 @@ def _fill_gaps(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _drop_titles(descr: list[Any]) -> list[Any]:
-    """Remove titles, numpy's second names of fields, from ``descr``, since zarr's metadata cannot have them."""
+    """Remove titles, which are numpy's second names of fields, from ``descr``: zarr's metadata cannot have them."""
     return [
         (name[1] if isinstance(name, tuple) else name, _drop_titles(of) if isinstance(of, list) else of, *shape)
         for name, of, *shape in descr
@@ -75,10 +76,10 @@ def _holds_arrays(dtype: np.dtype[Any]) -> bool:
     return any(field.subdtype is not None or _holds_arrays(field) for field in fields)
 
 
-def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
-    """Return ``dtype`` as zarr can read it: where necessary, a field with an array becomes one field for each element.
+def replace_array_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
+    """Return ``dtype`` as zarr can read it: if necessary, a field with an array becomes one field for each element.
 
-    ValueError if there would be too many fields.
+    Raises ValueError if there would be too many fields.
     """
     if dtype.names is not None and _holds_arrays(dtype) and (zarr_format == 3 or (zarr_major() or 2) > 2):
         return _spread(dtype)[0]
@@ -88,8 +89,8 @@ def with_single_fields(dtype: np.dtype[Any], zarr_format: int) -> np.dtype[Any]:
 def _spread(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], int]:
     """Replace each field that is an array by a field for each element; return the dtype and the number of fields.
 
-    zarr-python 3 cannot read arrays in fields; zarr-python 2 can, so that it keeps the dtype that was written. A field
-    of more than `MOST_ELEMENTS` elements stays: some readers of version 2 metadata accept it.
+    zarr-python 3 cannot read arrays in fields. zarr-python 2 can, so there the dtype stays. A field of more than
+    `MOST_ELEMENTS` elements stays, too: some readers of version 2 metadata accept it.
     """
     fields: list[tuple[str, Any]] = []
     total = 0
@@ -136,11 +137,11 @@ def is_big_endian(meta: ArrayMeta) -> bool:
 
 def itemsize_of(meta: ArrayMeta) -> int | None:
     """Return the size of an element in bytes, also of fixed-length text; None if numpy alone cannot read the type."""
-    dtype = element_type(meta)
+    dtype = find_element_type(meta)
     return None if dtype is None else dtype.itemsize
 
 
-def element_type(meta: ArrayMeta) -> np.dtype[Any] | None:
+def find_element_type(meta: ArrayMeta) -> np.dtype[Any] | None:
     """Return the type of an array's elements, also of fixed-length text; None if numpy alone cannot read them."""
     dtype = dtype_of(meta)
     match meta.raw.get("data_type", meta.raw.get("dtype")):
@@ -152,12 +153,12 @@ def element_type(meta: ArrayMeta) -> np.dtype[Any] | None:
     return dtype
 
 
-def decoded_type(meta: ArrayMeta) -> np.dtype[Any] | None:
-    """Return the type of an array's elements as they are decoded here: texts of any length are objects."""
-    return np.dtype(object) if text_codec(meta) else element_type(meta)
+def find_decoded_type(meta: ArrayMeta) -> np.dtype[Any] | None:
+    """Return the type of an array's elements after decoding by this package: texts of any length are objects."""
+    return np.dtype(object) if find_text_codec(meta) else find_element_type(meta)
 
 
-def text_codec(meta: ArrayMeta) -> str | None:
+def find_text_codec(meta: ArrayMeta) -> str | None:
     """Return the codec of texts or bytes of any length; None if the elements have one length."""
     is_text = meta.dtype in ("|O", "string", "bytes", "variable_length_bytes")
     match meta.raw.get("filters" if meta.zarr_format == 2 else "codecs"):
@@ -167,38 +168,40 @@ def text_codec(meta: ArrayMeta) -> str | None:
 
 
 def holds_characters(*metas: ArrayMeta) -> bool:
-    """Return whether all arrays are of single characters, which readers join to texts along the last dimension."""
-    return all(element_type(meta) == np.dtype("S1") for meta in metas)
+    """Return whether all arrays have single characters, which xarray joins to texts along the last dimension."""
+    return all(find_element_type(meta) == np.dtype("S1") for meta in metas)
 
 
-def common_text_type(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
-    """Return the type that holds the texts of all ``dtypes``; None if one is not of texts, or bytes and texts mix."""
+def find_common_text_type(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any] | None:
+    """Return a type for the texts of all ``dtypes``; None if one has no texts, or if bytes and texts are mixed."""
     kinds = {dtype.kind for dtype in dtypes}
     if kinds in ({"S"}, {"U"}):
         return max(dtypes, key=lambda dtype: dtype.itemsize).newbyteorder("<")
     return np.dtype(object) if kinds and kinds <= {"O", "U"} else None
 
 
-def text_metadata(meta: ArrayMeta, dtype: np.dtype[Any], shape: Sequence[int], chunks: Sequence[int]) -> dict[str, Any]:
+def make_text_metadata(
+    meta: ArrayMeta, dtype: np.dtype[Any], shape: Sequence[int], chunks: Sequence[int]
+) -> dict[str, Any]:
     """Return the metadata of an array of texts with another type and ``shape``, in uncompressed ``chunks``."""
     doc = make_plain_document(meta, shape, chunks)
-    codec = (text_codec(meta) or "vlen-utf8") if dtype.kind == "O" else None
+    codec = (find_text_codec(meta) or "vlen-utf8") if dtype.kind == "O" else None
     if meta.zarr_format == 2:
         return doc | {"dtype": dtype.str, "filters": [{"id": codec}] if codec else None}
-    doc["data_type"] = text_document(dtype) if codec is None else "string"
+    doc["data_type"] = make_text_document(dtype) if codec is None else "string"
     return doc | ({"codecs": [{"name": codec}], "fill_value": ""} if codec else {})
 
 
-def text_document(dtype: np.dtype[Any]) -> dict[str, Any]:
+def make_text_document(dtype: np.dtype[Any]) -> dict[str, Any]:
     """Return the data type of fixed-length text in metadata of zarr version 3."""
     name = next(name for name, (kind, _) in _TEXTS.items() if kind == dtype.kind)
     return {"name": name, "configuration": {"length_bytes": dtype.itemsize}}
 
 
-LONG: Final = 1 << 20  # bytes: zarr itself refuses shorter chunks that are longer than the metadata say
+LONG: Final = 1 << 20  # bytes: only longer chunks are checked here, because zarr refuses wrong lengths itself
 
 
-def uncompressed_size(meta: ArrayMeta) -> int | None:
+def find_uncompressed_size(meta: ArrayMeta) -> int | None:
     """Return the size in bytes of each stored chunk; None if a codec of the array may change it."""
     size = itemsize_of(meta)
     if size is None or meta.chunks is None or "shards" in meta.raw:
@@ -217,7 +220,7 @@ def check_length(key: str, length: int | None, meta: ArrayMeta | None) -> None:
 
     Without this check, a reference for a chunk of one byte could fetch gigabytes.
     """
-    most = None if length is None or meta is None else uncompressed_size(meta)
+    most = None if length is None or meta is None else find_uncompressed_size(meta)
     if most is not None and length is not None and length > most:
         raise ManifestError(
             f"{key!r}: its reference has {length} bytes: expected at most {most}, the size of an uncompressed chunk of "
@@ -229,8 +232,8 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
     """Return the fill value of an array; ValueError if it is not a value of ``dtype``."""
     fill = meta.raw.get("fill_value")
     if dtype.kind == "O":
-        return b"" if text_codec(meta) == "vlen-bytes" else fill if isinstance(fill, str) else ""
-    if fill is None:  # of times, zarr 3 makes NaT
+        return b"" if find_text_codec(meta) == "vlen-bytes" else fill if isinstance(fill, str) else ""
+    if fill is None:  # zarr 3 fills times with NaT
         return np.full((), "NaT", dtype)[()] if dtype.kind in "mM" else np.zeros((), dtype)[()]
     try:
         if dtype.kind == "U" and fill and not isinstance(fill, str):
@@ -246,14 +249,14 @@ def fill_of(meta: ArrayMeta, dtype: np.dtype[Any]) -> Any:
         if dtype.kind in "mM":
             return np.array(int(number), "<i8").view(dtype.newbyteorder("<"))[()]
         if dtype.kind in "iu" and not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
-            raise OverflowError("it does not fit")  # numpy 1 would wrap it
+            raise OverflowError("it does not fit")  # numpy 1 would take it modulo 2**bits
         return np.array(number, dtype)[()]
     except (TypeError, ValueError, OverflowError) as e:
         raise ValueError(f"its fill_value is {fill!r}: expected a value of {dtype}: {e}") from e
 
 
 def _parse_number(fill: Any) -> Any:
-    """Return a fill value, or a part of a complex one, as a number: some have names in JSON."""
+    """Return a fill value, or a part of a complex one, as a number; NaN and infinities are texts in JSON."""
     if isinstance(fill, str) and fill in ("NaN", "Infinity", "-Infinity"):
         return float(fill)
     if not isinstance(fill, int | float):
@@ -272,22 +275,25 @@ def plain(meta: ArrayMeta, values: npt.NDArray[Any]) -> tuple[dict[str, Any], by
 def make_plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[int] | None = None) -> dict[str, Any]:
     """Return the metadata of the array with another shape, in uncompressed ``chunks`` (by default in one chunk)."""
     doc = {**meta.raw, "shape": list(shape)}
-    cut = list(chunks) if chunks is not None else [max(length, 1) for length in shape]
-    codec = text_codec(meta)
+    chunk_shape = list(chunks) if chunks is not None else [max(length, 1) for length in shape]
+    codec = find_text_codec(meta)
     if meta.zarr_format == 2:
         filters = None if codec is None else [{"id": codec}]
-        return doc | {"chunks": cut, "compressor": None, "filters": filters, "order": "C"}
-    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": cut}}
+        return doc | {"chunks": chunk_shape, "compressor": None, "filters": filters, "order": "C"}
+    doc["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}
     doc["codecs"] = [{"name": codec}] if codec else [{"name": "bytes", "configuration": {"endian": "little"}}]
     return doc
 
 
 def remove_padding(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
-    """Replace the padding of fixed-length strings by numpy's: zeros in place of padding spaces, or after a zero."""
+    """Replace the padding of fixed-length strings by zeros, as numpy has it.
+
+    For space-padded strings, these are the spaces at the end; for the others, all bytes after the first zero.
+    """
     size = texts.dtype.itemsize
     raw = np.ascontiguousarray(texts).view(np.uint8).reshape(*texts.shape, size)
     if padding == "space-padded":
-        kept = np.logical_or.accumulate((raw != 0x20)[..., ::-1], axis=-1)[..., ::-1]
+        is_text = np.logical_or.accumulate((raw != 0x20)[..., ::-1], axis=-1)[..., ::-1]
     else:
-        kept = np.logical_and.accumulate(raw != 0, axis=-1)
-    return np.where(kept, raw, 0).astype(np.uint8).view(texts.dtype).reshape(texts.shape)
+        is_text = np.logical_and.accumulate(raw != 0, axis=-1)
+    return np.where(is_text, raw, 0).astype(np.uint8).view(texts.dtype).reshape(texts.shape)

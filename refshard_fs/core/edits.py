@@ -1,7 +1,7 @@
 """Edits: uncommitted writes and removals, by key. Thread-safe.
 
-An edit is the new content of a key (bytes, as `Inline` or `Spooled`, or a `Span` of an object) or `REMOVED`. Removing
-a prefix takes one entry, for any number of keys below it. `EditedKeySpace` shows a source with its edits.
+An edit is the new content of a key (bytes, as `Inline` or `Spooled`, or a `Span` of an object) or `REMOVED`. A removed
+prefix is one record, for any number of keys below it. `EditedKeySpace` shows a source with its edits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from refshard_fs.core.keyspace import Grids, KeySpace, LookUp, View, lookups_of
 from refshard_fs.core.model import Entry, Inline, Listed, Load, Packed, Raw, Span, Steps
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, is_array_document
 
-# Values that wait for their commit: in memory up to a bound, the rest in a temporary file.
+# Keep values until their commit: in memory up to a limit, the rest in temporary files.
 
 
-MEMORY: Final = 64 << 20  # bytes of edits that are held in memory
-FILE: Final = 256 << 20  # bytes of a temporary file; doubled for each other file in use, so that files are few
+MEMORY: Final = 64 << 20  # the most bytes of edits in memory
+FILE: Final = 256 << 20  # the most bytes of a temporary file; doubled for each other file in use, so that files are few
 
 
 class _File:
@@ -57,7 +57,7 @@ class _File:
         mapped = self._mapped
         if stop > len(mapped):
             mapped = memoryview(mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_READ))
-            self._mapped = mapped  # another thread may replace it by a shorter one, so `mapped` is used below
+            self._mapped = mapped  # another thread may assign a shorter map, so this one is used below
         return mapped[start:stop]
 
     def __del__(self) -> None:
@@ -65,7 +65,7 @@ class _File:
 
 
 class Spooled(msgspec.Struct, frozen=True, eq=False):
-    """``size`` bytes at ``offset`` of a temporary file."""
+    """A value in a temporary file: ``size`` bytes at ``offset``."""
 
     file: _File
     offset: int
@@ -80,8 +80,8 @@ class Spooled(msgspec.Struct, frozen=True, eq=False):
 class Spool:
     """Keep values until their commit: up to ``memory`` bytes in memory, the rest in temporary files. Thread-safe.
 
-    A file has no name, and is deleted when no value in it is used any more, also if the process is killed. There are
-    several files, so that the space of replaced values is freed.
+    A file has no name, and is deleted when no value in it is used any more, and also if the process is killed. There
+    are several files, so that the space of replaced values is freed.
     """
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class Spool:
         self._file: _File | None = None
         self._files: weakref.WeakSet[_File] = weakref.WeakSet()  # all files in use
 
-    def keep(self, data: bytes, instead: object = None) -> Inline | Spooled:
-        """Return an edit with ``data``, which replaces the edit ``instead``: its memory counts as free."""
+    def keep(self, data: bytes, replaced: object = None) -> Inline | Spooled:
+        """Return an edit with ``data``; the memory of the edit ``replaced``, which it replaces, counts as free."""
         with self._lock:
-            if isinstance(instead, Inline):
-                self.in_memory = max(self.in_memory - len(instead.data), 0)
+            if isinstance(replaced, Inline):
+                self.in_memory = max(self.in_memory - len(replaced.data), 0)
             if self.in_memory + len(data) <= self.memory:
                 self.in_memory += len(data)
                 return Inline(data)
@@ -125,14 +125,14 @@ Edit: TypeAlias = Inline | Spooled | Span | Removed
 
 
 def entry_of(edit: Edit) -> Inline | Span | None:
-    """Return the entry of a key with the edit ``edit``; None if it was removed."""
+    """Return the entry of a key whose edit is ``edit``; None if the key was removed."""
     if isinstance(edit, Spooled):
         return Inline(bytes(edit.data))
     return None if edit is REMOVED else edit
 
 
 class Edits:
-    """Edits by key, and removed prefixes, each with the number of its change. Look-ups take no lock, changes do."""
+    """Edits by key, and removed prefixes, each with the number of its change. Changes take a lock; look-ups do not."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
@@ -148,7 +148,7 @@ class Edits:
         return len(self._changes) + len(self._prefixes)
 
     def get(self, key: str) -> Edit | None:
-        """Return the edit of ``key``; None if it was not edited, so that the source decides."""
+        """Return the edit of ``key``; None if it was not edited, so that the key is as in the source."""
         edit = self._changes.get(key)
         return REMOVED if edit is None and self._prefixes and self.hides(key) else edit
 
@@ -177,7 +177,7 @@ class Edits:
         with self._lock:
             self.number += 1
             others = {known: n for known, n in self._prefixes.items() if not is_within(known, prefix)}
-            # Set before edits are dropped: readers in other threads must not see the source's keys in between.
+            # This comes before edits are dropped, so that other threads never see the source's keys in between.
             self._prefixes = {**others, prefix: self.number}
             for key in [key for key in self._changes if is_within(key, prefix)]:
                 self._count(key, self._changes.pop(key), -1)
@@ -200,7 +200,7 @@ class Edits:
         return prefix in self._below
 
     def touches(self, prefix: str) -> bool:
-        """Return whether keys below the directory ``prefix`` were removed, so that the source has more keys."""
+        """Return whether keys at or below ``prefix`` were removed, so that the source has more keys there."""
         return self._removed.get(prefix, 0) > 0 or any(is_within(p, prefix) for p in list(self._prefixes))
 
     def copy(self) -> Edits:
@@ -261,7 +261,7 @@ class Edits:
             path = directory
 
 
-# A key space with edits over it. No I/O here.
+# Show a key space with edits. No I/O here.
 
 
 class EditedKeySpace(View):
@@ -287,8 +287,8 @@ class EditedKeySpace(View):
         edit = self.edits.get(key)
         return self._update_consolidated(key, entry_of(edit) if edit is not None else self.base.find(key))
 
-    def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
-        return None if len(self.edits) else (yield from self.base.snapshot(threshold, tell))
+    def snapshot(self, threshold: int, on_progress: Callable[[int], object]) -> Steps[Any]:
+        return None if len(self.edits) else (yield from self.base.snapshot(threshold, on_progress))
 
     @property
     def is_reference_set(self) -> bool:  # type: ignore[override]  # edits come and go
@@ -308,7 +308,7 @@ class EditedKeySpace(View):
         return name in DOCUMENTS and (self.edits.is_directory(path) or self.edits.touches(path))
 
     def _update_consolidated(self, key: str, entry: Entry | None) -> Entry | None:
-        """Return the entry of ``key``, with consolidated metadata that agree with the edited documents."""
+        """Return ``entry``, of ``key``; if it has consolidated metadata, make these agree with the edited documents."""
         if not isinstance(entry, Inline) or not self._may_repeat_edits(key):
             return entry
         is_anew = key == self.consolidated_anew
@@ -343,7 +343,7 @@ class EditedKeySpace(View):
             return below
         found: dict[str, Listed] = {}
         for listed in below or ():
-            if (yield from self._is_left(prefix, listed)):
+            if (yield from self._still_exists(prefix, listed)):
                 found[listed.name] = listed
         for name, is_directory in written.items():
             edit = edits.get(join(prefix, name))
@@ -367,9 +367,9 @@ class EditedKeySpace(View):
         if not self.edits.touches(prefix):
             return (yield from self.base.is_directory(prefix))
         directory, name = parent(prefix)
-        return (yield from self._is_left(directory, Listed(name, None, True)))
+        return (yield from self._still_exists(directory, Listed(name, None, True)))
 
-    def _is_left(self, prefix: str, listed: Listed) -> Steps[bool]:
+    def _still_exists(self, prefix: str, listed: Listed) -> Steps[bool]:
         """Return whether ``listed``, a member of ``prefix`` in the base, still exists, or has keys below it."""
         key = join(prefix, listed.name)
         if not listed.is_directory:
@@ -379,7 +379,7 @@ class EditedKeySpace(View):
         if not self.edits.touches(key):
             return True
         for child in (yield from self.base.children(key)) or ():
-            if (yield from self._is_left(key, child)):
+            if (yield from self._still_exists(key, child)):
                 return True
         return False
 
@@ -387,7 +387,7 @@ class EditedKeySpace(View):
 def _edit_grids(base: KeySpace, edits: Edits) -> Grids:
     """Return the grids of ``base``, changed for arrays whose metadata was written or removed.
 
-    The grids do not refer to the key space that has them: a reference cycle would delay freeing it.
+    The grids do not refer to the key space that holds them: a reference cycle would delay freeing it.
     """
     parsed: dict[str, tuple[Inline, ChunkGrid | None]] = {}  # grids of written arrays, by key
 
@@ -413,7 +413,7 @@ def _edit_grids(base: KeySpace, edits: Edits) -> Grids:
 
 
 def documents_in(edits: Edits) -> dict[str, bytes | None]:
-    """Return the metadata documents in ``edits``, by key; None for removed ones."""
+    """Return the metadata documents in ``edits``, by key; None for a removed document."""
     changes = ((key, edit) for key, edit in edits.changes().items() if zarrmeta.is_metadata(key))
     return {key: edit.data if isinstance(edit, Inline) else None for key, edit in changes}
 

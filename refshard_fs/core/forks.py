@@ -13,15 +13,15 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def fork_safe(lock: L) -> L:
-    """Register ``lock``, of `threading`, to be free in forked children, even if a thread of the parent holds it."""
+    """Make ``lock``, of `threading`, free in forked children, even if a thread of the parent holds it; return it."""
     _locks.add(lock)
     return lock
 
 
-def in_child(begin_anew: Callable[[], object]) -> None:
-    """Call ``begin_anew`` in each forked child, in the order of these calls; locks are free by then."""
+def in_child(reset: Callable[[], object]) -> None:
+    """Call ``reset`` in each forked child, after locks are free; functions are called in the order of registration."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=begin_anew)
+        os.register_at_fork(after_in_child=reset)
 
 
 def _free_locks() -> None:

@@ -5,8 +5,9 @@ A format of another package is a `Format` that an entry point of the group ``ref
     [project.entry-points."refshard.formats"]
     tiny = "tiny_format:FORMAT"
 
-``recognises`` is called for every source, so the module of a `Format` should import little. If it raises an error, no
-source can be opened; a module that cannot be imported is left out with a warning. The module with ``open_`` is imported
+``recognises`` is called for every source, so the module of a `Format` should import little. If ``recognises`` raises an
+error, no source can be opened. A module that cannot be imported is left out, with a warning. The module with ``open_``
+is imported
 only when a source of the format is opened; it may be the same module (``Format("tiny", begins_with(b"TINY"),
 __name__)``). ``open_(probe, options)`` is a generator that does no I/O: it yields needs (`core.model.Load` and
 others), is sent the answers, and returns a `core.keyspace.KeySpace`. For a file with a header and chunks of arrays,
@@ -59,13 +60,13 @@ from refshard_fs.security.admission import Admission
 
 LEAST_HEAD = 4096  # bytes at the beginning of a document that are enough to recognise any format
 HEAD = 64 << 10  # bytes of the first request, which often save the next one
-IN_MEMORY = "<bytes>"  # in place of the URL, for a document that the caller passed as bytes
+IN_MEMORY = "<bytes>"  # stands for the URL of a document that the caller passed as bytes
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MANIFEST_BYTES = 8 << 30  # the most bytes of a manifest after decompression
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A small document in a directory, and its target's facts about it."""
+    """A small document in a directory, and the facts about it from its target."""
 
     data: bytes
     facts: Facts
@@ -133,7 +134,7 @@ class FileBytes:
         return self.source.part(start, size)
 
     def peek(self, start: int, size: int) -> bytes | None:
-        """Return ``size`` bytes at ``start`` if they are in memory; else None."""
+        """Return ``size`` bytes at ``start`` if all of them are in memory; else None."""
         for first, data in self._windows:
             if first <= start and start + size <= first + len(data):
                 return data[start - first : start - first + size]
@@ -142,8 +143,8 @@ class FileBytes:
     def load(self, ranges: Sequence[tuple[int, int]], window: int = 0, ahead: Sequence[int] = ()) -> Steps[list[bytes]]:
         """Return the bytes of (start, size) ``ranges``; all ranges that are not in memory are read in one round.
 
-        With a ``window``, this many bytes are read from each start, and from the offsets ``ahead``. They stay in memory
-        until the next windows are read.
+        With a ``window``, so many bytes are read from each start, and from the offsets ``ahead``. They stay in memory
+        until the next call with a window.
         """
         found = {r: self.peek(*r) for r in ranges}
         missing = [r for r, data in found.items() if data is None]
@@ -158,7 +159,7 @@ class FileBytes:
 
 
 class Version(msgspec.Struct, frozen=True):
-    """The version of a source to open, if it keeps several; by default the last one of its main branch."""
+    """The version of a source to open, if the source has several; by default, the last one of its main branch."""
 
     branch: str | None = None
     tag: str | None = None
@@ -197,11 +198,12 @@ class OpenOptions(msgspec.Struct, frozen=True):
     zarr_format: int = 2  # version of the metadata shown for sources without zarr's metadata
     verify: bool = False  # verify checksums of chunks, if the source has them
     max_manifest_bytes: int = MANIFEST_BYTES
-    root_documents: tuple[str, ...] = ()  # of a zarr hierarchy, which the source probably is: these are requested first
+    root_documents: tuple[str, ...] = ()  # requested first, because the source is probably a hierarchy with these
     recalls: bool = True  # documents that were read to recognise a source also answer its first look-ups
     head: int = HEAD  # bytes of the first request for a source
     version: Version = Version()
-    # For sources that contain others: opens another source, returns what it may reach, and the depth of this source.
+    # For sources that contain others: a function that opens another source; a function that returns the rule for the
+    # targets of a set, by its server; and how deep this source is nested in others.
     open_other: Callable[[str, OpenOptions], Steps[KeySpace]] | None = None
     rule_of: Callable[[str], Admission] | None = None
     depth: int = 0
@@ -235,7 +237,7 @@ def begins_with(*magics: bytes) -> Callable[[Probe], bool]:
     return lambda probe: probe.head.startswith(magics)
 
 
-def plugins(group: str, kind: type[Any]) -> Iterator[Any]:
+def load_plugins(group: str, kind: type[Any]) -> Iterator[Any]:
     """Yield the objects of class ``kind`` that other packages registered in ``group``; warn if one fails to load."""
     for entry in _entry_points():
         if entry.group != group:
@@ -257,7 +259,7 @@ def plugins(group: str, kind: type[Any]) -> Iterator[Any]:
 
 
 def find_plugins() -> None:
-    """Find the plug-ins of other packages in a thread, while the first request for a source is under way."""
+    """Find the plug-ins of other packages in a thread, so that the first request for a source need not wait."""
     if not _find_entry_points.cache_info().currsize:
         threading.Thread(target=_entry_points, name="refshard-plugins", daemon=True).start()
 
@@ -272,9 +274,9 @@ _finding = fork_safe(threading.Lock())
 
 @cache
 def _find_entry_points() -> list[EntryPoint]:
-    """Return the entry points of all packages with a group of ours.
+    """Return the entry points of all packages that register plug-ins.
 
-    `importlib.metadata` takes four times as long to read the same files: most of the time of opening a source.
+    `importlib.metadata.entry_points` takes four times as long, which would be most of the time of opening a source.
     """
     names = dict.fromkeys(name for place in sys.path for name in packages_with_plugins(place or "."))
     return [entry for name in names for entry in distribution(name).entry_points]  # uses the first of several versions
@@ -290,7 +292,7 @@ def packages_with_plugins(place: str) -> list[str]:
     names = []
     for directory in directories:
         with (
-            contextlib.suppress(OSError),  # it has none
+            contextlib.suppress(OSError),  # the package has no entry points
             open(os.path.join(place, directory, "entry_points.txt"), "rb") as file,
         ):
             if b"refshard." in file.read():
@@ -307,7 +309,7 @@ def check_size(size: int | None, most: int, where: str) -> None:
 
 
 def parse_xml(text: str) -> ElementTree.Element:
-    """Parse an XML text; return its root. ValueError if it is damaged, or defines entities, which can be bombs."""
+    """Parse an XML text; return its root. Raises ValueError if it is damaged or defines entities, which may be bombs."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise ValueError("its XML defines a document type or entities: these are never read")
     try:

@@ -1,8 +1,8 @@
 """A zarr hierarchy: every object below a URL is a key. No I/O here.
 
 If the target can list, the hierarchy uses its listings. If it cannot (plain HTTP), groups are listed from consolidated
-metadata, or from attributes that name the members of a group, as OME-Zarr's do. If these do not name any, listing is an
-error, never an empty list. Reads need no listing.
+metadata, or from attributes that name the members of a group, as OME-Zarr's do. If there are none, listing raises an
+error, and never returns an empty list. Reads need no listing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, NODE_DOCUME
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.security.policy import locator
 
-DEEPEST: Final = 8  # most names in a path; OME-Zarr has 7: row, column, field, "labels", label, resolution, document
+DEEPEST: Final = 8  # the most names in a path; OME-Zarr has 7: row, column, field, "labels", label, level, document
 
 
 class Hierarchy(KeySpace):
     """The keys below ``url``; ``listable`` says whether the target can list (None: unknown).
 
-    ``documents`` of the root were read to recognise the source; None stands for an absent one. Each answers one
-    look-up, and none after any other key was looked up, since objects may change.
+    ``documents`` are documents of the root that were read to recognise the source; None stands for an absent one. Each
+    answers one look-up, if no other key was looked up before: objects may change later.
     """
 
     url_of: Callable[[str], str]
@@ -49,7 +49,7 @@ class Hierarchy(KeySpace):
 
     @property
     def order(self) -> Iterable[str]:
-        return ()  # the order of consolidated metadata, or by name
+        return ()  # unknown without reads
 
     def __init__(self, url: str, *, listable: bool | None, documents: Mapping[str, bytes | None] | None = None) -> None:
         self.url = self.root_url = url
@@ -58,15 +58,15 @@ class Hierarchy(KeySpace):
         self.consolidates = any(map(_has_members, self.root_documents.items()))
         self._is_bare = bool(documents) and not self.consolidates  # without consolidated metadata
         self._named_arrays: set[str] = set()
-        self._is_v3 = self.root_documents.get(ROOT) is not None  # so are all nodes below
+        self._is_v3 = self.root_documents.get(ROOT) is not None  # then all nodes below have version 3, too
         self.url_of = locator(url)
         self.document_url = self.url_of("zarr.json")
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         yield from ()
-        return self._entry(key) if is_key(key) else None
+        return self._find_entry(key) if is_key(key) else None
 
-    def _entry(self, key: str) -> Entry | None:
+    def _find_entry(self, key: str) -> Entry | None:
         documents, self.root_documents = self.root_documents, {}
         if key in documents:
             self.root_documents = {name: data for name, data in documents.items() if name != key}
@@ -90,7 +90,7 @@ class Hierarchy(KeySpace):
                 return None
             return sorted((listed for listed in names if is_key(join(prefix, listed.name))), key=by_name)
         known = KnownNodes() if self._is_bare else (yield from self.read_consolidated())
-        return _listing(known if known.keys else (yield from self._find_named(prefix)), prefix, self.url)
+        return _list_nodes(known if known.keys else (yield from self._find_named(prefix)), prefix, self.url)
 
     def directories(self, prefix: str) -> Steps[Directories | None]:
         files: Sequence[Listed] | None = (yield Tree(self.url_of(prefix))) if (yield from self.can_list()) else None
@@ -110,7 +110,10 @@ class Hierarchy(KeySpace):
                         break
             if name:  # an empty name marks a directory
                 known[name] = msgspec.structs.replace(listed, name=name)
-        return {self.url_of(join(prefix, path)): tuple(sorted(x.values(), key=by_name)) for path, x in below.items()}
+        return {
+            self.url_of(join(prefix, path)): tuple(sorted(members.values(), key=by_name))
+            for path, members in below.items()
+        }
 
     def is_directory(self, prefix: str) -> Steps[bool]:
         if not prefix:
@@ -139,9 +142,9 @@ class Hierarchy(KeySpace):
         return KnownNodes(frozenset(keys), frozenset(arrays))
 
     def _find_named(self, prefix: str) -> Steps[KnownNodes]:
-        """Find the nodes that attributes of the group ``prefix``, or of one above it, name, as OME-Zarr's do.
+        """Find the nodes that the attributes of the group ``prefix``, or of a group above it, name (as in OME-Zarr).
 
-        Only existing nodes are returned.
+        Only nodes that exist are returned.
         """
         if prefix in self._named_arrays:
             return KnownNodes(frozenset(), frozenset([prefix]))
@@ -161,14 +164,14 @@ class Hierarchy(KeySpace):
 
     def _read_nodes(self, paths: Sequence[str], names: Sequence[str]) -> Steps[dict[str, Node]]:
         """Read the documents ``names`` of the nodes at ``paths``; return the existing ones by key."""
-        entries = {key: self._entry(key) for key in [join(path, name) for path in paths for name in names]}
+        entries = {key: self._find_entry(key) for key in [join(path, name) for path in paths for name in names]}
         needs = {key: Load(entry, Parsed(_parse_node, (key,))) for key, entry in entries.items() if entry is not None}
         answers = (yield tuple(needs.values())) if needs else ()
         return {key: node for key, node in zip(needs, answers, strict=True) if node is not None}
 
     def read_consolidated(self) -> Steps[KnownNodes]:
         """Return the nodes in consolidated metadata; no nodes if there are none."""
-        entries = {name: self._entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
+        entries = {name: self._find_entry(name) for name in (".zmetadata", "zarr.json", ".zarray")}
         needs = [
             Load(entry, Parsed(_parse_consolidated, (name,))) for name, entry in entries.items() if entry is not None
         ]
@@ -179,11 +182,11 @@ class Hierarchy(KeySpace):
 def check_name(key: str, url: str) -> None:
     """Raise ManifestError if ``url`` does not lead to the object ``key``.
 
-    The object may still exist, as a local file for example, so that it must not count as missing.
+    The object may exist, for example as a local file, so it must not count as missing.
     """
     if "::" in key and key in url:  # URLs of HTTP are percent-encoded
         raise ManifestError(
-            f"{url}: the object {key!r} has no URL, since fsspec splits URLs at '::' into a chain: give it another name"
+            f"{url}: the object {key!r} has no URL, because fsspec splits URLs at '::' into a chain: rename the object"
         )
 
 
@@ -198,7 +201,7 @@ def _has_members(document: tuple[str, bytes | None]) -> bool:
 
 
 class KnownNodes(msgspec.Struct, frozen=True):
-    """Nodes that are known without listings: the keys of their metadata, and the paths of arrays among them."""
+    """Nodes that are known without listings: the keys of their metadata, and the paths of those that are arrays."""
 
     keys: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
@@ -211,7 +214,7 @@ def _parse_consolidated(data: bytes, name: str) -> KnownNodes:
         return KnownNodes()
     if name == ".zarray" or doc.get("node_type") == "array":
         return KnownNodes(frozenset([name, ".zattrs"]), frozenset([""]))
-    nodes = list(zarrmeta.consolidated_nodes(doc))
+    nodes = list(zarrmeta.iterate_consolidated_nodes(doc))
     keys = {join(path, document) for path, document, _, _ in nodes}
     if name == CONSOLIDATED or doc.get("consolidated_metadata"):
         keys.add(name)
@@ -239,24 +242,24 @@ def _list_named_members(attributes: Any) -> Iterator[str]:
     """Yield the paths that the attributes of OME-Zarr name: resolutions, labels, wells, images, series."""
     match attributes:
         case {"multiscales": [*scales]}:
-            yield from (path for scale in scales for path in _paths(scale, "datasets"))
+            yield from (path for scale in scales for path in _iterate_paths(scale, "datasets"))
             yield "labels"
     match attributes:
         case {"labels": [*names]} | {"series": [*names]}:
             yield from (name for name in names if isinstance(name, str))
     for holder, member in (("plate", "wells"), ("well", "images")):
         if isinstance(attributes, dict):
-            yield from _paths(attributes.get(holder), member)
+            yield from _iterate_paths(attributes.get(holder), member)
 
 
-def _paths(holder: Any, member: str) -> Iterator[str]:
+def _iterate_paths(holder: Any, member: str) -> Iterator[str]:
     members = holder.get(member) if isinstance(holder, dict) else None
     for item in members if isinstance(members, list) else ():
         if isinstance(item, dict) and isinstance(item.get("path"), str):
             yield item["path"]
 
 
-def _listing(known: KnownNodes, prefix: str, url: str) -> list[Listed] | None:
+def _list_nodes(known: KnownNodes, prefix: str, url: str) -> list[Listed] | None:
     stem = prefix + "/" if prefix else ""
     names: dict[str, bool] = {}
     for key in known.keys:

@@ -1,4 +1,4 @@
-"""Keys: their normal form, and the grid of an array's chunks. No I/O here."""
+"""Bring keys to their normal form, and convert between chunk keys and numbers in an array's grid. No I/O here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def parent(key: str) -> tuple[str, str]:
 
 
 def iterate_splits(key: str) -> Iterator[tuple[str, str]]:
-    """Yield each directory that contains ``key``, from the nearest to the root, and the key relative to it."""
+    """Yield each directory that contains ``key``, from the nearest to the root, with the key relative to it."""
     end = key.rfind("/")
     while end > 0:
         yield key[:end], key[end + 1 :]
@@ -77,12 +77,12 @@ def find_nearest(key: str, paths: Container[str]) -> str | None:
 
 
 def make_relative(key: str, path: str) -> str:
-    """Return ``key`` relative to ``path``, which it lies below; the root is empty."""
+    """Return ``key`` relative to ``path``, a directory that contains it; the root is ""."""
     return key[len(path) + 1 :] if path else key
 
 
 def is_number(text: str) -> bool:
-    """Return whether ``text`` is a coordinate of a chunk key: digits without leading zeros, of at most 64 bits."""
+    """Return whether ``text`` is a coordinate in a chunk key: at most 19 digits, without leading zeros."""
     return text.isascii() and text.isdigit() and len(text) < 20 and (text[0] != "0" or text == "0")
 
 
@@ -92,7 +92,7 @@ def is_within(key: str, prefix: str) -> bool:
 
 
 def add_to_tree(tree: dict[str, dict[str, bool]], path: str, *, is_directory: bool = False) -> None:
-    """Add ``path`` and its directories to ``tree``: directory → name → whether the name is a directory."""
+    """Add ``path`` and its directories to ``tree``, which has by directory and name whether the name is a directory."""
     while path:
         directory, name = parent(path)
         below = tree.setdefault(directory, {})
@@ -116,7 +116,10 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
         return self.separator.join(map(str, coords)) if coords else "0"
 
     def decode(self, tail: str, ndim: int) -> tuple[int, ...] | None:
-        """Return the coordinates in ``tail``, or None if it is not a chunk key of ``ndim`` dimensions."""
+        """Return the coordinates in ``tail``, a key relative to its array; None if it is not a chunk key.
+
+        ``ndim`` is the number of dimensions.
+        """
         parts = tail.split(self.separator)
         if self.name == "default":
             if parts[0] != "c":
@@ -133,7 +136,7 @@ class ChunkKeyEncoding(msgspec.Struct, frozen=True):
 
 
 def _parse_large(parts: list[str]) -> tuple[int, ...] | None:
-    """Return the coordinates in ``parts``, of any size; None if a part is not written as in keys."""
+    """Return the coordinates in ``parts``, of any size; None if a part is not written as in chunk keys."""
     try:
         coords = tuple(map(int, parts))
     except ValueError:
@@ -145,8 +148,8 @@ def _parse_large(parts: list[str]) -> tuple[int, ...] | None:
 class ChunkDirectory(msgspec.Struct, frozen=True):
     """A directory of the chunk keys of ``grid``, as if all chunks existed.
 
-    The children of a leaf are the chunks ``numbers``. The children of other directories are directories, each with
-    ``numbers.step`` chunks; ``numbers`` are the first chunks in them.
+    If it is a leaf, its children are the chunks ``numbers``. Otherwise its children are directories, each with
+    ``numbers.step`` chunks; ``numbers`` has the first chunk in each.
     """
 
     grid: ChunkGrid
@@ -229,7 +232,7 @@ class ChunkGrid(msgspec.Struct, frozen=True):
     def leading(self, path: str) -> tuple[int, ...] | None:
         """Return the leading coordinates that all chunks in the directory ``path`` of the array have in common.
 
-        They may lie outside of the grid. None if the directory cannot contain chunks, or only in its directory ``c``.
+        They may lie outside of the grid. None if the directory cannot contain chunks, or has them in a directory ``c``.
         """
         if not self.is_nested:
             return None if path else ()

@@ -44,7 +44,7 @@ from refshard_fs.security.origins import NOTHING, Origins
 # name ``key``.
 Run = Callable[[str, Callable[[], Steps[Any]]], Any]
 
-# choose(documents, paths): which of the arrays at ``paths`` are meant, by the metadata documents.
+# choose(documents, paths): returns some of the arrays at ``paths``; ``documents`` are their metadata by key.
 Chooser = Callable[[Mapping[str, Any], Iterable[str]], Container[str]]
 
 DIRECTORIES: Final = 64  # directories that are listed together
@@ -58,7 +58,7 @@ class ChunkPlace(NamedTuple):
 
 
 class Likeness(msgspec.Struct, frozen=True, eq=False):
-    """Shared by the key spaces of files that differ only in the chunks of the arrays ``varying``."""
+    """An object that key spaces of several files share if they differ only in the chunks of the arrays ``varying``."""
 
     varying: frozenset[str]
 
@@ -110,12 +110,12 @@ class KeySpace(ABC):
     holds_all_metadata = False
     # Whether the root has consolidated metadata that can be used in place of the metadata of each array.
     consolidates = False
-    # The key of a document with all metadata, which each commit writes anew.
+    # The key of a document with all metadata, which each commit writes again.
     consolidated_anew: str | None = None
     # Whether this key space resolves the chunk manifests of its arrays itself.
     resolves_manifests = False
-    # Whether this is a set of references: `contents` needs no listing, `chunks` no look-ups of single keys, and URLs
-    # are as they are written in the set.
+    # Whether this is a set of references: `contents` needs no listing, `chunks` needs no look-ups of single keys, and
+    # URLs are spelled as in the set.
     is_reference_set: bool = False
     # Whether each chunk is a range of a target or inline, and the URLs of `chunks` are absolute.
     has_only_ranges: bool = False
@@ -123,7 +123,7 @@ class KeySpace(ABC):
     references: Any = None
     # The documents of the root that were read to recognise the source; None for an absent document.
     root_documents: Mapping[str, bytes | None] = {}
-    # The cube that this key space is or shows, if any: a key space with a ``document``, in which each set is a line.
+    # The cube that this key space is or shows, if any: a key space with a ``document`` that lists its sets.
     cube: Any = None
     # The common part of key spaces of files by the same writer, if it is known.
     likeness: Likeness | None = None
@@ -234,7 +234,7 @@ class KeySpace(ABC):
         return LookUp((place,), _as_sequence(self.lookup(key)))
 
     def is_empty(self, key: str) -> Steps[bool]:
-        """Return whether ``key``, which has no entry, is empty on purpose, as chunk manifests can declare."""
+        """Return whether the source declares that ``key``, which has no entry, is empty; chunk manifests can do so."""
         yield from ()
         return False
 
@@ -248,14 +248,14 @@ class KeySpace(ABC):
         return []
 
     def keys_of_other_parts(self, key: str) -> Iterator[str]:
-        """Yield one key for each part, or block of an index, that has not been read, the nearest to ``key`` first.
+        """Yield one key for each part, or block of an index, that is not read yet, the nearest to ``key`` first.
 
-        Looking up the key reads the part or block. Sources that contain others have parts.
+        Looking up such a key reads the part or block. A cube has parts, for example: its pieces.
         """
         return iter(())
 
     def some_urls(self) -> Steps[Sequence[str | None]]:
-        """Return the URLs of some targets, as they are written in the set; a lazily read set has to read some."""
+        """Return the URLs of some targets, as they are written in the set; a lazily read set has to read a part."""
         yield from ()
         return self.urls
 
@@ -287,8 +287,8 @@ class KeySpace(ABC):
     def contents(self, prefix: str = "", errors: dict[str, Exception] | None = None) -> Steps[Contents]:
         """Return the metadata below ``prefix``, and the chunks that each array may have.
 
-        By default all directories are listed. With ``errors``, the error of a directory or a document is added to
-        ``errors`` by its key, and not raised; in a directory that cannot be listed, documents are requested by name.
+        By default all directories are listed. If ``errors`` is a dict, the error of a directory or a document is stored
+        in it by key, and not raised; in a directory that cannot be listed, documents are requested by name.
         """
         builder = _ContentsBuilder(self, errors)
         known = yield from self.directories(prefix)
@@ -322,10 +322,10 @@ class KeySpace(ABC):
             builder.put_entry(row, entry)
         return builder.finish()
 
-    def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
+    def snapshot(self, threshold: int, on_progress: Callable[[int], object]) -> Steps[Any]:
         """Return references to all keys, pinned to their versions, if a listing has the versions; else None.
 
-        Metadata of up to ``threshold`` bytes become inline. ``tell(n)`` is called when n more keys are known.
+        Metadata of up to ``threshold`` bytes become inline. ``on_progress(n)`` is called when n more keys are known.
         """
         yield from ()
         return None
@@ -334,20 +334,19 @@ class KeySpace(ABC):
         """Look up all ``keys`` together; return their entries."""
         look_ups = self.lookups(keys)
         found: list[Entry | None] = [None] * len(keys)
-        for look_up, entries in zip(
-            look_ups, (yield from run_together([each.steps for each in look_ups])), strict=True
-        ):
+        results = yield from run_together([look_up.steps for look_up in look_ups])
+        for look_up, entries in zip(look_ups, results, strict=True):
             for place, entry in zip(look_up.places, entries, strict=True):
                 found[place] = entry
         return found
 
     @property
     def inline_grids(self) -> Mapping[str, ChunkGrid]:
-        """The grids of arrays whose metadata documents, too, need no read."""
+        """The grids of the arrays whose metadata documents need no read."""
         return self.grids
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Return whether no metadata of the root or of an array contain any of ``marks``, as far as is known."""
+        """Return whether it is known that no metadata of the root or of an array contain any of ``marks``."""
         return False
 
 
@@ -392,7 +391,7 @@ class _ContentsBuilder:
         self._sizes: dict[str, dict[int, int]] = {}  # sizes by array and number
 
     def _run_all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
-        """Run all ``parts`` together. After an error, run them in ever smaller groups, so that each notes its own."""
+        """Run all ``parts`` together. After an error, run them in ever smaller groups, so that each stores its error."""
         if not parts:
             return
         try:
@@ -432,8 +431,8 @@ class _ContentsBuilder:
                 yield from self._run_all([partial(self.directory, path, None) for path in listing.directories])
                 return
         self._files(prefix, [n for n in names if not n.is_directory and n.name not in documents], array)
-        for some in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
-            yield from self._run_all([partial(self.directory, path, array) for path in some])
+        for paths in batches([join(prefix, n.name) for n in names if n.is_directory], DIRECTORIES):
+            yield from self._run_all([partial(self.directory, path, array) for path in paths])
 
     def _document(self, prefix: str, name: str) -> Steps[None]:
         key = join(prefix, name)
@@ -492,7 +491,7 @@ def _grid_of(data: bytes, key: str) -> ChunkGrid | None:
 
 
 class View(KeySpace):
-    """The keys of ``base``, changed by a subclass. All methods call the base by default."""
+    """A key space that shows the keys of ``base``; subclasses change some. All methods call the base by default."""
 
     base: KeySpace
 
@@ -541,8 +540,8 @@ class View(KeySpace):
     def resolve(self, url: str | None) -> str:
         return self.base.resolve(url)
 
-    def snapshot(self, threshold: int, tell: Callable[[int], object]) -> Steps[Any]:
-        return (yield from self.base.snapshot(threshold, tell))
+    def snapshot(self, threshold: int, on_progress: Callable[[int], object]) -> Steps[Any]:
+        return (yield from self.base.snapshot(threshold, on_progress))
 
     def lookup(self, key: str) -> Steps[Entry | None]:
         return (yield from self.base.lookup(key))
@@ -589,7 +588,7 @@ def _as_sequence(steps: Steps[Entry | None]) -> Steps[Sequence[Entry | None]]:
     return ((yield from steps),)
 
 
-# Listings of hundreds of thousands of chunk keys, made from the columns of a table.
+# Make listings of hundreds of thousands of chunk keys from the columns of a table.
 
 
 FEW: Final = 64  # the most names that are inserted one by one into a long listing
@@ -635,9 +634,9 @@ class Listing(Sequence[Listed]):
 
 
 def merge_listings(*parts: Sequence[Listed]) -> Sequence[Listed]:
-    """Merge listings of one directory, sorted; the last of several members with the same name wins.
+    """Merge listings of one directory; the result is sorted. The last of several members with the same name wins.
 
-    A long `Listing` and a few files become a `Listing` again, and so do several long ones.
+    A long `Listing` and a few files become a `Listing`, and so do several long ones.
     """
     most = max(parts, key=len)
     others = [listed for part in parts if part is not most for listed in part if len(part) <= FEW]
@@ -648,7 +647,7 @@ def merge_listings(*parts: Sequence[Listed]) -> Sequence[Listed]:
             return most
     listings = [part for part in parts if isinstance(part, Listing)]
     if sum(map(len, listings)) == sum(map(len, parts)) and len({part.stem for part in listings}) == 1:
-        # This takes half the time, since no `Listed` is made.
+        # This takes half the time, because no `Listed` is made.
         sizes = {path: size for part in listings for path, size in zip(part.paths, part.sizes, strict=True)}
         paths = sorted(sizes)
         return Listing(listings[0].stem, paths, [sizes[path] for path in paths])
@@ -674,7 +673,7 @@ def sort_chunk_names(grid: ChunkGrid, numbers: UInt64s, stem: str = "") -> tuple
     """Return the sorted keys of the chunks ``numbers``, each with ``stem`` before it, and the numbers in this order.
 
     Separators sort before digits, so keys sort like tuples of the texts of their coordinates. If most chunks of the
-    grid exist, all of its keys are made in this order, which is faster than sorting.
+    grid exist, all keys of the grid are made in sorted order, which is faster than sorting.
     """
     if grid.counts and grid.size <= 2 * len(numbers):
         head = "c" + grid.encoding.separator if grid.encoding.name == "default" else ""
@@ -695,10 +694,10 @@ def _make_most_names(grid: ChunkGrid, numbers: UInt64s, stem: str) -> tuple[list
         names = [before + label for before in names for label in spelled]
         places = (places[:, None] * count + order).ravel()
     if len(numbers) < grid.size:
-        there = np.zeros(grid.size, np.bool_)
-        there[numbers] = True
-        there = there[places]
-        names, places = list(compress(names, there.tolist())), places[there]
+        exists = np.zeros(grid.size, np.bool_)
+        exists[numbers] = True
+        exists = exists[places]
+        names, places = list(compress(names, exists.tolist())), places[exists]
     return names, places.view(np.uint64)
 
 

@@ -1,7 +1,7 @@
 """Decompress zlib and gzip streams with libdeflate, twice as fast as zlib, if the package ``deflate`` is installed.
 
-libdeflate needs the decompressed size beforehand, which the metadata of an array give. If it fails, zlib decompresses
-the stream, so that results and errors are always zlib's.
+libdeflate needs the decompressed size in advance; the metadata of an array state it. If libdeflate fails, zlib
+decompresses the stream, so that results and errors are always zlib's.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import importlib
 from functools import cache
 from typing import Any, Final
 
-_LARGEST: Final = 1 << 28  # the largest result in bytes: its memory is allocated before the stream is checked
+_LARGEST: Final = 1 << 28  # bytes: the largest result, because its memory is allocated before the stream is checked
 
 
 @cache
-def _library() -> Any:
+def _import_library() -> Any:
     try:
         return importlib.import_module("deflate")
     except ImportError:
@@ -23,27 +23,27 @@ def _library() -> Any:
 
 def fast_zlib(data: Any, expected: int) -> bytearray | None:
     """Decompress the zlib stream in ``data`` if the result has at most ``expected`` bytes; else return None."""
-    library = _library()
+    library = _import_library()
     if library is None or not 0 < expected <= _LARGEST:
         return None
     try:
         decoded: bytearray = library.zlib_decompress(data, expected)
-    except library.DeflateError:  # zlib finds out whether the stream is damaged or only longer
+    except library.DeflateError:  # the stream is damaged, or only longer: zlib shows which
         return None
     return decoded
 
 
 def fast_gzip(data: Any, expected: int) -> bytearray | None:
     """Decompress the gzip member in ``data`` if it is the only one and has ``expected`` bytes; else return None."""
-    library = _library()
+    library = _import_library()
     if library is None or not 0 < expected <= _LARGEST:
         return None
     try:
         decoded: bytearray = library.gzip_decompress(data, expected)
     except library.DeflateError:
         return None
-    # libdeflate stops after the first of several members. The last four bytes, ISIZE in RFC 1952, are then the size of
-    # another member.
+    # libdeflate stops after the first member. If there are several, the last four bytes (ISIZE in RFC 1952) are the
+    # size of another member.
     is_all = len(decoded) == expected and bytes(memoryview(data)[-4:]) == (expected & 0xFFFFFFFF).to_bytes(4, "little")
     return decoded if is_all else None
 
@@ -55,7 +55,7 @@ def _define_codecs() -> dict[str, Any]:
     from numcodecs.gzip import GZip
     from numcodecs.zlib import Zlib
 
-    def decoding(own: Any, fast: Any) -> Any:
+    def define(own: Any, fast: Any) -> Any:
         class Fast(own):  # type: ignore[misc]  # numcodecs has no types
             def __init__(self, level: int, expected: int) -> None:
                 super().__init__(level)
@@ -75,16 +75,16 @@ def _define_codecs() -> dict[str, Any]:
         Fast.__name__ = Fast.__qualname__ = own.__name__
         return Fast
 
-    return {"zlib": decoding(Zlib, fast_zlib), "gzip": decoding(GZip, fast_gzip)}
+    return {"zlib": define(Zlib, fast_zlib), "gzip": define(GZip, fast_gzip)}
 
 
 def fast_codec(codec: Any, expected: int) -> Any:
-    """Return a codec that decodes with libdeflate in place of numcodecs' ``codec``; ``codec`` itself if there is none.
+    """Return a codec that decodes like numcodecs' ``codec``, but with libdeflate if possible; else ``codec`` itself.
 
     ``expected`` is the size in bytes of most chunks after decoding.
     """
     kind = getattr(codec, "codec_id", None)
-    if kind not in ("zlib", "gzip") or _library() is None:
+    if kind not in ("zlib", "gzip") or _import_library() is None:
         return codec
     fast = _define_codecs()[kind]
     return fast(codec.level, expected) if type(codec) in fast.__mro__ else codec

@@ -35,7 +35,7 @@ class LRU(Generic[K, V]):
         self._members: dict[str, OrderedDict[K, None]] = {}  # keys by the name of their quota
 
     def get(self, key: K) -> V | None:
-        """Return the value of ``key`` and mark it as used; None if there is none."""
+        """Return the value of ``key``, and mark it as used; None if the key has no value."""
         with self._lock:
             item = self._items.get(key)
             if item is None:
@@ -46,7 +46,7 @@ class LRU(Generic[K, V]):
             return item[0]
 
     def peek(self, key: K) -> V | None:
-        """Return the value of ``key`` without a lock and without marking it as used; None if there is none."""
+        """Return the value of ``key`` without a lock and without marking it as used; None if the key has no value."""
         item = self._items.get(key)
         return None if item is None else item[0]
 

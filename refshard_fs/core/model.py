@@ -21,11 +21,11 @@ from refshard_fs.core.zarrmeta import is_metadata
 T = TypeVar("T")
 Origin: TypeAlias = tuple[str, ...]  # the servers of the sets that named a target
 
-OWN = "refshard-"  # the prefix of ETags that this package makes; manifests cannot have them
+OWN = "refshard-"  # the prefix of ETags that this package makes; manifests never contain them
 
 
 def clamp(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """Convert the slice ``[start:end]`` of ``size`` bytes to a range; its start is at most its stop."""
+    """Convert the slice ``[start:end]`` of ``size`` bytes to a range, whose start is at most its stop."""
     begin, stop, _ = slice(start, end).indices(size)
     return begin, max(begin, stop)
 
@@ -80,7 +80,7 @@ class Span(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int | None:
-        """The number of bytes, or None if only the target knows."""
+        """The number of bytes; None if it is known only to the target."""
         return None if self.stop is None or not self.exact else self.stop - self.start
 
     @property
@@ -89,9 +89,9 @@ class Span(msgspec.Struct, frozen=True):
         return (self,)
 
     def finish(self, read: Sequence[bytes | None]) -> bytes | None:
-        """Return this entry's bytes, given the bytes of each of its `spans` (None for an object that does not exist).
+        """Return this entry's bytes; ``read`` has the bytes of each of its `spans` (None: the object does not exist).
 
-        None means that the key does not exist.
+        Return None if the key does not exist.
         """
         return read[0]
 
@@ -135,7 +135,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Inline(msgspec.Struct, frozen=True):
-    """Bytes that the manifest itself holds."""
+    """Bytes that the manifest itself contains."""
 
     data: bytes
 
@@ -159,7 +159,7 @@ class Inline(msgspec.Struct, frozen=True):
 
 
 class Recipe(Protocol, Hashable):
-    """Decode the bytes of a `Packed` entry; frozen, hashable and picklable."""
+    """A decoder for a `Packed` entry; frozen, hashable and picklable."""
 
     def make(self, raw: bytes) -> bytes:
         """Decode the bytes of the source; ValueError if they are damaged."""
@@ -167,10 +167,10 @@ class Recipe(Protocol, Hashable):
 
 @runtime_checkable
 class FillingRecipe(Recipe, Protocol):
-    """A recipe that can replace an optional object that does not exist."""
+    """A recipe that can make the bytes of a key whose object does not exist."""
 
     def absent(self) -> bytes | None:
-        """Return decoded bytes in place of an object that does not exist; None if then the key does not exist."""
+        """Return the decoded bytes if the object does not exist; None if then the key does not exist either."""
 
 
 class SizedRecipe(Recipe, Protocol):
@@ -182,9 +182,9 @@ class SizedRecipe(Recipe, Protocol):
 
 @runtime_checkable
 class ArrayRecipe(Recipe, Protocol):
-    """A recipe of a chunk of numbers that converts each number alone, so that readers can convert only some numbers.
+    """A recipe for a chunk of numbers that converts each number alone, so that readers can convert a part of them.
 
-    ``make`` is `decode`, then `convert` of all values, then encoding.
+    ``make`` decodes the chunk (`decode`), converts all values (`convert`), and encodes them.
     """
 
     def decode(self, raw: bytes) -> npt.NDArray[Any]:
@@ -195,9 +195,10 @@ class ArrayRecipe(Recipe, Protocol):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """Bytes ``[start, stop)`` of the bytes that ``recipe`` decodes from ``source``; ``made`` is their size, if known.
+    """Bytes ``[start, stop)`` of the bytes that ``recipe`` decodes from ``source``.
 
-    With ``parts``, the recipe decodes the bytes of all parts, joined, and ``source`` is only named in errors.
+    ``made`` is the size of all decoded bytes, if it is known. With ``parts``, the recipe decodes the bytes of all
+    parts, joined, and ``source`` is only named in errors.
     """
 
     source: Span
@@ -241,9 +242,9 @@ class Packed(msgspec.Struct, frozen=True):
         return self._window(begin, begin + length, exact=True)
 
     def finish(self, read: Sequence[bytes | None]) -> bytes | None:
-        """Return this entry's bytes, given the bytes of each of its `spans` (None for an object that does not exist).
+        """Return this entry's bytes; ``read`` has the bytes of each of its `spans` (None: the object does not exist).
 
-        None means that the key does not exist. ValueError if bytes are damaged.
+        Return None if the key does not exist. Raises ValueError if bytes are damaged.
         """
         raw = self.raw(read)
         if raw is not None:
@@ -261,7 +262,7 @@ class Packed(msgspec.Struct, frozen=True):
         return data
 
     def raw(self, read: Sequence[bytes | None]) -> bytes | None:
-        """Return the bytes to decode, given the bytes of each of `spans`; None if an object does not exist."""
+        """Return the bytes to decode; ``read`` has the bytes of each of `spans`. None if an object does not exist."""
         if self.parts:
             rest = iter(read)
             read = [part.finish([next(rest) for _ in part.spans]) for part in self.parts]
@@ -278,27 +279,27 @@ Entry = Span | Inline | Packed
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """A limit of caches: at most ``most`` decoded indexes of the quota ``name`` are kept at a time."""
+    """A limit for caches: they keep at most ``most`` decoded indexes with the quota ``name`` at a time."""
 
     name: str
     most: int
 
 
 class Index(Protocol, Hashable):
-    """A decoder of bytes in which keys are looked up; frozen and hashable, since it is a part of a cache key."""
+    """A decoder of an index, in which keys are looked up; frozen and hashable, because it is a part of a cache key."""
 
     def decode(self, data: bytes) -> Any:
         """Return the decoded index; ValueError, with the reason, if the bytes are damaged.
 
-        The result is shared between threads and must not be changed. It needs ``nbytes`` if its size in memory differs
-        from that of ``data``. An index may have a ``quota``, which limits the number of results in caches, and a
-        method ``sized(object_size)``: if the size of the object is known, it is called, and the index that it returns
+        Threads share the result, which must not be changed. It needs an attribute ``nbytes`` if its size in memory
+        differs from the size of ``data``. An index may have a ``quota``, which limits the number of results in caches,
+        and a method ``sized(object_size)``: if the size of the object is known, the index that this method returns
         decodes the bytes.
         """
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """An index that is the bytes themselves."""
+    """An index that needs no decoding: the result is the bytes."""
 
     def decode(self, data: bytes) -> bytes:
         return data
@@ -322,7 +323,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """A target's facts about an object. An ``etag`` that begins with `OWN` was made by this package."""
+    """The facts about an object from its target. If ``etag`` begins with `OWN`, this package made it."""
 
     size: int | None
     etag: str | None = None
@@ -350,7 +351,7 @@ Version: TypeAlias = Facts | Absent
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """Need: `Facts` of the object at ``url``; ``fresh`` ones do not come from a cache. Answer: None if it is absent."""
+    """Need: `Facts` of the object at ``url``, not from a cache if ``fresh``. Answer: None if the object is absent."""
 
     url: str
     fresh: bool = False
@@ -360,7 +361,7 @@ class Stat(msgspec.Struct, frozen=True):
 class Head(msgspec.Struct, frozen=True):
     """Need: `Facts` of the object at ``url`` and its first ``length`` bytes, from one answer of its target.
 
-    Answer: both; None if the object does not exist. Only lazy sets keep them, for their pieces.
+    Answer: the facts and the bytes; None if the object does not exist. Only lazy sets keep them, for their pieces.
     """
 
     url: str
@@ -369,7 +370,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """A member of a directory; ``size`` in bytes is None for a directory, or if only the target knows it.
+    """A member of a directory; ``size`` in bytes is None for a directory, or if the listing has no size.
 
     ``etag`` and ``last_modified`` are from the target's listing, if it has them.
     """
@@ -401,20 +402,23 @@ class Tree(msgspec.Struct, frozen=True):
 Need = Load | Stat | Head | Names | Tree
 
 
-def of_origin(what: T, origin: Origin) -> T:
-    """Add the servers ``origin`` to the origin of a need, of several needs, or of an entry; return others unchanged."""
+def add_origin(what: T, origin: Origin) -> T:
+    """Add the servers ``origin`` to the origin of ``what``: a need, several needs, or an entry.
+
+    Anything else is returned unchanged.
+    """
     match what:
         case Span() | Stat() | Head() | Names() | Tree():
             if what.origin[: len(origin)] == origin:
                 return what
             return msgspec.structs.replace(what, origin=(*origin, *what.origin))
         case Packed(source, parts=parts):
-            theirs = tuple(of_origin(part, origin) for part in parts)
-            return msgspec.structs.replace(what, source=of_origin(source, origin), parts=theirs)
+            new_parts = tuple(add_origin(part, origin) for part in parts)
+            return msgspec.structs.replace(what, source=add_origin(source, origin), parts=new_parts)
         case Load(entry):
-            return msgspec.structs.replace(what, entry=of_origin(entry, origin))
+            return msgspec.structs.replace(what, entry=add_origin(entry, origin))
         case tuple() if what and isinstance(what[0], Need):
-            return tuple(of_origin(need, origin) for need in what)  # type: ignore[return-value]  # T is this tuple
+            return tuple(add_origin(need, origin) for need in what)  # type: ignore[return-value]  # T is this tuple
     return what
 
 
@@ -434,29 +438,29 @@ def drive(steps: Steps[T], meet: Callable[[Need | tuple[Need, ...]], Steps[Any]]
             return result
         try:
             answer, error = (yield from meet(need)), None
-        except Exception as e:  # noqa: BLE001  # the steps may handle it, for example if a directory cannot be listed
+        except Exception as e:  # noqa: BLE001  # the steps may handle the error, for example if a listing fails
             answer, error = None, e
 
 
-def meet_unknown(need: Need | tuple[Need, ...], find: Callable[[Need], tuple[Any] | None]) -> Steps[Any]:
-    """Return the answer to ``need``; yield the parts for which ``find`` returns None in place of a known answer."""
+def answer_unknown(need: Need | tuple[Need, ...], find: Callable[[Need], tuple[Any] | None]) -> Steps[Any]:
+    """Return the answer to ``need``. ``find`` returns a known answer in a tuple, or None: then the need is yielded."""
     needs = need if isinstance(need, tuple) else (need,)
-    found = [find(each) for each in needs]
-    unknown = tuple(each for each, known in zip(needs, found, strict=True) if known is None)
+    found = [find(single) for single in needs]
+    unknown = tuple(single for single, known in zip(needs, found, strict=True) if known is None)
     answers = iter((yield unknown) if unknown else ())
-    every = tuple(next(answers) if known is None else known[0] for known in found)
-    return every if isinstance(need, tuple) else every[0]
+    all_answers = tuple(next(answers) if known is None else known[0] for known in found)
+    return all_answers if isinstance(need, tuple) else all_answers[0]
 
 
 def read_once(steps: Steps[T]) -> Steps[T]:
-    """Return what ``steps`` return; each metadata document that they read is read once, and all of it."""
+    """Run ``steps`` and return their result; each metadata document that they need is read once, as a whole."""
     known: dict[Span, bytes | None] = {}
 
     def find(need: Need) -> tuple[Any] | None:
         match need:
             case Load(Span() as span, index) if span in known:
                 data = known[span]
-                with suppress(ValueError):  # the engine reads it again, and its error names the document
+                with suppress(ValueError):  # the engine reads the document again, and its error names the document
                     return (None if data is None else index.decode(data),)
         return None
 
@@ -465,10 +469,10 @@ def read_once(steps: Steps[T]) -> Steps[T]:
         new = [span for span in dict.fromkeys(map(_document_of, needs)) if span is not None and span not in known]
         if new:
             known.update(zip(new, (yield tuple(Load(span, Raw()) for span in new)), strict=True))
-        answer = yield from meet_unknown(need, find)
-        for each, found in zip(needs, answer if isinstance(need, tuple) else (answer,), strict=True):
-            if isinstance(each, Head) and (found is None or found[0].size == len(found[1])):
-                known[Span(each.url, optional=True, origin=each.origin)] = None if found is None else found[1]
+        answer = yield from answer_unknown(need, find)
+        for single, found in zip(needs, answer if isinstance(need, tuple) else (answer,), strict=True):
+            if isinstance(single, Head) and (found is None or found[0].size == len(found[1])):
+                known[Span(single.url, optional=True, origin=single.origin)] = None if found is None else found[1]
         return answer
 
     return drive(steps, meet)
@@ -486,10 +490,10 @@ Directories = Mapping[str, tuple[Listed, ...]]
 
 
 def answer_from_listing(steps: Steps[T], root: str, directories: Directories | None) -> Steps[T]:
-    """Run ``steps`` and return their result, answering needs from ``directories``, all at and below the URL ``root``.
+    """Run ``steps`` and return their result; ``directories``, all at and below the URL ``root``, answer some needs.
 
-    Names are answered from them, and optional metadata documents that are not in them count as absent. Other objects
-    are requested, since URLs may encode their names differently.
+    These are needs for names, and needs for optional metadata documents that are not listed, which count as absent.
+    Other objects are requested, because URLs may encode their names differently.
     """
     if directories is None:
         return steps
@@ -506,10 +510,10 @@ def answer_from_listing(steps: Steps[T], root: str, directories: Directories | N
                 return (None,) if url.startswith(root.rstrip("/") + "/") and not has(url) else None
         return None
 
-    return drive(steps, partial(meet_unknown, find=find))
+    return drive(steps, partial(answer_unknown, find=find))
 
 
-# Running several look-ups together, in rounds.
+# Run several look-ups together, in rounds.
 
 
 def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
@@ -519,9 +523,10 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def run_together(many: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """Run all ``many`` steps in rounds and return their results, in order; the first error ends all of them.
+    """Run ``many`` steps in rounds and return their results, in order; the first error ends all of them.
 
-    Each round yields all needs together. Steps may append to ``many``: these begin in the same round.
+    Each round yields all needs together. Running steps may append further steps to ``many``, which begin in the same
+    round.
     """
     results: list[Any] = []
     answers: list[Any] = []

@@ -1,6 +1,6 @@
-"""Key spaces whose metadata are known, and whose chunks are found in parts that are read when they are needed.
+"""A base class of key spaces that know all metadata, and read references of chunks in parts, when they are needed.
 
-The parts of an array are the partitions of a parquet set, or the manifests of an Icechunk repository. No I/O here.
+The parts are the partitions of a parquet set, or the manifests of an Icechunk repository. No I/O here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from refshard_fs.security.origins import NOTHING, Origins
 
 
 class PartedKeySpace(KeySpace):
-    """Lists directories of known metadata (``_documents``) and of chunks; it reads few parts for that."""
+    """List directories of known metadata (``_documents``) and of chunks, and read few parts for that."""
 
     _documents: KeySpace
     _origins: Origins = NOTHING
@@ -34,7 +34,7 @@ class PartedKeySpace(KeySpace):
 
     @abstractmethod
     def parts(self, array: str, start: int, stop: int) -> Steps[list[Part]]:
-        """Return the numbers and sizes of the chunks ``[start, stop)`` of an array, perhaps with others."""
+        """Return the numbers and sizes of the chunks ``[start, stop)`` of an array; parts may have further chunks."""
 
     @abstractmethod
     def has_chunk(self, array: str, start: int, stop: int) -> Steps[bool]:

@@ -1,4 +1,4 @@
-"""Images as arrays of a group: their dimensions and pyramids, as all formats show them. No I/O here."""
+"""Show images of all formats as arrays of a group, with the same kind of dimensions and pyramids. No I/O here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class RasterGroupBuilder(ArrayGroupBuilder):
         self._extents: dict[str, int] = {}  # lengths of dimensions, by group and name
 
     def name_dimensions(self, path: str, axes: Sequence[str], shape: Sequence[int]) -> dict[str, str]:
-        """Return the names of an array's dimensions by its ``axes``.
+        """Return the names of an array's dimensions, by the names of its ``axes``.
 
-        An axis of another length than the first of its name in the group gets the name of the array, too.
+        A dimension is named after its axis. If an earlier array of the group has another length along this axis, the
+        name of the array is appended.
         """
         group, name = parent(path)
         names = {}
@@ -38,8 +39,8 @@ class RasterGroupBuilder(ArrayGroupBuilder):
     ) -> None:
         """Describe pyramids in ``group`` as OME-NGFF 0.4 does.
 
-        Each pyramid has a title and the names of its arrays, full resolution first. ``sizes`` are physical sizes of a
-        step along an axis, with units.
+        Each pyramid has a title and the names of its arrays, full resolution first. ``sizes`` has, by axis, the
+        physical size of a step along it, and the unit.
         """
         found = []
         for title, names in pyramids:
@@ -48,7 +49,7 @@ class RasterGroupBuilder(ArrayGroupBuilder):
             for name in names:
                 shape = self.arrays[join(group, name)].shape
                 steps = [sizes.get(axis, (1.0, ""))[0] for axis in bare]
-                scale = [step * most / extent for step, most, extent in zip(steps, full.shape, shape, strict=True)]
+                scale = [step * whole / extent for step, whole, extent in zip(steps, full.shape, shape, strict=True)]
                 datasets.append({"path": name, "coordinateTransformations": [{"type": "scale", "scale": scale}]})
             axes = [{"name": axis, "type": _KINDS.get(axis, "space")} for axis in bare]
             for axis in axes:

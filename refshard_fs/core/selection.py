@@ -14,19 +14,19 @@ import numpy.typing as npt
 
 from refshard_fs.errors import ManifestError
 
-MOST: Final = 20_000_000  # the most chunks of a selection: each takes 8 bytes, and 8 more for sorting
+MOST: Final = 20_000_000  # the most chunks of a selection: each takes 16 bytes while they are sorted
 Integers = npt.NDArray[np.int64]
 Mode = Literal["numpy", "orthogonal", "block"]
 
 
-def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], mode: Mode = "numpy") -> Integers:
+def select_chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], mode: Mode = "numpy") -> Integers:
     """Return the numbers (positions in C order, ascending) of the chunks that ``selection`` touches.
 
-    Several integer arrays are the coordinates of points (``numpy``), or each selects along its own dimension
-    (``orthogonal``, zarr's ``oindex``). A boolean array may span several dimensions. With ``block``, integers and
-    slices count chunks. IndexError if the selection does not fit ``shape``.
+    In the mode ``numpy``, several integer arrays are the coordinates of points. In the mode ``orthogonal`` (zarr's
+    ``oindex``), each selects along its own dimension. In the mode ``block``, integers and slices count chunks. A
+    boolean array may span several dimensions. IndexError if the selection does not fit ``shape``.
 
-    >>> chunk_numbers(np.s_[5:25, 3], (40, 4), (10, 2)).tolist()
+    >>> select_chunk_numbers(np.s_[5:25, 3], (40, 4), (10, 2)).tolist()
     [1, 3, 5]
     """
     counts = [-(-size // step) if step else 0 for size, step in zip(shape, chunks, strict=True)]
@@ -34,30 +34,31 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
         shape, chunks = counts, [1] * len(counts)
     parts = _spread(selection, len(shape))
     strides = [math.prod(counts[d + 1 :]) for d in range(len(counts))]
-    sets: list[Integers] = []  # for each part, chunk coordinates times the stride; all combinations are summed
-    points: list[tuple[Integers, int, int]] = []  # integer arrays that are broadcast together, chunk length and stride
+    sets: list[Integers] = []  # for each part, coordinates of chunks times the stride; all combinations are added
+    points: list[tuple[Integers, int, int]] = []  # integer arrays to broadcast, each with chunk length and stride
     dimension = 0
     for part in parts:
-        here = slice(dimension, dimension + _width(part))
-        sizes, steps, weights = shape[here], chunks[here], strides[here]
-        dimension = here.stop
+        spanned = slice(dimension, dimension + _count_dimensions(part))
+        sizes, steps, weights = shape[spanned], chunks[spanned], strides[spanned]
+        dimension = spanned.stop
         if isinstance(part, slice):
             sets.append(_select_slice(part, sizes[0], steps[0]) * weights[0])
             continue
         if part.dtype == bool and part.shape != tuple(sizes):
             raise IndexError(f"expected a boolean array of shape {tuple(sizes)}, got {part.shape}")
-        chosen = np.nonzero(part) if part.dtype == bool else [_within(part, sizes[0])]
-        some = [(c.astype(np.int64), s, w) for c, s, w in zip(chosen, steps, weights, strict=True)]
-        if mode == "orthogonal" or len(some) > 1 or part.ndim == 0:
-            sets.append(_combine(some))
+        coords = np.nonzero(part) if part.dtype == bool else [_wrap_index(part, sizes[0])]
+        terms = zip(coords, steps, weights, strict=True)
+        selected = [(at.astype(np.int64), step, weight) for at, step, weight in terms]
+        if mode == "orthogonal" or len(selected) > 1 or part.ndim == 0:
+            sets.append(_combine(selected))
         else:
-            points += some
+            points += selected
     if points:
         sets.append(_combine(points))
     _check_count(math.prod(map(len, sets)))
     total = np.zeros(1, np.int64)
-    for some_numbers in sets:
-        total = np.add.outer(total, some_numbers).ravel()
+    for numbers in sets:
+        total = np.add.outer(total, numbers).ravel()
     if (total[1:] > total[:-1]).all():  # the usual case, of ascending slices: sorting a million numbers is slow
         return total
     return np.unique(total)
@@ -65,19 +66,20 @@ def chunk_numbers(selection: Any, shape: Sequence[int], chunks: Sequence[int], m
 
 def _spread(selection: Any, ndim: int) -> list[slice | npt.NDArray[Any]]:
     """Expand a selection to a part for each dimension; a boolean array covers as many dimensions as it has."""
-    given = selection if isinstance(selection, tuple) else (selection,)
-    parts: list[Any] = [_part(part) for part in given if part is not None]
+    items = selection if isinstance(selection, tuple) else (selection,)
+    parts: list[Any] = [_convert_item(item) for item in items if item is not None]
     places = [i for i, part in enumerate(parts) if part is Ellipsis]
     if len(places) > 1:
         raise IndexError("an index can have only one Ellipsis")
-    missing = ndim - sum(_width(part) for part in parts if part is not Ellipsis)
+    missing = ndim - sum(_count_dimensions(part) for part in parts if part is not Ellipsis)
     if missing < 0:
         raise IndexError(f"too many indices: the array has {ndim} dimensions")
     at = places[0] if places else len(parts)
     return parts[:at] + [slice(None)] * missing + parts[at + 1 :]
 
 
-def _part(part: Any) -> Any:
+def _convert_item(part: Any) -> Any:
+    """Return a slice or Ellipsis unchanged, and anything else as an array of integers or booleans."""
     if part is Ellipsis or isinstance(part, slice):
         return part
     array = np.asarray(part)
@@ -88,11 +90,12 @@ def _part(part: Any) -> Any:
     return array
 
 
-def _width(part: Any) -> int:
+def _count_dimensions(part: Any) -> int:
     return part.ndim if isinstance(part, np.ndarray) and part.dtype == bool else 1
 
 
-def _within(index: npt.NDArray[Any], size: int) -> Integers:
+def _wrap_index(index: npt.NDArray[Any], size: int) -> Integers:
+    """Convert negative indexes to positive ones; IndexError if an index is out of bounds."""
     numbers = index.astype(np.int64)
     if numbers.size and (numbers.min() < -size or numbers.max() >= size):
         wrong = numbers[(numbers < -size) | (numbers >= size)].flat[0]
@@ -119,7 +122,7 @@ def _check_count(count: int) -> None:
 
 
 def _combine(points: Sequence[tuple[Integers, int, int]]) -> Integers:
-    """Return the chunks that contain points, whose coordinates are broadcast together."""
+    """Return the chunks that contain the points whose coordinates, broadcast together, are ``points``."""
     try:
         total = sum(np.asarray(at // step * weight) for at, step, weight in points)
     except ValueError as e:

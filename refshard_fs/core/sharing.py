@@ -1,4 +1,4 @@
-"""Share steps between look-ups on any threads and event loops, so that they run only once. No I/O here."""
+"""Share steps between look-ups on any threads and event loops, so that the steps run only once. No I/O here."""
 
 from __future__ import annotations
 
@@ -28,39 +28,40 @@ class _Shared(Generic[T]):
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether these steps belong to the parent of a forked process: a thread of the parent may be running them."""
+        """Whether these steps belong to the parent of a forked process, where a thread may be running them."""
         return self._process != os.getpid()
 
     def follow(self) -> Steps[tuple[T, ...]]:
-        """Return the result in a tuple; an empty tuple if another look-up's read failed, so that this one may retry."""
+        """Return the result in a tuple. Return an empty tuple if another look-up's read failed: this one may retry."""
         with self._lock:
             if not self._turn and not self.is_over:
                 self._advance(None)
         while True:
             with self._lock:
                 if self.is_over:
-                    return self._results()
+                    return self._get_results()
                 need, turn = self._need, self._turn
             assert need is not None, "unfinished steps have a need"
             error: Exception | None = None
             try:
                 answer = yield need
-            except Exception as e:  # noqa: BLE001  # the steps may handle it, for example if a listing fails
+            except Exception as e:  # noqa: BLE001  # the steps may handle the error, for example if a listing fails
                 error = e
             with self._lock:
-                if self._waits(turn):
+                if self._is_at(turn):
                     self._advance(answer if error is None else error)
                 elif error is not None and self._has_failed():
                     raise error
 
-    def _waits(self, turn: int) -> bool:
+    def _is_at(self, turn: int) -> bool:
+        """Return whether no other look-up has continued the steps since ``turn``."""
         return self._turn == turn and not self.is_over
 
     def _has_failed(self) -> bool:
         """Return whether a failed read of another look-up has ended the steps."""
         return self.is_over and self._error is None and not hasattr(self, "_result")
 
-    def _results(self) -> tuple[T, ...]:
+    def _get_results(self) -> tuple[T, ...]:
         if self._error is not None:
             raise self._error
         return (self._result,) if hasattr(self, "_result") else ()
@@ -81,30 +82,30 @@ class _Shared(Generic[T]):
 
 
 class Sharing:
-    """Running steps by a key. Thread-safe; a forked child does not share steps of its parent."""
+    """The steps that are running, by a key. Thread-safe; a forked child does not share steps of its parent."""
 
     def __init__(self) -> None:
         self._lock = fork_safe(threading.Lock())
         self._under_way: dict[Hashable, _Shared[Any]] = {}
 
-    def once(self, what: Hashable, known: Callable[[], T | None], make: Callable[[], Steps[T]]) -> Steps[T]:
+    def run_once(self, key: Hashable, known: Callable[[], T | None], make: Callable[[], Steps[T]]) -> Steps[T]:
         """Return ``known()`` if it is not None; else run the steps ``make()``, once for all concurrent callers.
 
-        ``what`` is the key of the steps. The steps must store their result, so that ``known()`` returns it later.
+        ``key`` identifies the steps. The steps must store their result, so that ``known()`` returns it later.
         """
         while True:
             with self._lock:
                 found = known()
                 if found is not None:
                     return found
-                shared = self._under_way.get(what)
+                shared = self._under_way.get(key)
                 if shared is None or shared.is_of_parent:
-                    shared = self._under_way[what] = _Shared(make())
+                    shared = self._under_way[key] = _Shared(make())
             try:
                 results: tuple[T, ...] = yield from shared.follow()
             finally:
                 with self._lock:
-                    if shared.is_over and self._under_way.get(what) is shared:
-                        del self._under_way[what]
+                    if shared.is_over and self._under_way.get(key) is shared:
+                        del self._under_way[key]
             if results:
                 return results[0]

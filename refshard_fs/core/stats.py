@@ -8,7 +8,7 @@ from typing import Final
 
 from refshard_fs.core.forks import fork_safe
 
-# Amounts as text for people: bytes, counts, shapes. No I/O here.
+# Format amounts for people: bytes, counts, shapes. No I/O here.
 
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -59,7 +59,7 @@ NAMES = (
     "ahead_wasted",  # bytes that were fetched (or planned) ahead, and dropped before any read
 )
 
-UNASKED: Final = 8 << 20  # bytes that one server sent without request, from which on a warning is due
+UNASKED: Final = 8 << 20  # after so many bytes that one server sent without request, a warning is due
 
 
 class Stats:
@@ -98,7 +98,7 @@ class Stats:
         return before < UNASKED <= before + size
 
     def ignores_ranges(self, server: str) -> bool:
-        """Return whether ``server`` has sent whole objects, or their beginnings, in answer to requests for ranges."""
+        """Return whether ``server`` has answered requests for ranges with more than these ranges."""
         return server in self._unasked
 
     def snapshot(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Convert metadata of zarr version 2 to version 3, for the same bytes in the same chunks, by zarr-python's rules.
 
-Filters on bytes may follow filters on arrays, but not precede them. ManifestError, which names the key, if version 3
-has no equivalent. The names of dimensions, and the fill value as ``_FillValue``, are put where xarray looks for them in
+Filters on bytes may follow filters on arrays, but not precede them. If version 3 has no equivalent, a ManifestError
+names the key. The names of dimensions, and the fill value as ``_FillValue``, are put where xarray looks for them in
 version 3. No I/O here.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from refshard_fs.core.keys import ChunkKeyEncoding
-from refshard_fs.core.zarrmeta import array_meta, decoding_problem
+from refshard_fs.core.zarrmeta import array_meta, find_decoding_problem
 from refshard_fs.errors import ManifestError
 
 _DTYPE: Final = re.compile(r"[<>|=]?[biufcSUVmM][0-9]{1,10}(?:\[[0-9]{0,10}[a-zA-Zμ]+\])?")
@@ -35,7 +35,7 @@ Spec = dict[str, Any]  # a named configuration of version 3: a codec, a grid or 
 
 
 class DataType(NamedTuple):
-    """A data type of version 3, zarr-python's fill value if an array of version 2 has none, and its byte order."""
+    """A data type of version 3, its byte order, and the fill value that zarr-python uses for arrays without one."""
 
     name: str | Spec
     default: Any
@@ -60,7 +60,7 @@ def data_type(dtype: np.dtype[Any], where: str) -> DataType:
         case "V" if dtype.names is None:
             return DataType(_make_spec("raw_bytes", length_bytes=dtype.itemsize), _zeros(dtype.itemsize), None)
         case "V":
-            # zarr 3.1 has the name "structured"; later versions accept it for their "struct".
+            # zarr 3.1 calls this type "structured"; later versions call it "struct", and accept the old name.
             fields = list(_convert_fields(dtype, where))
             return DataType(_make_spec("structured", fields=fields), _zeros(dtype.itemsize), "little")
         case "M" | "m":
@@ -109,7 +109,7 @@ def convert_array(doc: Mapping[str, Any], attributes: Mapping[str, Any], key: st
         raise ManifestError(
             f"{where}: cannot be converted to version 3 of zarr: expected chunks of one size, no shards"
         )
-    problem = decoding_problem(meta, key)
+    problem = find_decoding_problem(meta, key)
     if problem is not None:
         raise ManifestError(f"{where}: {problem}")
     dtype = _parse_dtype(doc.get("dtype"), where)
@@ -228,7 +228,7 @@ def _make_numcodecs_spec(codec: Mapping[str, Any]) -> Spec:
 
 
 def _convert_fill(value: Any, kind: str, default: Any) -> Any:
-    """Convert a fill value to version 3: the type's default if version 2 has none."""
+    """Convert a fill value to version 3; None becomes ``default``, the default of its type."""
     if value is None:
         return default
     match kind:
@@ -244,7 +244,10 @@ def _convert_fill(value: Any, kind: str, default: Any) -> Any:
 
 
 def encode_for_xarray(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Encode a fill value as xarray does in attributes of version 3: floats are base64 of a double, complex of two."""
+    """Encode a fill value as xarray does in attributes of version 3: a float becomes base64 of a double.
+
+    A complex number becomes a list of two such texts.
+    """
     if dtype.kind == "c" and isinstance(value, list):
         return [encode_for_xarray(part, np.dtype("f8")) for part in value]
     if dtype.kind != "f" or isinstance(value, list):

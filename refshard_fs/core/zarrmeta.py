@@ -1,7 +1,7 @@
 """Zarr's metadata, versions 2 and 3: chunks and codecs of arrays, consolidated metadata, and the JSON. No I/O here.
 
-Metadata that contradict themselves are a ManifestError. Unknown features (another chunk grid or key encoding, an
-extension of zarr v3) are not an error: such an array has no `ChunkGrid`, and its keys are not interpreted.
+Invalid metadata raise a ManifestError. Unknown features (another chunk grid or key encoding, an extension of zarr v3)
+are not an error: such an array has no `ChunkGrid`, and its keys are not interpreted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, check_key, is_key, join, parent
 from refshard_fs.errors import ManifestError
 
-version = cache(metadata.version)  # version of a package; cached, since reading it takes a third of a millisecond
+version = cache(metadata.version)  # version of a package; cached, because reading it takes a third of a millisecond
 
 # Names of metadata documents, of zarr's versions 3 and 2.
 ARRAY_DOCUMENTS: Final = ("zarr.json", ".zarray")  # documents of an array
@@ -38,8 +38,8 @@ COUNTABLE: Final = 2**63  # elements along a dimension, and chunks in an array, 
 def loads(data: bytes | str) -> Any:
     """Parse a JSON text; ValueError if it is invalid.
 
-    Zarr's writers produce bare ``NaN``, ``Infinity``, ``-Infinity``, control characters in strings and byte order
-    marks, so these are accepted. Nothing else is: more lenient parsers read ``-`` as 0 and ``01`` as 1.
+    Programs that write zarr produce bare ``NaN``, ``Infinity``, ``-Infinity``, control characters in strings and byte
+    order marks, so these are accepted. Other invalid JSON is not: more lenient parsers read ``-`` as 0 and ``01`` as 1.
     """
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
@@ -127,10 +127,10 @@ def grid_of(doc: object) -> ChunkGrid | None:
     return None if meta is None else meta.grid
 
 
-def chunking(doc: Mapping[str, Any]) -> Any:
-    """Return the part of an array's metadata that decides how its chunks are read, for comparison.
+def describe_chunking(doc: Mapping[str, Any]) -> Any:
+    """Return the part of an array's metadata that determines how its chunks are read, for comparison.
 
-    It has neither the shape of the array, nor the configurations of codecs, which writers write in different ways.
+    It has neither the shape of the array, nor the configurations of codecs, which programs write in different ways.
     """
     try:
         meta = array_meta(doc, "its metadata")
@@ -195,7 +195,7 @@ _plain = msgspec.json.Decoder(_Plain)
 _ENCODINGS: Final = {separator: ChunkKeyEncoding("v2", separator or ".") for separator in (".", "/", None)}
 
 
-def plain_grid(text: str) -> ChunkGrid | None:
+def parse_plain_grid(text: str) -> ChunkGrid | None:
     """Return the grid of an ordinary ``.zarray``, ten times faster than `grid_of`; None if it is not ordinary."""
     try:
         found = _plain.decode(text)
@@ -208,16 +208,18 @@ def plain_grid(text: str) -> ChunkGrid | None:
     return ChunkGrid(counts, _ENCODINGS[found.dimension_separator]) if math.prod(counts) < COUNTABLE else None
 
 
-def consolidated_arrays(doc: Mapping[str, Any], where: str = "consolidated metadata") -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata of each array in `consolidated_nodes`, each path once."""
+def iterate_consolidated_arrays(
+    doc: Mapping[str, Any], where: str = "consolidated metadata"
+) -> Iterator[tuple[str, Any]]:
+    """Yield path and metadata of each array in `iterate_consolidated_nodes`, each path once."""
     seen: set[str] = set()
-    for path, _, content, is_array in consolidated_nodes(doc, where):
+    for path, _, content, is_array in iterate_consolidated_nodes(doc, where):
         if is_array and path not in seen:
             seen.add(path)
             yield path, content
 
 
-def consolidated_nodes(
+def iterate_consolidated_nodes(
     doc: Mapping[str, Any], where: str = "consolidated metadata"
 ) -> Iterator[tuple[str, str, Any, bool]]:
     """Yield path, name and content of each document in a ``.zmetadata`` or a group's ``zarr.json``.
@@ -392,13 +394,13 @@ def check_integer(value: object, field: str, where: str, least: int = 0) -> int:
             pass
         case int() if least <= value < COUNTABLE:
             return value
-        case float() if value.is_integer() and least <= value < 2**53:  # some JavaScript and pandas code writes 5.0
+        case float() if value.is_integer() and least <= value < 2**53:  # programs in JavaScript or pandas may write 5.0
             return int(value)
     raise ManifestError(f"{where}: its {field} contains {shorten(value)}: expected an integer from {least} to 2**63-1")
 
 
 def is_divided(dtype: str) -> bool:
-    """Return whether a dtype's name has a unit of time with a divisor: numpy ends the process if it is 0."""
+    """Return whether a dtype's name has a unit of time with a divisor: if this is 0, numpy crashes the process."""
     return _DIVIDED.search(dtype) is not None
 
 
@@ -408,7 +410,7 @@ def _parse_dtype(value: object, field: str, where: str) -> str:
         case {"name": str()} | [_, *_]:
             text = dumps(value).decode()
     if isinstance(text, str):
-        if is_divided(text):  # numpy does not write these, and may end the process that parses one
+        if is_divided(text):  # numpy never writes such names, and may crash when it parses one
             raise ManifestError(f"{where}: its {field} is {shorten(value)}: expected a unit of time without a divisor")
         return text
     raise ManifestError(f"{where}: its {field} is {shorten(value)}: expected the name of a data type")
@@ -431,9 +433,9 @@ def shorten(value: object) -> str:
 _CODECS: Final = ("codecs", "compressor", "filters")
 _PICKLES: Final = ("pickle", "numcodecs.pickle")
 
-# VirtualiZarr 1.0.0 writes version 2's filters as codecs, or null, and leaves out compressor, order and (mostly) fill
-# value, so that chunks cannot be decoded. This text replaces the name of the codec, since readers name unknown codecs
-# in their errors.
+# VirtualiZarr 1.0.0 writes version 2's filters as codecs, or null, and leaves out the compressor, the order and
+# (mostly) the fill value, so that chunks cannot be decoded. This text takes the place of a codec's name, because zarr
+# names an unknown codec in its error.
 _LOST: Final = (
     "missing: its writer (VirtualiZarr 1.0.0?) did not store how the chunks of array %r are encoded; if you know it, "
     "put codecs and fill_value into its zarr.json"
@@ -441,19 +443,19 @@ _LOST: Final = (
 _UNKNOWN: Final = "?"
 
 
-def lost_codec(path: str) -> dict[str, Any]:
+def make_lost_codec(path: str) -> dict[str, Any]:
     """Return a codec in place of the codecs that the writer of the array ``path`` left out."""
     return {"name": _LOST % path}
 
 
 def names_codecs(codecs: object) -> bool:
-    """Return whether ``codecs`` is a list of codecs of version 3; null and filters of version 2 are not."""
+    """Return whether ``codecs`` is a list of codecs of version 3, and not null or filters of version 2."""
     if not isinstance(codecs, list | tuple) or not codecs:
         return False
     return all(isinstance(codec.get("name") if isinstance(codec, dict) else codec, str) for codec in codecs)
 
 
-def transformer_problem(doc: Mapping[str, Any]) -> str | None:
+def find_transformer_problem(doc: Mapping[str, Any]) -> str | None:
     """Return an error text if the array has storage transformers, so that its chunks are unknown; else None."""
     found = doc.get("storage_transformers")
     return (
@@ -463,15 +465,15 @@ def transformer_problem(doc: Mapping[str, Any]) -> str | None:
     )
 
 
-def decoding_problem(meta: ArrayMeta, path: str) -> str | None:
+def find_decoding_problem(meta: ArrayMeta, path: str) -> str | None:
     """Return an error text if the metadata of the array ``path`` do not say how its chunks are encoded; else None."""
     if meta.zarr_format == 3:
         codecs = meta.raw.get("codecs")
-        if codecs == [lost_codec(path)]:
+        if codecs == [make_lost_codec(path)]:
             return f"its codecs are {_LOST % path}"
         if not names_codecs(codecs):
             return f"its codecs are {_shorten_json(codecs)}: expected a list of codecs with names"
-        return transformer_problem(meta.raw)
+        return find_transformer_problem(meta.raw)
     for member, codecs in (("compressor", [meta.raw.get("compressor")]), ("filters", meta.raw.get("filters") or [])):
         names = [
             codec.get("id") if isinstance(codec, dict) else None for codec in _as_list(codecs) if codec is not None
@@ -481,7 +483,7 @@ def decoding_problem(meta: ArrayMeta, path: str) -> str | None:
     return None
 
 
-def safety_problem(meta: ArrayMeta) -> str | None:
+def find_safety_problem(meta: ArrayMeta) -> str | None:
     """Return an error text if decoding the chunks of an array would be unsafe; else None."""
     pending = [meta.raw.get(member) for member in _CODECS]
     while pending:
@@ -505,7 +507,7 @@ def uses_pickle(document: bytes) -> bool:
     if not may_use_pickle(document):
         return False
     try:
-        pending: list[Any] = [json.loads(document)]  # zarr's own parser; others refuse NaN
+        pending: list[Any] = [json.loads(document)]  # the parser that zarr uses; others refuse NaN
     except ValueError:  # no reader accepts the document
         return False
     except RecursionError:
@@ -522,11 +524,11 @@ def uses_pickle(document: bytes) -> bool:
 
 
 def is_nested_deeply(document: bytes) -> bool:
-    """Return whether a document has more brackets within brackets than zarr's parsers, which recurse, can follow."""
+    """Return whether brackets are nested so deeply in a document that zarr's parsers, which recurse, would fail."""
     if document.count(b"[") + document.count(b"{") <= _DEEPEST:
         return False
     brackets = document.translate(None, _NO_BRACKETS)  # counts brackets in strings, too
-    for _ in range(_DEEPEST // 2):  # each removes one level or two
+    for _ in range(_DEEPEST // 2):  # each step removes one or two of the innermost levels
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if not brackets:
             return False
@@ -534,22 +536,22 @@ def is_nested_deeply(document: bytes) -> bool:
     return max(accumulate(steps), default=0) > _DEEPEST
 
 
-_DEEPEST: Final = 200
+_DEEPEST: Final = 200  # levels of nested brackets; Python's recursion limit is 1,000 by default
 _STEPS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _STEPS.keys())
 _BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|([][{}])', re.DOTALL)
 
 
 def may_use_pickle(document: bytes) -> bool:
-    """Return whether a document has to be parsed to decide that it is not `uses_pickle`."""
-    return any(mark in document for mark in (b"pickle", b"\\u", b"\0"))  # json accepts escapes and UTF-16
+    """Return whether a document has to be parsed to decide whether it names a pickle codec: see `uses_pickle`."""
+    return any(mark in document for mark in (b"pickle", b"\\u", b"\0"))  # the name may have escapes, or be in UTF-16
 
 
 def _is_attributes(member: str) -> bool:
     return member == "attributes" or member.rpartition("/")[2] == ".zattrs"
 
 
-def codec_documents(meta: ArrayMeta) -> list[Any]:
+def list_codec_documents(meta: ArrayMeta) -> list[Any]:
     """Return the codecs in an array's metadata, in the order in which they encode."""
     if meta.zarr_format == 3:
         return _as_list(meta.raw.get("codecs"))
@@ -559,7 +561,7 @@ def codec_documents(meta: ArrayMeta) -> list[Any]:
 
 def codecs_of(meta: ArrayMeta) -> tuple[str, ...]:
     """Return the names of an array's codecs in the order in which they encode, codecs of inner chunks in brackets."""
-    return tuple(map(_find_codec_name, codec_documents(meta)))
+    return tuple(map(_find_codec_name, list_codec_documents(meta)))
 
 
 def _shorten_json(value: Any) -> str:
@@ -577,11 +579,11 @@ def _find_codec_name(codec: Any) -> str:
         case {"name": str(name), "configuration": {"cname": str(kind)}} | {"id": str(name), "cname": str(kind)}:
             return f"{name}({kind})"
         case {"name": str(name)} | {"id": str(name)} | str(name):
-            return _UNKNOWN if " " in name else name  # see `lost_codec`
+            return _UNKNOWN if " " in name else name  # see `make_lost_codec`
     return _UNKNOWN
 
 
-# The version of zarr that reads our metadata: the imported one, or else the installed one.
+# The version of zarr that reads our metadata: the imported zarr, or else the installed one.
 
 
 def zarr_major() -> int | None:

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core.compression import check_blosc, check_chunk, find_chunk_limits
-from refshard_fs.core.dtypes import decoded_type, text_codec
+from refshard_fs.core.dtypes import find_decoded_type, find_text_codec
 from refshard_fs.core.libdeflate import fast_gzip, fast_zlib
 from refshard_fs.core.version_3 import ON_BYTES
-from refshard_fs.core.zarrmeta import ArrayMeta, decoding_problem, safety_problem
+from refshard_fs.core.zarrmeta import ArrayMeta, find_decoding_problem, find_safety_problem
 
 _KEEP_SIZE: Final = frozenset(["shuffle", "fletcher32"])  # codecs that make no more bytes than they get
 _NUMCODECS: Final = frozenset(f"numcodecs.{name}" for name in ON_BYTES)  # zarr 3's names of the codecs of NetCDF-4
@@ -35,8 +35,8 @@ class ChunkDecoder:
     @classmethod
     def of(cls, meta: ArrayMeta) -> ChunkDecoder | None:
         """Return the decoder of an array's chunks; None where its codecs or type are not known here."""
-        dtype = decoded_type(meta)
-        if dtype is None or meta.chunks is None or decoding_problem(meta, "") or safety_problem(meta):
+        dtype = find_decoded_type(meta)
+        if dtype is None or meta.chunks is None or find_decoding_problem(meta, "") or find_safety_problem(meta):
             return None
         pipeline = _version_2(meta.raw) if meta.zarr_format == 2 else _version_3(meta.raw, dtype)
         if pipeline is None:
@@ -142,7 +142,7 @@ def _version_3(doc: Mapping[str, Any], dtype: np.dtype[Any]) -> tuple[list[Any],
 
 def blank_chunk(meta: ArrayMeta, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the values of a chunk of zeros, or of empty texts."""
-    blank = {"vlen-utf8": "", "vlen-bytes": b""}.get(text_codec(meta) or "", 0)
+    blank = {"vlen-utf8": "", "vlen-bytes": b""}.get(find_text_codec(meta) or "", 0)
     return np.full(meta.chunks or (), blank, dtype)
 
 

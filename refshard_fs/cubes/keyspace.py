@@ -294,13 +294,13 @@ class ConcatKeySpace(KeySpace):
         """
         piece = self._find_open_piece(number)
         if piece is None:
-            piece = yield from self._sharing.once(
+            piece = yield from self._sharing.run_once(
                 number, partial(self._find_open_piece, number), partial(self._open_and_keep, number)
             )
         fit = piece.fits.get(path)
         if fit is None:
             compare = partial(self._fit_of, number, piece, path, array)
-            fit = yield from self._sharing.once((piece, path), partial(piece.fits.get, path), compare)
+            fit = yield from self._sharing.run_once((piece, path), partial(piece.fits.get, path), compare)
         return piece.space, fit
 
     def _find_open_piece(self, number: int) -> _OpenPiece | None:
@@ -410,7 +410,7 @@ class ConcatKeySpace(KeySpace):
         path, array, grid = yield from self._array_of(join(prefix, "x"))
         if array is None or grid is None:
             names = yield from self.first.children(prefix)
-            return None if names is None else (yield from self._documents.with_sizes(prefix, names))
+            return None if names is None else (yield from self._documents.correct_sizes(prefix, names))
         if prefix == path:
             return (yield from self._array_directory(path, array, grid))
         leading = grid.leading(make_relative(prefix, path))
@@ -436,7 +436,7 @@ class ConcatKeySpace(KeySpace):
     def _array_directory(self, path: str, array: ConcatArray, grid: ChunkGrid) -> Steps[Sequence[Listed] | None]:
         """List the directory of an array: its documents, and the chunks of all pieces."""
         names = yield from self.first.children(path)
-        shown = yield from self._documents.with_sizes(path, names or ())
+        shown = yield from self._documents.correct_sizes(path, names or ())
         grids = {grid, array.stored_grid}
         others = [n for n in shown if not any(g.has_name(n.name, is_directory=n.is_directory) for g in grids)]
         chunks = [Listed("c", None, True) for n in shown if n.name == "c" and n not in others and grid.is_nested]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from refshard_fs.core.chunks import Chunks, Contents, Numbers
 from refshard_fs.core.keys import ChunkGrid
 from refshard_fs.core.keyspace import KeySpace, LookUp, View
-from refshard_fs.core.model import Entry, Listed, Need, Origin, Steps, drive, of_origin
+from refshard_fs.core.model import Entry, Listed, Need, Origin, Steps, add_origin, drive
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class PieceView(View):
         return [LookUp(places, self._entries(steps)) for places, steps in self.base.lookups(keys)]
 
     def _entries(self, steps: Steps[Sequence[Entry | None]]) -> Steps[Sequence[Entry | None]]:
-        return [of_origin(entry, self._origin) for entry in (yield from with_origin_of_piece(steps, self._origin))]
+        return [add_origin(entry, self._origin) for entry in (yield from with_origin_of_piece(steps, self._origin))]
 
     def children(self, prefix: str) -> Steps[Sequence[Listed] | None]:
         return (yield from with_origin_of_piece(self.base.children(prefix), self._origin))
@@ -43,7 +43,7 @@ class PieceView(View):
         return (yield from with_origin_of_piece(self.base.contents(prefix, errors), self._origin))
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        return (yield from with_origin_of_piece(self.base.chunks(array, numbers, grid), self._origin)).of_origin(
+        return (yield from with_origin_of_piece(self.base.chunks(array, numbers, grid), self._origin)).add_origin(
             self._origin
         )
 
@@ -55,6 +55,6 @@ def with_origin_of_piece(steps: Steps[T], origin: Origin) -> Steps[T]:
     """Return what ``steps`` return; it and all that they need get the ``origin``."""
 
     def meet(need: Need | tuple[Need, ...]) -> Steps[Any]:
-        return (yield of_origin(need, origin))
+        return (yield add_origin(need, origin))
 
-    return of_origin((yield from drive(steps, meet)), origin)
+    return add_origin((yield from drive(steps, meet)), origin)

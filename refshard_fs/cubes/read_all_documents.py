@@ -28,7 +28,7 @@ def _read_consolidated(base: KeySpace) -> Steps[dict[str, dict[str, Any]]]:
     """Return the documents that the root's consolidated metadata repeat, and these; empty if there are none."""
     found: dict[str, dict[str, Any]] = {}
     for name, data in (yield from _read(base, "", (CONSOLIDATED, "zarr.json"))).items():
-        for path, document, content, _ in zarrmeta.consolidated_nodes(data, repr(name)):
+        for path, document, content, _ in zarrmeta.iterate_consolidated_nodes(data, repr(name)):
             key = join(path, document)
             member = zarrmeta.object_in(content if isinstance(content, str) else zarrmeta.dumps(content), repr(key))
             found[name] = data

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.array_group import PACKING
 from refshard_fs.core.compression import find_chunk_limits
-from refshard_fs.core.dtypes import decoded_type, fill_of, text_codec
+from refshard_fs.core.dtypes import fill_of, find_decoded_type, find_text_codec
 from refshard_fs.core.model import Entry, FillingRecipe, Inline, Packed, Recipe, Span
 from refshard_fs.core.version_3 import decode_from_xarray
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -249,7 +249,7 @@ def recoding(
             other.times.convert(np.zeros(0, other.dtype), one.times)  # ValueError if the calendar differs
         elif (one.scale, one.offset) == (other.scale, other.offset) and not _holds(one.meant, other.meant):
             raise ValueError("no data type can hold the values of both")
-        if one.dtype.kind == "O" and (text_codec(other.meta) or "vlen-utf8") != text_codec(one.meta):
+        if one.dtype.kind == "O" and (find_text_codec(other.meta) or "vlen-utf8") != find_text_codec(one.meta):
             raise ValueError("one has texts, and the other has bytes")
         find_chunk_limits(one.meta)  # before chunks of that size are made
         find_chunk_limits(other.meta)
@@ -296,7 +296,7 @@ def _encoding(document: bytes) -> _Encoding:
     """Parse a document of `_dump`; ValueError unless its array is of numbers."""
     found = zarrmeta.loads(document)
     meta = zarrmeta.array_meta(found["meta"], "an array that is recoded")
-    dtype = None if meta is None else decoded_type(meta)
+    dtype = None if meta is None else find_decoded_type(meta)
     if meta is None or dtype is None or dtype.kind not in "iufSUO" or meta.chunks is None:
         raise ValueError("only integers, floating-point numbers and text can be recoded")
     if dtype.kind in "SUO":

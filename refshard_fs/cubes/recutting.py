@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, find_chunk_limits
-from refshard_fs.core.dtypes import decoded_type, fill_of, make_plain_document
+from refshard_fs.core.dtypes import fill_of, find_decoded_type, make_plain_document
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import blank_chunk, decode_chunk, encode_chunk
 from refshard_fs.cubes.placement import Placement
@@ -43,7 +43,7 @@ def commonest(chunks: Sequence[tuple[Sequence[int], int]], axis: int) -> tuple[i
 
 def check_recut(path: str, meta: ArrayMeta, name: str) -> None:
     """Raise ManifestError, which names the set, unless chunks of its array ``path`` can be taken in sections."""
-    dtype = decoded_type(meta)
+    dtype = find_decoded_type(meta)
     try:
         if dtype is None or meta.chunks is None or meta.grid is None:
             raise ValueError("expected numbers or texts, in chunks of one size")
@@ -66,7 +66,7 @@ class Recut(NamedTuple):
     @classmethod
     def of(cls, first: ArrayMeta, shape: Sequence[int], chunks: tuple[int, ...], where: str) -> Recut:
         """Return how the array is shown that is ``first`` in the first piece; ManifestError where it cannot be."""
-        dtype = decoded_type(first)
+        dtype = find_decoded_type(first)
         if dtype is None or len(chunks) != len(shape):
             raise ManifestError(f"{where} cannot be shown in chunks of {list(chunks)}")
         if math.prod(chunks) * dtype.itemsize > MOST:

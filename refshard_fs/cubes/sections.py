@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
-from refshard_fs.core.dtypes import decoded_type, fill_of, itemsize_of
+from refshard_fs.core.dtypes import fill_of, find_decoded_type, itemsize_of
 from refshard_fs.core.model import Entry, Inline, Packed, Recipe, Span
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.chunk_codec import decode_chunk
@@ -50,7 +50,7 @@ class PieceArray(msgspec.Struct, frozen=True):
 
     def absent(self) -> npt.NDArray[Any]:
         """Return the value of elements whose chunk does not exist, as it is shown."""
-        dtype = decoded_type(self.meta)
+        dtype = find_decoded_type(self.meta)
         assert dtype is not None, "only arrays of numbers or texts are recut"
         fill = np.full(1, fill_of(self.meta, dtype), dtype)
         return (fill if self.recoding is None else self.recoding.convert(fill)).astype(self.dtype)

@@ -220,7 +220,7 @@ class ReferenceBuilder:
         self._grids_seen += 1
         if old is not None:
             del self._grids[path]
-            for order, part in self._parts.pop(path).pieces() if path in self._parts else ():
+            for order, part in self._parts.pop(path).list_parts() if path in self._parts else ():
                 rows = {join(path, old.tail(int(part.numbers[i]))): i for i in range(len(part.numbers))}
                 there = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
                 self._keep(order, KeyTable.of_mapping(there), is_placed=False)
@@ -258,13 +258,13 @@ class ReferenceBuilder:
 
     def _ranges(self) -> Iterator[Ranges]:
         for parts in self._parts.values():
-            yield from (part.ranges for _, part in parts.pieces())
+            yield from (part.ranges for _, part in parts.list_parts())
         yield from (item.members.ranges for item in self._kept)
 
     def _key_of(self, target: int) -> str:
         """Return a key that refers to ``target``."""
         for path, parts in self._parts.items():
-            for _, part in parts.pieces():
+            for _, part in parts.list_parts():
                 for row in np.flatnonzero(part.ranges.targets == target)[:1]:
                     return join(path, self._grids[path].tail(int(part.numbers[row])))
         for item in self._kept:

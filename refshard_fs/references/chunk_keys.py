@@ -143,13 +143,13 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
     if path is not None:  # the usual case: all keys of a block are chunks of one array
         prefix = _prefix(path)
         if match_beginnings(keys.text, keys.starts, prefix).all():
-            numbers = chunk_numbers(keys, len(prefix), grids[path])
+            numbers = parse_chunk_numbers(keys, len(prefix), grids[path])
             if numbers is not None:
                 yield ChunkKeys(path, np.arange(count), numbers)
                 return
     for path, rows in keys.by_directory(lambda directory: find_nearest(join(directory, "0"), grids)).items():
         some, skipped, grid = keys.take(rows), len(_prefix(path)), grids[path]
-        numbers = chunk_numbers(some, skipped, grid)
+        numbers = parse_chunk_numbers(some, skipped, grid)
         if numbers is None:
             found = [grid.number(tail) for tail in some.names(skipped)]
             rows = rows[[number is not None for number in found]]
@@ -162,7 +162,7 @@ def _prefix(path: str) -> bytes:
     return path.encode("utf-8", "surrogatepass") + b"/" if path else b""
 
 
-def chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
+def parse_chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
     """Return the numbers of chunks, without the first ``skipped`` bytes of each key; None if one is not a chunk."""
     separator = grid.encoding.separator.encode()
     head = b"c" + separator if grid.encoding.name == "default" else b""

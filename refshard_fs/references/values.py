@@ -43,7 +43,7 @@ class GridReader:
         if type(value) is not str:
             return grid_of(key, value, self._where)
         if value not in self._by_text:
-            grid = zarrmeta.plain_grid(value) if key.endswith(".zarray") else None
+            grid = zarrmeta.parse_plain_grid(value) if key.endswith(".zarray") else None
             grid = grid or grid_of(key, value, self._where)
             self._by_text[value] = None if grid is None else self._grids.setdefault(grid, grid)
         return self._by_text[value]

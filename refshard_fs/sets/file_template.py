@@ -18,7 +18,7 @@ import numpy.typing as npt
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Texts
 from refshard_fs.core.lru import LRU
-from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, drive, meet_unknown
+from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, answer_unknown, drive
 from refshard_fs.references.binary import shrink
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
@@ -67,7 +67,7 @@ class FirstBytes:
 
     def run(self, steps: Steps[T]) -> Steps[T]:
         """Return what ``steps`` return."""
-        return (yield from drive(steps, partial(meet_unknown, find=self._find)))
+        return (yield from drive(steps, partial(answer_unknown, find=self._find)))
 
     def _find(self, need: Need) -> tuple[Any] | None:
         """Answer from the first bytes; None if bytes lie elsewhere, or are damaged: the engine composes the error."""

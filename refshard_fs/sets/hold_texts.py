@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refshard_fs.core.dtypes import common_text_type, decoded_type, text_codec, text_metadata
+from refshard_fs.core.dtypes import find_common_text_type, find_decoded_type, find_text_codec, make_text_metadata
 from refshard_fs.cubes.text_chunk import dump_texts
 from refshard_fs.sets.changed_set import ChangedSet
 from refshard_fs.sets.digests import have_references, read_small_arrays
@@ -37,7 +37,7 @@ def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[Na
     changed = [ChangedSet(part) for part in shown]
     for path in held:
         owners = [number for number in own if path in own[number]]
-        dtype = common_text_type([value for n in owners if (value := decoded_type(parts[n].variables[path].meta))])
+        dtype = find_common_text_type([value for n in owners if (value := find_decoded_type(parts[n].variables[path].meta))])
         lead = shown[owners[0]].variables[path]
         shapes = [shown[number].variables[path].meta.shape for number in owners]
         cut = [math.gcd(*lengths) if d in dims else lengths[0] for d, *lengths in zip(lead.dims, *shapes, strict=True)]
@@ -53,9 +53,9 @@ def _must_be_held(path: str, parts: Sequence[NamedSet], dims: Sequence[str | Non
     """Whether an array is of texts, and references cannot join those of all ``parts``."""
     owners = [part for part in parts if path in part.variables]
     variables = [part.variables[path] for part in owners]
-    types = [decoded_type(variable.meta) for variable in variables]
+    types = [find_decoded_type(variable.meta) for variable in variables]
     known = [dtype for dtype in types if dtype is not None]
-    if len(known) < len(types) or common_text_type(known) is None or len({text_codec(v.meta) for v in variables}) > 1:
+    if len(known) < len(types) or find_common_text_type(known) is None or len({find_text_codec(v.meta) for v in variables}) > 1:
         return False
     if any(part.fo is None and have_references(path, part) for part in owners):
         return False
@@ -92,4 +92,4 @@ def _put(changed: ChangedSet, part: NamedSet, path: str, values: npt.NDArray[Any
         piece = values[tuple(slice(i * size, (i + 1) * size) for i, size in zip(at, cut, strict=True))]
         chunks[number] = dump_texts(piece) if piece.dtype.kind == "O" else piece.tobytes()
     attributes = dict(variable.attributes) if variable.meta.zarr_format == 2 else None
-    changed.put(variable, text_metadata(variable.meta, values.dtype, values.shape, cut), attributes, chunks)
+    changed.put(variable, make_text_metadata(variable.meta, values.dtype, values.shape, cut), attributes, chunks)

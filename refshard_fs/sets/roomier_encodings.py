@@ -13,7 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from refshard_fs.core.array_group import PACKING
-from refshard_fs.core.dtypes import common_text_type, decoded_type, dtype_of, make_plain_document, text_metadata
+from refshard_fs.core.dtypes import (
+    dtype_of,
+    find_common_text_type,
+    find_decoded_type,
+    make_plain_document,
+    make_text_metadata,
+)
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.cubes.recoding import STORED, find_meant_dtype, get_missing_values
 from refshard_fs.sets.variables import NamedSet, Variable, put_attributes
@@ -33,12 +39,12 @@ def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dic
 
 def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
     """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
-    texts = [dtype for v in (first, *others) if (dtype := decoded_type(v.meta)) is not None]
-    common = common_text_type(texts) if len(texts) > len(others) else None
+    texts = [dtype for v in (first, *others) if (dtype := find_decoded_type(v.meta)) is not None]
+    common = find_common_text_type(texts) if len(texts) > len(others) else None
     if common is not None and first.meta.chunks is not None:
         if common.kind == texts[0].kind and common.itemsize == texts[0].itemsize:
             return {}
-        doc = text_metadata(first.meta, common, first.meta.shape, first.meta.chunks)
+        doc = make_text_metadata(first.meta, common, first.meta.shape, first.meta.chunks)
         return {first.key: doc, **put_attributes(first.key, doc, first.attributes)}
     every = [(variable, dtype_of(variable.meta)) for variable in (first, *others)]
     known = [find_meant_dtype(dtype, v.attributes) for v, dtype in every if dtype is not None and dtype.kind in "iuf"]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Row
-from refshard_fs.core.dtypes import decoded_type, dtype_of, fill_of
+from refshard_fs.core.dtypes import dtype_of, fill_of, find_decoded_type
 from refshard_fs.core.keys import join, parent
 from refshard_fs.core.version_3 import convert_fill_attribute
 from refshard_fs.core.zarrmeta import ArrayMeta
@@ -142,7 +142,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         meta = self.variables[path].meta
         if meta.chunks is None:
             return None
-        dtype = decoded_type(meta)
+        dtype = find_decoded_type(meta)
         counts = self.refs.tables[path].grid.counts
         padded = [count * size for count, size in zip(counts, meta.chunks, strict=True)]
         if dtype is None or math.prod(padded) > MOST:

@@ -34,7 +34,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
             meta = zarrmeta.array_meta(doc, "its metadata")
         case _:
             return None
-    transformed = zarrmeta.transformer_problem(doc)
+    transformed = zarrmeta.find_transformer_problem(doc)
     if transformed is not None:
         return Unsharded(None, doc, transformed)
     if meta is None or meta.grid is None:

@@ -83,7 +83,7 @@ def unshard(doc: Mapping[str, Any], options: Mapping[str, Any]) -> Unsharded | N
         case {"zarr_format": 3, "storage_transformers": [{"configuration": {"chunks_per_shard": shards}}]}:
             kind = "indexed"
         case {"zarr_format": 3, "storage_transformers": [*several]} if any(map(_is_sharding, several)):
-            return Unsharded(None, doc, zarrmeta.transformer_problem(doc))
+            return Unsharded(None, doc, zarrmeta.find_transformer_problem(doc))
         case _:
             return None
     shown = {k: v for k, v in doc.items() if k not in ("shards", "shard_format", "storage_transformers")}

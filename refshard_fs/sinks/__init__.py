@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from refshard_fs.core.format import plugins
+from refshard_fs.core.format import load_plugins
 from refshard_fs.sinks.chunk_manifest import ChunkManifestSink
 from refshard_fs.sinks.icechunk import IcechunkSink
 from refshard_fs.sinks.kerchunk_json import JsonSink
@@ -20,7 +20,7 @@ BUILT_IN: tuple[Sink, ...] = (ParquetSink(), JsonSink(), ChunkManifestSink(), Ic
 @cache
 def known_sinks() -> dict[str, Sink]:
     """Return all sinks, by name."""
-    return {sink.name: sink for sink in (*BUILT_IN, *plugins("refshard.sinks", Sink))}
+    return {sink.name: sink for sink in (*BUILT_IN, *load_plugins("refshard.sinks", Sink))}
 
 
 def sink_named(name: str) -> Sink:

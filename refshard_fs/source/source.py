@@ -29,7 +29,7 @@ from refshard_fs.core.keys import join
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Entry, Facts, Load, Packed, Pin, Span, Stat, Steps, Version
-from refshard_fs.core.selection import Mode, chunk_numbers
+from refshard_fs.core.selection import Mode, select_chunk_numbers
 from refshard_fs.core.stats import Stats
 from refshard_fs.core.zarrmeta import ArrayMeta
 from refshard_fs.cubes.merging import open_selected
@@ -805,7 +805,7 @@ class Source(Engines):
         self._arrays[array] = number, meta
         if meta.chunks is None or meta.grid is None:
             raise ValueError(f"expected chunks of {array!r} on a regular grid: without one, a selection has no keys")
-        numbers = chunk_numbers(selection, meta.shape, meta.chunks, mode)
+        numbers = select_chunk_numbers(selection, meta.shape, meta.chunks, mode)
         return [join(array, meta.grid.tail(n)) for n in numbers.tolist()]
 
 

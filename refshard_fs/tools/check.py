@@ -23,7 +23,7 @@ from refshard_fs.core.compression import is_bounded
 from refshard_fs.core.keys import ChunkGrid, join, make_relative, parent
 from refshard_fs.core.model import Facts, Head, Stat, batches
 from refshard_fs.core.stats import UNASKED, bytes_text, count_text
-from refshard_fs.core.zarrmeta import decoding_problem
+from refshard_fs.core.zarrmeta import find_decoding_problem
 from refshard_fs.errors import (
     DamagedIndex,
     ManifestError,
@@ -179,7 +179,7 @@ def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
         raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}: expected {version}")
     meta = zarrmeta.array_meta(document, repr(name))
     if meta is not None and kind != ".zgroup":
-        problem = decoding_problem(meta, path)
+        problem = find_decoding_problem(meta, path)
         if problem is not None:
             found.add("error", "metadata", name, text=problem)
     elif kind == ".zarray" or (version == 3 and document.get("node_type") != "group"):
@@ -188,7 +188,7 @@ def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
 
 def _compare(name: str, document: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], found: Findings) -> None:
     directory, kind = parent(name)
-    for path, member in zarrmeta.consolidated_arrays(document, repr(name)):
+    for path, member in zarrmeta.iterate_consolidated_arrays(document, repr(name)):
         key = join(join(directory, path), ".zarray" if kind == ".zmetadata" else kind)
         if key not in others:
             found.add("warning", "consolidated", key, text=f"{name!r} has it, and the source does not")

@@ -197,7 +197,7 @@ def _consolidated_documents(document: Mapping[str, Any], path: str) -> dict[str,
     """Return the documents that the consolidated metadata of the group ``path`` repeat; None if they are damaged."""
     found: dict[str, Document] = {}
     try:
-        for inner, name, content, _ in zarrmeta.consolidated_nodes(document):
+        for inner, name, content, _ in zarrmeta.iterate_consolidated_nodes(document):
             if not isinstance(content, dict):
                 return None
             key = join(join(path, inner), name)

@@ -14,7 +14,7 @@ import numpy as np
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join, normalise, parent
 from refshard_fs.core.stats import count_text
-from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, decoding_problem
+from refshard_fs.core.zarrmeta import NODE_DOCUMENTS, codecs_of, find_decoding_problem
 from refshard_fs.errors import redact
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
@@ -166,7 +166,7 @@ def _warnings(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
         what = "its shards are left whole" if path in found.arrays else "it is not shown"
         yield redact(f"{path or '/'}: {what}: {reason}")
     for path, extents in found.arrays.items():
-        problem = decoding_problem(extents.meta, path)
+        problem = find_decoding_problem(extents.meta, path)
         if problem is not None:
             yield f"{path or '/'}: {problem}"
         if extents.stray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from refshard_fs.core.keys import normalise
-from refshard_fs.core.selection import chunk_numbers
+from refshard_fs.core.selection import select_chunk_numbers
 from refshard_fs.errors import ManifestError, NotListable, redact
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.array_selection import format_selection, parse_selection
@@ -90,7 +90,7 @@ def _selection_of(fs: Surveyed, extents: Extents, select: Any, text: str) -> Sel
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
         raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not name chunks")
-    numbers = chunk_numbers(select, meta.shape, meta.chunks)
+    numbers = select_chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
     keys = extents.keys(rows.tolist())
     size_of = dict(zip(keys, extents.sizes[rows].tolist(), strict=True))

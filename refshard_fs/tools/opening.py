@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from refshard_fs.core import zarrmeta
 from refshard_fs.core.keys import join, parent
-from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, ArrayMeta, safety_problem
+from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, ArrayMeta, find_safety_problem
 from refshard_fs.tools.survey import Extents, Survey
 
 LONGEST: Final = 1 << 20  # bytes of an element, values of a coordinate, edges of a grid: more are not tried
@@ -140,7 +140,7 @@ class _Trial:
         known: dict[tuple[bytes | None, ...], Exception | None] = {}  # arrays of equal metadata are opened once
         for path, extents in self._arrays.items():
             if path in self._left_out:
-                harm = safety_problem(extents.meta)
+                harm = find_safety_problem(extents.meta)
                 if harm is not None:
                     yield Refusal("codec", _key(path, extents.meta), harm)
                 continue
@@ -239,7 +239,7 @@ def _is_harmful(meta: ArrayMeta) -> bool:
     """Whether opening an array might run code, end the process or fill its memory."""
     edges = 0 if meta.grid is None or meta.chunks is not None else sum(meta.grid.counts)  # zarr holds each of them
     is_wide = any(len(digits) > 7 or int(digits) > LONGEST for digits in _NUMBERS.findall(meta.dtype))
-    return safety_problem(meta) is not None or edges > LONGEST or is_wide
+    return find_safety_problem(meta) is not None or edges > LONGEST or is_wide
 
 
 def _is_long_coordinate(extents: Extents) -> bool:

@@ -24,7 +24,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.compression import MOST, check_chunk, find_chunk_limits, is_bounded
 from refshard_fs.core.dtypes import itemsize_of
 from refshard_fs.core.keys import iterate_splits
-from refshard_fs.core.zarrmeta import ArrayMeta, safety_problem
+from refshard_fs.core.zarrmeta import ArrayMeta, find_safety_problem
 from refshard_fs.errors import ManifestError, sanitize
 
 PATIENCE: Final = 30.0  # seconds that a stranger's chunk may take: 256 MiB take one to three
@@ -46,7 +46,7 @@ class Trial:
     """
 
     def __init__(self, meta: ArrayMeta) -> None:
-        harm = safety_problem(meta)
+        harm = find_safety_problem(meta)
         if harm is not None:
             raise ValueError(harm)
         if meta.chunks is None or meta.grid is None:

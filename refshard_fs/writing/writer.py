@@ -15,7 +15,7 @@ from typing import Final
 from refshard_fs.core.chunks import Listing
 from refshard_fs.core.edits import REMOVED, Edits
 from refshard_fs.core.keys import parent
-from refshard_fs.core.model import Entry, Inline, Span, of_origin
+from refshard_fs.core.model import Entry, Inline, Span, add_origin
 from refshard_fs.core.zarrmeta import is_metadata
 from refshard_fs.errors import ReadOnlyError
 from refshard_fs.security.origins import origin_for
@@ -106,7 +106,7 @@ class Writer:
             return False
         if entry.size is None and (entry.start, entry.stop) != (0, None):
             return False
-        await self.refer(key, of_origin(entry, origin_for(self.source.admission, entry.url)))
+        await self.refer(key, add_origin(entry, origin_for(self.source.admission, entry.url)))
         return True
 
     async def manifests_among(self, keys: Iterable[str]) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 from numcodecs import blosc, pickles
 
 from refshard_fs import RefShardFileSystem, check
-from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, dumps, safety_problem
+from refshard_fs.core.zarrmeta import ArrayMeta, array_meta, dumps, find_safety_problem
 from refshard_fs.cubes.chunk_codec import decode_chunk
 
 pytestmark = pytest.mark.case(id="P17")
@@ -52,13 +52,13 @@ def meta_of(doc: dict[str, Any]) -> ArrayMeta:
     ],
 )
 def test_unsafe_codecs_are_named(doc: dict[str, Any], reason: str) -> None:
-    assert reason in (safety_problem(meta_of(doc)) or "")
+    assert reason in (find_safety_problem(meta_of(doc)) or "")
     assert decode_chunk(meta_of(doc), bytes(16)) is None
 
 
 @pytest.mark.parametrize("doc", [V2, V3, V2 | {"compressor": {"id": "zlib"}, "filters": [{"id": 3}, None, "pickle"]}])
 def test_other_codecs_are_safe(doc: dict[str, Any]) -> None:
-    assert safety_problem(meta_of(doc)) is None
+    assert find_safety_problem(meta_of(doc)) is None
 
 
 class MakesDirectory:

@@ -12,9 +12,9 @@ from zipfile import ZipFile
 import pytest
 
 import refshard_fs
-from refshard_fs.core.format import Format, OpenOptions, Probe, packages_with_plugins, plugins
+from refshard_fs.core.format import Format, OpenOptions, Probe, load_plugins, packages_with_plugins
 from refshard_fs.sinks import Sink
-from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
+from tests.support.load_plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
 
 @pytest.fixture
@@ -112,14 +112,14 @@ def test_failing_plugin_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatc
     broken = EntryPoint("toy", "no_such_package:FORMAT", "refshard.formats")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [broken])
     with pytest.warns(RuntimeWarning, match=r"'toy' of refshard\.formats, no_such_package:FORMAT, cannot be loaded"):
-        assert list(plugins("refshard.formats", Format)) == []
+        assert list(load_plugins("refshard.formats", Format)) == []
 
 
 def test_plugin_of_a_wrong_type_is_skipped_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     a_class = EntryPoint("toy", "refshard_fs.sinks:JsonSink", "refshard.sinks")
     monkeypatch.setattr("refshard_fs.core.format._entry_points", lambda: [a_class])
     with pytest.warns(RuntimeWarning, match="'toy' of refshard.sinks.*expected an object of Sink, got JsonSink"):
-        assert list(plugins("refshard.sinks", Sink)) == []
+        assert list(load_plugins("refshard.sinks", Sink)) == []
 
 
 def test_format_that_opens_no_key_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_streams_in_a_row_are_one_document(name: str, piece: int) -> None:
 
 @pytest.mark.parametrize("name", COMPRESS)
 def test_output_comes_in_bounded_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflate, "PIECE", 10_000)
+    monkeypatch.setattr(inflate, "STEP", 10_000)
     parts = inflated(COMPRESS[name](bytes(1_000_000)))
     assert sum(map(len, parts)) == 1_000_000
     assert max(map(len, parts)) <= 10_000

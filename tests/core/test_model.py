@@ -19,11 +19,11 @@ from refshard_fs.core.model import (
     Span,
     Stat,
     Steps,
+    add_origin,
     answer_from_listing,
     batches,
     clamp,
     drive,
-    of_origin,
     run_together,
 )
 
@@ -130,10 +130,10 @@ class Whole(NamedTuple):
 
 def test_every_span_gets_the_origin() -> None:
     packed = Packed(Span("memory://x", 0, 5), Whole(), parts=(Span("memory://y", 1, 2),))
-    moved = of_origin(packed, ("https://host/set",))
+    moved = add_origin(packed, ("https://host/set",))
     assert {span.origin for span in moved.spans} == {("https://host/set",)}
-    assert of_origin(moved, ("https://host/set",)) == moved
-    assert of_origin(Inline(b"x"), ("https://host/set",)) == Inline(b"x")
+    assert add_origin(moved, ("https://host/set",)) == moved
+    assert add_origin(Inline(b"x"), ("https://host/set",)) == Inline(b"x")
 
 
 def test_batches_keep_all_items_in_order() -> None:

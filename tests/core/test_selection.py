@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
-from refshard_fs.core.selection import Mode, chunk_numbers
+from refshard_fs.core.selection import Mode, select_chunk_numbers
 
 SHAPE, CHUNKS = (10, 7, 5), (3, 7, 2)
 
@@ -28,18 +28,18 @@ def test_basic_selections_choose_the_chunks_of_numpy(data: st.DataObject) -> Non
     shape = data.draw(hn.array_shapes(min_dims=1, max_dims=3, max_side=12))
     chunks = tuple(data.draw(st.integers(1, 5)) for _ in shape)
     selection = data.draw(hn.basic_indices(shape, allow_newaxis=True))
-    assert chunk_numbers(selection, shape, chunks).tolist() == touched(selection, shape, chunks)
+    assert select_chunk_numbers(selection, shape, chunks).tolist() == touched(selection, shape, chunks)
 
 
 @given(data=st.data())
 def test_points_choose_the_chunks_of_numpy(data: st.DataObject) -> None:
     selection = data.draw(hn.integer_array_indices(SHAPE))
-    assert chunk_numbers(selection, SHAPE, CHUNKS).tolist() == touched(selection, SHAPE, CHUNKS)
+    assert select_chunk_numbers(selection, SHAPE, CHUNKS).tolist() == touched(selection, SHAPE, CHUNKS)
 
 
 @given(mask=hn.arrays(bool, SHAPE))
 def test_full_masks_choose_the_chunks_of_numpy(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-    assert chunk_numbers(mask, SHAPE, CHUNKS).tolist() == touched(mask, SHAPE, CHUNKS)
+    assert select_chunk_numbers(mask, SHAPE, CHUNKS).tolist() == touched(mask, SHAPE, CHUNKS)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_orthogonal_arrays_choose_along_each_dimension(selection: Any) -> None:
         for n, p in zip(SHAPE, full, strict=True)
     ]
     expected = touched(np.ix_(*axes), SHAPE, CHUNKS)
-    assert chunk_numbers(selection, SHAPE, CHUNKS, "orthogonal").tolist() == expected
+    assert select_chunk_numbers(selection, SHAPE, CHUNKS, "orthogonal").tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_orthogonal_arrays_choose_along_each_dimension(selection: Any) -> None:
     [((0, 0, 0), [0]), (slice(1, 3), [3, 4, 5, 6, 7, 8]), ((-1, 0, slice(None, None, 2)), [9, 11])],
 )
 def test_block_selections_count_chunks(selection: Any, expected: list[int]) -> None:
-    assert chunk_numbers(selection, SHAPE, CHUNKS, "block").tolist() == expected
+    assert select_chunk_numbers(selection, SHAPE, CHUNKS, "block").tolist() == expected
 
 
 def test_array_without_dimensions_has_one_chunk() -> None:
-    assert chunk_numbers((), (), ()).tolist() == chunk_numbers(..., (), ()).tolist() == [0]
+    assert select_chunk_numbers((), (), ()).tolist() == select_chunk_numbers(..., (), ()).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_array_without_dimensions_has_one_chunk() -> None:
 )
 def test_invalid_selection_is_an_index_error(selection: Any, mode: Mode) -> None:
     with pytest.raises(IndexError):
-        chunk_numbers(selection, SHAPE, CHUNKS, mode)
+        select_chunk_numbers(selection, SHAPE, CHUNKS, mode)

@@ -35,7 +35,7 @@ class Opened:
 
 def asking(sharing: Sharing, opened: Opened) -> Steps[list[Any]]:
     found: Callable[[], list[Any] | None] = lambda: opened.known.get("x")  # noqa: E731
-    return sharing.once("x", found, opened.make)
+    return sharing.run_once("x", found, opened.make)
 
 
 def test_concurrent_callers_share_one_load() -> None:
@@ -99,7 +99,7 @@ def test_forked_child_loads_by_itself() -> None:
         leave.wait()
         return (yield from opened.make())
 
-    thread = threading.Thread(target=lambda: next(sharing.once("x", lambda: None, slow)))
+    thread = threading.Thread(target=lambda: next(sharing.run_once("x", lambda: None, slow)))
     thread.start()
     entered.wait()
     child = os.fork()

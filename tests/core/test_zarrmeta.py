@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import (
     array_meta,
-    consolidated_arrays,
     dumps,
     is_metadata,
     is_nested_deeply,
+    iterate_consolidated_arrays,
     loads,
-    plain_grid,
+    parse_plain_grid,
 )
 from refshard_fs.errors import ManifestError
 
@@ -401,7 +401,7 @@ def test_contradictory_metadata_is_an_error_with_its_key(
 
 
 def test_metadata_of_unsafe_types_is_checked_again() -> None:
-    assert plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
+    assert parse_plain_grid(dumps({**V2, "dtype": "m8[s/0]"}).decode()) is None
     meta = array_meta({**V2, "dtype": [["speed [m/s]", "<f4"], ["m[1/s]", "<f4"]]}, "'a/b' of x")
     assert meta is not None
 
@@ -435,7 +435,7 @@ def test_v2_consolidated_metadata_gives_its_arrays() -> None:
             "g/c/zarr.json": V3,
         },
     }
-    assert dict(consolidated_arrays(doc)) == {"": V2 | {"order": "F"}, "a": V2, "g/b": V2, "g/c": V3}
+    assert dict(iterate_consolidated_arrays(doc)) == {"": V2 | {"order": "F"}, "a": V2, "g/b": V2, "g/c": V3}
 
 
 def test_v3_inline_metadata_gives_arrays_of_groups_too() -> None:
@@ -445,9 +445,9 @@ def test_v3_inline_metadata_gives_arrays_of_groups_too() -> None:
 
     inner = group({"deep": V3, "more": group({"deeper": V3})})
     doc = group({"a": V3, "g": inner, "g/deep": V3, "empty": group({}), "none": group(None)})
-    assert sorted(path for path, _ in consolidated_arrays(doc)) == ["a", "g/deep", "g/more/deeper"]
-    assert list(consolidated_arrays(group(None))) == []
-    assert list(consolidated_arrays({"zarr_format": 3, "node_type": "group"})) == []
+    assert sorted(path for path, _ in iterate_consolidated_arrays(doc)) == ["a", "g/deep", "g/more/deeper"]
+    assert list(iterate_consolidated_arrays(group(None))) == []
+    assert list(iterate_consolidated_arrays({"zarr_format": 3, "node_type": "group"})) == []
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_v3_inline_metadata_gives_arrays_of_groups_too() -> None:
 )
 def test_damaged_consolidated_metadata_is_a_manifest_error(doc: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"in m|m: |m is "):
-        list(consolidated_arrays(doc, "m"))
+        list(iterate_consolidated_arrays(doc, "m"))
 
 
 def test_deeply_nested_groups_do_not_exhaust_the_stack() -> None:
@@ -471,7 +471,7 @@ def test_deeply_nested_groups_do_not_exhaust_the_stack() -> None:
     for _ in range(5_000):
         doc = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"g": doc}}}
     with pytest.raises(ManifestError, match="more than 100 segments"):  # found without a recursion
-        list(consolidated_arrays(doc))
+        list(iterate_consolidated_arrays(doc))
 
 
 # As zarr itself has it
@@ -541,7 +541,7 @@ def test_metadata_consolidated_by_zarr_gives_its_arrays(zarr_format: int) -> Non
     root.create_group("empty")
     zarr.consolidate_metadata(memory)
     data, _ = _stored(store)
-    found = dict(consolidated_arrays(loads(data[".zmetadata" if zarr_format == 2 else "zarr.json"])))
+    found = dict(iterate_consolidated_arrays(loads(data[".zmetadata" if zarr_format == 2 else "zarr.json"])))
     assert set(found) == {"a", "g/h/b"}
     assert [grid_of(doc).counts for doc in found.values()] == [(2,), (2,)]
 
@@ -558,7 +558,7 @@ def test_every_array_of_the_shared_sets_has_a_grid() -> None:
     found = 0
     for path in paths:
         doc = loads(path.read_bytes())
-        docs = [doc, *(inner for _, inner in consolidated_arrays(doc, str(path)))]
+        docs = [doc, *(inner for _, inner in iterate_consolidated_arrays(doc, str(path)))]
         metas = [meta for each in docs if (meta := array_meta(each, str(path))) is not None]
         assert all(meta.grid is not None for meta in metas)
         found += len(metas)
@@ -582,7 +582,7 @@ _numbers = st.one_of(st.integers(-1, 40), st.just(2**63), st.just(2.0), st.just(
     )
 )
 def test_quick_parser_agrees_with_the_full_one(doc: dict[str, Any]) -> None:
-    found = plain_grid(json.dumps(doc))
+    found = parse_plain_grid(json.dumps(doc))
     if found is not None:
         meta = array_meta(doc, "here")
         assert meta is not None

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.keys import MOST_STEPS, check_key, is_key
-from refshard_fs.core.selection import chunk_numbers
+from refshard_fs.core.selection import select_chunk_numbers
 from refshard_fs.tools.info import summarise, tree
 from refshard_fs.tools.plane import fold_grid
 from tests.servers.http import RangeServer
@@ -159,7 +159,7 @@ def test_endless_arrays_cost_only_existing_chunks(name: str, separator: str) -> 
 @pytest.mark.parametrize("selection", [np.s_[:], np.s_[0:2], np.s_[::2], np.s_[::-1], np.s_[5:, 3]])
 def test_too_large_selection_is_refused_with_its_number(selection: Any) -> None:
     with pytest.raises(ManifestError, match=r"has \d{8,} chunks"):
-        chunk_numbers(selection, (2**40, 2**40), (1, 1))
+        select_chunk_numbers(selection, (2**40, 2**40), (1, 1))
 
 
 def test_folded_line_has_room_for_its_chunks() -> None:

@@ -15,7 +15,7 @@ import pytest
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem, SourceNotReachable, TargetNotAllowed
 from refshard_fs.cli import main
-from refshard_fs.core.model import Span, of_origin
+from refshard_fs.core.model import Span, add_origin
 from refshard_fs.formats.kerchunk_json.source import parse
 from refshard_fs.references.reference_set import References
 from refshard_fs.security import admission
@@ -388,7 +388,7 @@ def test_origin_record_excludes_user_urls() -> None:
 
 
 def test_nested_origin_records_are_merged() -> None:
-    assert of_origin(Span("u", origin=("b",)), ("a",)).origin == (
+    assert add_origin(Span("u", origin=("b",)), ("a",)).origin == (
         "a",
         "b",
     )  # the reference is in a saved set within a document

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refshard_fs import RefShardFileSystem
-from refshard_fs.core.selection import chunk_numbers
+from refshard_fs.core.selection import select_chunk_numbers
 from refshard_fs.tools.array_selection import parse_selection
 from refshard_fs.tools.picture import Picture
 from tests.servers.http import RangeServer
@@ -56,7 +56,7 @@ def test_drawn_requests_of_references_equal_a_read(http_server: RangeServer, sel
     if how == "prefetch":
         fs.prefetch("a", chosen)
     else:
-        fs.cat([f"a/{n // 10}.{n % 10}" for n in chunk_numbers(chosen, (12, 10), (1, 1)).tolist() if n % 11])
+        fs.cat([f"a/{n // 10}.{n % 10}" for n in select_chunk_numbers(chosen, (12, 10), (1, 1)).tolist() if n % 11])
     assert sent(http_server) == drawn(made, http_server)
 
 

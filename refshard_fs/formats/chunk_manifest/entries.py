@@ -18,7 +18,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.core.keys import ChunkGrid, parent
 from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Inline, Pin, Span, Steps
-from refshard_fs.core.zarrmeta import grid_of, lost_codec, names_codecs
+from refshard_fs.core.zarrmeta import grid_of, make_lost_codec, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.references.values import decode_base64, resolver
@@ -183,7 +183,7 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
         case [{"name": name} as transformer] if name == NAME:
             pass
         case [*several] if any(isinstance(one, dict) and one.get("name") == NAME for one in several):
-            return doc, Declaration(grid, None, zarrmeta.transformer_problem(doc))
+            return doc, Declaration(grid, None, zarrmeta.find_transformer_problem(doc))
         case _:
             return doc, None if is_group else Declaration(grid)
     if grid is None and not is_group:
@@ -193,7 +193,7 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
         return doc, Declaration(grid, None, f"its {NAME} needs a configuration with a 'manifest': a path or an object")
     shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
     if grid is not None and not names_codecs(doc.get("codecs")):
-        shown["codecs"] = [lost_codec(path)]
+        shown["codecs"] = [make_lost_codec(path)]
         if doc.get("fill_value") is None:  # without one, readers fail before they reach the codecs
             shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
     origins = read_member(transformer["configuration"], f"the metadata of {path!r}")

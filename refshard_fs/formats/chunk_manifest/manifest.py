@@ -20,7 +20,7 @@ from refshard_fs.core.model import Pin
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.chunk_manifest import NAME
 from refshard_fs.formats.chunk_manifest.entries import JsonEntry, JsonPrefix, ValueLocation, decode_data, parse_entries
-from refshard_fs.references.chunk_keys import Keys, chunk_numbers
+from refshard_fs.references.chunk_keys import Keys, parse_chunk_numbers
 from refshard_fs.references.pieces import Positions
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.values import encode, is_utf8
@@ -138,7 +138,7 @@ def _number_keys(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt
     dotted = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
     if not grid.counts:
         keys = [key or "0" for key in keys]
-    numbers = chunk_numbers(Keys.of_names(keys), 0, dotted)
+    numbers = parse_chunk_numbers(Keys.of_names(keys), 0, dotted)
     if numbers is not None:
         return numbers, np.arange(len(keys))
     found = [dotted.number(key) for key in keys]

@@ -21,7 +21,7 @@ from refshard_fs.core.edits import REMOVED, EditedKeySpace, Edits
 from refshard_fs.core.format import OpenOptions, check_size
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding, is_key, join
 from refshard_fs.core.keyspace import KeySpace, has_chunks_below, list_chunks_below
-from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, of_origin
+from refshard_fs.core.model import Entry, Facts, Inline, Listed, Load, Names, Parsed, Span, Stat, Steps, add_origin
 from refshard_fs.errors import ManifestError, NotListable, SourceNotReachable
 from refshard_fs.formats.chunk_manifest.entries import MARK as DECLARED
 from refshard_fs.formats.chunk_manifest.entries import Declaration, Key, PathResolver, StripManifests, Url, resolve_key
@@ -157,7 +157,7 @@ class ManifestView(ArrayView[Declaration]):
         if source is not None:
             entry: Entry | None = yield from origin.entry(source, self.base, where, key)
             if origins and entry is not None and entry.spans:
-                entry = of_origin(entry, origins.of(entry.spans[0].url))
+                entry = add_origin(entry, origins.of(entry.spans[0].url))
             if isinstance(entry, Span) and (entry.size or 0) > LONG:
                 document = join(path, "zarr.json")
                 data = yield from self.base.read(document)

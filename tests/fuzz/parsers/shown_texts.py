@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from contextlib import nullcontext as configured
 
-from refshard_fs.errors import LONGEST, ManifestError, ReferenceNotReachable, contains_credentials, printable, redact, sanitize
+from refshard_fs.errors import (
+    LONGEST,
+    ManifestError,
+    ReferenceNotReachable,
+    contains_credentials,
+    printable,
+    redact,
+    sanitize,
+)
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
 

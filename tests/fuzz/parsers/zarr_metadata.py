@@ -71,7 +71,7 @@ def one_input(data: bytes) -> None:
     with contextlib.suppress(ManifestError):
         if isinstance(doc, dict):
             zarrmeta.array_meta(doc, "it")
-            for _, member in zarrmeta.consolidated_arrays(doc):
+            for _, member in zarrmeta.iterate_consolidated_arrays(doc):
                 zarrmeta.array_meta(member, "it")
 
 
