@@ -262,7 +262,7 @@ class Documents(Generic[K]):
             document = yield from self.read(key)
             self._unconfirmed.pop(path, None)
             if document is not None and path in document.arrays:
-                if zarrmeta.describe_chunking(document.nodes[path]) != zarrmeta.chunking(consolidated):
+                if zarrmeta.describe_chunking(document.nodes[path]) != zarrmeta.describe_chunking(consolidated):
                     self._outdated[path] = key
         if path in self._outdated:
             raise ManifestError(

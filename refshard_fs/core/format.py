@@ -309,7 +309,7 @@ def check_size(size: int | None, most: int, where: str) -> None:
 
 
 def parse_xml(text: str) -> ElementTree.Element:
-    """Parse an XML text; return its root. Raises ValueError if it is damaged or defines entities, which may be bombs."""
+    """Parse an XML text; return its root. ValueError if it is damaged, or defines entities, which may be bombs."""
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise ValueError("its XML defines a document type or entities: these are never read")
     try:

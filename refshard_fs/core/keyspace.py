@@ -391,7 +391,7 @@ class _ContentsBuilder:
         self._sizes: dict[str, dict[int, int]] = {}  # sizes by array and number
 
     def _run_all(self, parts: Sequence[Callable[[], Steps[None]]]) -> Steps[None]:
-        """Run all ``parts`` together. After an error, run them in ever smaller groups, so that each stores its error."""
+        """Run all ``parts`` together. After an error, run them in smaller and smaller groups: each stores its error."""
         if not parts:
             return
         try:

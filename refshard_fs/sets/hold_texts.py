@@ -37,7 +37,9 @@ def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[Na
     changed = [ChangedSet(part) for part in shown]
     for path in held:
         owners = [number for number in own if path in own[number]]
-        dtype = find_common_text_type([value for n in owners if (value := find_decoded_type(parts[n].variables[path].meta))])
+        dtype = find_common_text_type(
+            [value for n in owners if (value := find_decoded_type(parts[n].variables[path].meta))]
+        )
         lead = shown[owners[0]].variables[path]
         shapes = [shown[number].variables[path].meta.shape for number in owners]
         cut = [math.gcd(*lengths) if d in dims else lengths[0] for d, *lengths in zip(lead.dims, *shapes, strict=True)]
@@ -55,7 +57,11 @@ def _must_be_held(path: str, parts: Sequence[NamedSet], dims: Sequence[str | Non
     variables = [part.variables[path] for part in owners]
     types = [find_decoded_type(variable.meta) for variable in variables]
     known = [dtype for dtype in types if dtype is not None]
-    if len(known) < len(types) or find_common_text_type(known) is None or len({find_text_codec(v.meta) for v in variables}) > 1:
+    if (
+        len(known) < len(types)
+        or find_common_text_type(known) is None
+        or len({find_text_codec(v.meta) for v in variables}) > 1
+    ):
         return False
     if any(part.fo is None and have_references(path, part) for part in owners):
         return False

@@ -132,7 +132,7 @@ def stream_of(
 
 
 def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
-    """Return references to all keys of ``keyspace``, as `gather` does; more bytes than `MAX_INLINE` go to ``copies``."""
+    """Return references to all keys of ``keyspace``, as `gather` does; bytes beyond `MAX_INLINE` go to ``copies``."""
     collection = source.run("", partial(collect_keys, keyspace, for_others=True))
     is_much = collection.first_beyond_limit() is not None
     if is_much:
