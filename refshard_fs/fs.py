@@ -837,7 +837,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
             is_directory = isinstance(path2, str) and (path2.endswith("/") or await self._isdir(path2))
             path1, path2 = await self._pairs(path1, path2, is_directory, recursive, maxdepth)
             if recursive:  # manifests of arrays are not copied: a commit makes new ones for the copies
-                manifests = await self.require_writer("copy").manifests_among(path1)
+                manifests = await self.require_writer("copy").find_manifests(path1)
                 pairs = [pair for pair in zip(path1, path2, strict=True) if pair[0] not in manifests]
                 path1, path2 = [source for source, _ in pairs], [target for _, target in pairs]
         await super()._copy(path1, path2, recursive=recursive, on_error=on_error, batch_size=batch_size, **kwargs)

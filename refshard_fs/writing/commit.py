@@ -1,4 +1,4 @@
-"""Commit the edits of a source, in the way of its format."""
+"""Commit the edits of a source by the committer of its format."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _commit_all(writer: Writer, message: str | None) -> None:
         try:
             if finish is not None:
                 finish()
-        finally:  # the commit is complete, even if Ctrl-C ends this block
+        finally:  # even if Ctrl-C interrupts `finish`, the commit is complete
             left = overlay.settle(edits, stored)
     writer.remove_objects(left)
 
@@ -72,8 +72,8 @@ def merge_forks(writer: Writer, forks: Collection[str] = (IMPLICIT,)) -> None:
 def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) -> tuple[Edits, Finish | None]:
     """Save the edits in the source; return them as they are stored, and a function to call afterwards, or None.
 
-    A set changes as a whole or not at all. Raise ConflictError if another writer committed since the source was opened,
-    and ReadOnlyError if the source cannot take edits.
+    A set changes as a whole or not at all. Raise ConflictError if another writer has committed since the source was
+    opened, and ReadOnlyError if the source does not support commits.
     """
     url = writer.fo
     if not isinstance(url, str):
@@ -83,7 +83,7 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
             f"cannot commit to {url}, which is on a web server or in an archive: fs.save(url) writes it, with your "
             "writes, as a set of references to another URL"
         )
-    _learn_manifests(writer, base, edits)
+    _find_manifests(writer, base, edits)
     format = writer.format_of(base)
     if format is None:
         raise ReadOnlyError(
@@ -93,19 +93,19 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
         )
     if message is not None and format != ICECHUNK:
         raise ValueError(f"message=: only Icechunk repositories keep messages of commits: leave message= out for {url}")
-    stored, made = base, edits
+    stored, converted = base, edits
     if format != HIERARCHY:
         if (whole := base.keyspace.whole_shards) is not base.keyspace:
-            made = shard_edits(writer, base.keyspace, edits)
+            converted = shard_edits(writer, base.keyspace, edits)
             stored = base._replace(keyspace=whole)
         if format != ICECHUNK:
-            made = made.load_all()
+            converted = converted.load_all()
     try:
         if format == ICECHUNK:
             finish = None
-            IcechunkCommit(url, writer.source, stored, made, message).run()
+            IcechunkCommit(url, writer.source, stored, converted, message).run()
         else:
-            finish = _COMMITTERS[format](writer, stored, made)
+            finish = _COMMITTERS[format](writer, stored, converted)
     except TargetChanged as e:
         if not e.target.startswith(sanitize(url).rstrip("/")):
             raise
@@ -117,11 +117,11 @@ def commit_edits(writer: Writer, base: Base, edits: Edits, message: str | None) 
     written = edits.changes().items()
     documents = ((key, edit.data) for key, edit in written if is_metadata(key) and isinstance(edit, Inline))
     writer.overlay.whole |= find_sharded(documents)
-    return made, finish
+    return converted, finish
 
 
-def _learn_manifests(writer: Writer, base: Base, edits: Edits) -> None:
-    """Find out whether arrays that were edited have chunk manifests."""
+def _find_manifests(writer: Writer, base: Base, edits: Edits) -> None:
+    """Make the key space find out whether the edited arrays have chunk manifests: these cannot be committed."""
     if base.keyspace.committed_as == HIERARCHY:
         for key in {parent(key)[0]: key for key in edits.changes()}.values():
             writer.source.run(key, partial(base.keyspace.is_empty, key))
@@ -144,5 +144,5 @@ def _commit_parquet(writer: Writer, base: Base, edits: Edits) -> Finish:
 _COMMITTERS: Final[dict[str, Callable[[Writer, Base, Edits], Finish | None]]] = {
     "kerchunk-json": _commit_json,
     "kerchunk-parquet": _commit_parquet,
-    HIERARCHY: lambda *given: HierarchyCommit(*given).run(),
+    HIERARCHY: lambda *arguments: HierarchyCommit(*arguments).run(),
 }

@@ -1,11 +1,11 @@
 """Commit edits to a zarr hierarchy: put each object whole, first chunks, then metadata, then remove objects.
 
 If all chunks of a shard were written, the shard is put without being read. Otherwise the old shard is read once, and
-its other chunks are copied as they are stored. An object is replaced only if it still has the version that was read
-here, if the store can compare versions.
+its other chunks are copied as they are stored. If the store can compare versions, an object is replaced only if it
+still has the version that was read here.
 
-A commit of many objects is not atomic: if it fails, some of them have been put. All edits are kept, and the next commit
-puts all objects again.
+A commit of many objects is not atomic: if it fails, some objects may have been put. All edits are kept, and the next
+commit puts all objects again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
 WORKERS: Final = 8  # objects under way at a time
-UNIT: Final = 1 << 20  # bytes; an object counts as one for each of these, and a shard of `WORKERS` units goes alone
-TRIES: Final = 10  # to put consolidated metadata that others put, too
-LISTED_FROM: Final = 256  # from this number of objects on, listing their array is faster than asking for each
+UNIT: Final = 1 << 20  # bytes: an object takes a worker for each unit, so a shard of `WORKERS` units is put alone
+TRIES: Final = 10  # how often consolidated metadata are put, if other writers put them at the same time
+LISTED_FROM: Final = 256  # for more objects, listing their array is faster than a request for each
 
 _SINCE: Final = "has changed since it was read: another writer wrote it"
 _KEPT: Final = "Your writes are kept: "
@@ -57,7 +57,7 @@ class HierarchyCommit:
         self._overlay = writer.overlay
         self._is_new = url is None
         self._put: dict[str, None] = {}  # names of the objects that were put
-        self._touched: dict[str, None] = {}  # names of those that were put or removed, or may have been
+        self._touched: dict[str, None] = {}  # names of the objects that were, or may have been, put or removed
         self._conflicting_shards: dict[str, None] = {}
         self._empty_shards: dict[str, Condition] = {}  # shards without chunks, which are removed
 
@@ -82,7 +82,7 @@ class HierarchyCommit:
             forget_indexes({self._objects.url_of(name) for name in self._touched})
 
     def _give_up(self, error: BaseException) -> None:
-        """Open the source again, so that the next try reads conflicting shards; note the objects put so far."""
+        """Make the source open again, so that the next try reads conflicting shards; note the objects that were put."""
         if self._touched or self._conflicting_shards:
             self._overlay.reopen({self._objects.url_of(name) for name in self._conflicting_shards})
         if self._put:
@@ -103,48 +103,48 @@ class HierarchyCommit:
             check_name(name, self._objects.url_of(name))
         if self._is_new:
             self._overlay.expect_new(self._objects.url_of(name) for name, _ in plan.documents)
-        removed = self._to_remove(plan)
-        leftovers = self._leftovers(plan)
+        removed = self._list_removed(plan)
+        leftovers = self._find_leftovers(plan)
         self._objects.check_places([*plan.names(), *removed, *leftovers, *self._empty_shards])
         conditions = self._check_versions(plan, removed, leftovers)
         changes = dict.fromkeys(filter(is_metadata, plan.removed), None) | dict(plan.documents)
         outdated = self._find_outdated(changes, plan)
         self._objects.sweep(plan.names())
-        blocking = _blocking(removed, plan.names())
+        blocking = _find_blocking(removed, plan.names())
         self._remove(blocking)
         self._objects.tidy(blocking, with_root=False)
         self._put_data(plan, conditions)
         self._remove(name for name, found in leftovers.items() if found is not ABSENT and name not in self._put)
         for name, data in plan.documents:
-            self._put_object(name, (self._in_step(name, data, changes, plan),), conditions.get(name))
-        for name, there in outdated.items():
-            self._reconsolidate(name, there, changes, plan)
+            self._put_object(name, (self._update_members(name, data, changes, plan),), conditions.get(name))
+        for name, stored in outdated.items():
+            self._reconsolidate(name, stored, changes, plan)
         self._remove(name for name in removed if name not in blocking)
         for name, condition in self._empty_shards.items():
-            with self._shard(name):
+            with self._note_conflict(name):
                 self._remove_object(name, condition)
         self._objects.tidy(self._touched.keys() - self._put.keys())
 
     def _check_versions(
         self, plan: Plan, removed: Mapping[str, Version | None], leftovers: Mapping[str, Version]
     ) -> dict[str, Condition]:
-        """Return the versions of documents, local objects and new parts of arrays before they are replaced.
+        """Return the present versions of documents, of local objects, and of objects in new parts of arrays.
 
-        Raise ConflictError if another writer replaced, made or removed an object that was read here. Other shards and
-        chunks on servers are not compared here: the server compares them when they are put.
+        Raise ConflictError if another writer has replaced, made or removed an object that was read here. Shards and
+        chunks on servers are not compared here: the server does that when they are put.
         """
         documents = dict(plan.documents)
-        names = [*documents, *self._rivals(documents)]
-        asked = [name for name, found in removed.items() if found is None and self._is_read(name)]
+        names = [*documents, *self._find_rivals(documents)]
+        unknown = [name for name, found in removed.items() if found is None and self._was_read(name)]
         if self._objects.is_immediate:
-            asked = list(removed)
+            unknown = list(removed)
             for shard in plan.shards:
-                with self._shard(shard.key):
+                with self._note_conflict(shard.key):
                     self._compare(shard.key, self._objects.version(shard.key))
             names += plan.data
         with ThreadPoolExecutor(WORKERS) as pool:
             versions = dict(zip(names, pool.map(self._objects.version, names), strict=True))
-            removed = {**removed, **dict(zip(asked, pool.map(self._objects.version, asked), strict=True))}
+            removed = {**removed, **dict(zip(unknown, pool.map(self._objects.version, unknown), strict=True))}
         for name, version in removed.items():
             if version is not None and version is not ABSENT:
                 self._compare(name, version)
@@ -152,18 +152,18 @@ class HierarchyCommit:
             self._compare(name, version, documents.get(name))
         return {**leftovers, **versions}
 
-    def _rivals(self, documents: Iterable[str]) -> list[str]:
-        """Return new documents that would change the kind of a node in ``documents``."""
+    def _find_rivals(self, documents: Iterable[str]) -> list[str]:
+        """Return documents that must not appear, because they would change a node in ``documents`` to another kind."""
         nodes = {parent(name)[0] for name in documents if parent(name)[1] in NODE_DOCUMENTS}
         rivals = (join(path, name) for path in nodes for name in NODE_DOCUMENTS)
         return [name for name in rivals if self._overlay.expected_version(self._objects.url_of(name)) is ABSENT]
 
-    def _is_read(self, name: str) -> bool:
+    def _was_read(self, name: str) -> bool:
         return self._overlay.expected_version(self._objects.url_of(name)) is not None
 
     @contextlib.contextmanager
-    def _shard(self, name: str) -> Iterator[None]:
-        """Remember a conflict about a shard: the next try puts the chunks into the new shard."""
+    def _note_conflict(self, name: str) -> Iterator[None]:
+        """Remember a conflict about the shard ``name``: the next try puts the chunks into the new shard."""
         try:
             yield
         except ConflictError:
@@ -173,8 +173,9 @@ class HierarchyCommit:
     def _compare(self, name: str, found: Version, data: bytes | None = None) -> None:
         """Raise ConflictError if the object, which now has the version ``found``, was replaced since it was read.
 
-        It is not a conflict if another writer made a new group with the same document, ``data``. For an array it is,
-        because both writers have chunks for it; and for an older document, because both may have increased a number.
+        If another writer made a new group with the same document, ``data``, this is not a conflict. For an array it is
+        a conflict, because both writers have chunks for it; and for an existing document, because both may have
+        increased the same number.
         """
         url = self._objects.url_of(name)
         known = [
@@ -182,15 +183,15 @@ class HierarchyCommit:
         ]
         if not known or any(is_version(found, version) for version in known):
             return
-        is_made = (
+        is_new_group = (
             data is not None and self._overlay.expected_version(url) is ABSENT and not _describes_array(name, data)
         )
-        sums = self._overlay.sent | ({sum_of([data])} if data is not None and is_made else set())
+        sums = self._overlay.sent | ({sum_of([data])} if data is not None and is_new_group else set())
         if not (found is not ABSENT and self._is_one_of(name, sums)):
             raise ConflictError(f"{url} {_SINCE}")
 
     def _is_one_of(self, name: str, sums: set[bytes]) -> bool:
-        """Return whether the object has one of the checksums ``sums``, of earlier tries without an answer."""
+        """Return whether the object has one of the checksums ``sums``, and remember its version if so."""
         fetched = self._objects.fetch(name) if sums else None
         if fetched is None or sum_of([fetched.data]) not in sums:
             return False
@@ -200,27 +201,27 @@ class HierarchyCommit:
     def _remember(self, name: str, version: Version) -> None:
         self._overlay.written.put(self._objects.url_of(name), version, 1)
 
-    def _unread(self, name: str) -> Condition:
-        """Return the version that an object must have to be replaced without being read; None for any version."""
+    def _find_condition(self, name: str) -> Condition:
+        """Return the version that an object must have to be replaced; None for any version."""
         url = self._objects.url_of(name)
         seen, own = self._overlay.expected_version(url), self._overlay.written.get(url)
         if seen is None or own is None or is_version(seen, own):
             return seen
         found = self._objects.version(name)
-        self._compare(name, found)  # either of the two may be there
+        self._compare(name, found)  # the object may have either version
         return found
 
     def _put_data(self, plan: Plan, conditions: Mapping[str, Condition]) -> None:
         jobs = [(_weight(shard), partial(self._put_shard, shard, conditions.get(shard.key))) for shard in plan.shards]
         for key, edit in plan.data.items():
             assert not isinstance(edit, Span), "references were loaded"
-            condition = conditions[key] if key in conditions else self._unread(key)
+            condition = conditions[key] if key in conditions else self._find_condition(key)
             jobs.append((edit.size, partial(self._put_object, key, [edit.data], condition)))
         free, acquiring = threading.Semaphore(WORKERS), threading.Lock()
 
         def run(size: int, job: Callable[[], None]) -> None:
             units = min(max(-(-size // UNIT), 1), WORKERS)
-            with acquiring:  # one object at a time: two that have a part of their units would wait for each other
+            with acquiring:  # one job at a time: two jobs with a part of their units would wait for each other for ever
                 for _ in range(units):
                     free.acquire()
             try:
@@ -234,14 +235,14 @@ class HierarchyCommit:
                 return [pool.submit(run, *job) for job in jobs]
 
             try:
-                # Not by this thread: the pool loses count of threads whose start Ctrl-C interrupts.
+                # A thread of the pool submits the jobs: Ctrl-C during the start of a thread would confuse the pool.
                 for job in pool.submit(submit_all).result():
                     job.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # the end of the block waits for running jobs
                 raise
 
-    def _in_step(self, name: str, data: bytes, changes: Mapping[str, bytes | None], plan: Plan) -> bytes:
+    def _update_members(self, name: str, data: bytes, changes: Mapping[str, bytes | None], plan: Plan) -> bytes:
         """Return the document ``name`` with consolidated metadata that are equal to the other documents."""
         if not may_repeat(name, data):
             return data
@@ -256,33 +257,33 @@ class HierarchyCommit:
         names = [name for name in find_consolidated([*changes, *plan.prefixes]) if name not in changes]
         with ThreadPoolExecutor(WORKERS) as pool:
             fetched = zip(names, pool.map(self._objects.fetch, names), strict=True)
-            found = {name: there for name, there in fetched if there is not None}
+            found = {name: stored for name, stored in fetched if stored is not None}
         return {
-            name: there
-            for name, there in found.items()
-            if self._in_step(name, bytes(there.data), changes, plan) != there.data
+            name: stored
+            for name, stored in found.items()
+            if self._update_members(name, bytes(stored.data), changes, plan) != stored.data
         }
 
-    def _reconsolidate(self, name: str, there: ObjectBytes, changes: Mapping[str, bytes | None], plan: Plan) -> None:
-        """Put the document ``name`` with its consolidated metadata after the commit.
+    def _reconsolidate(self, name: str, stored: ObjectBytes, changes: Mapping[str, bytes | None], plan: Plan) -> None:
+        """Replace the ``stored`` document ``name``, with the consolidated metadata after the commit.
 
-        Changes that another commit has made ``there`` meanwhile are kept.
+        Changes that another commit makes to it at the same time are kept.
         """
         for tries in range(TRIES, 0, -1):
             try:
-                self._put_object(name, (self._in_step(name, bytes(there.data), changes, plan),), there.facts)
+                self._put_object(name, (self._update_members(name, bytes(stored.data), changes, plan),), stored.facts)
             except ConflictError:
                 again = self._objects.fetch(name)
                 if again is None or tries == 1:
                     raise
-                there = again
+                stored = again
             else:
                 return
 
     def _put_shard(self, shard: ShardPlan, expected: Condition) -> None:
-        with self._shard(shard.key):
+        with self._note_conflict(shard.key):
             old: Buffer | None = None
-            condition = self._unread(shard.key) if expected is None else expected
+            condition = self._find_condition(shard.key) if expected is None else expected
             if shard.old:
                 fetched = self._objects.fetch(shard.key)
                 old, condition = (None, ABSENT) if fetched is None else fetched
@@ -303,7 +304,7 @@ class HierarchyCommit:
         except ConflictError:
             if not self._is_one_of(name, self._overlay.sent & {sum_of(parts)}):
                 raise
-            found = None  # an earlier try put it, and heard no answer
+            found = None  # an earlier try has put the object, but its answer was lost
         except BaseException:  # the object may have been put, also if Ctrl-C interrupts
             self._overlay.sent.add(sum_of(parts))
             raise
@@ -312,7 +313,7 @@ class HierarchyCommit:
             self._remember(name, found)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove objects: the document of a node before its chunks and members, outer nodes first."""
+        """Remove objects: outer nodes first, and the document of a node before its chunks and members."""
         for name in sorted(names, key=lambda name: (not is_metadata(name), parent(name)[0].count("/"))):
             self._remove_object(name, None)
 
@@ -321,21 +322,21 @@ class HierarchyCommit:
         self._objects.remove(name, condition)
         self._remember(name, ABSENT)
 
-    def _leftovers(self, plan: Plan) -> dict[str, Version]:
-        """Return the versions of objects in the new parts of arrays: an interrupted commit may have left some."""
+    def _find_leftovers(self, plan: Plan) -> dict[str, Version]:
+        """Return the objects, with versions, in the new parts of arrays: an interrupted commit may have left some."""
         found: dict[str, Version] = {}
         for grown in plan.grown:
             if grown.added > LISTED_FROM:
                 put = dict.fromkeys(filter(grown.has, plan.names()), ABSENT)
-                there = self._objects.find(grown.path).items()
-                found |= put | {name: facts for name, facts in there if grown.has(name)}
+                listed = self._objects.find(grown.path).items()
+                found |= put | {name: facts for name, facts in listed if grown.has(name)}
             else:
                 names = list(grown.names())
                 with ThreadPoolExecutor(WORKERS) as pool:
                     found |= zip(names, pool.map(self._objects.version, names), strict=True)
         return found
 
-    def _to_remove(self, plan: Plan) -> dict[str, Version | None]:
+    def _list_removed(self, plan: Plan) -> dict[str, Version | None]:
         """Return the objects that the commit removes, and their versions, if listings have them."""
         found: dict[str, Version | None] = dict.fromkeys(plan.removed)
         for prefix in plan.prefixes:
@@ -346,12 +347,12 @@ class HierarchyCommit:
         return {name: facts for name, facts in found.items() if name not in put}
 
 
-def _blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
+def _find_blocking(removed: Iterable[str], put: Iterable[str]) -> set[str]:
     """Return the objects to remove before ``put``: local files where directories will be, and the reverse."""
     removed = set(removed)
     put = set(put) if removed else set()
-    in_the_way = {above for name in put for above, _ in iterate_splits(name) if above in removed}
-    return in_the_way | {name for name in removed if any(above in put for above, _ in iterate_splits(name))}
+    files = {above for name in put for above, _ in iterate_splits(name) if above in removed}
+    return files | {name for name in removed if any(above in put for above, _ in iterate_splits(name))}
 
 
 def _describes_array(name: str, data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""References as a mutable mapping, like the dict or the ``LazyReferenceMapper`` of fsspec's filesystem."""
+"""Show references as a mutable mapping, like the dict or the ``LazyReferenceMapper`` of fsspec's filesystem."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_EDITS: Final = Edits()
 class WritableReferences(MutableMapping[str, Any]):
     """The references of a filesystem by key, with uncommitted writes: text, bytes or ``[url, offset, length]``.
 
-    JSON objects are shown as text. Each value is made when it is read. To set a value is to write it to the filesystem;
-    lists become references.
+    JSON objects are shown as text. Each value is made when it is read. Setting a value writes it to the filesystem; a
+    list becomes a reference.
     """
 
     def __init__(self, fs: Any) -> None:
@@ -56,7 +56,9 @@ class WritableReferences(MutableMapping[str, Any]):
                 self._fs.pipe_file(key, decode_base64(value.decode("latin-1")))
             case str() | bytes() | dict():
                 self._fs.pipe_file(key, decode(value))
-            case _ if hasattr(value, "to_bytes") and not isinstance(value, int):  # zarr 3's buffers, of kerchunk
+            case _ if hasattr(value, "to_bytes") and not isinstance(
+                value, int
+            ):  # buffers of zarr 3, which kerchunk passes
                 self._fs.pipe_file(key, value.to_bytes())
             case _:
                 raise TypeError(
@@ -83,7 +85,7 @@ class WritableReferences(MutableMapping[str, Any]):
         return sum(1 for _ in self) if len(self._edits()) else len(self._base())
 
     def __bool__(self) -> bool:
-        return next(iter(self), None) is not None  # to count the keys of a set that is read lazily loads all of it
+        return next(iter(self), None) is not None  # counting the keys of a lazily read set would load all of it
 
     def __reversed__(self) -> Iterator[str]:
         return reversed(list(self))
@@ -116,8 +118,8 @@ class WritableReferences(MutableMapping[str, Any]):
 class _Guard:
     """The only key in the dict's own storage, for C code that reads this storage instead of calling methods.
 
-    `json.dumps` then sees that the dict is not empty, and calls ``items``. orjson and msgspec never call it. They
-    refuse this key, so they do not write an empty document.
+    `json.dumps` sees that the dict is not empty, and then calls ``items``. orjson and msgspec never call ``items``, but
+    they refuse this key, so they do not write an empty document.
     """
 
 

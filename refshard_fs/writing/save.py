@@ -1,7 +1,7 @@
-"""Write the references of a source in the format of a sink, a partition at a time.
+"""Write the references of a source in the format of a sink, one partition at a time.
 
-For a reference set, memory does not grow with the number of references. References of other sources are collected
-first.
+For a reference set, memory does not grow with the number of references. References of other sources are collected in
+memory first.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def save(
     options: Mapping[str, Any],
     callback: Callback = DEFAULT_CALLBACK,
 ) -> str | None:
-    """Write the references of ``keyspace`` to ``url``. URLs still name the same targets as in ``source``.
+    """Write the references of ``keyspace`` to ``url``. Relative URLs are changed, so that targets stay the same.
 
-    Return one line about copies in an object beside the set, or None. Raise ManifestError, which names the key, if the
-    format cannot hold a reference: then nothing is written. Raise FileExistsError if a parquet set would replace
-    something else.
+    Return a remark for the user, such as a line about copies in an object beside the set; or None. Raise ManifestError,
+    which names the key, if the format cannot hold a reference: then nothing is written. Raise FileExistsError if a
+    parquet set would replace other files.
     """
     sink = sink_named(format)
     settings = {name: options[name] for name in sink.settings if name in options}
@@ -80,7 +80,7 @@ def save(
         callback.set_size(sink.passes(stream) * sum(grid.size for grid in stream.grids.values()))
         stream.on_progress = callback.relative_update
 
-        def origins() -> Origins:  # origins of all processed references
+        def origins() -> Origins:  # the origins of all references that were written so far
             if copies is not None and copies.remark is not None:
                 adoption.add_own(copies.url)
             nonlocal recorded
@@ -97,18 +97,19 @@ def save(
 def stream_of(
     keyspace: KeySpace, source: Source, respell: Respell, copies: CopiesBeside | None, sink: Sink | type[Sink]
 ) -> ReferenceStream:
-    """Return the references of ``keyspace`` in the form that ``sink`` takes.
+    """Return the references of ``keyspace`` in the form that ``sink`` accepts.
 
-    Chunks that are not ranges of objects go to ``copies`` if they are large, unless the sink holds them.
+    If chunks are not ranges of objects, and the sink cannot hold them, they are stored inline, or in ``copies`` if they
+    are large.
     """
     run = source.run
 
     def read(entries: Mapping[str, Entry]) -> Sequence[bytes]:
         return source.wait(source.read_entries, entries)
 
-    given: dict[str, Any] = {"pins_as_checks": sink.holds_versions, "read": read, "needs_lengths": sink.needs_lengths}
+    options: dict[str, Any] = {"pins_as_checks": sink.holds_versions, "read": read, "needs_lengths": sink.needs_lengths}
     if keyspace.is_reference_set or (keyspace.has_only_ranges and sink.holds_versions and sink.holds_packed):
-        return ReferenceStream(keyspace, run, respell, **given)
+        return ReferenceStream(keyspace, run, respell, **options)
     checks: Checks = {}
     packed: dict[str, dict[int, Entry]] = {}
     if keyspace.edits is not None:
@@ -116,8 +117,8 @@ def stream_of(
     else:
         if sink.holds_packed:
             collection = run("", partial(collect_keys, keyspace, with_lengths=sink.needs_lengths, for_others=True))
-            for one in collection.packed:
-                packed.setdefault(one.array or "", {})[one.number] = one.entry
+            for packed_key in collection.packed:
+                packed.setdefault(packed_key.array or "", {})[packed_key.number] = packed_key.entry
             refs, checks = collection.finish()
         elif copies is None:
             refs, checks = run("", partial(gather, keyspace))
@@ -128,7 +129,7 @@ def stream_of(
             is_own = url is None or (copies is not None and url == copies.url)
             return url if is_own else respell(absolute(url or ""))
 
-    return ReferenceStream.of_set(refs, spell, checks, run, packed=packed, **given)
+    return ReferenceStream.of_set(refs, spell, checks, run, packed=packed, **options)
 
 
 def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) -> tuple[ReferenceSet, Checks]:
@@ -148,8 +149,8 @@ def _gather_copying(keyspace: KeySpace, source: Source, copies: CopiesBeside) ->
 
 
 def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> None:
-    """Log how much will be copied, and how to avoid that."""
-    what = bytes_text(sum(packed.size for packed in collection.packed))
+    """Log a warning: how many bytes will be copied, and how to avoid that."""
+    size = bytes_text(sum(packed.size for packed in collection.packed))
     space: KeySpace | None = keyspace
     while space is not None and space.cube is None:
         space = space.base
@@ -157,14 +158,14 @@ def _warn_of_copies(collection: Collection, keyspace: KeySpace, url: str) -> Non
         "" if space is None else ". A name that ends in .refshard saves the document of the cube, and copies nothing"
     )
     count = count_text(len(collection.packed), "chunk")
-    logger.warning("%s, %s, are made when they are read, and are now copied to %s%s", count, what, url, advice)
+    logger.warning("%s, %s, are made when they are read, and are now copied to %s%s", count, size, url, advice)
 
 
 class CopiesBeside:
-    """An object in ``folder`` with copies of chunks that are computed from other bytes, since references cannot be.
+    """An object in ``folder`` with copies of computed chunks, for which there can be no references.
 
-    It is complete before the set that refers to it appears. Its name is new, so that readers of an older set at the
-    same URL still have their copies. It is removed if the set is not written. ``callback`` counts the chunks.
+    The object is complete before the set that refers to it appears. Its name is new, so that readers of an older set
+    at the same URL still have their copies. It is removed if the set is not written. ``callback`` counts the chunks.
     """
 
     def __init__(self, folder: str, options: Mapping[str, Any], callback: Callback) -> None:
@@ -215,10 +216,10 @@ class CopiesBeside:
 
 
 def make_speller(options: OpenOptions, source: object, url: str | None = None) -> Respell:
-    """Return the function that spells URLs of the set ``source`` (its URL, or a source in memory) for a set at ``url``.
+    """Return a function that converts URLs in the set ``source`` (its URL, or a source in memory) for a set at ``url``.
 
-    A relative URL stays as it is if it names the same object in both sets. Otherwise, or without ``url``, it becomes
-    absolute.
+    A relative URL stays as it is if it names the same object in both sets. Otherwise, and if ``url`` is None, it
+    becomes absolute.
     """
     resolve = resolver(options, policy.directory_of(source.rstrip("/")) if isinstance(source, str) else None)
     directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))

@@ -1,8 +1,9 @@
 """Plan a commit: turn edits of keys into objects to put, shards to rewrite, and objects to remove.
 
-Keys are the keys of the view, where shards are shown as inner chunks. `plan_commit` collects inner chunks by shard, and
+Keys are the keys of the view, which shows shards as inner chunks. `plan_commit` collects inner chunks by shard, and
 converts documents back to documents of sharded arrays; `pack_shard` joins the bytes of a shard. Sets of references
-cannot hold shards: `shard_edits` makes a new object, or a value if it is small, of each shard that changes.
+cannot hold shards: for them, `shard_edits` makes a new object of each shard that changes, or an inline value if the
+shard is small.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from refshard_fs.writing.writer import Writer
 
 
 class Growth(NamedTuple):
-    """An array that a commit makes longer: its chunk counts before, its grid after, and its shards' layout.
+    """An array that a commit makes longer: its chunk counts before, its grid after, and the layout of its shards.
 
-    Objects of an interrupted commit in the new part must be removed: they would be shown as its chunks.
+    An interrupted commit may have left objects in the new part of the array. They must be removed, because they would
+    be shown as chunks.
     """
 
     path: str
@@ -59,7 +61,7 @@ class Growth(NamedTuple):
     def names(self) -> Iterator[str]:
         """Yield the names of the objects that have only chunks of the new part."""
         seen: set[str] = set()
-        for coords in self._new():
+        for coords in self._iterate_new():
             if self.layout is not None:
                 coords = tuple(cut.shard(coord)[0] for cut, coord in zip(self.layout.cuts, coords, strict=True))
             name = join(self.path, self.after.encoding.encode(coords))
@@ -67,14 +69,14 @@ class Growth(NamedTuple):
                 seen.add(name)
                 yield name
 
-    def _new(self) -> Iterator[tuple[int, ...]]:
+    def _iterate_new(self) -> Iterator[tuple[int, ...]]:
         counts = self.after.counts
         for axis, (before, after) in enumerate(zip(self.before, counts, strict=True)):
-            kept = [range(min(b, c)) for b, c in zip(self.before[:axis], counts[:axis], strict=True)]
-            yield from itertools.product(*kept, range(before, after), *map(range, counts[axis + 1 :]))
+            common = [range(min(b, c)) for b, c in zip(self.before[:axis], counts[:axis], strict=True)]
+            yield from itertools.product(*common, range(before, after), *map(range, counts[axis + 1 :]))
 
 
-def _growth(
+def _find_growth(
     keyspace: KeySpace, key: str, written: bytes, path: str, layout: ShardLayout | None
 ) -> Steps[Growth | None]:
     """Return the growth of the array ``path``, whose document ``key`` becomes ``written``; None if it does not grow."""
@@ -89,9 +91,9 @@ _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # documents of
 
 
 class ShardPlan(NamedTuple):
-    """A shard that changes, and its new chunks by position in it (None: a removed chunk).
+    """A shard that changes, and its new chunks by their place in it (None: a removed chunk).
 
-    ``old`` says whether chunks of the stored shard may be kept. Positions below ``inside`` belong to the array.
+    ``old`` says whether chunks of the stored shard may have to be kept. Places below ``inside`` belong to the array.
     """
 
     key: str
@@ -121,8 +123,8 @@ class Plan(NamedTuple):
     data: dict[str, Inline | Spooled | Span]
     documents: list[tuple[str, bytes]]
     removed: list[str]
-    prefixes: list[str]  # all objects below these are removed, unless they are put
-    replaced: list[str]  # all shards of these arrays are removed, unless they are put
+    prefixes: list[str]  # all objects below these are removed, except those that the commit puts
+    replaced: list[str]  # all shards of these arrays are removed, except those that the commit puts
     grown: list[Growth]  # arrays that become longer
 
     def names(self) -> list[str]:
@@ -133,8 +135,9 @@ class Plan(NamedTuple):
 def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bool) -> Steps[Plan]:
     """Plan the commit of ``edits`` of the keys of ``keyspace``.
 
-    References that were written as documents, or as chunks of shards, are loaded into ``spool``; with ``loads_all``,
-    all references are. Raise ManifestError if the shards of an array do not fit its new metadata.
+    If the value of a document, or of a chunk in a shard, was written as a reference, its bytes are loaded into
+    ``spool``; with ``loads_all``, this is done for all references. Raise ManifestError if the shards of an array do not
+    fit its new metadata.
     """
 
     def load(edit: Inline | Spooled | Span) -> Steps[Inline | Spooled]:
@@ -158,10 +161,10 @@ def plan_commit(keyspace: KeySpace, edits: Edits, spool: Spool, *, loads_all: bo
                     layouts |= {path: layout for path, layout in found.layouts.items() if path == parent(key)[0]}
             path, name = parent(key)
             if name in zarrmeta.ARRAY_DOCUMENTS and not edits.hides(key):
-                longer = yield from _growth(keyspace, key, written, path, layouts.get(path))
+                longer = yield from _find_growth(keyspace, key, written, path, layouts.get(path))
                 grown |= {} if longer is None else {path: longer}
     arrays = _Arrays(view, edits, layouts)
-    whole, within = yield from _prefixes(view, arrays, edits)
+    whole, within = yield from _split_prefixes(view, arrays, edits)
     shards: dict[str, ShardPlan] = {}
     data: dict[str, Inline | Spooled | Span] = {}
     removed: list[str] = []
@@ -208,7 +211,7 @@ class _Arrays:
         known = self._known.get(directory)
         if known is None:
             known = yield from self._find(key)
-            if directory:  # in the root, keys tell
+            if directory:  # keys in the root may belong to an array at the root, or not
                 self._known[directory] = known
         return known
 
@@ -227,12 +230,15 @@ class _Arrays:
         if found is None:
             return "", None
         seen = yield from self._view.array_info(found)
-        gone = all(self._edits.get(join(found, name)) is REMOVED for name in zarrmeta.ARRAY_DOCUMENTS)
-        return (found, None) if seen is None or gone else (found, seen.layout)
+        is_removed = all(self._edits.get(join(found, name)) is REMOVED for name in zarrmeta.ARRAY_DOCUMENTS)
+        return (found, None) if seen is None or is_removed else (found, seen.layout)
 
 
-def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
-    """Return the removed prefixes of objects; and, for removed prefixes inside sharded arrays, the keys below them."""
+def _split_prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tuple[list[str], list[str]]]:
+    """Split the removed prefixes: return those below which all objects are removed; and for the others the keys.
+
+    A prefix inside a sharded array has no objects of its own: its keys are chunks in shards.
+    """
     whole: list[str] = []
     within: list[str] = []
     for prefix in edits.prefixes():
@@ -240,11 +246,11 @@ def _prefixes(view: ShardView | None, arrays: _Arrays, edits: Edits) -> Steps[tu
         if view is None or layout is None or is_within(path, prefix):
             whole.append(prefix)
         else:
-            within += yield from keys_of(view, prefix)
+            within += yield from list_keys(view, prefix)
     return whole, within
 
 
-def keys_of(view: KeySpace, prefix: str) -> Steps[list[str]]:
+def list_keys(view: KeySpace, prefix: str) -> Steps[list[str]]:
     """Return all keys of ``view`` below ``prefix``."""
     found: list[str] = []
     pending = [prefix]
@@ -296,30 +302,30 @@ def shard_edits(writer: Writer, view: KeySpace, edits: Edits) -> Edits:
     stored = view.whole_shards
     run, overlay = writer.source.run, writer.overlay
     plan: Plan = run("", partial(plan_commit, view, edits, overlay.spool, loads_all=False))
-    made = Edits()
+    converted = Edits()
     for prefix in plan.prefixes:
-        made.remove_below(prefix)
+        converted.remove_below(prefix)
     for path in plan.replaced:
-        for key in run(path, partial(keys_of, stored, path)):
+        for key in run(path, partial(list_keys, stored, path)):
             if not is_metadata(key):
-                made.put(key, REMOVED)
+                converted.put(key, REMOVED)
     for key in plan.removed:
-        made.put(key, REMOVED)
+        converted.put(key, REMOVED)
     for key, document in plan.documents:
-        made.put(key, Inline(document))
+        converted.put(key, Inline(document))
     for key, edit in plan.data.items():
-        made.put(key, edit if isinstance(edit, Span) else writer.make_edit([edit.data]))
+        converted.put(key, edit if isinstance(edit, Span) else writer.make_edit([edit.data]))
     for shard in plan.shards:
         url, old = run(shard.key, partial(_read_old, stored, shard.key)) if shard.old else ("", None)
         parts = None if shard.is_removed else pack_shard(shard, old, url)
-        made.put(shard.key, REMOVED if parts is None else writer.make_edit(parts))
+        converted.put(shard.key, REMOVED if parts is None else writer.make_edit(parts))
         if not shard.is_removed:
             overlay.costs.put(shard.key, shard.array, len(shard.changes), read=old is not None)
-    return made
+    return converted
 
 
 def _read_old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
-    """Return the URL and the bytes of the stored shard ``key``; None for the bytes of a shard that does not exist."""
+    """Return the URL and the bytes of the stored shard ``key``; no bytes (None) if the shard does not exist."""
     entry = yield from stored.lookup(key)
     match entry:
         case None:
@@ -332,9 +338,10 @@ def _read_old(stored: KeySpace, key: str) -> Steps[tuple[str, Buffer | None]]:
 
 
 def list_stored_keys(source: Source, writer: Writer | None) -> KeySpace:
-    """Return the keys of a source as they are stored, or as a commit would store them: of shards, not of inner chunks.
+    """Return the key space of a source with uncommitted writes as a commit would store them, in shards.
 
-    Other sets may then refer to objects of uncommitted writes, so that none of these objects is removed from now on.
+    The caller may make sets that refer to objects of uncommitted writes. So none of these objects is removed from now
+    on.
     """
     keyspace = source.open()
     if writer is None or source.transaction is None:

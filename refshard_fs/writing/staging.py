@@ -1,10 +1,10 @@
 """Stage the writes of worker processes and forks for the process that commits.
 
-Each write becomes an object, and `merge` adds these to the overlay of the committing process:
+Each write becomes an object, and `merge` adds these objects to the overlay of the committing process. Their names are
 ``<data_url>/<overlay>/<writer>.<number>/<sequence>-<kind>/<key>``. ``writer`` is the name of the fork, if there is
-one, and of the process. ``number`` is the last change of the overlay that the process had. The key is percent-encoded.
-The kind ``w`` is a value, and ``r`` a reference, ``[url, start, stop]``; ``d`` removes the key, and ``p`` all keys
-below it. Values are not copied: the committed source refers to these objects.
+one, and the name of the process. ``number`` is the last change of the overlay that the process had. The key is
+percent-encoded. The kind ``w`` is a value, and ``r`` a reference, ``[url, start, stop]``; ``d`` removes the key, and
+``p`` all keys below it. Values are not copied: the committed source refers to these objects.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from refshard_fs.stores.objects import Objects
 
 _NAME: Final = re.compile(r"[^/]+/([0-9a-f]+)\.(\d+)/(\d+)-([wrdp])/(.+)")  # writer, seen, number, kind and key
 _LATER: Final = "another process and later by this one"
-_NAMED: Final = 32  # letters in the name of a process or of a fork
-_ROOT: Final = "%"  # the empty key; a percent-encoded key is never a single "%"
-_CUT: Final = "%/"  # separates pieces of a long segment; percent-encoded keys never contain it
-_LONG: Final = re.compile(r"[^/]{200}(?=[^/])")  # names of files have 255 bytes at most, those of drafts included
+_NAME_LENGTH: Final = 32  # letters in the name of a process or of a fork
+_ROOT: Final = "%"  # stands for the empty key; a percent-encoded key is never a single "%"
+_CUT: Final = "%/"  # separates the parts of a long segment; percent-encoded keys never contain it
+_LONG: Final = re.compile(r"[^/]{200}(?=[^/])")  # names of files have 255 bytes at most, and drafts have longer names
 
 
 def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data: bytes) -> str:
@@ -49,8 +49,8 @@ def stage(overlay: Transaction, store: Objects | None, kind: str, key: str, data
 
 
 def _quote(key: str) -> str:
-    """Convert ``key`` to a part of an object's name: percent-encoded, with long segments cut into pieces."""
-    return _LONG.sub(lambda piece: piece.group() + _CUT, quote(key, safe="/")) or _ROOT
+    """Convert ``key`` to a part of an object's name: percent-encoded, with long segments cut."""
+    return _LONG.sub(lambda part: part.group() + _CUT, quote(key, safe="/")) or _ROOT
 
 
 def _unquote(name: str) -> str:
@@ -69,17 +69,17 @@ class _StagedObject(NamedTuple):
     @property
     def fork(self) -> str:
         """The name of the fork that wrote this; empty for a copy of the filesystem in another process."""
-        return self.writer[:-_NAMED]
+        return self.writer[:-_NAME_LENGTH]
 
 
 class _Process(NamedTuple):
-    """The edits of one process; and, by key, the number of the last edit of the overlay that the process had."""
+    """The edits of one process; ``seen`` has by key the last change of the overlay that the process had."""
 
     edits: Edits
-    seen: dict[str, int]  # the number of changes seen, by key
+    seen: dict[str, int]
 
 
-IMPLICIT: Final = ""  # in place of a fork's name: copies of a filesystem in other processes
+IMPLICIT: Final = ""  # stands for the name of a fork: copies of a filesystem in other processes
 
 
 def merge(
@@ -92,8 +92,8 @@ def merge(
 ) -> None:
     """Add the edits that ``forks`` staged to ``overlay``; edits that were merged before are skipped.
 
-    Raise ConflictError, and add nothing, if two processes have different values for a key. ``reads_all`` reads all
-    values, for a commit that stores them itself.
+    Raise ConflictError, and add nothing, if two processes have different values for a key. With ``reads_all``, all
+    values are read, for a commit that stores them itself.
     """
     listed = (staged for staged in _list_staged(overlay, store) if staged.name not in overlay.merged)
     found = [staged for staged in listed if staged.fork in forks]
@@ -104,7 +104,7 @@ def merge(
     writers: dict[str, _Process] = {}
     for staged in sorted(found, key=lambda s: (s.writer, s.number)):
         writer = writers.setdefault(staged.writer, _Process(Edits(), {}))
-        _take(writer, staged, store, read.get(staged.name))
+        _add_edit(writer, staged, store, read.get(staged.name))
     _refuse_conflicts(overlay, writers, store)
     for writer in writers.values():
         for prefix in writer.edits.prefixes():
@@ -149,12 +149,12 @@ class _Reference(msgspec.Struct, array_like=True):
     origin: Origin = ()
 
 
-def read_staged_reference(span: Span) -> bytes:
-    """Return the bytes of the staged object for a reference."""
+def encode_reference(span: Span) -> bytes:
+    """Return the bytes of the staged object for a reference to ``span``."""
     return msgspec.json.encode(_Reference(span.url, span.start, span.stop, span.origin))
 
 
-def _take(writer: _Process, staged: _StagedObject, store: Objects, data: bytes | None) -> None:
+def _add_edit(writer: _Process, staged: _StagedObject, store: Objects, data: bytes | None) -> None:
     edits, key = writer.edits, staged.key
     writer.seen[key] = staged.seen
     match staged.kind:
@@ -170,7 +170,7 @@ def _take(writer: _Process, staged: _StagedObject, store: Objects, data: bytes |
 
 
 def _refuse_conflicts(overlay: Transaction, writers: Mapping[str, _Process], store: Objects) -> None:
-    """Raise ConflictError if two writers have different values for a key, or this process wrote another one later."""
+    """Raise ConflictError if two writers have different values for a key, or this process has changed it later."""
     others = Edits()  # edits of earlier writers
     later = {seen: overlay.edits.since(seen) for writer in writers.values() for seen in writer.seen.values()}
     for name, writer in writers.items():
@@ -197,8 +197,8 @@ def _unless_written_by(writer: str, key: str, edit: Edit | None, overlay: Transa
 def _refuse_other(key: str, edit: Edit, other: Edit | None, who: str, store: Objects) -> None:
     if other is not None and other is not edit and not _same(other, edit, store):
         raise ConflictError(
-            f"{key!r} was written or removed by {who} in different ways: nothing was committed. Give each worker keys "
-            "of its own (regions that end where chunks do), or discard()"
+            f"{key!r} was written or removed by {who} in different ways: nothing was committed. Let each worker write "
+            "different keys (regions that end at the edges of chunks), or discard()"
         )
 
 

@@ -1,4 +1,4 @@
-"""fsspec's transaction over the writes to one source."""
+"""Implement fsspec's transaction for the writes to one source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fsspec.transaction import Transaction
 
 
 class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untyped
-    """Commit, or drop, all writes to the overlay since its start, also those of filesystems that share the overlay.
+    """Commit, or drop, all writes to the overlay since the start, including writes of filesystems that share it.
 
     If the commit fails, the edits are kept: they can be committed again, saved elsewhere or discarded.
     """
@@ -34,7 +34,7 @@ class OverlayTransaction(Transaction):  # type: ignore[misc]  # fsspec is untype
         if not commit:
             writer.roll_back(self._savepoint)
         elif writer.overlay.worker is None and isinstance(writer.source.options.source, str):
-            # A worker's edits are committed by another process, and a source in memory already has the edits.
+            # For a worker, another process commits the edits; a source in memory already has them.
             from refshard_fs.writing import commit as committing  # not imported for reading
 
             committing.commit(writer)

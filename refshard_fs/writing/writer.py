@@ -1,4 +1,4 @@
-"""Write keys of one source into an overlay, which is committed or discarded.
+"""Write keys of one source into an overlay, which users commit or discard.
 
 In the process that commits, small values and metadata go into the overlay, and other values into new objects at once.
 Values that the commit itself stores wait in the overlay: all values of a zarr hierarchy, and chunks of shards. Other
@@ -26,7 +26,7 @@ from refshard_fs.source.transaction import Base, OverlayCopy, Transaction
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.store import Buffer, sum_of
 from refshard_fs.targets.generic import run_in_thread
-from refshard_fs.writing.staging import clear, read_staged_reference, stage
+from refshard_fs.writing.staging import clear, encode_reference, stage
 
 HIERARCHY: Final = "zarr-hierarchy"
 ICECHUNK: Final = "icechunk"
@@ -34,7 +34,8 @@ HOLD_VALUES: Final = (HIERARCHY, ICECHUNK)  # formats whose commit stores every 
 _NEW: Final = READ_AS | {name: name for name in READ_AS.values()}
 
 _ELSEWHERE = (
-    "this filesystem is a copy from another process, which has to commit or discard: the writes made here are safe"
+    "this filesystem is a copy from another process: call commit() or discard() there. The writes of this process are "
+    "safe"
 )
 
 
@@ -50,7 +51,7 @@ class Writer:
 
     @property
     def overlay(self) -> Transaction:
-        """The uncommitted writes; a source in memory has an overlay from the first use on."""
+        """The uncommitted writes; a source in memory gets its overlay here, at the first use."""
         return self.source.ensure_transaction()
 
     @property
@@ -65,7 +66,7 @@ class Writer:
         return None if url is None else Objects(url, self.source.stores)
 
     def format_of(self, base: Base) -> str | None:
-        """Return the format that a commit writes, of the source or for a new source; None if it takes no writes."""
+        """Return the format that a commit writes; None if the source does not support commits."""
         if base.facts is None and base.url == self.fo:  # nothing exists at the URL
             format = self.options.format
             if format is None:
@@ -76,19 +77,19 @@ class Writer:
         return base.keyspace.committed_as
 
     async def write(self, key: str, data: bytes) -> None:
-        """Set ``key`` to ``data``; if the data become an object, it is complete when this returns."""
+        """Set ``key`` to ``data``; if the data become an object, the object is complete when this returns."""
         if not self._write_over(await self._open_async(), key, data):
             await run_in_thread(lambda: self._put(key, data))
 
     def write_now(self, key: str, data: bytes) -> bool:
         """Set ``key`` to ``data``, if this takes no event loop; otherwise return False. For callers that may block."""
-        base = self.overlay.base  # None before the source is opened: its format says where values go
+        base = self.overlay.base  # None before the source is opened: its format determines where values are stored
         return base is not None and self._write_over(base, key, data)
 
     async def refer(self, key: str, span: Span) -> None:
         """Make ``key`` refer to ``span``."""
         await self._open_async()
-        await self._stage("r", key, read_staged_reference(span))
+        await self._stage("r", key, encode_reference(span))
         self.overlay.put(key, span)
 
     def refer_now(self, key: str, span: Span) -> bool:
@@ -109,8 +110,8 @@ class Writer:
         await self.refer(key, add_origin(entry, origin_for(self.source.admission, entry.url)))
         return True
 
-    async def manifests_among(self, keys: Iterable[str]) -> set[str]:
-        """Return the ``keys`` that are chunk manifests of arrays."""
+    async def find_manifests(self, keys: Iterable[str]) -> set[str]:
+        """Return those ``keys`` that are chunk manifests of arrays."""
         keyspace = (await self._open_async()).keyspace.whole_shards
         found: set[str] = set()
         for directory in {parent(key)[0] for key in keys}:
@@ -129,7 +130,7 @@ class Writer:
         self.overlay.remove_below(prefix)
 
     def make_edit(self, parts: Sequence[Buffer]) -> Inline | Span:
-        """Return an edit with the bytes of ``parts``; large values become an object, durable on return. May block."""
+        """Return an edit with the bytes of ``parts``; a large value becomes a durable object. May block."""
         if not self._is_large(sum(map(len, parts))):
             return Inline(b"".join(parts))
         span, removable = self._put_parts(parts, durable=True)
@@ -175,14 +176,14 @@ class Writer:
         return self.store is not None and size > self.options.inline_threshold
 
     def _put_parts(self, parts: Sequence[Buffer], *, durable: bool = False) -> tuple[Span, str | None]:
-        """Put an object with ``parts``; return its span, and its URL if it may be removed later.
+        """Put an object with ``parts``; return its span, and its URL if it may be removed later (else None).
 
-        An object that is named by its content must stay: other keys may refer to it.
+        An object that is named by its content must stay, because other keys may refer to it.
         """
         overlay, store, by_content = self.overlay, self.store, self.options.content_addressed
         assert store is not None
         name = sum_of(parts).hex() if by_content else uuid.uuid4().hex
-        name = f"{name[:2]}/{name[2:]}"  # two letters are a directory, so that none has too many files
+        name = f"{name[:2]}/{name[2:]}"  # the first two letters are a directory, so that none has too many files
         if not (by_content and (name in overlay.names or store.facts(name) is not None)):
             store.put(name, parts, durable=durable)
         url = store.url_of(name)
@@ -219,11 +220,11 @@ class Writer:
         while True:
             await self.source.keyspace()
             base = self.overlay.base
-            if base is not None:  # no other thread has replaced the edits meanwhile
+            if base is not None:  # otherwise another thread has just changed the edits: open again
                 return base
 
     def overlay_copy(self) -> OverlayCopy | None:
-        """Return the option ``overlay`` for copies in other processes, with the edits so far."""
+        """Return the value of the option ``overlay`` for copies in other processes; it contains the edits so far."""
         overlay = self.source.transaction
         return None if overlay is None else overlay.copy()
 

@@ -1,4 +1,4 @@
-"""Arrays of formats other than zarr: nested groups, texts, filters, and contiguous arrays cut into chunks."""
+"""Arrays of other formats are shown with nested groups, texts and filters; contiguous arrays are cut into chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from refshard_fs.errors import ManifestError
 
 
 def result(steps: Steps[Any]) -> Any:
-    """Return what look-ups that need no reads return."""
+    """Return the result of steps that need no reads."""
     with pytest.raises(StopIteration) as done:
         next(steps)
     return done.value.value
@@ -178,7 +178,7 @@ def test_invalid_names_are_reported_and_left_out(path: str) -> None:
     group = ArrayGroup(arrays, {name: Given(b"abcd") for name in arrays}, 2, {}, groups={path: {}, "g": {}})
     assert set(group.grids) == {"a"}
     assert {listed.name for listed in result(group.children(""))} >= {"a", "g"}
-    if len(path) > 100:  # it is reported by its beginning
+    if len(path) > 100:  # the report shows only the beginning of a long path
         assert result(group.lookup(f"{path}/0")) is None
     else:
         with pytest.raises(ManifestError, match="its path cannot be a key"):
@@ -194,7 +194,7 @@ class Sparse(Given):
 
 @pytest.mark.parametrize("prefix", ["", "g", "g/b", "g.a", "z", "none"])
 def test_contents_and_chunks_agree_with_listings(prefix: str) -> None:
-    """They are made of the arrays themselves; the base class lists directories, and looks up each key."""
+    """`ArrayGroup` makes them from its arrays; the base class would list directories, and look up each key."""
     some = Span("file", 0, 4), None, *(Span("other", at, at + 4) for at in range(10)), b"abcd"
     chunks = {"z": Given(*some), "g/b": Sparse(*some), "g/h/a": Given(b"abcd"), "g.a": Given(b"abcd"), "0": Given(b"")}
     counts = {"z": 13, "g/b": 13, "0": 0}
@@ -216,7 +216,7 @@ def test_contents_and_chunks_agree_with_listings(prefix: str) -> None:
 
 
 def test_documents_are_encoded_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cube of many files reads the documents of one array of each."""
+    """A cube of many files reads only the documents of one array of each file."""
     encoded: list[Any] = []
 
     def encode(document: Any) -> bytes:

@@ -8,7 +8,7 @@ from refshard_fs.core.chain import PERIOD, foresee
 
 
 @pytest.mark.parametrize(
-    ("lengths", "want"),
+    ("lengths", "expected"),
     [
         ([], []),
         ([5], [5]),
@@ -21,5 +21,5 @@ from refshard_fs.core.chain import PERIOD, foresee
         ([*range(PERIOD + 1)] * 2, []),
     ],
 )
-def test_lengths_that_repeat_are_foreseen(lengths: list[int], want: list[int]) -> None:
-    assert foresee(lengths) == want
+def test_lengths_that_repeat_are_foreseen(lengths: list[int], expected: list[int]) -> None:
+    assert foresee(lengths) == expected

@@ -1,4 +1,4 @@
-"""CRC-32C: the vectors of RFC 3720, and every length and alignment against the bitwise definition."""
+"""CRC-32C gives the values in RFC 3720, and for any length and alignment those of its bitwise definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes of chunks: each number is found in the box that contains its index."""
+"""Each chunk is found in the box that contains its index."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def document(version: int, shape: Sequence[int], chunks: Sequence[int], separato
 
 
 def references(rng: random.Random, folder: Path, *, stray: bool = True, remote: float = 0.0) -> dict[str, Any]:
-    """Return references of every kind; of the documents of arrays, a share ``remote`` are references themselves."""
+    """Return references of every kind; ``remote`` is the share of array documents that are references."""
     data = folder / "data.bin"
     data.write_bytes(bytes(range(256)) * 8)
     version = rng.choice([2, 3])
@@ -134,7 +134,7 @@ def prototype(rng: random.Random, folder: Path) -> str:
 
 
 def remote_shards(rng: random.Random, folder: Path) -> dict[str, Any]:
-    """Return references to shards, where a document says what they are that is a reference itself."""
+    """Return references to shards of an array whose metadata document is a reference, too."""
     root = Path(hierarchy(rng, folder, shards=(4, 6)))
     refs: dict[str, Any] = {p.relative_to(root).as_posix(): [str(p)] for p in root.rglob("*") if p.is_file()}
     return {key: value for key, value in refs.items() if "/" not in key or rng.random() < 0.8 or "zarr" in key}
@@ -177,14 +177,14 @@ SOURCES: dict[str, Callable[[random.Random, Path], Any]] = {
 
 
 class Answers:
-    """What a source says of its keys: one by one, and for whole arrays."""
+    """Get the answers of a source about its keys: one by one, and for whole arrays."""
 
     def __init__(self, fs: RefShardFileSystem) -> None:
         self.run = fs.source.run
         self.keyspace: KeySpace = fs.source.open()
 
     def value(self, chunks: Chunks, row: int) -> Any:
-        """Return where the chunk in ``row`` lies, or its bytes, and what is known of it."""
+        """Return the range or the bytes of the chunk in ``row``, with its pin and checks."""
         value = chunks.packed.get(row, chunks.value(row))
         if not chunks.packed.get(row) and value is not None and not isinstance(value, bytes):
             url = self.keyspace.resolve(chunks.urls[value.target])
@@ -212,7 +212,7 @@ class Answers:
         return zarrmeta.dumps(value) if isinstance(value, Mapping) else decode(value)
 
     def all(self, prefix: str, rng: random.Random) -> dict[str, Any]:
-        """Return the answers for all keys below ``prefix``, as `contents` and `chunks` tell of them."""
+        """Return the answers of `contents` and `chunks` for all keys below ``prefix``."""
         contents: Contents = self.run(prefix, partial(self.keyspace.contents, prefix))
         found = {key: self.member(key, value) for key, value in contents.members.items()}
         found |= {key: self.key(key) for key in contents.others}
@@ -240,7 +240,7 @@ def test_chunks_agree_with_lookups(kind: str, is_edited: bool, tmp_path: Path) -
             fs.rm_file(keys[0])
             fs.pipe_file(keys[-1], b"written")
         answers = Answers(fs)
-        found = answers.all("", rng)  # before documents were read for other reasons
+        found = answers.all("", rng)  # before any document is read
         paths = ["", *(key.rpartition("/")[0] for key in found if key.endswith(("/.zarray", "/zarr.json")))]
         for path in paths:
             expected = {key: answers.key(key) for key in fs.find(path) if key != ".zmetadata"}

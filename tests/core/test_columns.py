@@ -1,4 +1,4 @@
-"""Columns of references, and chunk numbers in another grid."""
+"""Rows of references are collected in columns, and chunk numbers are converted to another grid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_numbers_follow_coordinates_into_another_grid(before: tuple[int, ...], a
 
 
 def test_later_rows_replace_earlier_ones() -> None:
-    """Rows that repeat, come late, or outgrow the grid: the highest order wins, as with a dict."""
+    """Rows may repeat, come late, or exceed the size of the grid: the row of the highest order wins."""
     grid, rng = ChunkGrid((40,), DOTS), np.random.default_rng(1)
     for orders in ([1, 2, 3, 4], [2, 4, 1, 3]):
         builder, pieces = PartsBuilder(grid), {}

@@ -136,7 +136,7 @@ def test_all_streams_of_a_chunk_are_counted(name: str, compress: Any) -> None:
     codec = {"id": name}
     little = numcodecs.Zstd().encode if name == "zstd" else compress
     check_chunk(meta_of(codec), bytes(little(DATA.tobytes())) + bytes(8))
-    if name == "zstd":  # whose first frame says nothing of its size
+    if name == "zstd":  # the first frame does not state its size
         packer = zstd().ZstdCompressor()
         first, rest = packer.compress(b"12345678") + packer.flush(), bytes(compress(ZEROS))
     else:
@@ -181,6 +181,6 @@ def test_delta_is_undone_in_place(is_installed: bool, monkeypatch: pytest.Monkey
     if not is_installed:
         monkeypatch.setitem(sys.modules, "imagecodecs", None)
     numbers = np.array([7, 1 << 62, 1 << 62, -3, 0, 5])
-    want = np.cumsum(numbers[1:])  # which wraps
+    expected = np.cumsum(numbers[1:])  # sums wrap
     add_up(numbers[1:])
-    assert numbers.tolist() == [7, *want]
+    assert numbers.tolist() == [7, *expected]

@@ -15,7 +15,7 @@ GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group"}}
 
 
 def array(version: int, **attributes: Any) -> dict[str, Any]:
-    """The documents of an array, by their names."""
+    """Return the metadata documents of an array, by name."""
     if version == 2:
         more = {"chunks": [2], "dtype": "<i4", "compressor": None, "filters": None, "fill_value": 0, "order": "C"}
         return {".zarray": {"zarr_format": 2, "shape": [2], **more}, ".zattrs": attributes}
@@ -35,7 +35,7 @@ def array(version: int, **attributes: Any) -> dict[str, Any]:
 
 
 def documents(version: int) -> dict[str, Any]:
-    """A group with the arrays a, b and g/c, whose metadata are consolidated in the root and in g."""
+    """Return documents of the arrays a, b and g/c, whose metadata are consolidated in the root and in g."""
     found: dict[str, Any] = {}
     for path in ("a", "b", "g/c"):
         found |= {f"{path}/{name}": document for name, document in array(version, units="m").items()}
@@ -54,14 +54,14 @@ def consolidated(version: int, members: dict[str, Any]) -> dict[str, Any]:
 
 
 def members(fs: RefShardFileSystem, path: str, version: int) -> dict[str, Any]:
-    """What the consolidated metadata of the group ``path`` say."""
+    """Return the members of the consolidated metadata of the group ``path``."""
     found = json.loads(fs.cat_file(path + (".zmetadata" if version == 2 else "zarr.json")))
     members: dict[str, Any] = (found if version == 2 else found["consolidated_metadata"])["metadata"]
     return members
 
 
 def written(tmp_path: Path, kind: str, version: int) -> str:
-    """The URL of a source of some kind with these documents."""
+    """Write the documents to a source of this kind; return its URL."""
     path = tmp_path / {"json": "set.json"}.get(kind, "set")
     found = documents(version)
     if kind == "hierarchy":
@@ -98,7 +98,7 @@ def test_consolidated_metadata_follow_edits(tmp_path: Path, kind: str, version: 
     names = {key: key if version == 2 else key.removesuffix("/zarr.json") for key in changed}
     assert {name: after[name] for name in names.values()} == {name: changed[key] for key, name in names.items()}
     assert not [name for name in after if name.split("/")[0] == "b"]
-    if kind in ("json", "hierarchy"):  # others have consolidated metadata of their own, in the root
+    if kind in ("json", "hierarchy"):  # other kinds make their own consolidated metadata in the root
         inner = members(there, "g/", version)
         assert (
             inner["c" if version == 3 else "c/.zattrs"]
@@ -122,7 +122,7 @@ def test_dict_without_members_saves_consistent_metadata(tmp_path: Path, kind: An
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spelled", ["base64", "reference"])
-def test_consolidated_metadata_keep_documents_spelled_otherwise(tmp_path: Path, spelled: str, version: int) -> None:
+def test_consolidated_metadata_keep_equivalent_documents(tmp_path: Path, spelled: str, version: int) -> None:
     whole = {key: json.dumps(document) for key, document in documents(version).items()}
     refs: dict[str, Any] = dict(whole)
     for key in [key for key in refs if key.startswith("b/")]:
@@ -135,14 +135,14 @@ def test_consolidated_metadata_keep_documents_spelled_otherwise(tmp_path: Path, 
 
 
 def test_metadata_only_in_consolidated_metadata_are_kept(tmp_path: Path) -> None:
-    """Readers of such a set have nothing else."""
+    """Readers of such a set have no other metadata."""
     only = {".zmetadata": documents(2)[".zmetadata"]}
     RefShardFileSystem(only).save(str(tmp_path / "set.json"))
     assert json.loads(RefShardFileSystem(str(tmp_path / "set.json")).cat_file(".zmetadata")) == only[".zmetadata"]
 
 
 def test_writers_of_several_arrays_share_consolidated_metadata(tmp_path: Path) -> None:
-    """Two writers that each change an array of their own are in no conflict about what merely repeats them."""
+    """If two writers change different arrays, the consolidated metadata, which repeat both, are not a conflict."""
     url = written(tmp_path, "hierarchy", 2)
     first, second = (RefShardFileSystem(url, mode="a", skip_instance_cache=True) for _ in range(2))
     for fs, path in ((first, "a"), (second, "b")):

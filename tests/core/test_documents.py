@@ -1,4 +1,4 @@
-"""A view rewrites the metadata of some arrays, in single and consolidated documents; all other bytes stay."""
+"""A view rewrites the metadata of some arrays, in single and consolidated documents, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_metadata_that_is_a_reference_is_read_and_rewritten(folder: Path) -> Non
     names = [".zarray", *shard_names(folder)]
     refs = {f"a/{name}": [f"file://{folder}/a/{name}"] for name in names}
     assert np.array_equal(array(refs, "a")[...], DATA)
-    assert opened(refs).exists("a/6.0")  # a chunk key before any metadata was asked for
+    assert opened(refs).exists("a/6.0")  # a chunk key, before any metadata was requested
 
 
 def test_unsharded_arrays_keep_their_metadata_byte_for_byte(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_consolidated_metadata_of_version_2_is_rewritten(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_set", [False, True])
 def test_outdated_consolidated_metadata_still_shows_shards(folder: Path, is_set: bool) -> None:
-    """Before it was mended: Chunks of a sharded array were whole shards where consolidated metadata that were made
-    before it call it an ordinary array, and were read after its own: garbage values, or an error of a codec.
+    """Consolidated metadata may be older than the array, and describe it without shards. Its own document decides,
+    even if the consolidated metadata are read later.
     """
     before = json.loads((folder / "a/.zarray").read_text())
     plain = {name: value for name, value in before.items() if name not in ("shards", "shard_format")}
@@ -122,4 +122,6 @@ def test_listing_metadata_reads_no_index(tmp_path: Path) -> None:
     fs = opened(tmp_path)
     assert [row["name"] for row in fs.ls("g")] == ["g/a0", "g/a1", "g/a2"]
     assert reads(fs, lambda: fs.ls("g")) == 0
-    assert reads(fs, lambda: fs.ls("g/a0")) == 1  # its metadata: sizes are those of what a read returns
+    assert (
+        reads(fs, lambda: fs.ls("g/a0")) == 1
+    )  # the metadata, because a listing has the size of the rewritten document

@@ -36,7 +36,7 @@ def test_edited_and_unedited_keys_are_looked_up_together(tmp_path: Path) -> None
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -45,9 +45,7 @@ def switching() -> Iterator[None]:
 
 @pytest.mark.usefixtures("switching")
 def test_rewritten_key_hides_the_source() -> None:
-    """Before it was mended: A thread that read a key in the instant in which another wrote it a second time, both
-    uncommitted, found what the source has there, or no key.
-    """
+    """A thread may read a key while another thread writes it a second time: it must never see the source's value."""
     edits, done = Edits(), threading.Event()
     edits.put("a/b/0", Inline(b""))
 
@@ -65,7 +63,7 @@ def test_rewritten_key_hides_the_source() -> None:
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "a"}])
 def test_temporary_files_close_with_the_filesystem(tmp_path: Path, mode: dict[str, Any]) -> None:
-    """Not by the collector, at some time: it may be hundreds of megabytes, and a temporary file of what was written."""
+    """They may have hundreds of megabytes, and must not wait for the garbage collector."""
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     fs = RefShardFileSystem(str(tmp_path), skip_instance_cache=True, **mode)
     assert fs.find("")

@@ -71,7 +71,7 @@ class MakesDirectory:
 
 def test_pickle_codec_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("zarr")
-    monkeypatch.setattr(pickles, "ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)  # as older ones do
+    monkeypatch.setattr(pickles, "ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)  # the behaviour of older versions
     data = pickle.dumps(MakesDirectory(tmp_path / "made"))
     doc = V2 | {"filters": [PICKLE]}
     assert decode_chunk(meta_of(doc), data) is None

@@ -14,12 +14,12 @@ import pytest
 import refshard_fs
 from refshard_fs.core.format import Format, OpenOptions, Probe, load_plugins, packages_with_plugins
 from refshard_fs.sinks import Sink
-from tests.support.load_plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
+from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder in which the plug-in is installed, as an installer leaves it."""
+    """Return a folder with an installed plug-in, with the files that pip would write."""
     folder = tmp_path / "site"
     about = folder / "tiny_plugin-1.0.dist-info"
     about.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_source_of_a_missing_plugin_is_not_recognised(tmp_path: Path) -> None:
 
 
 def sharded(folder: Path) -> Path:
-    """An array of three chunks of four bytes in two shards; the second chunk is not there."""
+    """Write an array of three chunks of four bytes in two shards; the second chunk is missing."""
     array = folder / "array.zarr"
     array.mkdir()
     document = {"zarr_format": 2, "shape": [12], "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": 0,

@@ -73,9 +73,7 @@ def test_keys_become_urls(root: str, expected: str) -> None:
 
 
 def test_key_without_a_url_is_an_error_to_read_and_write(folder: Path, server: RangeServer) -> None:
-    """Before it was mended: An object of a hierarchy with `::` in its name was a missing key, and so filled: fsspec
-    takes such a URL for a chain.
-    """
+    """fsspec takes a URL with `::` for a chain, so such an object cannot be read; it must not look missing."""
     (folder / "a::b").write_bytes(b"x")
     fs = opened(folder, mode="a")
     with pytest.raises(ManifestError, match="'a::b' has no URL"):

@@ -1,4 +1,4 @@
-"""Compressed documents are decompressed from pieces of any size, with a bound; damage is an error."""
+"""Compressed documents are decompressed from parts of any size, with a limit; damage raises an error."""
 
 from __future__ import annotations
 

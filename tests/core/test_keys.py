@@ -48,5 +48,5 @@ def test_long_listings_are_joined_and_later_names_win() -> None:
     assert isinstance(found, Listing)
     sizes = {file.name: file.size for file in some} | {file.name: file.size for file in others}
     assert [(file.name, file.size) for file in found] == sorted(sizes.items())
-    elsewhere = merge_listings(some, Listing("", others.paths, others.sizes))  # as views show it whose paths differ
+    elsewhere = merge_listings(some, Listing("", others.paths, others.sizes))  # a listing of a view has other paths
     assert {file.name for file in elsewhere} == {f"{i:03}" for i in range(0, 200, 2)} | set(others.paths)

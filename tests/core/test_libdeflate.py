@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("kind", CODECS)
 def test_output_equals_zlibs(kind: str, expected: int, data: bytes) -> None:
     stored = CODECS[kind].encode(np.frombuffer(data, "u1"))
     codec = fast_codec(CODECS[kind], expected)
-    for _ in range(2):  # the second time it expects the size of the first
+    for _ in range(2):  # the second call expects the size that the first one found
         assert bytes(codec.decode(stored)) == data
     out = np.empty(len(data), "u1")
     codec.decode(stored, out)
@@ -63,7 +63,7 @@ def test_codecs_have_the_interface_of_numcodecs(kind: str) -> None:
     codec = fast_codec(CODECS[kind], len(RAW))
     assert codec.get_config() == CODECS[kind].get_config()
     assert type(pickle.loads(pickle.dumps(codec))) is type(CODECS[kind])
-    assert codec.encode(RAW) == CODECS[kind].encode(RAW) or kind == "gzip"  # which stores the time
+    assert codec.encode(RAW) == CODECS[kind].encode(RAW) or kind == "gzip"  # gzip stores the time
     assert fast_codec(numcodecs.Blosc(), 1).codec_id == "blosc"
 
 
@@ -122,6 +122,8 @@ def test_bomb_behind_deflate_is_refused() -> None:
     document |= {"filters": [{"id": "zlib", "level": 9}], "compressor": {"id": "zlib", "level": 9}}
     meta = array_meta(document, "a")
     assert meta is not None
-    bomb = zlib.compress(zlib.compress(bytes(1 << 22)))  # the inner stream has fewer bytes than a chunk, and makes more
+    bomb = zlib.compress(
+        zlib.compress(bytes(1 << 22))
+    )  # the inner stream is smaller than a chunk, but decompresses to more
     with pytest.raises(ValueError, match="expected at most that many"):
         decode_chunk(meta, bomb)

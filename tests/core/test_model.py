@@ -1,4 +1,4 @@
-"""Slices of entries, and look-ups that run together: each gets the answers to its own needs."""
+"""Entries can be sliced, and look-ups that run together each get the answers to their own needs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_parts_outside_of_an_entry_are_refused() -> None:
 
 
 def ask(*urls: str) -> Steps[list[Any]]:
-    """Ask for each of ``urls`` by itself, and return the answers."""
+    """Need the facts of ``urls``, one after another; return the answers."""
     answers = {}
     for url in urls:
         answers[url] = yield Stat(url)
@@ -61,7 +61,7 @@ def ask(*urls: str) -> Steps[list[Any]]:
 
 
 def run(steps: Steps[Any], rounds: list[Any]) -> Any:
-    """Answer each need with its URL, and add what was needed in each round to ``rounds``."""
+    """Run ``steps``; answer each need with its URL, and append the URLs of each round to ``rounds``."""
     answer: Any = None
     while True:
         try:
@@ -122,7 +122,7 @@ def test_known_directories_are_not_requested() -> None:
 
 
 class Whole(NamedTuple):
-    """A recipe that makes nothing else of bytes."""
+    """A recipe that returns the bytes unchanged."""
 
     def make(self, raw: bytes) -> bytes:
         return raw

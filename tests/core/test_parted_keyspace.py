@@ -1,4 +1,4 @@
-"""Directories of chunks are listed from parts, of which few are read."""
+"""Directories of chunks are listed from parts, and few parts are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Documents(KeySpace):
 
 
 class OneArray(PartedKeySpace):
-    """An array of 2 x 3 chunks, of which the last exists; records what is asked."""
+    """An array of 2 x 3 chunks, of which only the last exists; it records the requested parts."""
 
     def __init__(self) -> None:
         self._documents = Documents()

@@ -16,7 +16,7 @@ NEEDS = [Stat("a"), Stat("b")]
 
 
 class Opened:
-    """Something that needs two answers, and counts how often it begins."""
+    """Steps that need two answers, and count how often they begin."""
 
     def __init__(self, damaged: bool = False) -> None:
         self.begun = 0
@@ -71,7 +71,7 @@ def test_each_caller_gets_an_error_of_its_own() -> None:
         one.throw(OSError("mine"))
     with pytest.raises(OSError, match="its own"):
         third.throw(OSError("its own"))
-    assert other.send("A") == NEEDS[0]  # it begins anew
+    assert other.send("A") == NEEDS[0]  # the steps begin again
     assert other.send("A") == NEEDS[1]
     with pytest.raises(StopIteration):
         other.send("B")

@@ -1,4 +1,4 @@
-"""Counters of keys, requests and bytes."""
+"""Keys, requests and bytes are counted."""
 
 from __future__ import annotations
 

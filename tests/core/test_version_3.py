@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def write_v2(folder: Path, doc: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Write an array by the specification of version 2, chunk by chunk."""
+    """Write an array as the specification of version 2 says, chunk by chunk."""
     dtype = np.dtype(doc["dtype"])
     data = np.arange(24).reshape(4, 6) if doc["shape"] else np.array(7)
     data = (data % 2).astype(dtype) if dtype.kind == "b" else data.astype(dtype)
@@ -68,7 +68,7 @@ def test_version_2_becomes_version_3_of_the_same_values(tmp_path: Path, case: st
     assert doc["storage_transformers"][0]["name"] == "chunk-manifest-json"
     assert doc["attributes"]["units"] == "K"
     found = values(str(tmp_path / "new"))
-    assert found.dtype == data.dtype.newbyteorder("=")  # the order of bytes is the codec's, in version 3
+    assert found.dtype == data.dtype.newbyteorder("=")  # in version 3, the codec has the byte order
     assert np.array_equal(found, data)
 
 

@@ -1,4 +1,4 @@
-"""Zarr's metadata: grids agree with zarr's own, and contradictory metadata are one clear error."""
+"""Grids parsed from metadata agree with zarr's own, and contradictory metadata raise a clear error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from refshard_fs.errors import ManifestError
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_collection_on_a_full_stack() -> Iterator[None]:
-    """Keep the collector out of the JSON that fills the stack: other tests' finalizers would fail there."""
+    """Disable the garbage collector: finalizers of other tests would fail while deep JSON fills the stack."""
     gc.disable()
     yield
     gc.enable()
@@ -148,7 +148,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_dumped_json_loads_again(value: object) -> None:
     data = dumps(value)
-    assert repr(loads(data)) == repr(value)  # repr, as NaN is not equal to itself
+    assert repr(loads(data)) == repr(value)  # compared by repr, because NaN is not equal to itself
     assert loads(data.decode()) == value or "nan" in repr(value)
 
 
@@ -163,7 +163,7 @@ def test_dumping_deep_nesting_is_a_value_error() -> None:
         deep = [deep]
     with pytest.raises(ValueError, match="too deep"):
         dumps(deep)
-    while deep:  # from the outside in, as freeing it whole would recurse
+    while deep:  # from the outside inwards, because freeing the whole value would recurse too deeply
         deep = deep[0]
 
 
@@ -431,7 +431,7 @@ def test_v2_consolidated_metadata_gives_its_arrays() -> None:
             ".zarray": V2 | {"order": "F"},
             "a/.zattrs": {},
             "a/.zarray": V2,
-            "g/b/.zarray": json.dumps(V2),  # as text, as some writers have it
+            "g/b/.zarray": json.dumps(V2),  # some programs write the document as text
             "g/c/zarr.json": V3,
         },
     }
@@ -470,11 +470,11 @@ def test_deeply_nested_groups_do_not_exhaust_the_stack() -> None:
     doc: dict[str, Any] = V3
     for _ in range(5_000):
         doc = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"g": doc}}}
-    with pytest.raises(ManifestError, match="more than 100 segments"):  # found without a recursion
+    with pytest.raises(ManifestError, match="more than 100 segments"):  # found without recursion
         list(iterate_consolidated_arrays(doc))
 
 
-# As zarr itself has it
+# Compared with zarr
 
 
 def _stored(store: dict[str, Any]) -> tuple[dict[str, bytes], set[str]]:

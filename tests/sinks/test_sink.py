@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import refshard_fs
-from tests.support.load_plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
+from tests.support.plugins import ENTRY_POINTS, OPEN, PLUGIN, run, tiny
 
 
 @pytest.fixture
