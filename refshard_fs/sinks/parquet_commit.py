@@ -38,7 +38,7 @@ from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.document import Document
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import is_version
+from refshard_fs.stores.store import is_same_version
 
 Finish = Callable[[], None]  # the remaining steps after a commit
 
@@ -199,7 +199,7 @@ class ParquetCommit:
         """
         with self._store.lock():
             made = self._document.made
-            if made is not None and not is_version(made, self._store.version(PARQUET)):
+            if made is not None and not is_same_version(made, self._store.version(PARQUET)):
                 return  # a later commit has all that this one would do
             unique = self._copy(time.monotonic() + TIDYING)
         if unique is not None:

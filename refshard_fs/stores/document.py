@@ -1,4 +1,4 @@
-"""Replace the one document of a source: that is a commit."""
+"""Commit by replacing the document of a source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from refshard_fs.targets.credentials import InstanceOrOptions
 class Document:
     """The object at ``url``, which is replaced only if it has the version ``expected`` (None: if it does not exist).
 
-    ``sent`` holds the hashes of puts without an answer, here and in earlier tries: the object may be one of these.
+    ``sent`` has the checksums of the bytes that were put without an answer, now or in earlier tries: the object may
+    have these bytes.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class Document:
             except ConflictError as e:
                 if not known and e.is_certain:
                     self._sent.discard(sent)
-                there = self._object.fetch("") if known else None
-                if there is None or sum_of([there.data]) not in known:
+                stored = self._object.fetch("") if known else None
+                if stored is None or sum_of([stored.data]) not in known:
                     raise
-                made = self._object.put("", (data,), there.facts)
+                made = self._object.put("", (data,), stored.facts)
             self.made = made or self._object.facts("")
         self._sent.clear()
 
@@ -67,12 +68,12 @@ class Document:
         """Return whether ``data`` may be stored, now or soon, after `put` raised an error other than a conflict."""
         if not self._object.is_immediate:
             return True  # a server may still carry out a request after its client stopped waiting
-        there = self._object.fetch("")
-        return there is not None and there.data == data
+        stored = self._object.fetch("")
+        return stored is not None and stored.data == data
 
     @contextlib.contextmanager
     def _committing(self, *, is_first: bool = True) -> Iterator[None]:
-        """Hold the lock, and explain a conflict in terms of the commit; ``is_first``: no earlier answer was lost."""
+        """Hold the lock; replace a ConflictError by one that explains the commit. ``is_first``: no answer was lost."""
         try:
             with self._object.lock(of_parent=True):
                 yield

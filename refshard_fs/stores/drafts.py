@@ -69,7 +69,7 @@ def _copy_mode(path: str, draft: str) -> None:
 
 
 def _status_of_replaced(path: str) -> os.stat_result | None:
-    """Return the status of the file or directory at ``path``; None for a link, and if nothing is there."""
+    """Return the status of the file or directory at ``path``; None for a link, and if nothing exists."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -94,7 +94,7 @@ def replace_directory(path: str, draft: str) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchange two directories in one step, so that a killed process leaves both; return False if that cannot be."""
+    """Exchange two directories in one step, so that a killed process leaves both; return False if not possible."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     arguments = _HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE
     return rename is not None and rename(*arguments) == 0
@@ -105,7 +105,7 @@ _RENAME_EXCHANGE: Final = 2
 
 
 def sync_file(path: str) -> None:
-    """Write a file, or the names in a directory, to the disk, where the platform can."""
+    """Write a file, or the names in a directory, to the disk, if the platform supports this."""
     with contextlib.suppress(OSError):  # Windows cannot open directories
         descriptor = os.open(path, os.O_RDONLY)
         try:

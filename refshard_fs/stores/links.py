@@ -1,4 +1,4 @@
-"""Resolve the local path of a write. Links of other users, and links inside the written hierarchy, are refused."""
+"""Resolve the local path of a write. Links of other users, and links inside a hierarchy, are refused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def path_to_write(path: str, root: str | None = None) -> str:
     """Return ``path`` with the links on the way to ``root`` resolved; ``path`` is ``root`` (the default) or below it.
 
     On the way to ``root``, links of the user and of the system are followed; a link of another user raises
-    PermissionError, because that user would choose the file to overwrite. Below ``root`` every link raises it: a
-    downloaded hierarchy may contain links.
+    PermissionError, because that user would choose the file to overwrite. Below ``root`` every link raises
+    PermissionError, because a downloaded hierarchy may contain links.
     """
     if not _HAS_OWNERS:
         return os.path.realpath(path)
     root = path if root is None else root
-    place = _without_links(root)
+    place = _resolve(root)
     for step in path[len(root) :].split("/")[1:-1]:
         place = os.path.join(place, step)
         if os.path.islink(place):
@@ -35,7 +35,7 @@ def path_to_write(path: str, root: str | None = None) -> str:
     return os.path.join(place, os.path.basename(path)) if path != root else place
 
 
-def _without_links(path: str) -> str:
+def _resolve(path: str) -> str:
     """Return ``path`` with its links resolved; PermissionError at a link of another user."""
     place, links = "/", 0
     left = os.path.abspath(path).split("/")[::-1]

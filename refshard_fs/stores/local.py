@@ -1,4 +1,4 @@
-"""Store objects as local files: drafts are synced, and renamed under a lock of the directory."""
+"""Store objects as local files: each is written to a draft, which is synced and renamed, under the directory's lock."""
 
 from __future__ import annotations
 

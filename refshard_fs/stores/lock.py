@@ -1,8 +1,8 @@
 """Lock a local directory while a commit changes it.
 
 An advisory lock belongs to the open file description, which a forked child shares. So the parent unlocks before it
-closes, and a child closes its copies at once: otherwise a child would keep the lock of a commit that has ended, or of a
-parent that has died.
+closes the descriptor, and a child closes its copies at once: otherwise a child would keep the lock of a commit that
+has ended, or of a parent that has died.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def hold_lock(folder: str) -> Iterator[None]:
                 yield
                 return
         finally:
-            if descriptor in _held:  # otherwise a fork closed it: the lock is the parent's
+            if descriptor in _held:  # otherwise this is a forked child, which has closed it: the parent has the lock
                 _held.discard(descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)

@@ -13,7 +13,7 @@ from refshard_fs.targets.pool import IMMEDIATE
 
 
 class MemoryStore(Store):
-    """The files of ``memory://``. Each has a version; one lock guards all of them."""
+    """The files of ``memory://``. Each has a version; there is one lock for all of them."""
 
     def facts(self, path: str) -> Facts | None:
         try:

@@ -21,8 +21,8 @@ from refshard_fs.targets.credentials import InstanceOrOptions
 from refshard_fs.targets.generic import protocols_of
 from refshard_fs.targets.local import draft_of, is_draft
 
-PUT_AT_ONCE: Final = 8  # objects in parallel
-SYNCED_ONE_BY_ONE: Final = 64  # files; syncing more one by one takes longer than syncing the whole system
+PUT_AT_ONCE: Final = 8  # so many objects are put in parallel
+SYNCED_ONE_BY_ONE: Final = 64  # syncing more files one by one takes longer than syncing the whole system
 
 
 class Objects:
@@ -50,8 +50,8 @@ class Objects:
     def is_at(self, url: str) -> bool:
         """Return whether ``url`` is the URL of these objects, perhaps in another spelling."""
         fs = self.store.fs
-        same = (protocol_of(url) or "file") in protocols_of(fs)
-        return same and str(fs._strip_protocol(url)).rstrip("/") == self.path("")
+        has_protocol = (protocol_of(url) or "file") in protocols_of(fs)
+        return has_protocol and str(fs._strip_protocol(url)).rstrip("/") == self.path("")
 
     @property
     def store(self) -> Store:
@@ -149,13 +149,13 @@ class Objects:
         except FileNotFoundError:
             return []
         except NotADirectoryError as e:
-            raise self._is_file() from e
+            raise self._make_file_error() from e
         if paths == [root] and not store.call("isdir", root):
-            raise self._is_file()
+            raise self._make_file_error()
         return [path.rpartition("/")[2] for path in paths if path != root]
 
-    def _is_file(self) -> FileExistsError:
-        return FileExistsError(f"{self.url} is a file: expected a directory, or a URL where nothing is yet")
+    def _make_file_error(self) -> FileExistsError:
+        return FileExistsError(f"{self.url} is a file: expected a directory, or a URL where nothing exists")
 
     def check(self, name: str, condition: Condition) -> None:
         """Raise ConflictError if the object ``name`` does not meet ``condition``."""
@@ -188,7 +188,7 @@ class Objects:
         return self.store.stream(self._place_of(name), condition, durable=durable)
 
     def _sweep_drafts_of(self, name: str) -> None:
-        """Remove the drafts that killed writers left of the one file at the URL; `sweep` does so in a hierarchy."""
+        """Remove the drafts that killed writers left beside the file at the URL; in a hierarchy, `sweep` does that."""
         if not name and self.is_local:
             remove_stale_drafts(*os.path.split(self.store.resolve_links(self._place_of(""))))
 
@@ -220,12 +220,12 @@ class Objects:
         self.store.remove(self._place_of(name), condition)
 
     def remove_all(self, names: Iterable[str]) -> None:
-        """Remove the objects ``names``, except those that cannot be removed, and directories that become empty."""
+        """Remove the objects ``names``, and directories that become empty; objects that cannot be removed stay."""
         names = list(names)
         self.check_places(names)
         paths = [self.path(name) for name in names]
-        together = [path for path in paths if not has_magic(path)]  # `rm` would take the others for patterns
-        alone = [path for path in paths if has_magic(path)]
+        together = [path for path in paths if not has_magic(path)]
+        alone = [path for path in paths if has_magic(path)]  # `rm` would take these for patterns
         try:
             if together:
                 self.store.call_once("rm", together)
@@ -242,11 +242,11 @@ class Objects:
 
     @contextlib.contextmanager
     def directory(self, *, replaces: bool) -> Iterator[Objects]:
-        """Yield objects that are written as a whole: an error in the block removes all of them.
+        """Yield a directory whose objects are written all or not at all: an error in the block removes them.
 
-        A local directory appears, or is replaced, when the block ends; an existing empty directory is written into.
-        Object stores cannot replace many objects at once. There, the old objects stay as they are in the block, and
-        readers see the new set when the object that was written last gets its name.
+        A local directory appears, or is replaced, when the block ends; if an empty directory exists, objects are
+        written into it. Object stores cannot replace many objects at once. There, the old objects stay unchanged during
+        the block, and readers see the new set as soon as the object that was written last gets its name.
         """
         if replaces and not self.is_local:
             drafts = _Drafts(self.url_of(draft_of("new")), self._stores)
@@ -279,10 +279,10 @@ class Objects:
             raise
 
     def _replace_all(self, drafts: _Drafts) -> None:
-        """Give the ``drafts`` their names, the last one after all others, and remove the other objects.
+        """Copy the ``drafts`` to their names, the last written one at the end; remove old objects with other names.
 
-        If one of the others replaces an object, remove the last object first: with it, readers would take old and new
-        objects for one set.
+        The last object is the one that readers open first. If other drafts replace old objects, the old last object is
+        removed before: otherwise readers would take old and new objects for one set.
         """
         names, folder = drafts.in_order(), f"{self.name_of(drafts.url)}/"
         replaced = {name for name in self.find("") if not name.startswith(folder)}
@@ -295,7 +295,7 @@ class Objects:
             self.remove_all(replaced.difference(names))
             drafts.remove_tree()
         except OSError as e:
-            e.add_note(f"readers of {self.url} may see no set, or the new one with objects of the old: save it again")
+            e.add_note(f"readers of {self.url} may see no set, or a mixture of the new and the old set: save it again")
             raise
 
     def sweep(self, names: Iterable[str]) -> None:
@@ -309,7 +309,7 @@ class Objects:
                         os.unlink(entry.path)
 
     def sweep_stale(self, names: Iterable[str]) -> None:
-        """Remove the drafts that killed processes left beside the objects ``names``. Other writers may be at work."""
+        """Remove stale drafts beside the objects ``names``, while other writers may be at work."""
         if self.is_local:
             for folder in {os.path.dirname(self.path(name)) for name in names}:
                 remove_stale_drafts(folder, "")
@@ -317,7 +317,7 @@ class Objects:
     def tidy(self, names: Iterable[str], *, with_root: bool = True) -> None:
         """Remove the empty directories of the objects ``names``, if they are local.
 
-        ``with_root``: also the directory at the URL, and its lock with it.
+        ``with_root``: also remove the directory at the URL, and with it its lock.
         """
         if not self.is_local:
             return

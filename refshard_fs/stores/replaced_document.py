@@ -1,4 +1,7 @@
-"""Put the document of a set in steps: first the one that shows the new set, then the one that others read, too."""
+"""Put the document of a set several times in one save, and notice if another writer puts it in between.
+
+A save first puts a document that shows the new set, and then one that other packages can read, too.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from refshard_fs.stores.objects import Objects
 
 
 class ReplacedDocument:
-    """The object ``name`` of a set, which is put only if no other writer has put it since it was last seen here."""
+    """The object ``name`` of a set, which `put` replaces only if no other writer has changed it since the last put."""
 
     def __init__(self, objects: Objects, name: str) -> None:
         self._objects = objects
         self._name = name
         self._version: Version = objects.version(name)
-        self.is_unseen = True  # False as soon as a reader may have seen a document that was put here
+        self.is_unseen = True  # False as soon as readers may have seen a document that `put` wrote
 
     def put(self, data: bytes) -> None:
         """Replace the document by ``data``; ConflictError if another writer has put one."""
@@ -25,6 +28,6 @@ class ReplacedDocument:
             self.is_unseen = was_unseen and e.is_certain
             raise ConflictError(
                 f"{self._objects.url_of(self._name)} has changed while the set was saved: another writer wrote it. "
-                "Save again to replace what is there now"
+                "Save again to replace that version"
             ) from e
         self._version = made or self._objects.version(self._name)

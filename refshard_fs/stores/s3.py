@@ -1,4 +1,4 @@
-"""Store objects in S3: one request each, with conditions that the server checks."""
+"""Store objects in S3: one request for each, with a condition that the server checks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from refshard_fs.stores.store import (
 )
 from refshard_fs.targets.failures import Incomplete, as_os_error, os_errors
 
-_PIECE: Final = 1 << 20
+_READ_SIZE: Final = 1 << 20  # bytes that one call reads from an answer
 _REFUSED: Final = (404, 409, 412)  # the statuses of S3 for a failed condition
 
 
 class S3Store(Store):
-    """The objects of s3fs. botocore repeats failed requests, each with its condition."""
+    """Objects that s3fs writes. botocore repeats failed requests, with the same conditions."""
 
     logs_requests = True  # `S3Session` logs requests
 
     def _pause(self, failure: OSError, tried: int) -> float | None:
-        """Give up unless an answer ended early, after botocore returned it."""
+        """Try again only if an answer ended early: botocore repeats other failed requests itself."""
         return self._retry.pause(failure, tried) if isinstance(failure, Incomplete) else None
 
     def facts(self, path: str) -> Facts | None:
@@ -61,16 +61,16 @@ class S3Store(Store):
         if not when:
             self.check(place, condition)
         try:
-            with _body(parts) as body:
+            with _make_body(parts) as body:
                 answer = sync(self._loop, _send, self.fs, place.path, body, when)
         except Exception as e:  # errors of botocore, which is slow to import; raised again unless it is a conflict
             if not when or _find_status(e) not in _REFUSED:
                 raise as_os_error(e) from e
             is_certain = not _is_repeated(e)
-            there = None if is_certain else self.fetch(place.path)  # if certain, another writer wrote equal bytes
-            if there is None or sum_of([there.data]) != sum_of(parts):
+            stored = None if is_certain else self.fetch(place.path)  # if certain, equal bytes are another writer's
+            if stored is None or sum_of([stored.data]) != sum_of(parts):
                 raise make_conflict_error(place, condition, is_certain=is_certain) from e
-            return there.facts  # an earlier try wrote it, and its answer was lost
+            return stored.facts  # an earlier try wrote the object, but its answer was lost
         self.fs.invalidate_cache(place.path)
         return Facts(sum(map(len, parts)), answer.get("ETag"))
 
@@ -92,8 +92,8 @@ async def _fetch(fs: Any, path: str) -> ObjectBytes:
     with tempfile.SpooledTemporaryFile(LARGE) as copy:
         body = answer["Body"]
         async with body:  # before aiobotocore 3, `as` would bind the inner response
-            while piece := await body.read(_PIECE):
-                copy.write(piece)
+            while part := await body.read(_READ_SIZE):
+                copy.write(part)
         return ObjectBytes(load_file(copy), Facts(answer["ContentLength"], answer.get("ETag")))
 
 
@@ -109,8 +109,8 @@ async def _send(fs: Any, path: str, body: bytes | BinaryIO, when: dict[str, str]
 
 
 @contextlib.contextmanager
-def _body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
-    """Yield the body of a request for ``parts``: a temporary file if they are large, which botocore can read again."""
+def _make_body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
+    """Yield the body of a request for ``parts``: if they are large, a temporary file, which botocore can read again."""
     if sum(map(len, parts)) <= LARGE:
         yield b"".join(parts)
         return
@@ -121,7 +121,7 @@ def _body(parts: Sequence[Buffer]) -> Iterator[bytes | BinaryIO]:
 
 
 def _headers_of(condition: Condition) -> dict[str, str]:
-    """Return the parameters by which S3 checks the version to replace."""
+    """Return the parameters of a request that make S3 check the version of the object to replace."""
     match condition:
         case Facts(etag=str(etag)):
             return {"IfMatch": etag}

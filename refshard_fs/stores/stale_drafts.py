@@ -1,6 +1,7 @@
-"""Remove the drafts that killed writers left beside local files. A writer locks its draft, and touches it now and then.
+"""Remove the drafts that killed writers left beside local files.
 
-The lock tells of writers on this machine, the time also of those on machines that share the disk but no locks.
+A writer locks its draft and keeps writing to it. The lock shows a process on this machine that its writer is still at
+work. The time of the last write shows the same to other machines, which may share the disk but not the locks.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Final
 
 from refshard_fs.targets.local import is_draft
 
-UNTOUCHED: Final = 3600.0  # seconds after which a draft that nobody has locked is stale
+UNTOUCHED: Final = 3600.0  # a draft is stale if it is not locked, and was not changed for so many seconds
 
 
 def lock_draft(descriptor: int) -> None:
-    """Lock a draft until ``descriptor`` is closed, where the platform and the disk have locks."""
+    """Lock a draft until ``descriptor`` is closed, if the platform and the disk support locks."""
     with contextlib.suppress(ImportError, OSError):
         import fcntl
 
@@ -41,7 +42,10 @@ def locked_directory(path: str) -> Iterator[None]:
 
 
 def remove_stale_drafts(folder: str, name: str) -> None:
-    """Remove stale drafts in ``folder``, of the file or directory ``name``, or of all; what cannot be removed stays."""
+    """Remove the stale drafts of the file or directory ``name`` in ``folder``, or of all if ``name`` is empty.
+
+    Errors of the disk are ignored.
+    """
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
         for entry in entries:
             if (not name or entry.name.startswith(name + ".")) and is_draft(entry.name):
@@ -70,7 +74,7 @@ def _is_unlocked(path: str) -> bool:
     try:
         import fcntl
     except ImportError:
-        return True  # Windows removes no open files
+        return True  # Windows does not remove open files
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Buffer = bytes | memoryview
 Condition = Version | None  # the version that an object must have to be replaced; None: any
 
-LARGE: Final = 8 << 20  # bytes; larger objects are read and sent by way of a temporary file
+LARGE: Final = 8 << 20  # bytes: larger objects are read and sent through a temporary file
 _RENAME_OVER: Final = frozenset(["ftp", "sftp", "ssh"])  # protocols with directories that rename a file over another
 
 
@@ -57,7 +57,7 @@ def sum_of(parts: Iterable[Buffer]) -> bytes:
     return found.digest()
 
 
-def is_version(one: Version, other: Version) -> bool:
+def is_same_version(one: Version, other: Version) -> bool:
     """Return whether both facts may belong to the same version of an object."""
     if isinstance(one, Absent) or isinstance(other, Absent):
         return one is other
@@ -79,7 +79,7 @@ def make_conflict_error(place: Place, condition: Condition, *, is_certain: bool 
     return error
 
 
-_locks: Final[dict[str, threading.RLock]] = {}  # locks by URL, for stores that are not local; memory:// has one for all
+_locks: Final[dict[str, threading.RLock]] = {}  # locks by URL, for stores that are not local; memory:// has only one
 in_child(_locks.clear)
 
 
@@ -94,25 +94,27 @@ class Store:
         self._loop = loop
         self._retry = retry
 
-    def call(self, method: str, *given: Any, **named: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the filesystem, with retries: calling it twice must be harmless."""
-        return self.persist(partial(self.call_once, method, *given, **named))
+        return self.persist(partial(self.call_once, method, *arguments, **options))
 
     @os_errors()
-    def call_once(self, method: str, *given: Any, **named: Any) -> Any:
-        """Call a method of the filesystem once."""
+    def call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the filesystem, without retries."""
         fs = self.fs
-        path = given[1 if method == "put_file" else 0]
+        path = arguments[1 if method == "put_file" else 0]
         what = path if isinstance(path, str) else f"{len(path)} objects"
         log = contextlib.nullcontext() if self.logs_requests else log_request(method, what)
         if has_coroutines(fs):
             with log:
-                return sync(self._loop if fs.asynchronous else fs.loop, getattr(fs, "_" + method), *given, **named)
-        with take_turn(fs, str(given[0])), log:
-            return getattr(fs, method)(*given, **named)
+                return sync(
+                    self._loop if fs.asynchronous else fs.loop, getattr(fs, "_" + method), *arguments, **options
+                )
+        with take_turn(fs, str(arguments[0])), log:
+            return getattr(fs, method)(*arguments, **options)
 
     def persist(self, call: Callable[[], T], replace_again: Callable[[], T] | None = None) -> T:
-        """Return the result of ``call``. After a temporary failure, call it, or ``replace_again``, again."""
+        """Return the result of ``call``. After a temporary failure, call ``replace_again``, or else ``call`` again."""
         tried = 0
         while True:
             try:
@@ -153,7 +155,7 @@ class Store:
             return None
 
     def fetch(self, path: str) -> ObjectBytes | None:
-        """Return an object, or a part of it if its answer ended early; None if it does not exist."""
+        """Return an object; None if it does not exist. If the answer ended early, this is only a part of the object."""
         facts = self.facts(path)
         if facts is None:
             return None
@@ -171,13 +173,13 @@ class Store:
             if has_coroutines(self.fs):
                 found = self.call("cat_ranges", paths, None, None, on_error="raise")
             else:
-                found = [self.call("cat_file", path) for path in paths]  # `cat_ranges` of others may return errors
+                found = [self.call("cat_file", path) for path in paths]  # here `cat_ranges` may return errors as values
             return dict(zip(paths, found, strict=True))
         return dict(self.call("cat", paths)) if paths else {}
 
     def check(self, place: Place, condition: Condition, *, is_certain: bool = True) -> None:
         """Raise ConflictError if an object does not meet ``condition``."""
-        if condition is not None and not is_version(condition, self.facts(place.path) or ABSENT):
+        if condition is not None and not is_same_version(condition, self.facts(place.path) or ABSENT):
             raise make_conflict_error(place, condition, is_certain=is_certain)
 
     def put(self, place: Place, parts: Sequence[Buffer], condition: Condition, *, durable: bool) -> Facts | None:
@@ -203,7 +205,7 @@ class Store:
     def _replace(
         self, place: Place, source: str, parts: Sequence[Buffer], condition: Condition, replace: Callable[[], None]
     ) -> None:
-        """Call ``replace``, which makes ``source`` the object. If its answer is lost, check before calling it again."""
+        """Call ``replace``, which makes ``source`` the object. If the answer is lost, check before calling it again."""
         has_renamed = source != place.path
 
         def replace_again() -> None:
@@ -222,8 +224,8 @@ class Store:
 
     def _has_content(self, path: str, parts: Sequence[Buffer]) -> bool:
         """Return whether the bytes of the object at ``path`` are ``parts``."""
-        there = self.fetch(path)
-        return there is not None and sum_of([there.data]) == sum_of(parts)
+        stored = self.fetch(path)
+        return stored is not None and sum_of([stored.data]) == sum_of(parts)
 
     def _send(self, path: str, parts: Sequence[Buffer]) -> None:
         if sum(map(len, parts)) > LARGE:
@@ -233,7 +235,7 @@ class Store:
         data = b"".join(parts)
         try:
             self.call_once("pipe_file", path, data)
-        except FileNotFoundError:  # the filesystem (pyarrow's, for example) has directories, and lacks this one
+        except FileNotFoundError:  # the filesystem (pyarrow's, for example) needs the directory to exist
             self.call("makedirs", path.rpartition("/")[0], exist_ok=True)
             self.call_once("pipe_file", path, data)
 
@@ -258,7 +260,7 @@ class Store:
         """Copy an object in one step."""
         try:
             self.call("cp_file", path, new.path)
-        except NotImplementedError:  # such as FTP
+        except NotImplementedError:  # for example, FTP
             self.put(new, (self.call("cat_file", path),), None, durable=True)
 
     def remove(self, place: Place, condition: Condition) -> None:
@@ -280,7 +282,7 @@ class Store:
 
 
 def load_file(file: Any) -> Buffer:
-    """Return the content of a file without other writers; a large file is mapped, not read."""
+    """Return the content of a file that has no other writers; a large file is mapped, not read."""
     if file.seek(0, os.SEEK_END) > LARGE:
         file.flush()
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

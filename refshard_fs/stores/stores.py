@@ -1,4 +1,4 @@
-"""Open stores for writing, by the same pool of filesystems that reads use."""
+"""Open stores for writing, from the same pool of filesystems as for reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from refshard_fs.targets.credentials import InstanceOrOptions, PoolOptions
 from refshard_fs.targets.generic import is_s3fs
 from refshard_fs.targets.pool import Pool
 
-_KNOWN: Final = 8  # stores kept by the options that the user gave; a client of S3 takes 0.1 s to make
+_KNOWN: Final = 8  # so many stores are kept by their options, because making a client of S3 takes 0.1 s
 
 
 class Stores:
@@ -38,12 +38,12 @@ class Stores:
 
     @classmethod
     def of(cls, url: str, given: InstanceOrOptions) -> Stores:
-        """Return the stores for a ``url`` that the user gave, with an instance or options."""
+        """Return the stores for a ``url`` of the user, with a filesystem instance or options."""
         protocol = protocol_of(url)
-        which = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))
+        key = protocol, id(given) if isinstance(given, AbstractFileSystem) else tokenize(dict(given))
         with _knowing:
-            known = _known.pop(which) if which in _known else cls(PoolOptions({protocol: given}))
-            _known[which] = known  # now the most recently used
+            known = _known.pop(key) if key in _known else cls(PoolOptions({protocol: given}))
+            _known[key] = known  # now the most recently used
             if len(_known) > _KNOWN:
                 del _known[next(iter(_known))]
         return known
@@ -88,7 +88,7 @@ class Stores:
 _known: Final[dict[Any, Stores]] = {}
 _knowing: Final = fork_safe(threading.Lock())
 _all: Final[weakref.WeakSet[Stores]] = weakref.WeakSet()
-_orphans: Final[list[object]] = []  # stores of the parent process: collecting them would close its sockets
+_orphans: Final[list[object]] = []  # the parent's stores, in a forked child: collecting them would close its sockets
 
 
 def _after_fork() -> None:

@@ -28,7 +28,7 @@ from refshard_fs.sharding.index import Buffer
 from refshard_fs.source.source import forget_indexes
 from refshard_fs.source.transaction import Base
 from refshard_fs.stores.objects import Objects
-from refshard_fs.stores.store import Condition, ObjectBytes, is_version, sum_of
+from refshard_fs.stores.store import Condition, ObjectBytes, is_same_version, sum_of
 from refshard_fs.writing.shards import Plan, ShardPlan, pack_shard, plan_commit
 from refshard_fs.writing.writer import Writer
 
@@ -181,7 +181,7 @@ class HierarchyCommit:
         known = [
             version for version in (self._overlay.expected_version(url), self._overlay.written.get(url)) if version
         ]
-        if not known or any(is_version(found, version) for version in known):
+        if not known or any(is_same_version(found, version) for version in known):
             return
         is_new_group = (
             data is not None and self._overlay.expected_version(url) is ABSENT and not _describes_array(name, data)
@@ -205,7 +205,7 @@ class HierarchyCommit:
         """Return the version that an object must have to be replaced; None for any version."""
         url = self._objects.url_of(name)
         seen, own = self._overlay.expected_version(url), self._overlay.written.get(url)
-        if seen is None or own is None or is_version(seen, own):
+        if seen is None or own is None or is_same_version(seen, own):
             return seen
         found = self._objects.version(name)
         self._compare(name, found)  # the object may have either version
@@ -288,7 +288,7 @@ class HierarchyCommit:
                 fetched = self._objects.fetch(shard.key)
                 old, condition = (None, ABSENT) if fetched is None else fetched
                 self._compare(shard.key, condition)
-                if expected is not None and not is_version(condition, expected):
+                if expected is not None and not is_same_version(condition, expected):
                     raise ConflictError(f"{self._objects.url_of(shard.key)} {_SINCE}")
             parts = pack_shard(shard, old, self._objects.url_of(shard.key))
             if parts is not None:

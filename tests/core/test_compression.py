@@ -164,7 +164,7 @@ def test_large_result_is_not_held_twice(make: Any) -> None:
 @pytest.mark.parametrize("by", ["imagecodecs", "numpy"])
 def test_numbers_of_any_bits_are_unpacked(bits: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if by == "numpy":
-        monkeypatch.setattr("refshard_fs.core.compression._unpacker", lambda bits, dtype: None)
+        monkeypatch.setattr("refshard_fs.core.compression._find_unpacker", lambda bits, dtype: None)
         monkeypatch.setattr("refshard_fs.core.compression._UNPACKED", 64)
     rng = np.random.default_rng(bits)
     for count in (1, 7, 8, 9, 1000):

@@ -68,7 +68,7 @@ def test_codecs_have_the_interface_of_numcodecs(kind: str) -> None:
 
 
 def test_missing_libdeflate_leaves_codecs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libdeflate, "_library", lambda: None)
+    monkeypatch.setattr(libdeflate, "_import_library", lambda: None)
     assert fast_zlib(zlib.compress(RAW), len(RAW)) is None
     assert fast_codec(CODECS["zlib"], len(RAW)) is CODECS["zlib"]
     assert filters._DECODERS[filters.DEFLATE](zlib.compress(RAW), (), len(RAW)) == RAW
@@ -92,7 +92,7 @@ def test_zarr_decodes_by_libdeflate(
             path, shape=values.shape, chunks=(1, 1024), dtype="<i2", zarr_format=zarr_format, compressors=stored
         )
         made[...] = values
-    library, sizes = libdeflate._library(), []
+    library, sizes = libdeflate._import_library(), []
 
     class Counting:
         DeflateError = library.DeflateError
@@ -107,7 +107,7 @@ def test_zarr_decodes_by_libdeflate(
             sizes.append(size)
             return library.gzip_decompress(data, size)
 
-    monkeypatch.setattr(libdeflate, "_library", lambda: Counting)
+    monkeypatch.setattr(libdeflate, "_import_library", lambda: Counting)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         array = zarr.open_array(f"refshard::{path}", mode="r")

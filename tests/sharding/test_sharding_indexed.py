@@ -290,7 +290,7 @@ def test_arrays_of_other_writers_are_read(shared_data: Path, name: str) -> None:
         ({"index_location": "middle"}, "'middle'"),
         ({"index_codecs": [{"name": "bytes", "configuration": {"endian": "pdp"}}]}, "'pdp'"),
         ({"index_codecs": [{"name": "bytes"}, {"name": "gzip"}]}, "bytes, gzip"),
-        ({"index_codecs": [5]}, "not as specified"),
+        ({"index_codecs": [5]}, "is invalid"),
         ({"codecs": [spelled((2, 2), RAW)]}, "shards of whole chunks"),
         (
             {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0, 1]}}, spelled((3, 2, 3), RAW)]},

@@ -1,4 +1,4 @@
-"""The document of a commit is replaced only if it is the opened one, or that of an earlier attempt."""
+"""A commit replaces a document only if it has the opened version, or was put by an earlier try of the same commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_document_of_an_earlier_attempt_is_replaced(tmp_path: Path) -> None:
     url, sent = str(tmp_path / "set.json"), set[bytes]()
     tried = Document(url, {}, None, sent)
     tried.put(b"first")
-    sent.add(sum_of([b"first"]))  # as if no answer had come
+    sent.add(sum_of([b"first"]))  # as if the answer had been lost
     Document(url, {}, None, sent).put(b"second")
     assert Path(url).read_bytes() == b"second"
 

@@ -95,14 +95,14 @@ def test_folder_that_is_replaced_keeps_its_mode(format: Any, tmp_path: Path) -> 
     fs = RefShardFileSystem({"x/.zarray": DOCUMENT, "x/0": ["https://h/x", 0, 4]} if format == "parquet" else refs)
     fs.save(str(out), format=format)
     assert mode_of(out) == 0o755
-    for mode in (0o700, 0o2770):  # in the second, files belong to the group of the folder
+    for mode in (0o700, 0o2770):  # in a folder with the second mode, new files get the folder's group
         out.chmod(mode)
         fs.save(str(out), format=format, overwrite=True)
         assert mode_of(out) == mode
 
 
 def test_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was killed between two steps left nothing at the path."""
+    """With two steps, a process that is killed in between would leave nothing at the path."""
     for name in ("old", "draft", "probe"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
@@ -118,7 +118,7 @@ def test_folder_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Monk
 def test_killed_save_does_not_block_the_next(
     format: Any, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of the set that a killed process was writing are left out, or ``overwrite`` replaces them."""
+    """Files that a killed process has left are ignored, or replaced with ``overwrite``."""
     out = tmp_path / "set"
     if is_there:
         out.mkdir()
@@ -132,7 +132,7 @@ def test_killed_save_does_not_block_the_next(
 
     with monkeypatch.context() as patch:
         patch.setattr(Objects, "put", stop)
-        patch.setattr(Objects, "remove_tree", lambda self: None)  # a killed process cleans nothing up
+        patch.setattr(Objects, "remove_tree", lambda self: None)  # a killed process does not clean up
         with pytest.raises(KeyboardInterrupt):
             fs.save(str(out), format=format)
     assert any(path.is_file() for path in tmp_path.rglob("*"))

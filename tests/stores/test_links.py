@@ -77,7 +77,7 @@ def test_own_links_are_followed(tmp_path: Path) -> None:
 
 @pytest.fixture(params=[2, 3])
 def linked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
-    """A hierarchy with a link to an array elsewhere and to a chunk elsewhere; that place; the key of a chunk."""
+    """Return a hierarchy with links to an array and to a chunk elsewhere; the place of these; and the chunk's key."""
     victim, store = tmp_path / "victim", tmp_path / "store"
     (victim / "c").mkdir(parents=True)
     (store / "y/c").mkdir(parents=True)

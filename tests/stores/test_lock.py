@@ -17,7 +17,7 @@ from refshard_fs.stores.objects import Objects
 
 
 def lock_at_once(path: Path) -> None:
-    """Take the lock of a directory; BlockingIOError if somebody has it."""
+    """Take the lock of a directory; BlockingIOError if another process or thread has it."""
     import fcntl  # not on Windows
 
     descriptor = os.open(path, os.O_RDONLY)
@@ -51,9 +51,9 @@ def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -
     entered.wait(10)
     said, say = os.pipe()
     child = os.fork()
-    if not child:  # it lives on, whatever becomes of that commit
+    if not child:  # the child lives longer than the commit of its parent
         if kind == "memory":
-            with hold_lock():  # what it has in memory is its own
+            with hold_lock():  # the child's copy of the lock in memory is free
                 os.write(say, b"in")
         os.read(said, 1)
         os._exit(0)
@@ -61,7 +61,7 @@ def test_child_forked_during_a_commit_holds_no_lock(tmp_path: Path, kind: str) -
         leave.set()
         thread.join()
         if kind == "memory":
-            assert select.select([said], [], [], 10)[0], "the child waits for a thread that it does not have"
+            assert select.select([said], [], [], 10)[0], "the child waited for a thread that exists only in its parent"
             return
         lock_at_once(tmp_path)
     finally:
@@ -80,7 +80,7 @@ def test_forked_process_does_not_hold_the_lock_of_a_killed_one(tmp_path: Path) -
         with Objects(str(tmp_path), {}).lock():
             child = os.fork()
             if not child:
-                os.write(say, str(os.getpid()).encode())  # by then it has seen to what it inherited
+                os.write(say, str(os.getpid()).encode())  # at this point, the child has closed the inherited lock
             time.sleep(60)
         os._exit(0)
     child = int(os.read(said, 100))
@@ -122,8 +122,8 @@ def test_lock_admits_one_commit_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="locks as POSIX does")
 def test_lock_of_a_removed_directory_is_taken_again(tmp_path: Path) -> None:
-    """Before it was mended: Two commits to a local directory could be made at once, one over the other, where the
-    commit before them had removed the last object, and the directory with it.
+    """A commit may remove the last object, and the directory with its lock. Two later commits must still not run at
+    the same time.
     """
     objects, inside = Objects(str(tmp_path / "d"), {}), threading.Event()
     entered, leave = threading.Event(), threading.Event()
@@ -145,7 +145,7 @@ def test_lock_of_a_removed_directory_is_taken_again(tmp_path: Path) -> None:
         assert (tmp_path / "d").exists()
         objects.tidy(["a"])
         assert not (tmp_path / "d").exists()
-        objects.put("a", [b"x"])  # by somebody else
+        objects.put("a", [b"x"])  # by another writer
     assert entered.wait(30)
     with pytest.raises(BlockingIOError):
         lock_at_once(tmp_path / "d")

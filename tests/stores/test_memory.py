@@ -1,4 +1,4 @@
-"""Objects in the memory of this process."""
+"""Objects are stored in the memory of this process, with versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects are put whole, under a condition, and removed: local files, memory, S3, and other filesystems."""
+"""Objects are put whole, under a condition, and removed, in local files, memory, S3, and other filesystems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[[], Objects]
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Makes two writers of one place."""
+    """Return a function that makes two writers for the same place."""
     place = uuid.uuid4().hex
     match request.param:
         case "local":
@@ -51,9 +51,7 @@ def held(objects: Objects, name: str) -> bytes | None:
 
 
 def test_names_that_look_like_patterns_are_names(make: Make) -> None:
-    """Before it was mended: Objects below a URL other than a local one, with such names, were looked up and cleaned up
-    as patterns: others could be removed.
-    """
+    """fsspec's methods take such names for patterns, so other objects could be returned or removed."""
     objects = make()
     for name in ("T [K]/0", "T [K]/1", "T K/0", "T K/1"):
         objects.put(name, [name.encode()])
@@ -128,7 +126,7 @@ def test_removing_a_missing_object_is_accepted(make: Make) -> None:
     objects.remove("never/was")
     told = objects.put("a", [b"first"]) or objects.facts("a")
     objects.remove("a", told)
-    objects.remove("a", told)  # as a client does that did not hear of the first time
+    objects.remove("a", told)  # a client repeats the removal if the first answer was lost
     objects.remove("a", ABSENT)
 
 
@@ -169,7 +167,7 @@ def test_large_object_is_copied_in_pieces(s3_server: SeaweedServer, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a/..", "..\\x"])
 @pytest.mark.case(id="P19")
-def test_name_with_a_step_up_is_refused(make: Make, name: str) -> None:
+def test_name_with_double_dots_is_refused(make: Make, name: str) -> None:
     objects = make()
     uses: list[Callable[[], object]] = [
         lambda: objects.put(name, [b"x"]),
@@ -208,11 +206,11 @@ def test_parquet_commit_renames_nothing_outside_of_its_set(tmp_path: Path) -> No
 
 
 class Killed(BaseException):
-    """The process has ended."""
+    """Stands for the end of the process."""
 
 
 def put_set(objects: Objects, parts: dict[str, bytes], *, replaces: bool = True) -> None:
-    """Write a set as a plug-in does: its parts, then the document that names them."""
+    """Write a set as a plug-in does: first the parts, then the document that names them."""
     with objects.directory(replaces=replaces) as made:
         made.put_all(parts)
         with made.stream("set.json") as file:
@@ -257,7 +255,7 @@ def test_directory_is_replaced_when_it_is_whole(make: Make, new: dict[str, bytes
 
 @pytest.mark.parametrize("new", [NEW, OTHER_NAMES], ids=["same names", "other names"])
 def test_killed_replacement_leaves_one_set_or_none(new: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer is killed at each of its requests. Without a name in common, it leaves the old set or the new one."""
+    """A writer is killed at each of its requests. If the sets share no names, it leaves the old set or the new one."""
     call_once, left, seen = Store.call_once, 0, list[object]()
 
     def call(self: Store, *given: object, **named: object) -> object:

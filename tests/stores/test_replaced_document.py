@@ -1,4 +1,4 @@
-"""The document of a set that is put in steps."""
+"""A document is put several times, and other writers' changes in between are noticed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_document_is_put_unless_another_writer_did(*, is_new: bool) -> None:
     assert not document.is_unseen
     with pytest.raises(ConflictError, match="x has changed while the set was saved"):
         other.put(b"3")
-    assert other.is_unseen, "nothing of the other writer was seen"
+    assert other.is_unseen, "readers have not seen a document of this save"
     found = objects.fetch("x")
     assert found is not None
     assert found.data == b"2"

@@ -1,4 +1,4 @@
-"""Objects of S3: one request for each operation; after a lost answer, the object is looked up."""
+"""S3 needs one request for each operation; after a lost answer, the object is looked up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_operation_takes_one_request(s3_server: SeaweedServer, s3_proxy: Co
 
 
 def test_equal_put_of_another_writer_is_a_conflict(s3_server: SeaweedServer) -> None:
-    """Both may have counted up, or made longer, what was there."""
+    """Both writers may have changed the old object in the same way, for example increased a number."""
     s3_server.create_bucket("objects")
     place = f"s3://objects/{uuid.uuid4().hex}"
     Objects(place, s3_server.storage_options).put("a", [b"what it puts"])
@@ -71,13 +71,13 @@ def test_put_with_a_lost_answer_is_recognised(s3_server: SeaweedServer) -> None:
 
 
 def test_clients_of_equal_options_are_shared(s3_server: SeaweedServer) -> None:
-    """To make one takes 0.1 s, and may take requests for credentials."""
+    """Making a client takes 0.1 s, and may take requests for credentials."""
     places = [Objects(f"s3://objects/{i}", dict(s3_server.storage_options)) for i in range(2)]
     assert places[0].store.fs is places[1].store.fs
 
 
 class Overloaded(CountingProxy):
-    """Answers that it is overloaded."""
+    """A server that always answers that it is overloaded."""
 
     async def answer(self, head: Head, body: bytes, request: Request) -> Answer:
         answer = failure(503)

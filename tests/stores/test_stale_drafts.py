@@ -1,4 +1,4 @@
-"""Drafts of writers that were killed are removed by the next write; those of writers at work never."""
+"""The next write removes the drafts of killed writers, but never the drafts of writers that are at work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RefShardFileSystem({"a/.zarray": sys.argv[2], "a/0": ["memory://x", 0, 1]}).save
 
 
 def age(path: Path) -> None:
-    """Make a draft, and all in it, as old as one that is stale."""
+    """Change the times of a draft, and of all files in it, so that it is stale."""
     then = time.time() - UNTOUCHED - 10
     for found in (*path.rglob("*"), path):
         os.utime(found, (then, then))
@@ -72,7 +72,7 @@ def test_drafts_stay_until_their_writer_is_killed(tmp_path: Path, name: str) -> 
 
 @NAMES
 def test_recent_drafts_and_other_files_stay(tmp_path: Path, name: str) -> None:
-    """A writer on another machine, which shares the disk, may be at work."""
+    """A writer on another machine that shares the disk may be at work."""
     if name.endswith("parq"):
         pytest.importorskip("pyarrow")
     letters = "0123456789abcdef" * 2

@@ -1,4 +1,4 @@
-"""Writes to any filesystem: temporary failures are retried; after a lost answer, the object is looked up first."""
+"""Writes to any filesystem are retried after temporary failures; after a lost answer, the object is looked up first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refshard_fs.stores.objects import Objects
 
 
 class Flaky(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Loses its connection once in each of ``fails``, before or after it has done what it was asked for."""
+    """Loses its connection once in each of the methods ``fails``, before or after the method has taken effect."""
 
     protocol = "flaky"
     cachable = False
@@ -49,7 +49,7 @@ class Flaky(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class FlakySftp(Flaky):
-    """Renames a file over another one."""
+    """A filesystem that renames a file over another one."""
 
     protocol = "sftp"
 

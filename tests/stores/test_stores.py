@@ -1,4 +1,4 @@
-"""The pool opens filesystems for writes: same rules, same credentials, same connections."""
+"""Filesystems for writes have the same rules, credentials and connections as for reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_signed_put_follows_no_redirect(status: int, format: Any, elsewhere: Ran
         for path in ("/bucket/x", "/bucket/x/t/refs.0.parq"):
             server.fault("redirect", path, to=f"{elsewhere.url}{path}", status=status)
         given = {"key": "AKIAOWN", "secret": "x", "token": SECRET, "endpoint_url": server.url}
-        with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        with pytest.raises(OSError):  # noqa: PT011  # the class depends on the client
             RefShardFileSystem(REFS).save("s3://bucket/x", format, **given)
         assert SECRET in repr([request.headers for request in server.requests()])
         assert elsewhere.requests() == []
@@ -77,7 +77,7 @@ def test_signed_commit_follows_no_redirect(status: int, elsewhere: RangeServer) 
 @pytest.mark.parametrize("name", ["h.zarr", "set.parq", "set.json"])
 @pytest.mark.parametrize("kind", ["path", "memory"])
 def test_allow_list_permits_writes_to_the_source(kind: str, name: str, slash: str, tmp_path: Path) -> None:
-    """What it lists are other targets; the source, however it ends, and its data are the user's own."""
+    """allow= is for other targets; the source itself and its data may always be written."""
     if name == "set.json" and slash:
         pytest.skip("a file")
     url = f"{'memory://' if kind == 'memory' else ''}{tmp_path}/{name}"
@@ -117,7 +117,7 @@ def test_web_server_takes_no_objects(http_server: RangeServer, elsewhere: RangeS
 
 @pytest.mark.case(id="P14")
 def test_host_that_becomes_private_gets_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FTP: as in reading, a server that was public stays public."""
+    """As for reads, the name of a public FTP server must not lead to a private address later."""
     with KINDS["ftp"](tmp_path) as served:
         served.put("set.json", json.dumps({"version": 1, "refs": REFS}).encode())
         port = served.url.rpartition(":")[2]
@@ -142,7 +142,7 @@ def test_host_that_becomes_private_gets_no_commit(tmp_path: Path, monkeypatch: p
 
 
 def test_one_connection_serves_one_writer_at_a_time(tmp_path: Path) -> None:
-    """FTP: of parquet sets many files are put at a time."""
+    """A parquet set on FTP is written by several threads, but the server gets one file at a time."""
     with KINDS["ftp"](tmp_path) as served:
         RefShardFileSystem(REFS).save(f"{served.url}/set.parq", record_size=2, **served.options)
         again = RefShardFileSystem(f"{served.url}/set.parq", target_options=served.options)
