@@ -418,8 +418,8 @@ class ArrayGroup(KeySpace):
         found = yield from self._list_existing(path)
         return [Listed(tail, None) for tail in self.grids[path].tails()] if found is None else found
 
-    def _existing(self, path: str) -> Steps[list[Listed] | None]:
-        """Return the chunks of an array that exist; None if all chunks of its grid do."""
+    def _list_existing(self, path: str) -> Steps[list[Listed] | None]:
+        """Return the chunks of an array that exist; None if all chunks of its grid exist."""
         found = yield from self.chunks_by_path[path].list_existing()
         if found is None and self.grids[path].size > LISTABLE:
             size = self.grids[path].size

@@ -15,7 +15,7 @@ from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.reading.loading import Heads
 from refshard_fs.source.in_memory_source import InMemorySource
-from refshard_fs.source.settings import format_named
+from refshard_fs.source.settings import format_by_suffix
 from refshard_fs.tools.views import fold, table, view
 from refshard_fs.writing.cube_document import REMARK, document_of, save_document
 

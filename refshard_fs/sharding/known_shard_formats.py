@@ -1,4 +1,4 @@
-"""The table of all shard formats, and what they say of an array's metadata. No I/O here."""
+"""List all shard formats, and find the format of an array by its metadata. No I/O here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
-from refshard_fs.core.format import plugins
+from refshard_fs.core.format import load_plugins
 from refshard_fs.sharding import sharding_indexed, v2
 from refshard_fs.sharding.layout import ShardFormat, Unsharded
 
@@ -15,14 +15,14 @@ BUILT_IN: Final = (v2.SHARD_FORMAT, sharding_indexed.SHARD_FORMAT)
 
 @cache
 def shard_formats() -> tuple[ShardFormat, ...]:
-    """Return this package's shard formats, and those in the entry point group ``refshard.shards``."""
-    return tuple({known.name: known for known in (*BUILT_IN, *plugins("refshard.shards", ShardFormat))}.values())
+    """Return this package's shard formats, and the formats of the entry point group ``refshard.shards``."""
+    return tuple({known.name: known for known in (*BUILT_IN, *load_plugins("refshard.shards", ShardFormat))}.values())
 
 
 def unshard_metadata(
     doc: Mapping[str, Any], options: Mapping[str, Any], formats: Sequence[ShardFormat] | None = None
 ) -> Unsharded | None:
-    """Return the result of the first of ``formats`` (by default all) that recognises the metadata ``doc``."""
+    """Return the result of the first shard format that recognises the metadata ``doc``; by default, try all formats."""
     answers = (known.unshard(doc, options) for known in (shard_formats() if formats is None else formats))
     return next((found for found in answers if found is not None), None)
 

@@ -145,8 +145,8 @@ def join_sources(fo: Any, named: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     # Imported here, because sets import filesystems, and those import this module.
     cube = importlib.import_module("refshard_fs.sets.cube").cube
     others = {name for name in named if name not in keywords()} - FSSPEC_ARGUMENTS - {SESSION}
-    for_sources = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
-    joined = cube(fo, **for_sources, **(named.get("concat") or {}))
+    for_cube = {name: named[name] for name in named if name in _KEYWORDS_OF_SOURCES or name in others}
+    joined = cube(fo, **for_cube, **(named.get("concat") or {}))
     remaining = {name: value for name, value in kwargs.items() if name not in others}
     for name in ("concat", "target_options", "ref_storage_args"):
         remaining.pop(name, None)

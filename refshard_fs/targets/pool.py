@@ -82,7 +82,7 @@ def make_instance(protocol: str, given: InstanceOrOptions) -> AbstractFileSystem
 class Pool:
     """The open targets of one event loop (``loop=None``: the targets that need no loop).
 
-    ``versions`` belong to the source: all its pools hold each object to one version.
+    All pools of a source share ``versions``, so that an object has one version on all event loops.
     """
 
     def __init__(

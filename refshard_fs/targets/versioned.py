@@ -1,4 +1,4 @@
-"""Read one object for a source: retry temporary failures, and check that all answers have one version.
+"""Read one object for a source: retry temporary failures, and check that all answers have the same version.
 
 The first answer sets the version, and later answers are compared with it: by size, by strong ETags, and without these
 by modification times. Weak ETags are not compared: they may differ among the servers behind one name.
@@ -32,7 +32,7 @@ from refshard_fs.targets.logs import log_request, logger
 
 T = TypeVar("T")
 
-REMEMBERED = 1 << 16  # objects whose version a source remembers
+MAX_VERSIONS = 1 << 16  # a source remembers the versions of so many objects
 # A smaller source is read whole if more than its first bytes is needed. 2 MiB take 35 ms at 60 MB/s, as long as two
 # rounds of 20 ms. Opening a file and reading its variables takes 2 to 20 rounds after the first.
 SMALL_FILE = 2 << 20
@@ -52,7 +52,7 @@ IGNORES_RANGES: Final = (
 
 
 class Version:
-    """The version of one object, and kept bytes of it; shared by all loops and threads of a source."""
+    """The version of one object, and kept bytes of the object; all loops and threads of a source share it."""
 
     __slots__ = ("_pin", "content", "is_absent", "is_answered", "is_kept", "is_sampled", "only_size", "seen", "url")
 
@@ -63,7 +63,7 @@ class Version:
         self.is_kept = False  # whether to keep bytes of the object, if it is small
         self.content = b""  # the kept bytes: the first ones, or all
         self.is_sampled = False  # whether ranges of a small object were read, while only its first bytes are kept
-        self.is_answered = False  # whether a server told this source the version: an earlier one may be old
+        self.is_answered = False  # whether the server told this source the version: one from a cache may be old
         self.only_size = only_size
         self._pin: Pin | None = None
 
@@ -113,7 +113,7 @@ class Version:
             self.is_answered = True
 
     def fits(self, pin: Pin | None) -> bool:
-        """Whether the object's server told this source that the object exists, and its version matches ``pin``."""
+        """Return whether the server told this source that the object exists, and its version matches ``pin``."""
         if self.seen is None or self.is_absent or not self.is_answered:
             return False
         if pin is None or pin == self._pin:
@@ -202,7 +202,7 @@ class Version:
 
 
 class Versions:
-    """The versions of a source's objects: the ``most`` recently opened ones."""
+    """The versions of a source's objects: of the ``most`` objects that were opened last."""
 
     def __init__(self, most: int = MAX_VERSIONS) -> None:
         self._lock = fork_safe(threading.Lock())  # so that threads never make two records of one object

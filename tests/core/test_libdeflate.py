@@ -122,8 +122,7 @@ def test_bomb_behind_deflate_is_refused() -> None:
     document |= {"filters": [{"id": "zlib", "level": 9}], "compressor": {"id": "zlib", "level": 9}}
     meta = array_meta(document, "a")
     assert meta is not None
-    bomb = zlib.compress(
-        zlib.compress(bytes(1 << 22))
-    )  # the inner stream is smaller than a chunk, but decompresses to more
+    # The inner stream is smaller than a chunk, but decompresses to more.
+    bomb = zlib.compress(zlib.compress(bytes(1 << 22)))
     with pytest.raises(ValueError, match="expected at most that many"):
         decode_chunk(meta, bomb)

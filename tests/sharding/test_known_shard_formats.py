@@ -1,4 +1,4 @@
-"""The table of shard formats: options and metadata are checked against all of them."""
+"""Options and metadata are compared with all known shard formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_each_format_has_a_name_and_marks() -> None:
     assert all(each.marks for each in known)
 
 
-def test_metadata_without_shards_fit_no_format() -> None:
+def test_no_format_recognises_unsharded_metadata() -> None:
     assert unshard_metadata({**PLAIN, "filters": None, "compressor": None}, {}) is None
 
 

@@ -61,7 +61,7 @@ class JsonIndex(msgspec.Struct, frozen=True):
         return repr((compiled.VERSION, self.overrides, self.simple)).encode("utf-8", "surrogatepass")
 
     def pack(self, value: ReferenceSet) -> list[bytes | memoryview]:
-        if gives_access(value.urls.data.tobytes()):
+        if contains_credentials(value.urls.data.tobytes()):
             raise ValueError("its URLs contain signatures or passwords, which are never written to the index cache")
         return compiled.pack(value)
 
