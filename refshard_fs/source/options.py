@@ -167,9 +167,9 @@ class ReadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How targets are read."""
 
     max_gap: Annotated[int, _meta("Ranges of one target are merged over gaps of at most this.", "bytes")] = 16 * KIB
-    max_block: Annotated[int, _meta("The longest request of merged ranges; it may be a quarter longer.", "bytes")] = (
-        1 * MIB
-    )
+    max_block: Annotated[
+        int, _meta("Ranges are merged into requests of at most this size, or a quarter more.", "bytes")
+    ] = 1 * MIB
     retries: Annotated[int, _meta("How often a request is repeated if it fails for a temporary reason.", "tries")] = 5
     timeout: Annotated[float, _meta("The longest time of a request with all its repetitions.", "seconds")] = 300.0
     fast_s3: Annotated[
