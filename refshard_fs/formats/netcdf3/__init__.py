@@ -1,4 +1,4 @@
-"""NetCDF-3 files: classic, 64-bit offset and 64-bit data (CDF-5). Recognised by their first four bytes."""
+"""NetCDF-3 files: classic, 64-bit offset and 64-bit data (CDF-5). A file is recognised by its first four bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """NetCDF-3 files as a group of arrays. Only the header is read when a file is opened. No I/O here.
 
-A variable without records is cut into pieces of about four MiB. The file interleaves the records of all variables: a
+A variable without records is cut into chunks of about four MiB. The file interleaves the records of all variables: a
 variable with records has a chunk for each record, or for several small records. Names are those of the format's
 specification (classic, 64-bit offset, 64-bit data). Numbers in the header are big-endian. Every count is compared with
 the remaining bytes before memory is allocated for it.
@@ -38,8 +38,8 @@ from refshard_fs.formats.netcdf3 import MAGICS
 
 # The header.
 
-MOST_NAMES: Final = 1 << 20  # characters of dimension names, counted for each variable, in a small file
-MOST_HEADER: Final = 64 << 20  # bytes of a header; real headers have kilobytes
+MOST_NAMES: Final = 1 << 20  # characters of the names of all variables' dimensions; more only in a larger file
+MOST_HEADER: Final = 64 << 20  # bytes of a header; typical headers have kilobytes
 
 _DIMENSION, _VARIABLE, _ATTRIBUTE = 10, 11, 12  # tags of lists in the header
 _TYPES: Final = {
@@ -50,12 +50,12 @@ _CLASSIC_TYPES: Final = 6  # types up to this number exist in all versions, othe
 _CHAR: Final = np.dtype("S1")
 
 
-class Short(Exception):
-    """The header continues after the given bytes."""
+class HeaderTooShort(Exception):
+    """The header is longer than the bytes that were read."""
 
 
 class Dimension(NamedTuple):
-    """A dimension; the length of the record dimension is the number of records."""
+    """A dimension. The header stores 0 as the length of the record dimension: its length is the number of records."""
 
     name: str
     length: int
@@ -63,7 +63,7 @@ class Dimension(NamedTuple):
 
 
 class Variable(msgspec.Struct, frozen=True):
-    """A variable; ``begin`` is the position of its values, or of its first record."""
+    """A variable; ``begin`` is the byte at which its values, or its first record, begin."""
 
     name: str
     dimensions: tuple[Dimension, ...]
@@ -82,15 +82,18 @@ class Variable(msgspec.Struct, frozen=True):
         return bool(self.dimensions) and self.dimensions[0].is_record
 
     @property
-    def slab(self) -> int:
-        """Size of its values in bytes, or of one record's, without padding."""
-        return math.prod(d.length for d in self.dimensions if not d.is_record) * self.dtype.itemsize
+    def slab_size(self) -> int:
+        """The size in bytes of its values, or of its values in one record, without padding."""
+        return (
+            math.prod(dimension.length for dimension in self.dimensions if not dimension.is_record)
+            * self.dtype.itemsize
+        )
 
 
 class Header(NamedTuple):
-    """The content of a header. ``record_size`` is the distance of records, ``length`` the size of the header, in bytes.
+    """The content of a header. ``record_size`` (of all variables together) and ``length`` (of the header) are in bytes.
 
-    ``reports`` say why other variables are invalid.
+    ``reports`` are the reasons why other variables are invalid, by name.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -104,194 +107,204 @@ class Header(NamedTuple):
 class _Cursor:
     """A cursor over the fields of the header, in a file of ``size`` bytes that begins with ``data``."""
 
-    def __init__(self, data: bytes, size: int, where: str) -> None:
+    def __init__(self, data: bytes, size: int, label: str) -> None:
         self.data = data
         self.size = size
-        self.where = where
+        self.label = label
         self.version = data[3]
         self.width = 8 if self.version == 5 else 4  # bytes of a count
         self.at = 4
 
-    def error(self, reason: str) -> ManifestError:
-        return ManifestError(f"{self.where}: {reason} (byte {self.at} of its header)")
+    def make_error(self, reason: str) -> ManifestError:
+        return ManifestError(f"{self.label}: {reason} (byte {self.at} of its header)")
 
     def take(self, count: int) -> bytes:
         """Return the next ``count`` bytes, and skip their padding to a multiple of four."""
         end = self.at + count + -count % 4
         if end > self.size:
-            raise self.error(f"it is cut short: its header continues to byte {end}, the file has {self.size}")
+            raise self.make_error(f"it is cut short: its header continues to byte {end}, the file has {self.size}")
         if end > MOST_HEADER:
-            raise self.error(f"its header has more than {MOST_HEADER} bytes")
+            raise self.make_error(f"its header has more than {MOST_HEADER} bytes, which is not supported")
         if end > len(self.data):
-            raise Short
-        found = self.data[self.at : self.at + count]
+            raise HeaderTooShort
+        data = self.data[self.at : self.at + count]
         self.at = end
-        return found
+        return data
 
-    def uint(self, width: int) -> int:
+    def read_uint(self, width: int) -> int:
         """Return the next integer of ``width`` bytes. One of 8 bytes is signed and may not be negative."""
         number = int.from_bytes(self.take(width), "big")
         if width == 8 and number >= COUNTABLE:
-            raise self.error(f"a number must not be negative: {number - (1 << 64)}")
+            raise self.make_error(f"expected a number of at least 0, found {number - (1 << 64)}")
         return number
 
-    def number(self) -> int:
+    def read_count(self) -> int:
         """Return the next count, length or index."""
-        return self.uint(self.width)
+        return self.read_uint(self.width)
 
-    def name(self) -> str:
-        data = self.take(self.number())
+    def read_name(self) -> str:
+        data = self.take(self.read_count())
         try:
             return data.decode().partition("\0")[0]  # some lengths are too large: netCDF-C stops at the NUL
         except UnicodeDecodeError:
-            raise self.error(f"a name is not UTF-8: {data[:80]!r}") from None
+            raise self.make_error(f"a name is not UTF-8: {data[:80]!r}") from None
 
-    def entries(self, tag: int, what: str) -> range:
-        """Return the numbers of a list's entries. Each entry takes at least eight bytes."""
-        found, count = self.uint(4), self.number()
-        if found not in (0, tag) or (count and not found):
-            raise self.error(f"its list of {what} has the tag {found} and the count {count}: expected the tag {tag}")
+    def read_list(self, tag: int, label: str) -> range:
+        """Read the start of a list. Return the range of its length. Each item takes at least eight bytes."""
+        list_tag, count = self.read_uint(4), self.read_count()
+        if list_tag not in (0, tag) or (count and not list_tag):
+            raise self.make_error(
+                f"its list of {label} has the tag {list_tag} and the count {count}: expected the tag {tag}"
+            )
         if count * 8 > self.size - self.at:
-            raise self.error(f"it is cut short or damaged: {count} {what} do not fit into its {self.size} bytes")
+            raise self.make_error(f"it is cut short or damaged: {count} {label} do not fit into its {self.size} bytes")
         return range(count)
 
-    def dtype(self) -> np.dtype[Any]:
-        number = self.uint(4)
+    def read_dtype(self) -> np.dtype[Any]:
+        number = self.read_uint(4)
         if number not in _TYPES or (number > _CLASSIC_TYPES and self.version != 5):
-            raise self.error(f"version {self.version} of the format does not define type {number}")
+            raise self.make_error(f"version {self.version} of the format does not define type {number}")
         return _TYPES[number]
 
-    def attributes(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return attributes, and the dtypes of packing attributes."""
-        found: dict[str, Any] = {}
+    def read_attributes(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Read a list of attributes. The second result are the dtypes of packing attributes."""
+        attributes: dict[str, Any] = {}
         dtypes: dict[str, str] = {}
-        for _ in self.entries(_ATTRIBUTE, "attributes"):
-            name = self.name()
-            dtype = self.dtype()
-            data = self.take(self.number() * dtype.itemsize)
-            if name in found:
-                raise self.error(f"it has two attributes named {name!r}")
-            found[name] = _decode_value(name, dtype, data)
-            if name in PACKING and isinstance(found[name], (int, float)):
+        for _ in self.read_list(_ATTRIBUTE, "attributes"):
+            name = self.read_name()
+            dtype = self.read_dtype()
+            data = self.take(self.read_count() * dtype.itemsize)
+            if name in attributes:
+                raise self.make_error(f"it has two attributes named {name!r}")
+            attributes[name] = _decode_value(name, dtype, data)
+            if name in PACKING and isinstance(attributes[name], (int, float)):
                 dtypes[name] = dtype.str
-        return found, dtypes
+        return attributes, dtypes
 
 
 def _decode_value(name: str, dtype: np.dtype[Any], data: bytes) -> Any:
-    """Return an attribute as JSON: text, a number, or a list of numbers; a ``_FillValue`` of text as bytes."""
+    """Decode an attribute to a text, a number, or a list of numbers; a ``_FillValue`` of text to bytes."""
     if dtype == _CHAR:
         return data if name == "_FillValue" else data.decode(errors="replace").replace("\0", "")
     values = np.frombuffer(data, dtype).tolist()
     return values[0] if len(values) == 1 else values
 
 
-def parse_header(data: bytes, size: int, where: str) -> Header:
-    """Parse the header of a file of ``size`` bytes that begins with ``data``; errors begin with ``where``.
+def parse_header(data: bytes, size: int, label: str) -> Header:
+    """Parse the header of a file of ``size`` bytes that begins with ``data``; errors begin with ``label``.
 
-    Raises `Short` if ``data`` are too few, and ManifestError if the header contradicts itself or the file's size.
+    Raises `HeaderTooShort` if the header is longer than ``data``, ManifestError if it contradicts itself or ``size``.
     """
-    cursor = _Cursor(data, size, where)
+    cursor = _Cursor(data, size, label)
     records = int.from_bytes(cursor.take(cursor.width), "big")
     dimensions = _read_dimensions(cursor)
-    attributes, _ = cursor.attributes()
+    attributes, _ = cursor.read_attributes()
     variables: dict[str, Variable] = {}
     reports: dict[str, str] = {}
-    named = 0  # bytes of dimension names for each variable: zarr's metadata repeat them
-    for _ in cursor.entries(_VARIABLE, "variables"):
-        name = cursor.name()
+    name_length = 0  # characters of dimension names in all variables: zarr's metadata repeat the names
+    for _ in cursor.read_list(_VARIABLE, "variables"):
+        name = cursor.read_name()
         if name in variables:
-            raise cursor.error(f"it has two variables named {name!r}")
+            raise cursor.make_error(f"it has two variables named {name!r}")
         ids = _read_ids(cursor, name)
         problem = _find_problem(ids, dimensions)
-        shared = tuple(dimensions[number] for number in ids) if problem is None else ()
-        of_it, dtypes = cursor.attributes()
-        dtype = cursor.dtype()
-        cursor.number()  # vsize is redundant, and wrong for variables of 4 GiB or more: the shape gives the size
-        named += sum(len(dimension.name) for dimension in shared)
-        if named > max(MOST_NAMES, size):
-            raise cursor.error(f"the names of its variables' dimensions have {named} characters, more than the file")
-        begin = cursor.uint(4 if cursor.version == 1 else 8)
+        variable_dimensions = tuple(dimensions[number] for number in ids) if problem is None else ()
+        variable_attributes, dtypes = cursor.read_attributes()
+        dtype = cursor.read_dtype()
+        cursor.read_count()  # vsize repeats the size, and is wrong from 4 GiB on: the size follows from the shape
+        name_length += sum(len(dimension.name) for dimension in variable_dimensions)
+        if name_length > max(MOST_NAMES, size):
+            raise cursor.make_error(
+                f"the names of its variables' dimensions have {name_length} characters: too many for the file"
+            )
+        begin = cursor.read_uint(4 if cursor.version == 1 else 8)
         if problem is None:
-            variables[name] = Variable(name, shared, of_it, dtypes, dtype, begin)
+            variables[name] = Variable(name, variable_dimensions, variable_attributes, dtypes, dtype, begin)
         else:
             reports[name] = problem
     if hidden := _find_hidden_variable(cursor, dimensions):
-        reports[hidden] = f"its header counts only the {len(variables) + len(reports)} variables before this one"
-    if reports:  # such a variable may be part of each record, so the position of other parts is unknown
+        reports[hidden] = (
+            f"the count of variables in the header includes only the {len(variables) + len(reports)} before"
+        )
+    if reports:  # an invalid variable may be part of each record: then the places of other parts are unknown
         for name in [name for name, variable in variables.items() if variable.is_record]:
             reports[name] = f"its records lie between those of {next(iter(reports))!r}, whose size is unknown"
             del variables[name]
-    recorded = [variable for variable in variables.values() if variable.is_record]
-    record_size = sum(variable.slab + -variable.slab % 4 for variable in recorded)
-    if len(recorded) == 1:  # its records have no padding
-        record_size = recorded[0].slab
-    if records == (1 << 8 * cursor.width) - 1:  # the file was written as a stream: count records by its size
-        begin = min((variable.begin for variable in recorded), default=size)
-        records = max(size - begin, 0) // record_size if recorded else 0
+    record_variables = [variable for variable in variables.values() if variable.is_record]
+    record_size = sum(variable.slab_size + -variable.slab_size % 4 for variable in record_variables)
+    if len(record_variables) == 1:  # its records have no padding
+        record_size = record_variables[0].slab_size
+    if records == (1 << 8 * cursor.width) - 1:  # the file was written as a stream: its size tells the number
+        begin = min((variable.begin for variable in record_variables), default=size)
+        records = max(size - begin, 0) // record_size if record_variables else 0
     if records >= COUNTABLE:
-        raise ManifestError(f"{where}: its number of records is negative: {records}")
-    whole = []
+        raise ManifestError(f"{label}: its number of records is negative: {records}")
+    complete = []
     for variable in variables.values():
-        what = f"variable {variable.name!r}"
-        first, *others = variable.dimensions or (None,)
-        steps, length = 0, variable.slab
-        if first is not None and first.is_record:
-            variable = msgspec.structs.replace(variable, dimensions=(first._replace(length=records), *others))
+        description = f"variable {variable.name!r}"
+        first_dimension, *other_dimensions = variable.dimensions or (None,)
+        steps, length = 0, variable.slab_size
+        if first_dimension is not None and first_dimension.is_record:
+            variable = msgspec.structs.replace(
+                variable, dimensions=(first_dimension._replace(length=records), *other_dimensions)
+            )
             steps, length = max(records - 1, 0) * record_size, length if records else 0
         if length and variable.begin < cursor.at:
             reports[variable.name] = f"it begins at byte {variable.begin}, within the header"
             continue
         end = variable.begin + steps + length
         if length and end > size:
-            raise ManifestError(f"{where} is cut short: {what} ends at byte {end}, the file at byte {size}")
-        whole.append(variable)
-    return Header(tuple(dimensions), attributes, tuple(whole), record_size, cursor.at, reports)
+            raise ManifestError(f"{label} is cut short: {description} ends at byte {end}, the file at byte {size}")
+        complete.append(variable)
+    return Header(tuple(dimensions), attributes, tuple(complete), record_size, cursor.at, reports)
 
 
 def _find_hidden_variable(cursor: _Cursor, dimensions: list[Dimension]) -> str:
-    """Return the name of a variable that lies behind the counted ones, as where the count is damaged; "" if none does.
+    """Return the name of a variable after the last counted one; "" if there is none. With one, the count is damaged.
 
-    Other bytes may lie there: the end of a header that was longer.
+    Other bytes may follow there: the end of an earlier, longer header.
     """
-    rest = _Cursor(cursor.data, min(cursor.size, len(cursor.data)), cursor.where)
-    rest.at = cursor.at
+    tail = _Cursor(cursor.data, min(cursor.size, len(cursor.data)), cursor.label)
+    tail.at = cursor.at
     try:
-        name = rest.name()
-        ids = _read_ids(rest, name)
-        rest.attributes()
-        rest.dtype()
-        rest.number()
-        begin = rest.uint(4 if cursor.version == 1 else 8)
+        name = tail.read_name()
+        ids = _read_ids(tail, name)
+        tail.read_attributes()
+        tail.read_dtype()
+        tail.read_count()
+        begin = tail.read_uint(4 if cursor.version == 1 else 8)
     except ManifestError:
         return ""
-    return name if _find_problem(ids, dimensions) is None and rest.at <= begin < cursor.size else ""
+    return name if _find_problem(ids, dimensions) is None and tail.at <= begin < cursor.size else ""
 
 
 def _read_dimensions(cursor: _Cursor) -> list[Dimension]:
-    found: list[Dimension] = []
-    for _ in cursor.entries(_DIMENSION, "dimensions"):
-        name, length = cursor.name(), cursor.number()
-        if not length and any(dimension.is_record for dimension in found):
-            raise cursor.error(f"dimension {name!r} is a second record dimension: its length is 0")
-        found.append(Dimension(name, length, not length))
-    if len({dimension.name for dimension in found}) < len(found):
-        raise cursor.error("two dimensions have the same name")
-    return found
+    dimensions: list[Dimension] = []
+    for _ in cursor.read_list(_DIMENSION, "dimensions"):
+        name, length = cursor.read_name(), cursor.read_count()
+        if not length and any(dimension.is_record for dimension in dimensions):
+            raise cursor.make_error(f"dimension {name!r} is a second record dimension: its length is 0")
+        dimensions.append(Dimension(name, length, not length))
+    if len({dimension.name for dimension in dimensions}) < len(dimensions):
+        raise cursor.make_error("two dimensions have the same name")
+    return dimensions
 
 
 def _read_ids(cursor: _Cursor, name: str) -> tuple[int, ...]:
-    """Return the numbers of a variable's dimensions."""
-    rank = cursor.number()
+    """Read the numbers of a variable's dimensions in the list of dimensions."""
+    rank = cursor.read_count()
     width = cursor.width
     if rank * width > cursor.size - cursor.at:
-        raise cursor.error(f"variable {name!r} has {rank} dimensions, which do not fit into its {cursor.size} bytes")
+        raise cursor.make_error(
+            f"variable {name!r} has {rank} dimensions, which do not fit into its {cursor.size} bytes"
+        )
     return tuple(np.frombuffer(cursor.take(rank * width), f">u{width}").tolist())
 
 
 def _find_problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | None:
     """Return the reason why a variable cannot have the dimensions ``ids``; None if it can."""
     if any(number >= len(dimensions) for number in ids):
-        return f"it has the dimensions number {ids}, but the file has {len(dimensions)} dimensions"
+        return f"it has the dimensions number {ids}, counted from 0, but the file has {len(dimensions)} dimensions"
     if any(dimensions[number].is_record for number in ids[1:]):
         return "the record dimension is not its first dimension"
     return None
@@ -300,35 +313,36 @@ def _find_problem(ids: tuple[int, ...], dimensions: list[Dimension]) -> str | No
 # Arrays and their chunks.
 
 GUESS: Final = 256 << 10  # bytes that are read if the header is longer than the first bytes
-# With a chunk for each of 20,000 records of a coordinate, opening takes 2.4 s instead of 0.2 s: xarray reads it whole.
-TIMELINE: Final = 1 << 14  # records in a chunk of a coordinate along the records
-SMALL: Final = 4 << 10  # bytes of a record, up to which several records of a variable form a chunk;
-BAND: Final = 256 << 10  # such a chunk spans this number of bytes of the file: the cost of reading one value
-SPARSE: Final = 16 << 10  # distance of records in bytes from which one request a record costs less than all bytes
-REMEMBERED: Final = 16  # headers in the cache, each of up to
-LONGEST: Final = 1 << 16  # bytes
-MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
+# Records in a chunk of the record dimension's coordinate. xarray reads such a coordinate whole: with a chunk for each
+# of 20,000 records, opening takes 2.4 s instead of 0.2 s.
+TIMELINE: Final = 1 << 14
+SMALL: Final = 4 << 10  # bytes of a variable in a record, up to which several records form a chunk
+BAND: Final = 256 << 10  # bytes of the file that such a chunk spans: reading one value reads all of them
+SPARSE: Final = 16 << 10  # if records are larger, a request for each record costs less than reading all bytes
+REMEMBERED: Final = 16  # headers in the cache
+LONGEST: Final = 1 << 16  # bytes of a header in the cache
+MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
 
 
 class StridedRecipe(msgspec.Struct, frozen=True):
-    """Takes the first ``slab`` bytes of each ``step``, and adds zeros up to ``size`` bytes."""
+    """Cut the first ``slab`` bytes out of every ``step`` bytes, and pad the result with zeros to ``size`` bytes."""
 
     step: int
     slab: int
     size: int
 
     def make(self, raw: bytes) -> bytes:
-        whole = np.frombuffer(raw.ljust(-(-len(raw) // self.step) * self.step, b"\0"), np.uint8)
-        taken = whole.reshape(-1, self.step)[:, : self.slab].tobytes()
-        if len(taken) > self.size:
-            raise ValueError(f"a chunk has {len(taken)} bytes: expected at most {self.size}")
-        return taken.ljust(self.size, b"\0")
+        padded = np.frombuffer(raw.ljust(-(-len(raw) // self.step) * self.step, b"\0"), np.uint8)
+        slabs = padded.reshape(-1, self.step)[:, : self.slab].tobytes()
+        if len(slabs) > self.size:
+            raise ValueError(f"a chunk has {len(slabs)} bytes: expected at most {self.size}")
+        return slabs.ljust(self.size, b"\0")
 
 
 class RecordChunks(Chunks):
-    """The chunks of a variable with small records: each has many records, with other variables between them.
+    """The chunks of a variable with small records: ``records`` in each chunk, with other variables between them.
 
-    If the bytes between them are few, the whole range is read; otherwise each record alone.
+    If the bytes of other variables are few, the whole range is read; otherwise each record is read alone.
     """
 
     def __init__(self, source: Span | Inline, variable: Variable, record_size: int, records: int) -> None:
@@ -339,28 +353,28 @@ class RecordChunks(Chunks):
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        first = number * self._records
-        count = min(self._records, self._variable.shape[0] - first)
-        slab, step = self._variable.slab, self._record_size
-        found = self._source.part(self._variable.begin + first * step, (count - 1) * step + slab)
+        first_record = number * self._records
+        count = min(self._records, self._variable.shape[0] - first_record)
+        slab, step = self._variable.slab_size, self._record_size
+        whole_range = self._source.part(self._variable.begin + first_record * step, (count - 1) * step + slab)
         size = self._records * slab
-        if isinstance(found, Span) and (count - 1) * step > (BAND if step > SPARSE else PIECE):
-            parts = tuple(found.part(i * step, slab) for i in range(count))
-            return Packed(found, Padded(size), size, parts=parts)
-        return make_entry(found, StridedRecipe(step, slab, size), size, "")
+        if isinstance(whole_range, Span) and (count - 1) * step > (BAND if step > SPARSE else PIECE):
+            slabs = tuple(whole_range.part(index * step, slab) for index in range(count))
+            return Packed(whole_range, Padded(size), size, parts=slabs)
+        return make_entry(whole_range, StridedRecipe(step, slab, size), size, "")
 
 
 class _Layout(NamedTuple):
-    """The header of a file, without its URL. Files of one writer often have the same header, byte by byte."""
+    """A parsed header, which may belong to several files: files of one writer often have the same header."""
 
     data: bytes
     record_size: int
-    variables: Mapping[str, tuple[Variable, ArrayDescription]]  # only variables that are shown
+    variables: Mapping[str, tuple[Variable, ArrayDescription]]  # without variables that cannot be shown
     group: ArrayGroup
 
 
 class _FileChunks(Mapping[str, Chunks]):
-    """The chunks of a file's variables, by path, made on demand: a cube reads few of a file's variables."""
+    """The chunks of a file's variables, by path. They are made when they are used: a cube reads only few variables."""
 
     def __init__(self, source: Span | Inline, url: str, layout: _Layout) -> None:
         self._source = source
@@ -370,12 +384,12 @@ class _FileChunks(Mapping[str, Chunks]):
     def __getitem__(self, path: str) -> Chunks:
         variable, array = self._layout.variables[path]
         size = self._layout.record_size
-        records = _records_per_chunk(variable, size)
+        records = _count_records_per_chunk(variable, size)
         if records > 1:
             return RecordChunks(self._source, variable, size, records)
         stride = size if variable.is_record else None
-        where = f"{self._url}, variable {path!r}"
-        return Contiguous(self._source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, where, stride)
+        label = f"{self._url}, variable {path!r}"
+        return Contiguous(self._source, variable.begin, array.shape, array.chunks, array.dtype.itemsize, label, stride)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layout.variables)
@@ -384,7 +398,7 @@ class _FileChunks(Mapping[str, Chunks]):
         return len(self._layout.variables)
 
 
-# A cache of recent headers, by file size and zarr version. Without it, opening a file takes three times as long.
+# A cache of parsed headers, by file size and zarr format. Without it, opening a file takes three times as long.
 _layouts: Final[LRU[tuple[int, int], _Layout]] = LRU(REMEMBERED)
 
 
@@ -392,7 +406,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a NetCDF-3 file."""
     source, size = probe.file("NetCDF-3")
     if probe.head[:4] not in MAGICS:
-        raise ManifestError(f"{probe.url} begins with other bytes than a NetCDF-3 file")
+        raise ManifestError(f"{probe.url}: expected a NetCDF-3 file, found the first bytes {probe.head[:4]!r}")
     kind = size, options.zarr_format
     layout = _layouts.get(kind)
     if layout is None or not probe.head.startswith(layout.data):
@@ -407,30 +421,32 @@ def _make_layout(header: Header, data: bytes, url: str, zarr_format: int) -> _La
     variables: dict[str, tuple[Variable, ArrayDescription]] = {}
     reports = dict(header.reports)
     for variable in header.variables:
-        name, where = variable.name, f"{url}, variable {variable.name!r}"
+        name, label = variable.name, f"{url}, variable {variable.name!r}"
         reason = _find_refusal(variable)
         if reason is not None:
             reports[name] = reason
             continue
-        variables[name] = variable, _describe(variable, header.record_size, where)
+        variables[name] = variable, _describe(variable, header.record_size, label)
     arrays = {name: array for name, (_, array) in variables.items()}
     group = ArrayGroup(arrays, {}, zarr_format, header.attributes, reports)
-    group.attribute_dtypes = {v.name: v.attribute_dtypes for v in header.variables if v.attribute_dtypes}
+    group.attribute_dtypes = {
+        variable.name: variable.attribute_dtypes for variable in header.variables if variable.attribute_dtypes
+    }
     group.unlimited_dimensions = {"": [dimension.name for dimension in header.dimensions if dimension.is_record]}
     return _Layout(data, header.record_size, variables, group)
 
 
 def _read_header(probe: Probe, size: int) -> Steps[tuple[Header, bytes]]:
-    """Read the header. Return it with its bytes."""
+    """Read and parse the header. The second result are its bytes."""
     data = probe.head
     pin = None if probe.facts is None else probe.facts.pin
-    most = GUESS
+    length = GUESS
     while True:
         try:
             header = parse_header(data, size, probe.url)
-        except Short:
-            data = yield Load(Span(probe.url, 0, min(most, size), pin=pin), Raw())
-            most *= 16
+        except HeaderTooShort:
+            data = yield Load(Span(probe.url, 0, min(length, size), pin=pin), Raw())
+            length *= 16
         else:
             return header, data[: header.length]
 
@@ -444,35 +460,35 @@ def _find_refusal(variable: Variable) -> str | None:
     return None
 
 
-def _records_per_chunk(variable: Variable, record_size: int) -> int:
-    """Return the number of a variable's records in a chunk; 1 for parts of a record and for records without gaps."""
-    if not variable.is_record or record_size == variable.slab:
+def _count_records_per_chunk(variable: Variable, record_size: int) -> int:
+    """Return the number of records in a chunk of a variable; 1 if its records are large, or lie without gaps."""
+    if not variable.is_record or record_size == variable.slab_size:
         return 1
     count = 1
     if [dimension.name for dimension in variable.dimensions] == [variable.name]:
         count = TIMELINE
-    elif variable.slab <= SMALL:
+    elif variable.slab_size <= SMALL:
         count = BAND // record_size
     return max(min(count, variable.shape[0]), 1)
 
 
-def _describe(variable: Variable, record_size: int, where: str) -> ArrayDescription:
+def _describe(variable: Variable, record_size: int, label: str) -> ArrayDescription:
     shape, dtype = variable.shape, variable.dtype
-    records = _records_per_chunk(variable, record_size)
-    if variable.is_record and record_size > variable.slab:
+    records = _count_records_per_chunk(variable, record_size)
+    if variable.is_record and record_size > variable.slab_size:
         chunks = (records, *choose_chunks(shape[1:], dtype.itemsize))
     else:
         chunks = choose_chunks(shape, dtype.itemsize)
     attributes, fill = _split_fill(variable.attributes, dtype)
     names = [dimension.name for dimension in variable.dimensions]
-    return ArrayDescription(where, shape, chunks, dtype, names, attributes, fill_value=fill, is_masked=True)
+    return ArrayDescription(label, shape, chunks, dtype, names, attributes, fill_value=fill, is_masked=True)
 
 
 def _split_fill(attributes: dict[str, Any], dtype: np.dtype[Any]) -> tuple[dict[str, Any], Any]:
-    """Return the attributes without ``_FillValue``, and its JSON for zarr; None if it is not a value of ``dtype``."""
-    others = {name: value for name, value in attributes.items() if name != "_FillValue"}
+    """Return the attributes without ``_FillValue``, and the fill value as JSON (None: not a value of ``dtype``)."""
+    other_attributes = {name: value for name, value in attributes.items() if name != "_FillValue"}
     match attributes.get("_FillValue"):
         case bytes(text) if dtype.kind == "S" and len(text) == 1:
-            return others, encode_fill_value(text, dtype)
+            return other_attributes, encode_fill_value(text, dtype)
         case value:
-            return others, fill_of(value, dtype)
+            return other_attributes, fill_of(value, dtype)

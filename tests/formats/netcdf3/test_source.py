@@ -1,4 +1,4 @@
-"""NetCDF-3 files show what netCDF4, scipy and xarray read; damage never gives wrong values."""
+"""NetCDF-3 files have the values that netCDF4, scipy and xarray read; damage never gives wrong values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ VERSIONS = {"NETCDF3_CLASSIC": 1, "NETCDF3_64BIT_OFFSET": 2, "NETCDF3_64BIT_DATA
 ZARR_FORMATS = [2] if IS_ZARR_2 else [2, 3]
 
 
-def letters(texts: list[str], width: int) -> Any:
+def make_letters(texts: list[str], width: int) -> Any:
     return netcdf4.stringtochar(np.array(texts, f"S{width}"))
 
 
-def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Path:
+def write_file(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Path:
     """Write a file with records, variables without records, text, scalars and all kinds of attributes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,9 +60,9 @@ def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Pat
     missing.missing_value = np.float32(1e20)
     missing[:] = [1, 1e20, 2, 3, 1e20]
     ds.createVariable("scalar", "i4", ())[...] = -7
-    ds.createVariable("names", "S1", ("y", "letters"))[:] = letters(["abc", "", "seven77"], 7)
+    ds.createVariable("names", "S1", ("y", "letters"))[:] = make_letters(["abc", "", "seven77"], 7)
     label = ds.createVariable("label", "S1", ("time", "letters"), fill_value="-")
-    label[:] = letters([f"n{i}" for i in range(records)], 7)
+    label[:] = make_letters([f"n{i}" for i in range(records)], 7)
     flags = ds.createVariable("flags", "i1", ("time", "x"))
     flags.setncattr("_Unsigned", "true")
     flags[:] = np.arange(records * 5).reshape(records, 5) - 7
@@ -81,25 +81,25 @@ def write(path: Path, version: str = "NETCDF3_CLASSIC", records: int = 5) -> Pat
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("zarr_format", ZARR_FORMATS)
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
-def test_xarray_dataset_equals_its_own_engines(tmp_path: Path, version: str, zarr_format: int) -> None:
-    path = write(tmp_path / "a.nc", version)
+def test_xarray_dataset_equals_that_of_other_engines(tmp_path: Path, version: str, zarr_format: int) -> None:
+    path = write_file(tmp_path / "a.nc", version)
     assert path.read_bytes()[:4] == b"CDF" + bytes([VERSIONS[version]])
     options: dict[str, Any] = {"engine": "refshard", "storage_options": {"zarr_format": zarr_format}}
     for decode in (True, False):
-        got, want = xr.open_dataset(path, decode_cf=decode, **options), xr.open_dataset(path, decode_cf=decode)
-        if zarr_format == 3:  # for which xarray reads no fill value of text
-            want["label"].encoding.pop("_FillValue", None)
-            want["label"].attrs.pop("_FillValue", None)
-            want["label"], got["label"] = want["label"].astype(str), got["label"].astype(str)
-        same(got, want)
-        assert got.encoding["unlimited_dims"] == want.encoding["unlimited_dims"] == {"time"}
+        actual, expected = xr.open_dataset(path, decode_cf=decode, **options), xr.open_dataset(path, decode_cf=decode)
+        if zarr_format == 3:  # there xarray reads no fill value of text
+            expected["label"].encoding.pop("_FillValue", None)
+            expected["label"].attrs.pop("_FillValue", None)
+            expected["label"], actual["label"] = expected["label"].astype(str), actual["label"].astype(str)
+        same(actual, expected)
+        assert actual.encoding["unlimited_dims"] == expected.encoding["unlimited_dims"] == {"time"}
     tree = xr.open_datatree(path, **options)
-    assert set(tree["/"].data_vars) == set(want.data_vars)
+    assert set(tree["/"].data_vars) == set(expected.data_vars)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification.*")
 def test_datatree_has_the_values_that_netcdf4_reads(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.nc")
+    path = write_file(tmp_path / "a.nc")
     tree = xr.open_datatree(path, engine="refshard")
     assert [node.path for node in tree.subtree] == ["/"]
     with xr.open_dataset(path, engine="netcdf4") as expected:
@@ -113,30 +113,32 @@ def test_datatree_has_the_values_that_netcdf4_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records", [0, 1, 4])
 def test_single_small_record_variable_has_no_padding(tmp_path: Path, writer: str, records: int) -> None:
     if writer == "scipy" and not records:
-        return  # it writes such files so that no library opens them
+        return  # no library can open the file that scipy writes
     create = pytest.importorskip("scipy.io").netcdf_file if writer == "scipy" else netcdf4.Dataset
     for count in (1, 2):
         path = tmp_path / f"{count}.nc"
         with create(path, "w", **({} if writer == "scipy" else {"format": writer})) as ds:
             ds.createDimension("t", None)
             ds.createDimension("x", 3)
-            for i in range(count):
-                ds.createVariable(f"v{i}", "i2", ("t", "x"))[:] = np.arange(records * 3).reshape(records, 3) + i
+            for number in range(count):
+                ds.createVariable(f"v{number}", "i2", ("t", "x"))[:] = (
+                    np.arange(records * 3).reshape(records, 3) + number
+                )
             ds.createVariable("fixed", "i1", ("x",))[:] = [1, 2, 3]
-        got, want = (xr.open_dataset(path, engine=engine) for engine in ("refshard", "netcdf4"))
-        same(got, want)
-        assert got.v0.encoding["chunks"] == (max(records, 1), 3)
+        actual, expected = (xr.open_dataset(path, engine=engine) for engine in ("refshard", "netcdf4"))
+        same(actual, expected)
+        assert actual.v0.encoding["chunks"] == (max(records, 1), 3)
 
 
 def test_streaming_record_count_follows_the_file_size(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.nc", records=4)
+    path = write_file(tmp_path / "a.nc", records=4)
     data = path.read_bytes()
     assert data[4:8] == b"\0\0\0\4"
-    want = array(str(path), "packed")[...]
+    expected = array(str(path), "packed")[...]
     path.write_bytes(data[:4] + b"\xff" * 4 + data[8:])
-    assert np.array_equal(array(str(path), "packed")[...], want)
-    assert want.shape == (4, 3, 5)
-    path.write_bytes(data[:4] + b"\xff" * 4 + data[8:-10])  # the last record was being written
+    assert np.array_equal(array(str(path), "packed")[...], expected)
+    assert expected.shape == (4, 3, 5)
+    path.write_bytes(data[:4] + b"\xff" * 4 + data[8:-10])  # the last record is incomplete
     assert array(str(path), "packed").shape == (3, 3, 5)
 
 
@@ -149,9 +151,9 @@ def test_large_variables_and_records_are_cut_into_chunks(tmp_path: Path) -> None
         ds.createVariable("fixed", "i4", ("y", "x"))[:] = fixed
         ds.createVariable("level", "i4", ("t", "y", "x"))[:] = np.stack([fixed, fixed + 1])
         ds.createVariable("other", "i1", ("t",))[:] = [1, 2]
-    found = array(str(path), "fixed")
-    assert found.chunks == (806, 1300)
-    assert np.array_equal(found[...], fixed)
+    array_ = array(str(path), "fixed")
+    assert array_.chunks == (806, 1300)
+    assert np.array_equal(array_[...], fixed)
     level = array(str(path), "level")
     assert level.chunks == (1, 806, 1300)
     assert np.array_equal(level[...], np.stack([fixed, fixed + 1]))
@@ -160,7 +162,7 @@ def test_large_variables_and_records_are_cut_into_chunks(tmp_path: Path) -> None
 
 
 def test_commands_take_a_file_and_convert_it_to_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "a.nc")
+    path = write_file(tmp_path / "a.nc")
     refs = check_commands(path, tmp_path, capsys, "packed")
     same(xr.open_dataset(refs, engine="refshard", decode_cf=False), xr.open_dataset(path, decode_cf=False))
 
@@ -191,9 +193,9 @@ def test_opening_reads_only_the_header(http_server: RangeServer, tmp_path: Path)
     (request,) = http_server.requests()
     assert (request.stop or 0) - (request.start or 0) == 8000
     http_server.clear()
-    found = fs.cat([f"v{number}/{record}.0.0" for number in range(3) for record in range(20)])
-    assert len(found) == 60
-    assert len(http_server.requests()) == 1, "records of several variables take turns, and are read together"
+    values = fs.cat([f"v{number}/{record}.0.0" for number in range(3) for record in range(20)])
+    assert len(values) == 60
+    assert len(http_server.requests()) == 1, "records of several variables lie side by side, and are read together"
     same(xr.open_dataset(url, engine="refshard"), xr.open_dataset(path))
 
 
@@ -226,8 +228,8 @@ def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path:
     path = tmp_path / "a.nc"
     with netcdf4.Dataset(path, "w", format="NETCDF3_64BIT_OFFSET") as ds:
         ds.createDimension("x", 2)
-        for i in range(300):
-            ds.createVariable(f"variable_{i:04}", "f4", ("x",)).long_name = "a name of many letters" * 50
+        for number in range(300):
+            ds.createVariable(f"variable_{number:04}", "f4", ("x",)).long_name = "a name of many letters" * 50
     url = http_server.put("/a.nc", path.read_bytes())
     fs = RefShardFileSystem(url, skip_instance_cache=True)
     assert len(fs.ls("variable_0299")) == 3
@@ -237,23 +239,23 @@ def test_long_headers_are_read_in_few_rounds(http_server: RangeServer, tmp_path:
 
 def test_damage_errors_name_the_file(tmp_path: Path) -> None:
     for version in VERSIONS:
-        check_damage(write(tmp_path / f"{version}.nc", version).read_bytes(), seed=VERSIONS[version], header=1800)
+        check_damage(write_file(tmp_path / f"{version}.nc", version).read_bytes(), seed=VERSIONS[version], header=1800)
 
 
-def put(at: int, *words: int) -> bytes:
-    """Return a small classic file (dimension x of 2, variable v) with 32-bit ``words`` from word number ``at``."""
+def make_file(position: int, *words: int) -> bytes:
+    """Make a classic file with a dimension x and a variable v. ``words`` replace 32-bit words from ``position`` on."""
     fields = [0, 10, 1, 1, 0x78000000, 2, 0, 0, 11, 1, 1, 0x76000000, 1, 0, 0, 0, 4, 8, 80]
-    fields[at : at + len(words)] = words
+    fields[position : position + len(words)] = words
     return b"CDF\1" + struct.pack(f">{len(fields)}I", *fields) + struct.pack(">2i", 5, 6)
 
 
-def test_file_made_by_hand_is_read() -> None:
-    files = Files({ROOT: put(0)})
+def test_minimal_file_is_read() -> None:
+    files = Files({ROOT: make_file(0)})
     assert files.read(files.open(), "v/0") == b"\0\0\0\5\0\0\0\6"
 
 
 @pytest.mark.parametrize(
-    ("at", "words", "reason"),
+    ("position", "words", "reason"),
     [
         (1, (12,), "list of dimensions has the tag 12"),
         (2, (0x7FFFFFFF,), "dimensions do not fit"),
@@ -268,8 +270,10 @@ def test_file_made_by_hand_is_read() -> None:
         (11, (0xFF000000,), "not UTF-8"),
     ],
 )
-def test_impossible_header_error_names_the_field(at: int, words: tuple[int, ...], reason: str | None) -> None:
-    files = Files({ROOT: put(at, *words)})
+def test_error_of_an_impossible_header_names_the_field(
+    position: int, words: tuple[int, ...], reason: str | None
+) -> None:
+    files = Files({ROOT: make_file(position, *words)})
     if reason is None:
         assert files.open().grids["v"].size == 0
         return
@@ -278,78 +282,82 @@ def test_impossible_header_error_names_the_field(at: int, words: tuple[int, ...]
     assert ROOT in str(caught.value)
 
 
-def test_names_end_at_a_nul() -> None:
-    files = Files({ROOT: put(10, 4, 0x76770000)})  # "vw" and two zeros
+def test_name_ends_at_a_nul() -> None:
+    files = Files({ROOT: make_file(10, 4, 0x76770000)})  # "vw" and two zeros
     assert list(files.open().grids) == ["vw"]
 
 
-def test_contradictory_variables_are_left_out() -> None:
-    def variable(name: bytes, dimensions: list[int], begin: int) -> list[int]:
-        spelled = int.from_bytes(name.ljust(4, b"\0"), "big")
-        return [len(name), spelled, len(dimensions), *dimensions, 0, 0, 4, 8, begin]
+def test_contradictory_variables_are_reported() -> None:
+    def make_variable(name: bytes, dimensions: list[int], begin: int) -> list[int]:
+        name_word = int.from_bytes(name.ljust(4, b"\0"), "big")
+        return [len(name), name_word, len(dimensions), *dimensions, 0, 0, 4, 8, begin]
 
     x, time = [1, 0x78000000, 2], [1, 0x74000000, 0]
-    for broken, reason in (
+    for wrong_ids, reason in (
         ([7], "the file has 2 dimensions"),
         ([0, 1], "is not its first dimension"),
         ([0], "within the header"),
     ):
         begin = 8 if reason == "within the header" else 300
-        parts = [variable(b"v", [0], 300), variable(b"bad", broken, begin), variable(b"r", [1], 308)]
-        fields = [1, 10, 2, *x, *time, 0, 0, 11, len(parts), *(n for part in parts for n in part)]
+        parts = [make_variable(b"v", [0], 300), make_variable(b"bad", wrong_ids, begin), make_variable(b"r", [1], 308)]
+        fields = [1, 10, 2, *x, *time, 0, 0, 11, len(parts), *(word for part in parts for word in part)]
         data = (b"CDF\1" + struct.pack(f">{len(fields)}I", *fields)).ljust(300, b"\0") + struct.pack(">3i", 5, 6, 7)
         files = Files({ROOT: data})
-        keys = files.open()
-        assert files.read(keys, "v/0") == b"\0\0\0\5\0\0\0\6"
-        assert reason in keys.reports["bad"]
-        assert ("r" in keys.grids) == (begin == 8)  # else nothing tells where its second record would lie
+        keyspace = files.open()
+        assert files.read(keyspace, "v/0") == b"\0\0\0\5\0\0\0\6"
+        assert reason in keyspace.reports["bad"]
+        assert ("r" in keyspace.grids) == (begin == 8)  # otherwise the place of its second record is unknown
         with pytest.raises(ManifestError, match="is not shown"):
-            files.read(keys, "bad/0")
+            files.read(keyspace, "bad/0")
 
 
 @pytest.mark.parametrize("count", range(5))
-def test_variables_beyond_the_count_are_reported(tmp_path: Path, count: int) -> None:
-    """Before it was mended: If the number of variables was damaged, the others were left out silently."""
+def test_uncounted_variables_are_reported(tmp_path: Path, count: int) -> None:
+    """A damaged count of variables once hid the other variables without a report."""
     path = tmp_path / "a.nc"
-    with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as f:
-        f.createDimension("x", 3)
+    with netcdf4.Dataset(path, "w", format="NETCDF3_CLASSIC") as ds:
+        ds.createDimension("x", 3)
         for number in range(4):
-            f.createVariable(f"v{number}", "f4", ("x",))[:] = number
+            ds.createVariable(f"v{number}", "f4", ("x",))[:] = number
     data = path.read_bytes()
-    at = data.index(struct.pack(">3I", 11, 4, 2)) + 4
-    damaged = data[:at] + struct.pack(">I", count) + data[at + 4 :]
+    position = data.index(struct.pack(">3I", 11, 4, 2)) + 4
+    damaged = data[:position] + struct.pack(">I", count) + data[position + 4 :]
     keyspace = Files({ROOT: damaged}).open()
     assert list(keyspace.grids) == ["v0", "v1", "v2", "v3"][:count]
     assert list(keyspace.reports) == [f"v{count}"] * (count < 4)
 
 
 def test_equal_header_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
+    headers: list[bytes] = []
 
-    def parse(data: bytes, size: int, where: str) -> Any:
-        parsed.append(data)
+    def parse_and_record(data: bytes, size: int, where: str) -> Any:
+        headers.append(data)
         return parse_header(data, size, where)
 
-    monkeypatch.setattr(source, "parse_header", parse)
+    monkeypatch.setattr(source, "parse_header", parse_and_record)
     monkeypatch.setattr(source, "_layouts", LRU(4))
-    one, other, named = put(0), put(0)[:-8] + struct.pack(">2i", 7, 8), put(11, 0x77000000)
-    files = [Files({ROOT: data}) for data in (one, other, named, one + b"more")]
-    opened = [each.open() for each in files]
-    assert parsed == [one, named, one + b"more"]
-    assert [list(keyspace.grids) for keyspace in opened] == [["v"], ["v"], ["w"], ["v"]]
-    shown = [each.read(keyspace, f"{name}/0") for each, keyspace, name in zip(files, opened, "vvwv", strict=True)]
-    assert [struct.unpack(">2i", data or b"") for data in shown] == [(5, 6), (7, 8), (5, 6), (5, 6)]
+    first, same_header, other_header = (
+        make_file(0),
+        make_file(0)[:-8] + struct.pack(">2i", 7, 8),
+        make_file(11, 0x77000000),
+    )
+    files = [Files({ROOT: data}) for data in (first, same_header, other_header, first + b"more")]
+    keyspaces = [file.open() for file in files]
+    assert headers == [first, other_header, first + b"more"]
+    assert [list(keyspace.grids) for keyspace in keyspaces] == [["v"], ["v"], ["w"], ["v"]]
+    values = [file.read(keyspace, f"{name}/0") for file, keyspace, name in zip(files, keyspaces, "vvwv", strict=True)]
+    assert [struct.unpack(">2i", data or b"") for data in values] == [(5, 6), (7, 8), (5, 6), (5, 6)]
 
 
 def test_names_that_cannot_be_keys_are_reported(tmp_path: Path) -> None:
-    data = write(tmp_path / "a.nc").read_bytes().replace(b"\0\0\0\6packed", b"\0\0\0\6../../")
+    data = write_file(tmp_path / "a.nc").read_bytes().replace(b"\0\0\0\6packed", b"\0\0\0\6../../")
     keyspace = Files({ROOT: data}).open()
     assert list(keyspace.reports) == ["../../"]
     assert "scalar" in keyspace.grids
 
 
-def test_changed_file_is_never_mixed(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.nc")
+def test_bytes_of_a_changed_file_are_an_error(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.nc")
     fs = RefShardFileSystem(str(path), skip_instance_cache=True)
     fs.ls("")
     path.write_bytes(path.read_bytes()[:-8] + bytes(9))
