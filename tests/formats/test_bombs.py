@@ -14,7 +14,7 @@ import pytest
 
 from refshard_fs.core.array_group import UNWRITTEN
 from refshard_fs.errors import NotListable, RefShardError
-from refshard_fs.formats.dmrpp.document import REPEATED
+from refshard_fs.formats.dmrpp.document import MOST_REPEATED
 from refshard_fs.formats.fits.header import BLOCK
 from refshard_fs.formats.fits.tiles import encode_header
 from refshard_fs.formats.grib2.decoding import Values
@@ -221,7 +221,7 @@ def test_long_number_among_many_is_refused_before_padding() -> None:
 
 def test_texts_shared_by_many_variables_are_bounded() -> None:
     many = f'<String name="a"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">{"x" * 100}</v></dmrpp:vlsa></String>'
-    assert f"more than {REPEATED} bytes" in opened(document(many)).reports["a"]
+    assert f"more than {MOST_REPEATED} bytes" in opened(document(many)).reports["a"]
     short = '<String name="a{0}"><Dim size="1000000"/><dmrpp:vlsa><v c="1000000">x</v></dmrpp:vlsa></String>'
     assert "more than" in opened(document("".join(map(short.format, range(9)))), 256 << 20).reports["a8"]
 

@@ -1,4 +1,4 @@
-"""DMR++ documents: XML with the locations of the chunks of an HDF5 or NetCDF-4 file. Recognised by the root element."""
+"""DMR++ documents: XML with the locations of chunks in an HDF5 or NetCDF-4 file. Recognised by the root element."""
 
 from __future__ import annotations
 

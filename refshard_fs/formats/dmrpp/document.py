@@ -1,7 +1,7 @@
 """Parse a DMR++ document: groups, dimensions, variables and the locations of their bytes. No I/O here.
 
-A document type, and with it entities, is refused before it is used: a document cannot refer to files or servers, nor
-expand in memory. The names come from DAP4 and the dmrpp namespace.
+A document type declaration is refused, because it can declare entities, with which a document can refer to files and
+servers, or expand in memory. The names come from DAP4 and the dmrpp namespace.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from refshard_fs.core.zarrmeta import COUNTABLE, is_node_name
 from refshard_fs.errors import ManifestError
 
 DAP: Final = "DAP/4.0#"
-DMRPP: Final = "/dmrpp/"  # in all versions of its namespace
-DEEPEST: Final = 100  # levels of nested elements
-REPEATED: Final = 1 << 25  # bytes of compressed texts, and of repeated texts with 8 bytes for each repetition
-LONGEST: Final = 32  # characters of a number with spaces
+DMRPP: Final = "/dmrpp/"  # part of the namespace in all versions
+MOST_LEVELS: Final = 100  # levels of nested elements
+MOST_REPEATED: Final = 1 << 25  # bytes of compressed texts, and of repeated texts: each repetition counts 8 bytes more
+MOST_CHARACTERS: Final = 32  # characters of a number, including spaces
 NUMBERS: Final = {
     "Byte": "u1",
     "UByte": "u1",
@@ -47,16 +47,17 @@ TEXTS: Final = ("String", "URL", "Url")
 STRUCTURE: Final = "Structure"
 _UNSUPPORTED: Final = ("Sequence", "Opaque")
 _VARIABLES: Final = frozenset([*NUMBERS, *TEXTS, STRUCTURE, "Enum", *_UNSUPPORTED])
-# Attributes with which HDF5 and netCDF store dimensions, and attributes about DMR++ itself.
+# Attributes in which HDF5 and netCDF store dimensions and versions of software.
 _HIDDEN: Final = frozenset(["DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS", "_NCProperties"])
 _HIDDEN_NETCDF: Final = ("_Netcdf4", "_nc3_strict")
 _DECIMAL: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class Variable(msgspec.Struct):
-    """A variable as declared; ``inline`` are values within the document: (element, text).
+    """A variable, with texts as they are in the document. ``inline`` are values in the document: (element, text).
 
-    Each of ``dims`` is the path of a shared dimension, or the size of an unnamed one. Structures have ``members``.
+    An item of ``dims`` is the path of a shared dimension, or the size of an unnamed one. Structures have ``members``.
+    The lists from ``offsets`` on have an item for each chunk.
     """
 
     path: str
@@ -71,30 +72,33 @@ class Variable(msgspec.Struct):
     byte_order: str = ""
     fill: str | None = None
     string_length: int | None = None
-    padding: str = ""  # padding of fixed-length texts, as written
+    padding: str = ""  # the name of the padding of fixed-length texts
     inline: tuple[str, str] | None = None
     texts: list[str] = []
     members: list[Variable] = []
-    struct_offsets: str = ""  # offsets of the members of a structure after the first, and its size
-    problem: str | None = None
-    # As written, one for each chunk: `parse_numbers` converts hundreds of thousands of them at once.
+    struct_offsets: str = ""  # offsets of a structure's members except the first, then the size of the structure
+    problem: str | None = None  # the reason why the variable cannot be shown
+    # These stay texts because `parse_numbers` converts hundreds of thousands of them together.
     offsets: list[str] = []
     sizes: list[str] = []
     positions: list[str] = []
     hrefs: list[str | None] = []
-    masks: list[str] = []  # masks of the filters that a chunk skips
-    blocks: list[str] = []  # number of a block within its chunk; empty for a chunk of one piece
+    masks: list[str] = []  # a bit for each filter that the chunk skips
+    blocks: list[str] = []  # the number of a linked block in its chunk; "" for a chunk that is not divided
 
 
 class Enumeration(NamedTuple):
-    """The type of the numbers of an enumeration, and its names."""
+    """The type of an enumeration's numbers, and the number of each name."""
 
     type: str
     names: dict[str, int]
 
 
 class Document(msgspec.Struct):
-    """The content of a document."""
+    """The content of a document: objects by path, and by path why other objects are not shown.
+
+    ``href`` is the place of the described file, ``groups`` are the attributes of groups.
+    """
 
     href: str | None = None
     groups: dict[str, dict[str, Any]] = {}
@@ -105,7 +109,7 @@ class Document(msgspec.Struct):
 
 
 class _Builder(TreeBuilder):
-    """Builds the tree of a document. An element of the dmrpp namespace is named ``dmrpp:name``, others ``name``."""
+    """A builder of the tree of a document. Elements of the dmrpp namespace are named ``dmrpp:name``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,8 +120,8 @@ class _Builder(TreeBuilder):
         if not self._depth and not (name == "Dataset" and space.endswith(DAP)):
             raise ValueError("its root element is not a Dataset of DAP4")
         self._depth += 1
-        if self._depth > DEEPEST:
-            raise ValueError(f"its elements are nested more than {DEEPEST} levels deep")
+        if self._depth > MOST_LEVELS:
+            raise ValueError(f"its elements are nested more than {MOST_LEVELS} levels deep")
         return super().start("dmrpp:" + name if DMRPP in space else name, attrs)
 
     def end(self, tag: str) -> Element:
@@ -125,29 +129,29 @@ class _Builder(TreeBuilder):
         return super().end(tag)
 
     def doctype(self, *declared: object) -> None:
-        """Refuse a document type, and with it entities, which can be declared only there."""
-        raise ValueError("it declares a document type or an entity: these are refused, and DMR++ does not need them")
+        """Refuse a document type declaration, the only place where entities can be declared."""
+        raise ValueError("it has a document type declaration: expected none, because DMR++ does not need it")
 
 
-def parse_document(data: bytes, where: str) -> Document:
-    """Parse a document. Raise ManifestError, which begins with ``where``, if it is damaged."""
+def parse_document(data: bytes, label: str) -> Document:
+    """Parse a document. Raise ManifestError, which begins with ``label``, if it is damaged."""
     parser = XMLParser(target=_Builder())  # noqa: S314  # document types, and so entities, are refused
     try:
         parser.feed(data)
         return _Reader(parser.close()).document
     except (ParseError, UnicodeDecodeError, LookupError) as e:
-        raise ManifestError(f"{where} is not XML or is cut short: {e}") from None
+        raise ManifestError(f"{label} is not XML or is cut short: {e}") from None
     except ValueError as e:
-        raise ManifestError(f"{where}: {e}") from None
+        raise ManifestError(f"{label}: {e}") from None
 
 
 class _Reader:
-    """Converts the tree of a document."""
+    """A converter of the tree of a document to a `Document`."""
 
     def __init__(self, root: Element) -> None:
         href = next((value for key, value in root.items() if key.rpartition("}")[2] == "href"), None)
         self.document = Document(href, {"": {}})
-        self._repeated = 0  # bytes counted for `REPEATED`
+        self._repeated = 0  # bytes counted for `MOST_REPEATED`
         self._convert_group(root, "")
 
     def _convert_group(self, group: Element, path: str) -> None:
@@ -155,114 +159,120 @@ class _Reader:
         _read_attributes(group, document.groups[path], {})
         for element in group:
             name = element.get("name", "")
-            below = join(path, name)
+            child_path = join(path, name)
             if element.tag not in _VARIABLES and element.tag not in ("Group", "Dimension", "Enumeration"):
                 continue
             try:
-                if not is_node_name(name) or not is_key(below):
+                if not is_node_name(name) or not is_key(child_path):
                     raise ValueError(f"its name {name!r} cannot be part of a key")
                 if element.tag == "Dimension":
-                    document.dimensions[below] = _parse_integer(element.get("size"), "its size")
+                    document.dimensions[child_path] = _parse_integer(element.get("size"), "its size")
                 elif element.tag == "Enumeration":
-                    document.enumerations[below] = _parse_enumeration(element)
-                elif below in document.reports or below in document.variables:
-                    document.variables.pop(below, None)
+                    document.enumerations[child_path] = _parse_enumeration(element)
+                elif child_path in document.reports or child_path in document.variables:
+                    document.variables.pop(child_path, None)
                     raise ValueError("another variable or group has the same name: neither is shown")
                 elif element.tag == "Group":
-                    document.groups.setdefault(below, {})
-                    self._convert_group(element, below)
-                elif below in document.groups:
+                    document.groups.setdefault(child_path, {})
+                    self._convert_group(element, child_path)
+                elif child_path in document.groups:
                     raise ValueError("a group has the same name")
                 else:
-                    document.variables[below] = self._convert_variable(element, below)
+                    document.variables[child_path] = self._convert_variable(element, child_path)
             except ValueError as e:
                 is_type = element.tag in ("Dimension", "Enumeration")
-                document.reports[f"{element.tag} {below}" if is_type else below] = str(e)
+                document.reports[f"{element.tag} {child_path}" if is_type else child_path] = str(e)
 
     def _convert_variable(self, element: Element, path: str) -> Variable:
         if element.tag in _UNSUPPORTED:
             raise ValueError(f"its type {element.tag} is not supported")
-        found = Variable(path, element.tag)
-        _read_attributes(element, found.attributes, found.attribute_dtypes)
+        variable = Variable(path, element.tag)
+        _read_attributes(element, variable.attributes, variable.attribute_dtypes)
         if element.tag == "Enum":
-            found.type, names = self._find_enumeration(element.get("enum", ""), path)
-            found.attributes.setdefault("flag_values", list(names.values()))
-            found.attributes.setdefault("flag_meanings", " ".join("_".join(name.split()) for name in names))
+            variable.type, names = self._find_enumeration(element.get("enum", ""), path)
+            variable.attributes.setdefault("flag_values", list(names.values()))
+            variable.attributes.setdefault("flag_meanings", " ".join("_".join(name.split()) for name in names))
         if element.tag == STRUCTURE:
             members = [child for child in element if child.tag in _VARIABLES]
-            odd = [c for c in members if c.tag not in (*NUMBERS, *TEXTS) or not is_node_name(c.get("name", ""))]
-            if odd:
-                name = odd[0].get("name")
+            unsupported = [
+                child
+                for child in members
+                if child.tag not in (*NUMBERS, *TEXTS) or not is_node_name(child.get("name", ""))
+            ]
+            if unsupported:
+                name = unsupported[0].get("name")
                 raise ValueError(f"expected a number or a text with a name as member of a structure, found {name!r}")
-            found.members = [self._convert_variable(child, join(path, child.get("name", ""))) for child in members]
+            variable.members = [self._convert_variable(child, join(path, child.get("name", ""))) for child in members]
         for dim in element.findall("Dim"):
             shared, size = dim.get("name"), dim.get("size")
             if shared is None and size is None:
                 raise ValueError(f"a Dim of {path!r} has neither a name nor a size")
-            found.dims.append(
+            variable.dims.append(
                 _parse_integer(size, f"the size of a Dim of {path!r}") if shared is None else shared.strip("/")
             )
         for child in element.iter():
-            self._locate(found, child)
-        return found
+            self._add_location(variable, child)
+        return variable
 
     def _find_enumeration(self, name: str, path: str) -> Enumeration:
-        """Return the enumeration of a variable: its name begins at the root, or in a group of the variable."""
-        known, group = self.document.enumerations, "" if name.startswith("/") else parent(path)[0]
-        while (found := known.get(join(group, name.strip("/")))) is None:
+        """Find the enumeration of a variable by its path, or by its name in the variable's group or a parent group."""
+        enumerations, group = self.document.enumerations, "" if name.startswith("/") else parent(path)[0]
+        while (enumeration := enumerations.get(join(group, name.strip("/")))) is None:
             if not group:
                 raise ValueError(f"it refers to the Enumeration {name!r}, which does not exist")
             group = parent(group)[0]
-        return found
+        return enumeration
 
-    def _locate(self, found: Variable, element: Element) -> None:
-        """Add the location of bytes in ``element`` to the variable that contains it."""
+    def _add_location(self, variable: Variable, element: Element) -> None:
+        """Add to ``variable`` the locations, values or encoding that ``element``, one of its descendants, describes."""
         match element.tag:
             case "dmrpp:chunk" | "dmrpp:block":
                 is_block = element.tag == "dmrpp:block"
-                found.blocks.append(element.get("LinkedBlockIndex", str(len(found.blocks)) if is_block else ""))
-                found.masks.append(element.get("fm", "0"))
-                found.byte_order = element.get("byteOrder", found.byte_order)
-                found.offsets.append(element.get("offset", ""))
-                found.sizes.append(element.get("nBytes", ""))
-                found.positions.append(element.get("chunkPositionInArray", ""))
-                found.hrefs.append(element.get("href"))
+                variable.blocks.append(element.get("LinkedBlockIndex", str(len(variable.blocks)) if is_block else ""))
+                variable.masks.append(element.get("fm", "0"))
+                variable.byte_order = element.get("byteOrder", variable.byte_order)
+                variable.offsets.append(element.get("offset", ""))
+                variable.sizes.append(element.get("nBytes", ""))
+                variable.positions.append(element.get("chunkPositionInArray", ""))
+                variable.hrefs.append(element.get("href"))
             case "dmrpp:chunks":
-                found.has_chunks = True
-                found.compression = element.get("compressionType", "")
-                found.levels = element.get("deflateLevel", element.get("deflate_level", ""))
-                found.byte_order = element.get("byteOrder", "")
-                found.fill = element.get("fillValue")
-                found.struct_offsets = element.get("structOffset", "")
+                variable.has_chunks = True
+                variable.compression = element.get("compressionType", "")
+                variable.levels = element.get("deflateLevel", element.get("deflate_level", ""))
+                variable.byte_order = element.get("byteOrder", "")
+                variable.fill = element.get("fillValue")
+                variable.struct_offsets = element.get("structOffset", "")
             case "dmrpp:chunkDimensionSizes":
-                found.chunk_sizes = element.text or ""
+                variable.chunk_sizes = element.text or ""
             case "dmrpp:FixedLengthStringArray":
-                found.string_length = _parse_integer(element.get("string_length"), "string_length")
-                found.padding = element.get("pad", "")
+                variable.string_length = _parse_integer(element.get("string_length"), "string_length")
+                variable.padding = element.get("pad", "")
             case "dmrpp:compact" | "dmrpp:missingdata" | "dmrpp:vlsa" | "dmrpp:specialstructuredata":
-                found.inline = element.tag.removeprefix("dmrpp:"), element.text or ""
+                variable.inline = element.tag.removeprefix("dmrpp:"), element.text or ""
             case "v":
                 text, repeats = _decode_text(element), _parse_integer(element.get("c", "1"), "c")
                 self._repeated += (repeats - 1) * (len(text) + 8) + (len(text) if element.get("s") else 0)
-                if self._repeated > REPEATED:
-                    raise ValueError(f"texts that are compressed or repeated take more than {REPEATED} bytes")
-                found.texts += [text] * repeats
+                if self._repeated > MOST_REPEATED:
+                    raise ValueError(f"texts that are compressed or repeated take more than {MOST_REPEATED} bytes")
+                variable.texts += [text] * repeats
             case str(tag) if tag.startswith("dmrpp:"):
-                found.problem = f"the element {tag.removeprefix('dmrpp:')}, which locates its bytes, is not supported"
+                variable.problem = (
+                    f"the element {tag.removeprefix('dmrpp:')}, which locates its bytes, is not supported"
+                )
 
 
 def _read_attributes(element: Element, attributes: dict[str, Any], dtypes: dict[str, str]) -> None:
     """Add the attributes of a group or a variable, and to ``dtypes`` the types of packing attributes."""
-    for found in element.findall("Attribute"):
-        name, kind = found.get("name", ""), found.get("type", "String")
+    for child in element.findall("Attribute"):
+        name, kind = child.get("name", ""), child.get("type", "String")
         if name == "HDF5_GLOBAL":
-            _read_attributes(found, attributes, dtypes)
+            _read_attributes(child, attributes, dtypes)
         if kind in ("Container", "OtherXML") or not name or name in _HIDDEN or name.startswith(_HIDDEN_NETCDF):
-            continue  # nested attributes do not come from HDF5
-        values = [_parse_value(kind, value.get("value", value.text or "")) for value in found.findall("Value")]
-        whole = values[0] if len(values) == 1 else "" if not values and kind in TEXTS else values
-        attributes[name] = whole
-        if name in PACKING and isinstance(whole, (int, float)):
+            continue  # HDF5 has no nested attributes
+        values = [_parse_value(kind, value.get("value", value.text or "")) for value in child.findall("Value")]
+        json_value = values[0] if len(values) == 1 else "" if not values and kind in TEXTS else values
+        attributes[name] = json_value
+        if name in PACKING and isinstance(json_value, (int, float)):
             dtypes[name] = NUMBERS[kind]
 
 
@@ -272,29 +282,31 @@ def _parse_enumeration(element: Element) -> Enumeration:
         raise ValueError(f"its basetype is {kind!r}: expected a type of integers")
     dtype = np.dtype(NUMBERS[kind])
     constants = element.findall("EnumConst")
-    return Enumeration(kind, {c.get("name", ""): int(parse_number(c.get("value", ""), dtype)) for c in constants})
+    return Enumeration(
+        kind, {constant.get("name", ""): int(parse_number(constant.get("value", ""), dtype)) for constant in constants}
+    )
 
 
 def _decode_text(element: Element) -> str:
-    """Return one text of a variable. If it has a size (``s``), it is stored as base64 of zlib."""
+    """Return a text of a variable. A text with a size (the attribute ``s``) is compressed by zlib, in base64."""
     text = element.text or ""
     if element.get("s") is None:
         return text
     size = _parse_integer(element.get("s"), "s")
-    data = decompress(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, REPEATED))
+    data = decompress(zlib.decompressobj(), b64decode("".join(text.split()), validate=True), min(size, MOST_REPEATED))
     if len(data) != size:
         raise ValueError(f"a text decompresses to {len(data)} bytes: expected {size} (s)")
     return data.decode("utf-8", "replace")
 
 
-def _parse_integer(text: str | None, what: str) -> int:
+def _parse_integer(text: str | None, label: str) -> int:
     if text is None or not _DECIMAL.fullmatch(text.strip()) or int(text) >= COUNTABLE:
-        raise ValueError(f"{what} is {text!r}: expected an integer from 0 to 2**63-1")
+        raise ValueError(f"{label} is {text!r}: expected an integer from 0 to 2**63-1")
     return int(text)
 
 
 def _parse_value(kind: str, text: str) -> Any:
-    """Return the value of an attribute as JSON; as text if it is not a number of its type."""
+    """Return the value of an attribute as JSON: a number, or a text if it is not a number of its type."""
     if kind in TEXTS or kind not in NUMBERS or NUMBERS[kind] == "S1":
         return text
     try:
@@ -304,32 +316,34 @@ def _parse_value(kind: str, text: str) -> Any:
 
 
 def parse_number(text: str, dtype: np.dtype[Any]) -> np.generic:
-    """Parse a number of ``dtype``. Raise ValueError for other text."""
+    """Parse a number of ``dtype``. Raise ValueError if ``text`` is not such a number."""
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             return dtype.type(float(text))  # type: ignore[no-any-return]  # numpy types it as Any
-    whole = int(text)
+    number = int(text)
     bounds = np.iinfo(dtype)
-    if not bounds.min <= whole <= bounds.max:
+    if not bounds.min <= number <= bounds.max:
         raise ValueError(f"{text} is not a number of type {dtype}")
-    return dtype.type(whole)  # type: ignore[no-any-return]  # numpy types it as Any
+    return dtype.type(number)  # type: ignore[no-any-return]  # numpy types it as Any
 
 
-def parse_numbers(texts: Sequence[str], what: str) -> npt.NDArray[np.int64]:
-    """Parse one integer in each text. Raise ValueError if one is invalid or negative."""
+def parse_numbers(texts: Sequence[str], label: str) -> npt.NDArray[np.int64]:
+    """Parse an integer in each text. Raise ValueError, which begins with ``label``, if one is invalid or negative."""
     try:
-        if max(map(len, texts), default=0) > LONGEST:  # in numpy, every text is as long as the longest
+        if (
+            max(map(len, texts), default=0) > MOST_CHARACTERS
+        ):  # an array of texts takes the memory of the longest one for each
             raise ValueError
-        found = np.array(texts, "U").astype(np.int64)
+        numbers = np.array(texts, "U").astype(np.int64)
     except (ValueError, OverflowError):
-        found = np.full(1, -1)
-    if (found < 0).any():
+        numbers = np.full(1, -1)
+    if (numbers < 0).any():
         wrong = next((text for text in texts if not _DECIMAL.fullmatch(text) or int(text) >= COUNTABLE), "")
-        raise ValueError(f"{what} is {wrong!r}: expected an integer from 0 to 2**63-1")
-    return found
+        raise ValueError(f"{label} is {wrong!r}: expected an integer from 0 to 2**63-1")
+    return numbers
 
 
 def parse_integers(text: str) -> tuple[int, ...]:
     """Parse integers that are separated by spaces or commas, with or without brackets."""
-    found = text.strip().strip("[]").replace(",", " ").split()
-    return tuple(_parse_integer(part, "a list of numbers") for part in found)
+    numbers = text.strip().strip("[]").replace(",", " ").split()
+    return tuple(_parse_integer(number, "a list of numbers") for number in numbers)

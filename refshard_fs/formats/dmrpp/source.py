@@ -1,7 +1,7 @@
 """DMR++ documents as groups of arrays whose chunks lie in the described file. No I/O here.
 
-The file is at ``dmrpp:href`` if that is a URL. Otherwise it lies beside the document, and has its name without
-``.dmrpp``.
+The attribute ``dmrpp:href`` is the URL of that file. If it is not a URL, the file lies beside the document: its name
+is the name of the document without ``.dmrpp``.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ from refshard_fs.references.values import resolver
 from refshard_fs.security.policy import directory_of, protocol_of
 
 SUFFIX: Final = ".dmrpp"
-LARGEST: Final = 1 << 31  # bytes of a decoded chunk
-INLINE: Final = 1 << 26  # bytes of all values within a document, or
-TIMES_INLINE: Final = 100  # this many times its size: compressed values are decompressed when it is opened
+MOST_DECODED: Final = 1 << 31  # bytes of a decoded chunk
+# Bytes of all values in a document, which are decompressed on opening: at most MOST_INLINE, or TIMES_INLINE times the
+# size of a large document.
+MOST_INLINE: Final = 1 << 26
+TIMES_INLINE: Final = 100
 REFERENCE: Final = 16  # bytes of HDF5's reference to a variable-length text
-MOST_DIMENSIONS: Final = 32  # the limit of older numpy versions
+MOST_DIMENSIONS: Final = 32  # the limit of numpy before version 2
 
-_UNKNOWN: Final = "unsupported-string"  # Hyrax writes this for some fill values of texts
+_UNKNOWN: Final = "unsupported-string"  # Hyrax writes this in place of some fill values of texts
 
 PADDINGS: Final[Mapping[str, Padding]] = {"null_term": "null-terminated", "space_pad": "space-padded"}
 
@@ -81,16 +83,16 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a DMR++ document."""
     data = yield Load(probe.document(options.max_manifest_bytes), Raw())
     document = parse_document(data, probe.url)
-    targets = _Targets(probe, options, document.href, max(INLINE, TIMES_INLINE * len(data)))
-    names = _Names(document)
+    targets = _Targets(probe, options, document.href, max(MOST_INLINE, TIMES_INLINE * len(data)))
+    names = _Dimensions(document)
     arrays: dict[str, ArrayDescription] = {}
     chunks: dict[str, Chunks] = {}
     reports = dict(document.reports)
     for path, variable in document.variables.items():
         try:
-            found = _Array(variable, names, f"{probe.url}, variable {path!r}")
-            places = found.chunks(targets)
-            arrays[path], chunks[path] = found.description(options.zarr_format), places
+            array = _Array(variable, names, f"{probe.url}, variable {path!r}")
+            array_chunks = array.make_chunks(targets)
+            arrays[path], chunks[path] = array.describe(options.zarr_format), array_chunks
         except _NoDescribedFile:
             raise
         except ValueError as e:
@@ -98,180 +100,185 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     groups = {path: attributes for path, attributes in document.groups.items() if path}
     keyspace = ArrayGroup(arrays, chunks, options.zarr_format, document.groups[""], reports, groups=groups)
     keyspace.attribute_dtypes = {
-        path: v.attribute_dtypes for path, v in document.variables.items() if v.attribute_dtypes
+        path: variable.attribute_dtypes for path, variable in document.variables.items() if variable.attribute_dtypes
     }
     keyspace.urls = tuple(targets.urls.values())
     return keyspace
 
 
 class _NoDescribedFile(ManifestError):
-    """The document does not say which file it describes."""
+    """The document does not name the file that it describes."""
 
 
 class _Targets:
-    """The URLs of the files with chunks, and the number of bytes that may still come from the document itself."""
+    """The URLs of the files with chunks, and the bytes of values that may still come from the document itself."""
 
     def __init__(self, probe: Probe, options: OpenOptions, href: str | None, inline: int) -> None:
         self.urls: dict[str | None, str] = {}
-        self.inline = inline  # bytes of values that the document may still have
+        self.inline = inline  # bytes of values in the document that are still allowed
         self._resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
         self._probe = probe
         self._options = options
         self._href = href
 
-    def spend(self, size: int) -> None:
-        """Count bytes of values in the document; ValueError if they are too many."""
+    def count_inline(self, size: int) -> None:
+        """Count bytes of values in the document. Raise ValueError if there are too many."""
         self.inline -= size
         if self.inline < 0:
-            raise ValueError(f"its values take {size} bytes of the document, which has too many bytes of values")
+            raise ValueError(f"its values in the document have {size} bytes: too many, together with other values")
 
-    def url(self, href: str | None) -> str:
-        """Return the URL of the file with a chunk: named by the chunk or the document, or beside the document."""
+    def find_url(self, href: str | None) -> str:
+        """Return the URL of the file with a chunk. ``href`` is the attribute of the chunk; None if it has none."""
         if href not in self.urls:
-            self.urls[href] = self._url(href)
+            self.urls[href] = self._resolve_url(href)
         return self.urls[href]
 
-    def _url(self, href: str | None) -> str:
+    def _resolve_url(self, href: str | None) -> str:
         if self._options.target is not None:
             return self._resolve(None)
-        for given in (href, self._href):
-            if given is not None and protocol_of(given) is not None:
-                return self._resolve(given)
+        for candidate in (href, self._href):
+            if candidate is not None and protocol_of(candidate) is not None:
+                return self._resolve(candidate)
         url = self._probe.url
         if url.endswith(SUFFIX) and not self._probe.is_in_memory:
             return url.removesuffix(SUFFIX)
         raise _NoDescribedFile(
-            f"{url}: its dmrpp:href {self._href!r} is not a URL, and its own name does not end in {SUFFIX}: "
-            "give target= with the file that it describes"
+            f"{url}: expected a dmrpp:href that is a URL, or a document whose name ends in {SUFFIX}; found "
+            f"{self._href!r}: give target= with the file that the document describes"
         )
 
 
-class _Names:
-    """Shapes and names of dimensions."""
+class _Dimensions:
+    """The dimensions of a document: shapes of variables, and names of their dimensions."""
 
     def __init__(self, document: Document) -> None:
         self._sizes = document.dimensions
-        self._own: dict[str, dict[int, list[str]]] = {}  # names made for unnamed dimensions, by group and size
-        self._counts: Counter[str] = Counter()  # number of these names, by group
+        self._phony: dict[str, dict[int, list[str]]] = {}  # names for unnamed dimensions, by group and size
+        self._counts: Counter[str] = Counter()  # by group: the number of these names
 
-    def shape(self, variable: Variable) -> tuple[int, ...]:
-        shape = tuple(dim if isinstance(dim, int) else self._size(dim) for dim in variable.dims)
+    def find_shape(self, variable: Variable) -> tuple[int, ...]:
+        shape = tuple(dim if isinstance(dim, int) else self._find_size(dim) for dim in variable.dims)
         if len(shape) > MOST_DIMENSIONS:
             raise ValueError(f"it has {len(shape)} dimensions: expected at most {MOST_DIMENSIONS}")
         if math.prod(shape) * 16 >= COUNTABLE:
-            raise ValueError(f"its shape {shape} has too many elements for 63 bits")
+            raise ValueError(f"its shape {shape} has too many elements: expected less than 2**59")
         return shape
 
-    def _size(self, path: str) -> int:
+    def _find_size(self, path: str) -> int:
         if path not in self._sizes:
             raise ValueError(f"it refers to the Dimension {path!r}, which does not exist")
         return self._sizes[path]
 
-    def dimensions(self, variable: Variable) -> list[str]:
-        """Return the names of dimensions; unnamed ones are numbered by size, as in netCDF."""
+    def name_dimensions(self, variable: Variable) -> list[str]:
+        """Return the names of a variable's dimensions. Unnamed dimensions of one size share names, as in netCDF."""
         group = parent(variable.path)[0]
-        own = self._own.setdefault(group, {})
-        found: list[str] = []
+        group_names = self._phony.setdefault(group, {})
+        names: list[str] = []
         for dim in variable.dims:
             if isinstance(dim, str):
-                found.append(parent(dim)[1])
+                names.append(parent(dim)[1])
                 continue
-            alike = own.setdefault(dim, [])
-            name = next((name for name in alike if name not in found), None)
+            same_size_names = group_names.setdefault(dim, [])
+            name = next((name for name in same_size_names if name not in names), None)
             if name is None:
                 name = f"phony_dim_{self._counts[group]}"
-                alike.append(name)
+                same_size_names.append(name)
                 self._counts[group] += 1
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
 
 class _Array:
-    """A variable as a zarr array. Raises ValueError with the reason if it cannot be shown."""
+    """A variable that is shown as an array of zarr. Raises ValueError with the reason if it cannot be shown.
 
-    def __init__(self, variable: Variable, names: _Names, where: str) -> None:
+    ``stored_dtype`` is the type in the file, ``dtype`` the type that is shown: members of structures have no gaps.
+    """
+
+    def __init__(self, variable: Variable, names: _Dimensions, label: str) -> None:
         self.variable = variable
-        self.where = where
+        self.where = label
         if variable.problem is not None:
             raise ValueError(variable.problem)
         if variable.inline is None and not variable.offsets and not variable.has_chunks:
-            raise ValueError("the document has no location of its values")
-        self.shape = names.shape(variable)
-        self.dimensions = names.dimensions(variable)
+            raise ValueError("the document does not say where its values are")
+        self.shape = names.find_shape(variable)
+        self.dimensions = names.name_dimensions(variable)
         is_unwritten = not variable.offsets and variable.inline is None and variable.fill not in (None, _UNKNOWN)
         self.is_filled = variable.type in TEXTS and variable.string_length is None and is_unwritten
         self.is_vlen = self.is_filled or (variable.inline is not None and variable.inline[0] == "vlsa")
-        self._values: np.ndarray[Any, Any] | None = None  # of a structure with texts, which are in the document
-        self.stored = np.dtype(object) if self.is_vlen else self._choose_dtype(names)
-        self.dtype = self.stored  # the shown type: members of structures have no gaps
-        if self.stored.names is not None:
-            self.dtype = pack_members(self.stored)
+        self._values: np.ndarray[Any, Any] | None = None  # only of a structure with texts
+        self.stored_dtype = np.dtype(object) if self.is_vlen else self._choose_dtype(names)
+        self.dtype = self.stored_dtype
+        if self.stored_dtype.names is not None:
+            self.dtype = pack_members(self.stored_dtype)
         self.is_linked = any(variable.blocks)
         self.masks = parse_numbers(variable.masks, "fm")
-        self.codecs = _parse_codecs(variable, self.stored)
+        self.codecs = _parse_codecs(variable, self.stored_dtype)
         self.is_contiguous = not variable.chunk_sizes and not self.codecs
         if variable.chunk_sizes:
             self.chunk = parse_integers(variable.chunk_sizes)
             if len(self.chunk) != len(self.shape) or 0 in self.chunk:
                 raise ValueError(f"its chunks have the sizes {self.chunk}, which do not fit its shape {self.shape}")
         elif self.is_contiguous and variable.inline is None and not self.is_linked:
-            self.chunk = choose_chunks(self.shape, self.stored.itemsize)
+            self.chunk = choose_chunks(self.shape, self.stored_dtype.itemsize)
         else:
             self.chunk = tuple(max(extent, 1) for extent in self.shape)
         self.fill_element = self._parse_fill()
         self.recipe = self._make_recipe()
         self.shown_codecs = self.codecs if self.recipe is None else []
         self.size = math.prod(self.chunk) * self.dtype.itemsize
-        if self.size > LARGEST:
-            raise ValueError(f"its chunks of {self.chunk} have {self.size} bytes: at most {LARGEST} are supported")
+        if self.size > MOST_DECODED:
+            raise ValueError(f"its chunks of {self.chunk} have {self.size} bytes: expected at most {MOST_DECODED}")
 
-    def _choose_dtype(self, names: _Names) -> np.dtype[Any]:
+    def _choose_dtype(self, names: _Dimensions) -> np.dtype[Any]:
         variable = self.variable
         order = ">" if variable.byte_order == "BE" else "<"
         if variable.type == STRUCTURE:
-            shapes = [names.shape(member) for member in variable.members]
+            shapes = [names.find_shape(member) for member in variable.members]
             if variable.inline is None or not any(member.type in TEXTS for member in variable.members):
                 return make_structure(variable, shapes, order)
-            data = _decode_values(variable, INLINE)
-            self._values = decode_values_with_texts(variable, self.shape, shapes, data, INLINE)
+            data = _decode_values(variable, MOST_INLINE)
+            self._values = decode_values_with_texts(variable, self.shape, shapes, data, MOST_INLINE)
             dtype: np.dtype[Any] = self._values.dtype
             return dtype
         if variable.type not in TEXTS:
             return np.dtype(order + NUMBERS[variable.type])
         length = variable.string_length
-        stored = 0 if variable.compression else sum(map(int, parse_numbers(variable.sizes, "nBytes")))
+        stored_size = 0 if variable.compression else sum(map(int, parse_numbers(variable.sizes, "nBytes")))
         if variable.inline is not None:
-            stored = len(_decode_values(variable, LONGEST))
+            stored_size = len(_decode_values(variable, LONGEST))
         count = math.prod(self.shape)
-        if variable.chunk_sizes and variable.sizes:  # chunks are whole
-            stored, count = stored // len(variable.sizes), math.prod(parse_integers(variable.chunk_sizes))
-        if length is None and count and stored % count == 0:
-            length = stored // count
+        if variable.chunk_sizes and variable.sizes:  # chunks are whole: those at the edge have the size of the others
+            stored_size, count = stored_size // len(variable.sizes), math.prod(parse_integers(variable.chunk_sizes))
+        if length is None and count and stored_size % count == 0:
+            length = stored_size // count
             if length == REFERENCE and variable.inline is None:
                 raise ValueError(
                     f"its values of {length} bytes may be texts or references to texts: the document does not say which"
                 )
         if not length or length > LONGEST:
-            raise ValueError("it is text of unknown length")
+            raise ValueError(f"the length of its texts is unknown, or more than {LONGEST} bytes")
         return np.dtype(f"S{length}")
 
     def _make_recipe(self) -> ElementsRecipe | None:
-        """Return the recipe for chunks that zarr's codecs cannot decode to ``dtype``; None for other chunks."""
+        """Return the recipe that decodes chunks to ``dtype``; None if zarr's codecs can do that."""
         padding = PADDINGS.get(self.variable.padding, "null-padded") if self.dtype.kind == "S" else "null-padded"
         is_plain = (
-            padding == "null-padded" and self.stored == self.dtype and not self.is_linked and not self.masks.any()
+            padding == "null-padded" and self.stored_dtype == self.dtype and not self.is_linked and not self.masks.any()
         )
         if self.is_vlen or is_plain:
             return None
         steps = tuple([json.dumps(codec) for codec in self.codecs])
         fields = tuple(
-            (name, of.base.str, of.shape, at)
-            for name, (of, at, *_) in (self.stored.fields.items() if self.stored.fields else ())
+            (name, dtype.base.str, dtype.shape, offset)
+            for name, (dtype, offset, *_) in (self.stored_dtype.fields.items() if self.stored_dtype.fields else ())
         )
-        return ElementsRecipe(steps, math.prod(self.chunk), self.stored.itemsize, self.dtype.itemsize, padding, fields)
+        return ElementsRecipe(
+            steps, math.prod(self.chunk), self.stored_dtype.itemsize, self.dtype.itemsize, padding, fields
+        )
 
-    def description(self, zarr_format: int) -> ArrayDescription:
-        """Describe the array to zarr."""
+    def describe(self, zarr_format: int) -> ArrayDescription:
+        """Describe the array for zarr's metadata."""
         attributes = {name: value for name, value in self.variable.attributes.items() if name != "_FillValue"}
         if attributes.get("CLASS") == "DIMENSION_SCALE":
             attributes = {name: value for name, value in attributes.items() if name not in ("CLASS", "NAME")}
@@ -283,12 +290,12 @@ class _Array:
 
     @property
     def shown_fill(self) -> Any:
-        """The ``_FillValue`` in zarr's metadata; None if it is absent or not a value of the data type."""
+        """The attribute ``_FillValue`` as zarr's fill value; None if missing, or not a number of the data type."""
         value = self.variable.attributes.get("_FillValue")
         return fill_of(value, self.dtype) if self.dtype.kind in "iuf" else None
 
-    def chunks(self, targets: _Targets) -> Chunks:
-        """Return the chunks of the array."""
+    def make_chunks(self, targets: _Targets) -> Chunks:
+        """Return the chunks of the array: in the document, in a contiguous range, in linked blocks, or listed."""
         variable = self.variable
         if self.is_vlen:
             return SingleChunk(self._encode_texts(targets))
@@ -299,61 +306,64 @@ class _Array:
         if self.is_contiguous and len(variable.offsets) == 1:
             offset = int(parse_numbers(variable.offsets, "offset")[0])
             size = int(parse_numbers(variable.sizes, "nBytes")[0])
-            if size != math.prod(self.shape) * self.stored.itemsize:
-                due = f"expected {math.prod(self.shape)} elements of {self.stored.itemsize} bytes"
-                raise ValueError(f"it has {size} bytes (nBytes): {due}")
-            source = Span(targets.url(variable.hrefs[0]), 0, offset + size)
-            found = Contiguous(source, offset, self.shape, self.chunk, self.stored.itemsize, self.where)
-            return found if self.recipe is None else ConvertedPieces(found, self.recipe, self.where)
+            if size != math.prod(self.shape) * self.stored_dtype.itemsize:
+                expected = f"expected {math.prod(self.shape)} elements of {self.stored_dtype.itemsize} bytes"
+                raise ValueError(f"it has {size} bytes (nBytes): {expected}")
+            source = Span(targets.find_url(variable.hrefs[0]), 0, offset + size)
+            contiguous = Contiguous(source, offset, self.shape, self.chunk, self.stored_dtype.itemsize, self.where)
+            return contiguous if self.recipe is None else ConvertedChunks(contiguous, self.recipe, self.where)
         return ListedChunks(self, targets)
 
     def _link_blocks(self, targets: _Targets) -> Chunks:
-        """Return chunks that consist of several blocks each, as in HDF4."""
+        """Return chunks that are divided into linked blocks, as in HDF4."""
         variable, recipe = self.variable, self.recipe
         assert recipe is not None
         offsets, sizes = (
             parse_numbers(*column).tolist() for column in ((variable.offsets, "offset"), (variable.sizes, "nBytes"))
         )
-        first = [at for at, number in enumerate(variable.blocks) if number in ("", "0")]
-        if first[:1] != [0] or len(set(variable.hrefs)) != 1:
-            raise ValueError("the first of its linked blocks is missing, or they lie in several files")
-        places = _number_chunks([variable.positions[at] for at in first], self).tolist()
-        parts = [list(zip(offsets[a:b], sizes[a:b], strict=True)) for a, b in pairwise([*first, len(offsets)])]
+        first_blocks = [index for index, number in enumerate(variable.blocks) if number in ("", "0")]
+        if first_blocks[:1] != [0] or len(set(variable.hrefs)) != 1:
+            raise ValueError("the first of its linked blocks is missing, or its blocks lie in several files")
+        chunk_numbers = _number_chunks([variable.positions[index] for index in first_blocks], self).tolist()
+        block_places = [
+            list(zip(offsets[start:stop], sizes[start:stop], strict=True))
+            for start, stop in pairwise([*first_blocks, len(offsets)])
+        ]
         end = max(map(sum, zip(offsets, sizes, strict=True)))
         chunks = {
-            place: (some, recipe.skip(int(self.masks[at])))
-            for place, some, at in zip(places, parts, first, strict=True)
+            chunk_number: (places, recipe.without_codecs(int(self.masks[index])))
+            for chunk_number, places, index in zip(chunk_numbers, block_places, first_blocks, strict=True)
         }
-        if end >= COUNTABLE or len(chunks) < len(places):
-            raise ValueError("it has two chunks at one position, or one that ends beyond the largest offset, 2**63 - 1")
-        source = Span(targets.url(variable.hrefs[0]), 0, end)
-        return RecipeChunks(source, self.description(2).grid(2), chunks)
+        if end >= COUNTABLE or len(chunks) < len(chunk_numbers):
+            raise ValueError("it has two chunks at one position, or a chunk that ends beyond byte 2**63 - 1")
+        source = Span(targets.find_url(variable.hrefs[0]), 0, end)
+        return RecipeChunks(source, self.describe(2).grid(2), chunks)
 
     def _decode_inline(self, targets: _Targets) -> bytes:
-        due = math.prod(self.shape) * self.dtype.itemsize
-        targets.spend(due)
+        expected = math.prod(self.shape) * self.dtype.itemsize
+        targets.count_inline(expected)
         if self._values is not None:
             return self._values.astype(self.dtype).tobytes()
-        data = _decode_values(self.variable, due, due if due == self.dtype.itemsize else None)
-        if len(data) != due:
-            raise ValueError(f"its values in the document have {len(data)} bytes: expected {due}")
+        data = _decode_values(self.variable, expected, expected if expected == self.dtype.itemsize else None)
+        if len(data) != expected:
+            raise ValueError(f"its values in the document have {len(data)} bytes: expected {expected}")
         if self.recipe is not None:  # structures in the document need no conversion
             return data if self.dtype.names is not None else self.recipe.convert(data)
         return encode_chunk(data, self.codecs)
 
     def _encode_texts(self, targets: _Targets) -> bytes:
-        """Encode the texts in the document; the fill value for each element if none was written."""
+        """Encode the texts in the document. If no text was written, each element is the fill value."""
         texts, count = self.variable.texts, math.prod(self.shape)
         if self.is_filled:
             fill = self.variable.fill or ""
-            targets.spend(count * (len(fill) + REFERENCE))
+            targets.count_inline(count * (len(fill) + REFERENCE))
             texts = [fill] * count
         if len(texts) != count:
-            raise ValueError(f"it has {len(texts)} texts, which do not fit its shape {self.shape}")
+            raise ValueError(f"it has {len(texts)} texts: expected {count} for its shape {self.shape}")
         return encode_chunk(np.array(texts, object), [{"id": "vlen-utf8"}])
 
     def _parse_fill(self) -> bytes | None:
-        """Return the element that unwritten chunks consist of; None if it is unknown."""
+        """Return the bytes of an element of an unwritten chunk; None if they are unknown."""
         text, size = self.variable.fill, self.dtype.itemsize
         if self.dtype.kind == "S" and text is not None:
             data = text.encode()
@@ -369,43 +379,44 @@ class _Array:
 
 
 class ElementsRecipe(msgspec.Struct, frozen=True):
-    """Decodes ``count`` elements of ``stored`` bytes that ``codecs`` (JSON) encoded, and converts them for zarr.
+    """Decode a chunk of ``count`` elements with ``codecs`` (JSON), and convert its elements for zarr.
 
-    Texts lose their ``padding``. Members of structures (name, type, shape and offset of each of ``fields``) lose gaps.
+    An element has ``stored_size`` bytes before the conversion and ``shown_size`` after it. The ``padding`` of texts and
+    the gaps between members of structures are removed; ``fields`` are (name, type, shape, offset) of each member.
     """
 
     codecs: tuple[str, ...]
     count: int
-    stored: int
-    shown: int
+    stored_size: int
+    shown_size: int
     padding: Padding = "null-padded"
     fields: tuple[tuple[str, str, tuple[int, ...], int], ...] = ()
 
     @property
     def size(self) -> int:
-        return self.shown * self.count
+        return self.shown_size * self.count
 
-    def skip(self, mask: int) -> ElementsRecipe:
-        """Return the recipe of a chunk that skips the codecs in ``mask``."""
+    def without_codecs(self, mask: int) -> ElementsRecipe:
+        """Return the recipe for a chunk that skips the codecs in ``mask``: codec N if bit N is set."""
         codecs = tuple(codec for number, codec in enumerate(self.codecs) if not mask >> number & 1)
         return msgspec.structs.replace(self, codecs=codecs)
 
     def make(self, raw: bytes) -> bytes:
-        due = self.stored * self.count
-        most = due + 4 * len(self.codecs)  # with checksums of four bytes
+        expected = self.stored_size * self.count
+        limit = expected + 4 * len(self.codecs)  # a codec may add a checksum of four bytes
         for codec in map(json.loads, reversed(self.codecs)):
             if codec["id"] == "zlib":
-                raw = decompress(zlib.decompressobj(), raw, most)
+                raw = decompress(zlib.decompressobj(), raw, limit)
             else:
                 from numcodecs import get_codec  # slow to import, and few files need it
 
                 try:
                     raw = bytes(get_codec(codec).decode(raw))
                 except (RuntimeError, TypeError) as e:
-                    raise ValueError(f"{codec['id']} cannot decode it: {e}") from e
-        if len(raw) > due or (self.codecs and len(raw) < due):
-            raise ValueError(f"it decodes to {len(raw)} bytes: expected {due}")
-        return self.convert(raw.ljust(due, b"\0"))  # the last piece of a contiguous array may be shorter
+                    raise ValueError(f"the codec {codec['id']} cannot decode the chunk: {e}") from e
+        if len(raw) > expected or (self.codecs and len(raw) < expected):
+            raise ValueError(f"the chunk decodes to {len(raw)} bytes: expected {expected}")
+        return self.convert(raw.ljust(expected, b"\0"))  # the last chunk of a contiguous array may be shorter
 
     def convert(self, data: bytes) -> bytes:
         """Convert elements from their bytes in the file to the type in zarr's metadata."""
@@ -413,71 +424,78 @@ class ElementsRecipe(msgspec.Struct, frozen=True):
             return (
                 data
                 if self.padding == "null-padded"
-                else remove_padding(np.frombuffer(data, f"S{self.stored}"), self.padding).tobytes()
+                else remove_padding(np.frombuffer(data, f"S{self.stored_size}"), self.padding).tobytes()
             )
-        stored = make_dtype(self.fields, self.stored)
-        return np.frombuffer(data, stored).astype(pack_members(stored)).tobytes()
+        stored_dtype = make_dtype(self.fields, self.stored_size)
+        return np.frombuffer(data, stored_dtype).astype(pack_members(stored_dtype)).tobytes()
 
 
-class ConvertedPieces(Chunks):
-    """The pieces of a contiguous array whose elements are converted."""
+class ConvertedChunks(Chunks):
+    """The chunks of a contiguous array whose elements a recipe converts."""
 
-    def __init__(self, pieces: Contiguous, recipe: ElementsRecipe, where: str) -> None:
-        self._pieces = pieces
+    def __init__(self, contiguous: Contiguous, recipe: ElementsRecipe, label: str) -> None:
+        self._contiguous = contiguous
         self._recipe = recipe
-        self._where = where
+        self._where = label
 
     def entry(self, number: int) -> Steps[Entry | None]:
-        found = yield from self._pieces.entry(number)
-        assert found is not None
-        source = found.source if isinstance(found, Packed) else found
+        entry = yield from self._contiguous.entry(number)
+        assert entry is not None
+        source = entry.source if isinstance(entry, Packed) else entry
         return make_entry(source, self._recipe, self._recipe.size, self._where)
 
 
 class ListedChunks(FilledChunks):
-    """The chunks of one array that the document lists, as columns in the order of their numbers."""
+    """The chunks of one array that the document lists, as columns that are sorted by chunk number."""
 
-    def __init__(self, found: _Array, targets: _Targets) -> None:
-        variable, shown = found.variable, found.shown_fill
-        stored = found.fill_element
-        fills_itself = shown is not None and stored is not None and shown == encode_fill_value(stored, found.dtype)
-        super().__init__(found.where, found.description(2).grid(2), found.size, fills_itself=fills_itself)
-        self._array = found
-        places = _number_chunks(variable.positions, found)
-        order = np.argsort(places, kind="stable")
-        self._numbers = places[order]
+    def __init__(self, array: _Array, targets: _Targets) -> None:
+        variable, shown_fill = array.variable, array.shown_fill
+        fill_element = array.fill_element
+        fills_itself = (
+            shown_fill is not None
+            and fill_element is not None
+            and shown_fill == encode_fill_value(fill_element, array.dtype)
+        )
+        super().__init__(array.where, array.describe(2).grid(2), array.size, fills_itself=fills_itself)
+        self._array = array
+        numbers = _number_chunks(variable.positions, array)
+        order = np.argsort(numbers, kind="stable")
+        self._numbers = numbers[order]
         if (self._numbers[1:] == self._numbers[:-1]).any():
             raise ValueError("it has two chunks at one position")
         self._offsets = parse_numbers(variable.offsets, "offset")[order]
         self._sizes = parse_numbers(variable.sizes, "nBytes")[order]
-        due = math.prod(found.chunk) * found.stored.itemsize
-        most = 2 * due + 4096 if found.codecs else due
-        least = 0 if found.codecs else due
-        if ((self._sizes > most) | (self._sizes < least)).any():
-            raise ValueError(f"a chunk of {due} bytes has the impossible stored size {self._sizes.max()}")
+        expected = math.prod(array.chunk) * array.stored_dtype.itemsize
+        largest = 2 * expected + 4096 if array.codecs else expected
+        smallest = 0 if array.codecs else expected
+        if ((self._sizes > largest) | (self._sizes < smallest)).any():
+            sizes = f"{self._sizes.min()} to {self._sizes.max()} bytes (nBytes)"
+            raise ValueError(f"its chunks have {sizes}: expected {smallest} to {largest} for {expected} decoded bytes")
         if (self._offsets > COUNTABLE - 1 - self._sizes).any():
-            raise ValueError("a chunk ends beyond the largest offset, 2**63 - 1")
-        self._masks = found.masks[order]
-        self._urls = [targets.url(href) for href in dict.fromkeys(variable.hrefs)]
+            raise ValueError("a chunk ends beyond byte 2**63 - 1")
+        self._masks = array.masks[order]
+        self._urls = [targets.find_url(href) for href in dict.fromkeys(variable.hrefs)]
         codes = {href: code for code, href in enumerate(dict.fromkeys(variable.hrefs))}
         self._targets = np.array([codes[href] for href in variable.hrefs], np.uint32)[order]
 
     def encode_fill(self) -> bytes:
         array = self._array
         if array.fill_element is None:
-            what = f"its fillValue {array.variable.fill!r} is not a text of {array.dtype.itemsize} bytes"
-            raise ValueError(f"a chunk was never written, and {what}")
+            reason = f"its fillValue {array.variable.fill!r} is not a text of {array.dtype.itemsize} bytes"
+            raise ValueError(f"a chunk was never written, and {reason}")
         return encode_chunk(array.fill_element * math.prod(array.chunk), array.shown_codecs)
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
-        at = int(np.searchsorted(self._numbers, np.uint64(number)))
-        if at < len(self._numbers) and self._numbers[at] == number:
-            start = int(self._offsets[at])
-            span = Span(self._urls[self._targets[at]], start, start + int(self._sizes[at]))
+        row = int(np.searchsorted(self._numbers, np.uint64(number)))
+        if row < len(self._numbers) and self._numbers[row] == number:
+            start = int(self._offsets[row])
+            span = Span(self._urls[self._targets[row]], start, start + int(self._sizes[row]))
             recipe = self._array.recipe
             return (
-                span if recipe is None else make_entry(span, recipe.skip(int(self._masks[at])), recipe.size, self.where)
+                span
+                if recipe is None
+                else make_entry(span, recipe.without_codecs(int(self._masks[row])), recipe.size, self.where)
             )
         try:
             return self.unwritten_entry()
@@ -489,67 +507,67 @@ class ListedChunks(FilledChunks):
         return self.list_written(self._numbers, self._sizes.tolist())
 
 
-def _number_chunks(positions: Sequence[str], found: _Array) -> UInt64s:
-    """Return the numbers of the chunks at ``positions``, such as ``[0,50]``; an empty text is the first chunk."""
-    if not found.shape or not positions:
+def _number_chunks(positions: Sequence[str], array: _Array) -> UInt64s:
+    """Return the numbers of the chunks at ``positions``, texts such as ``[0,50]``; an empty text is the first chunk."""
+    if not array.shape or not positions:
         return np.zeros(len(positions), np.uint64)
-    dimensions = len(found.shape)
-    first = "[" + ",".join("0" * dimensions) + "]"
-    spelled = [position.strip() or first for position in positions]
-    wrong = [p for p in spelled if p.count(",") != dimensions - 1 or p[0] != "[" or p[-1] != "]"]
+    dimensions = len(array.shape)
+    origin = "[" + ",".join("0" * dimensions) + "]"
+    texts = [position.strip() or origin for position in positions]
+    wrong = [text for text in texts if text.count(",") != dimensions - 1 or text[0] != "[" or text[-1] != "]"]
     if wrong:
-        raise ValueError(f"a chunk begins at {wrong[0]}, which does not fit its shape {found.shape}")
-    coords = parse_numbers(",".join([p[1:-1] for p in spelled]).split(","), "chunkPositionInArray").reshape(
+        raise ValueError(f"a chunk begins at {wrong[0]}, which does not fit its shape {array.shape}")
+    coords = parse_numbers(",".join([text[1:-1] for text in texts]).split(","), "chunkPositionInArray").reshape(
         -1, dimensions
     )
-    bad = (coords % found.chunk != 0).any(axis=1) | (coords >= found.shape).any(axis=1)
-    if bad.any():
-        where = spelled[int(bad.argmax())]
-        raise ValueError(f"a chunk begins at {where}: expected multiples of {found.chunk} within {found.shape}")
-    counts = tuple(-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunk, strict=True))
+    is_wrong = (coords % array.chunk != 0).any(axis=1) | (coords >= array.shape).any(axis=1)
+    if is_wrong.any():
+        where = texts[int(is_wrong.argmax())]
+        raise ValueError(f"a chunk begins at {where}: expected multiples of {array.chunk} within {array.shape}")
+    counts = tuple(-(-extent // chunk) for extent, chunk in zip(array.shape, array.chunk, strict=True))
     if math.prod(counts) >= COUNTABLE:
-        raise ValueError("it has too many chunks for 63 bits")
-    places: UInt64s = np.ravel_multi_index(tuple((coords // found.chunk).T), counts).astype(np.uint64)
-    return places
+        raise ValueError(f"it has {math.prod(counts)} chunks: expected less than 2**63")
+    numbers: UInt64s = np.ravel_multi_index(tuple((coords // array.chunk).T), counts).astype(np.uint64)
+    return numbers
 
 
 def _parse_codecs(variable: Variable, dtype: np.dtype[Any]) -> Codecs:
-    """Return the filters of chunks, in the order of encoding, as codecs in zarr's metadata."""
-    found: Codecs = []
+    """Return the codecs of zarr for the filters of chunks, in the order in which they encode."""
+    codecs: Codecs = []
     added = 0  # bytes of checksums
     levels = list(parse_integers(variable.levels)) if variable.levels else []
     for name in variable.compression.split():
         match name:
             case "deflate":
-                found.append({"id": "zlib", "level": min(levels.pop(0), 9) if levels else 6})
+                codecs.append({"id": "zlib", "level": min(levels.pop(0), 9) if levels else 6})
             case "shuffle":
-                if added % dtype.itemsize:  # HDF5 leaves the rest unshuffled; zarr's codec needs whole elements
+                if added % dtype.itemsize:  # HDF5 does not shuffle the rest; zarr's codec needs whole elements
                     raise ValueError(
                         f"its elements of {dtype.itemsize} bytes are shuffled with a checksum of {added} bytes, "
                         "which no zarr codec can decode: open the HDF5 file itself"
                     )
-                found.append({"id": "shuffle", "elementsize": dtype.itemsize})
+                codecs.append({"id": "shuffle", "elementsize": dtype.itemsize})
             case "fletcher32":
-                found.append({"id": "fletcher32"})
+                codecs.append({"id": "fletcher32"})
                 added += 4
             case _:
-                raise ValueError(f"its chunks are compressed by {name!r}, which is not supported")
-    return found
+                raise ValueError(f"its chunks are compressed with {name!r}, which is not supported")
+    return codecs
 
 
-def _decode_values(variable: Variable, most: int, single: int | None = None) -> bytes:
-    """Decode the values within the document. Raise ValueError if they are damaged or more than ``most`` bytes.
+def _decode_values(variable: Variable, limit: int, single: int | None = None) -> bytes:
+    """Decode the values in the document. Raise ValueError if they are damaged or more than ``limit`` bytes.
 
-    ``single`` is the size of the value, if there is only one.
+    ``single`` is the size of the value in bytes, if there is only one.
     """
     assert variable.inline is not None
-    how, text = variable.inline
+    element, text = variable.inline
     data = base64.b64decode("".join(text.split()), validate=True)
-    if how == "missingdata" and len(data) != single:  # Hyrax stores a single value uncompressed
+    if element == "missingdata" and len(data) != single:  # Hyrax stores a single value uncompressed
         try:
-            data = zlib.decompressobj().decompress(data, most + 1)
+            data = zlib.decompressobj().decompress(data, limit + 1)
         except zlib.error as e:
             raise ValueError(f"its values in the document are not a zlib stream: {e}") from None
-    if len(data) > most:
-        raise ValueError(f"its values in the document have more than {most} bytes, the size of the array")
+    if len(data) > limit:
+        raise ValueError(f"its values in the document have more than {limit} bytes: expected at most that")
     return data

@@ -1,4 +1,4 @@
-"""Structures of a DMR++ document: types, fill values, and values with texts in the document. No I/O here."""
+"""Structures (compounds) of a DMR++ document: their types, fill values, and values in the document. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,107 +13,120 @@ from refshard_fs.core.keys import parent
 from refshard_fs.formats.dmrpp.document import NUMBERS, TEXTS, Variable, parse_integers, parse_number
 
 LONGEST: Final = 1 << 20  # bytes of one element
-_END: Final = b";"  # of a text
+_END: Final = b";"  # the byte after a text
 
 
 def make_structure(variable: Variable, shapes: Sequence[tuple[int, ...]], order: str) -> np.dtype[Any]:
-    """Return the type of a structure in the file; ``shapes`` are its members' shapes."""
+    """Return the numpy type of a structure in the file. ``shapes`` are the shapes of its members.
+
+    Raises ValueError if numpy has no such type.
+    """
     members = list(zip(variable.members, shapes, strict=True))
     text = next((parent(member.path)[1] for member, _ in members if member.type in TEXTS), None)
     if text is not None:
-        raise ValueError(f"its member {text!r} is a text, and its values are not in the document")
+        raise ValueError(f"its member {text!r} is a text, which is not supported for values outside of the document")
     fields = [(parent(member.path)[1], order + NUMBERS[member.type], shape) for member, shape in members]
     if not fields or len({name for name, *_ in fields}) != len(fields):
-        raise ValueError("it is a structure without members, or two of them have the same name")
+        raise ValueError("it is a structure without members, or with two members of the same name")
     packed = np.dtype(fields)
     if packed.itemsize > LONGEST:
-        raise ValueError(f"its elements have {packed.itemsize} bytes: at most {LONGEST} are supported")
+        raise ValueError(f"its elements have {packed.itemsize} bytes: expected at most {LONGEST}")
     if not variable.struct_offsets:
         return packed
     *offsets, size = 0, *parse_integers(variable.struct_offsets)
-    ends = [at + packed[name].itemsize for at, (name, *_) in zip(offsets, fields, strict=False)]
+    ends = [offset + packed[name].itemsize for offset, (name, *_) in zip(offsets, fields, strict=False)]
     if (
         len(offsets) != len(fields)
         or size > LONGEST
         or any(end > after for end, after in zip(ends, [*offsets[1:], size], strict=True))
     ):
         raise ValueError(
-            f"its structOffset is {variable.struct_offsets!r}: expected {len(fields) - 1} offsets, and the size"
+            f"its structOffset is {variable.struct_offsets!r}: expected {len(fields) - 1} ascending offsets, then the "
+            "size of the structure"
         )
-    return make_dtype([(*field, at) for field, at in zip(fields, offsets, strict=True)], size)
+    return make_dtype([(*field, offset) for field, offset in zip(fields, offsets, strict=True)], size)
 
 
 def make_dtype(fields: Sequence[tuple[str, str, tuple[int, ...], int]], size: int) -> np.dtype[Any]:
-    """Return the type of a structure of ``size`` bytes, of members with name, type, shape and offset."""
+    """Return the numpy type of a structure of ``size`` bytes; ``fields`` are (name, type, shape, offset) of members."""
     names, formats = [name for name, *_ in fields], [(kind, shape) for _, kind, shape, _ in fields]
-    return np.dtype({"names": names, "formats": formats, "offsets": [at for *_, at in fields], "itemsize": size})
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": [offset for *_, offset in fields], "itemsize": size}
+    )
 
 
 def pack_members(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of a structure without gaps, in little-endian byte order, as zarr holds it."""
+    """Return the type of a structure without gaps and in little-endian byte order, which zarr can hold."""
     return np.dtype([(name, dtype[name]) for name in dtype.names or ()]).newbyteorder("<")
 
 
 def parse_structure_fill(texts: Sequence[str], dtype: np.dtype[Any]) -> bytes:
-    """Return the element of a structure whose members have the values ``texts``.
+    """Parse the fill value of a structure. Return the bytes of one element.
 
-    There is a text for each member, or for each number of each member. Hyrax writes a single 0 if all are zero.
+    ``texts`` has an item for each member, or for each number of each member. Hyrax writes a single 0 if all are zero.
     """
-    found = np.zeros((), dtype)
+    element = np.zeros((), dtype)
     names = dtype.names or ()
     counts = [max(math.prod(dtype[name].shape), 1) for name in names]
     if list(texts) == ["0"]:
-        return found.tobytes()
+        return element.tobytes()
     if len(texts) not in (len(names), sum(counts)):
-        what = f"one for each of {len(names)} members, or {sum(counts)} in all"
-        raise ValueError(f"its fillValue has {len(texts)} values: expected {what}")
-    at = 0
+        expected = f"one for each of {len(names)} members, or {sum(counts)} in all"
+        raise ValueError(f"its fillValue has {len(texts)} values: expected {expected}")
+    position = 0
     for name, count in zip(names, counts if len(texts) > len(names) else [1] * len(names), strict=True):
         kind = dtype[name].base
-        some = [parse_number(text, kind) if kind.kind != "S" else text.encode() for text in texts[at : at + count]]
-        found[name] = np.array(some, kind).reshape(dtype[name].shape) if count > 1 else some[0]
-        at += count
-    return found.tobytes()
+        values = [
+            parse_number(text, kind) if kind.kind != "S" else text.encode()
+            for text in texts[position : position + count]
+        ]
+        element[name] = np.array(values, kind).reshape(dtype[name].shape) if count > 1 else values[0]
+        position += count
+    return element.tobytes()
 
 
 def decode_values_with_texts(
-    variable: Variable, shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]], data: bytes, most: int
+    variable: Variable, shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]], data: bytes, limit: int
 ) -> np.ndarray[Any, Any]:
-    """Decode a structure whose values, texts among them, are in the document; at most ``most`` bytes.
+    """Decode the values of a structure with texts, which are in the document.
 
-    Elements follow one another. Each text is base64, and ends with a semicolon. All texts of a member get the length of
-    the longest one.
+    ``data`` are the elements one after the other, with each text in base64 and a semicolon after it. In the result,
+    all texts of a member have the length of the longest one. Raises ValueError for more than ``limit`` bytes.
     """
     order = ">" if variable.byte_order == "BE" else "<"
     names = [parent(member.path)[1] for member in variable.members]
     kinds = [None if member.type in TEXTS else np.dtype(order + NUMBERS[member.type]) for member in variable.members]
     counts = [math.prod(inner) for inner in shapes]
     if not names or len(set(names)) != len(names) or 0 in counts:
-        raise ValueError("it is a structure without members, two of them have the same name, or one is empty")
-    found: list[list[Any]] = [[] for _ in names]
-    at = 0
+        raise ValueError(
+            "it is a structure without members, with two members of the same name, or with an empty member"
+        )
+    members: list[list[Any]] = [[] for _ in names]
+    position = 0
     for _ in range(math.prod(shape)):
-        for values, kind, count in zip(found, kinds, counts, strict=True):
+        for values, kind, count in zip(members, kinds, counts, strict=True):
             for _ in range(count):
-                end = data.find(_END, at) if kind is None else at + kind.itemsize
-                if end < at or end > len(data):
+                end = data.find(_END, position) if kind is None else position + kind.itemsize
+                if end < position or end > len(data):
                     raise ValueError(f"its values in the document end after {len(data)} bytes: expected more")
-                values.append(base64.b64decode(data[at:end], validate=True) if kind is None else data[at:end])
-                at = end + (kind is None)
-    if at != len(data):
-        raise ValueError(f"its values in the document have {len(data)} bytes: expected {at}")
-    lengths = [max(map(len, values), default=1) or 1 for values in found]
+                values.append(
+                    base64.b64decode(data[position:end], validate=True) if kind is None else data[position:end]
+                )
+                position = end + (kind is None)
+    if position != len(data):
+        raise ValueError(f"its values in the document have {len(data)} bytes: expected {position}")
+    lengths = [max(map(len, values), default=1) or 1 for values in members]
     fields = [
         (name, f"S{length}" if kind is None else kind, inner)
         for name, kind, length, inner in zip(names, kinds, lengths, shapes, strict=True)
     ]
     dtype = np.dtype(fields)
-    if dtype.itemsize > LONGEST or dtype.itemsize * math.prod(shape) > most:
+    if dtype.itemsize > LONGEST or dtype.itemsize * math.prod(shape) > limit:
         raise ValueError(
-            f"its elements have {dtype.itemsize} bytes: at most {LONGEST}, and {most} in all, are supported"
+            f"its elements have {dtype.itemsize} bytes: expected at most {LONGEST}, and at most {limit} in all"
         )
     array = np.zeros(shape, dtype)
-    for name, kind, values, inner in zip(names, kinds, found, shapes, strict=True):
+    for name, kind, values, inner in zip(names, kinds, members, shapes, strict=True):
         column = np.array(values, dtype[name].base) if kind is None else np.frombuffer(b"".join(values), kind)
         array[name] = column.reshape((*shape, *inner))
     return array

@@ -1,4 +1,4 @@
-"""Structures with texts in a DMR++ document have the values that Hyrax wrote there."""
+"""Structures with texts in a DMR++ document have the values that Hyrax wrote."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ MEMBERS = [Variable("s/a", "Int16"), Variable("s/name", "String"), Variable("s/b
 SHAPES = [(), (2,), (3,)]
 
 
-def encode(texts: list[str]) -> bytes:
+def encode_texts(texts: list[str]) -> bytes:
     return b"".join(base64.b64encode(text.encode()) + b";" for text in texts)
 
 
-def values() -> bytes:
-    """Return two elements, as they lie in the document."""
-    first = np.int16(5).tobytes() + encode(["a", "long; text"]) + np.arange(3, dtype="<f4").tobytes()
-    return first + np.int16(59).tobytes() + encode(["", "é"]) + np.arange(3, 6, dtype="<f4").tobytes()
+def make_values() -> bytes:
+    """Make two elements, as Hyrax writes them into a document."""
+    first_element = np.int16(5).tobytes() + encode_texts(["a", "long; text"]) + np.arange(3, dtype="<f4").tobytes()
+    return first_element + np.int16(59).tobytes() + encode_texts(["", "é"]) + np.arange(3, 6, dtype="<f4").tobytes()
 
 
 def test_texts_between_numbers_are_decoded() -> None:
-    found = decode_values_with_texts(Variable("s", "Structure", members=MEMBERS), (2,), SHAPES, values(), 1000)
-    assert found["a"].tolist() == [5, 59]  # 59 is a semicolon
-    assert found["name"].tolist() == [[b"a", b"long; text"], [b"", "é".encode()]]
-    np.testing.assert_array_equal(found["b"], np.arange(6, dtype="f4").reshape(2, 3))
+    decoded = decode_values_with_texts(Variable("s", "Structure", members=MEMBERS), (2,), SHAPES, make_values(), 1000)
+    assert decoded["a"].tolist() == [5, 59]  # 59 is a semicolon
+    assert decoded["name"].tolist() == [[b"a", b"long; text"], [b"", "é".encode()]]
+    np.testing.assert_array_equal(decoded["b"], np.arange(6, dtype="f4").reshape(2, 3))
 
 
 @pytest.mark.parametrize(
-    ("data", "shape", "most", "reason"),
+    ("data", "shape", "limit", "reason"),
     [
-        (values()[:-1], (2,), 1000, "expected more"),
-        (values() + b"x", (2,), 1000, "bytes: expected"),
-        (values().replace(b";", b"!"), (2,), 1000, "expected more"),
-        (values().replace(b"=;", b";", 1), (2,), 1000, "padding"),
-        (values(), (1 << 40,), 1000, "expected more"),
-        (values(), (2,), 10, "at most 1048576, and 10 in all"),
+        (make_values()[:-1], (2,), 1000, "expected more"),
+        (make_values() + b"x", (2,), 1000, "bytes: expected"),
+        (make_values().replace(b";", b"!"), (2,), 1000, "expected more"),
+        (make_values().replace(b"=;", b";", 1), (2,), 1000, "padding"),
+        (make_values(), (1 << 40,), 1000, "expected more"),
+        (make_values(), (2,), 10, "at most 1048576, and at most 10 in all"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(data: bytes, shape: tuple[int, ...], most: int, reason: str) -> None:
+def test_values_that_do_not_fit_are_refused(data: bytes, shape: tuple[int, ...], limit: int, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        decode_values_with_texts(Variable("s", "Structure", members=MEMBERS), shape, SHAPES, data, most)
+        decode_values_with_texts(Variable("s", "Structure", members=MEMBERS), shape, SHAPES, data, limit)
 
 
 def test_texts_outside_of_the_document_are_refused() -> None:
-    with pytest.raises(ValueError, match="member 'name' is a text, and its values are not in the document"):
+    with pytest.raises(ValueError, match="member 'name' is a text, which is not supported"):
         make_structure(Variable("s", "Structure", members=MEMBERS), SHAPES, "<")
