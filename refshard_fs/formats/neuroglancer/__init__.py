@@ -1,4 +1,4 @@
-"""Neuroglancer's precomputed volumes: a group with an array for each scale. Recognised by the document ``info``."""
+"""Neuroglancer's precomputed volumes, which are groups with an array for each scale. The file ``info`` marks them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parse neuroglancer's ``info`` document into the scales of a volume, each described as a zarr array. No I/O here.
 
-Arrays have the dimensions x, y, z and channel, and chunks in Fortran order, as stored.
+Arrays have the dimensions x, y, z and channel. As in the volume, chunks are in Fortran order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from refshard_fs.formats.neuroglancer.minishards import Sharding
 from refshard_fs.sharding.packing import MortonCode
 
 DIMENSIONS = ["x", "y", "z", "channel"]
-LARGEST = 1 << 31  # bytes of a decoded chunk
-SHOWN = 10  # most scales that an error lists
+MOST_DECODED = 1 << 31  # bytes of a decoded chunk
+MOST_LISTED = 10  # scales that an error lists
 
 _TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64", "float32")}
 _TYPES |= {name: np.dtype(name).newbyteorder("<") for name in ("int8", "int16", "int32", "int64")}
@@ -37,9 +37,10 @@ _Offset = Annotated[int, Meta(ge=1 - COUNTABLE, le=COUNTABLE - 1)]
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """One scale, as an array; the first three items of each tuple are x, y, z.
+    """One scale, which is shown as an array. The first three items of each tuple are for x, y, z.
 
-    ``key`` is the folder. ``step`` is the size of chunks; ``chunks`` are smaller if the volume is.
+    ``key`` is the name of the folder. ``step`` is the chunk size in ``info``; ``chunks`` is the shape of the array's
+    chunks, which is smaller if the volume is smaller than a chunk. ``offset`` is the position of the first voxel.
     """
 
     key: str
@@ -60,24 +61,24 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def codecs(self) -> list[dict[str, Any]]:
-        """The codecs by which zarr decodes a chunk."""
+        """The codecs with which zarr decodes a chunk; empty if a recipe decodes it, or if it is raw."""
         return [{"id": "gzip", "level": 1}] if self.is_gzip and self.encoding == "raw" else []
 
     @property
     def description(self) -> ArrayDescription:
         """The description of the array for zarr."""
-        given = self.key, self.shape, self.chunks, self.dtype, DIMENSIONS, self.attributes, self.codecs
-        return ArrayDescription(*given, fill_value=0, order="F")
+        parameters = self.key, self.shape, self.chunks, self.dtype, DIMENSIONS, self.attributes, self.codecs
+        return ArrayDescription(*parameters, fill_value=0, order="F")
 
-    def extents(self, coords: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the stored shape of the chunk at ``coords``, which ends at the volume's edge."""
+    def find_extents(self, coords: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the stored chunk at ``coords``: chunks end at the volume's edge."""
         return tuple(
             min(chunk, size - coord * chunk) for chunk, size, coord in zip(self.chunks, self.shape, coords, strict=True)
         )
 
 
 class Volume(NamedTuple):
-    """All scales that can be shown, by path; reasons why others cannot; attributes of the group."""
+    """The scales that can be shown, by path; reasons why others cannot be shown; the attributes of the group."""
 
     scales: dict[str, Scale]
     reports: dict[str, str]
@@ -85,7 +86,7 @@ class Volume(NamedTuple):
 
 
 class _Scale(msgspec.Struct, frozen=True):
-    """One scale in ``info``."""
+    """One scale as ``info`` describes it."""
 
     key: str
     size: tuple[_Extent, _Extent, _Extent]
@@ -103,64 +104,66 @@ class _Info(msgspec.Struct, frozen=True):
     scales: list[Any]  # each a `_Scale`
 
 
-def parse_info(data: bytes, where: str) -> Volume:
-    """Parse ``info``. Raise ManifestError if it is invalid, or if no scale can be shown."""
-    doc = object_in(data, where)
+def parse_info(data: bytes, label: str) -> Volume:
+    """Parse ``info``. Raise ManifestError, which begins with ``label``, if it is invalid or no scale can be shown."""
+    doc = object_in(data, label)
     kind = doc.get("@type", "neuroglancer_multiscale_volume")
     if kind != "neuroglancer_multiscale_volume":
-        raise ManifestError(f"{where} has the '@type' {shorten(kind)}: expected neuroglancer_multiscale_volume")
+        raise ManifestError(f"{label} has the '@type' {shorten(kind)}: expected neuroglancer_multiscale_volume")
     try:
         info = msgspec.convert(doc, _Info)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
-        raise ManifestError(f"{where} breaks the specification: {e}") from None
+        raise ManifestError(f"{label} breaks the specification: {e}") from None
     dtype = _TYPES.get(info.data_type.lower())
     if dtype is None:
-        raise ManifestError(f"{where}: its 'data_type' {shorten(info.data_type)} is not supported")
-    found: dict[str, Scale] = {}
+        raise ManifestError(f"{label}: its 'data_type' {shorten(info.data_type)} is not supported")
+    scales: dict[str, Scale] = {}
     reports: dict[str, str] = {}
     names: set[str] = set()
-    for number, spelled in enumerate(info.scales):
+    for number, document in enumerate(info.scales):
         name = str(number)
         try:
-            scale = msgspec.convert(spelled, _Scale)
+            scale = msgspec.convert(document, _Scale)
             name = _name_array(scale.key, number, names)
-            found[name] = _convert_scale(scale, dtype, info.num_channels, f"{where}, scale {number}")
+            scales[name] = _convert_scale(scale, dtype, info.num_channels, f"{label}, scale {number}")
         except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
             reports[name] = f"it breaks the specification: {e}"
         except ManifestError as e:
             reports[name] = str(e)
         names.add(name)
-    if not found:
-        why = "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), SHOWN)) or "it has none"
-        raise ManifestError(f"{where}: none of its scales can be shown ({why})")
-    attributes: dict[str, Any] = {n: doc[n] for n in ("type", "data_type", "num_channels") if n in doc}
-    return Volume(found, reports, attributes)
+    if not scales:
+        reasons = (
+            "; ".join(f"{name}: {reason}" for name, reason in islice(reports.items(), MOST_LISTED)) or "it has none"
+        )
+        raise ManifestError(f"{label}: none of its scales can be shown ({reasons})")
+    attributes: dict[str, Any] = {name: doc[name] for name in ("type", "data_type", "num_channels") if name in doc}
+    return Volume(scales, reports, attributes)
 
 
-def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: str) -> Scale:
+def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, label: str) -> Scale:
     key, size, step = scale.key, scale.size, scale.chunk_sizes[0]
     if "::" in key or "\\" in key or "\0" in key:
-        raise ManifestError(f"{where}: its 'key' {shorten(key)} is not a path")
+        raise ManifestError(f"{label}: its 'key' {shorten(key)} is not a path")
     if key.startswith("/") or ".." in key.split("/") or "://" in key:
-        raise ManifestError(f"its key {key!r} leads out of the volume's folder: open that folder by itself")
+        raise ManifestError(f"its key {key!r} is not in the volume's folder: open the other folder as a volume")
     encoding, block = scale.encoding.lower(), scale.compressed_segmentation_block_size
     if encoding != "raw" and encoding not in ENCODINGS:
         raise ManifestError(f"its chunks are encoded as {scale.encoding!r}: expected raw, {', '.join(ENCODINGS)}")
     types, counts = ENCODINGS.get(encoding, ({dtype.name}, [channels]))
     if dtype.name not in types or channels not in counts or math.prod(block) > MOST_IN_BLOCK:
-        what = f"{channels} channels of {dtype.name}, and blocks of {list(block)}"
-        raise ManifestError(f"its chunks are encoded as {encoding!r}, which cannot have {what}")
-    sharding = _parse_sharding(scale.sharding, where)
+        combination = f"{channels} channels of {dtype.name}, and blocks of {list(block)}"
+        raise ManifestError(f"its chunks are encoded as {encoding!r}, which cannot have {combination}")
+    sharding = _parse_sharding(scale.sharding, label)
     if sharding is not None and len(scale.chunk_sizes) > 1:
-        raise ManifestError(f"{where}: it is sharded, but its 'chunk_sizes' has several items: expected one")
-    chunks = (*(min(s, max(n, 1)) for s, n in zip(step, size, strict=True)), channels)
-    if math.prod(chunks) * dtype.itemsize > LARGEST:
-        raise ManifestError(f"its chunks of {list(chunks)} have more than {LARGEST} bytes each")
+        raise ManifestError(f"{label}: it is sharded, but its 'chunk_sizes' has several items: expected one")
+    chunks = (*(min(chunk_size, max(length, 1)) for chunk_size, length in zip(step, size, strict=True)), channels)
+    if math.prod(chunks) * dtype.itemsize > MOST_DECODED:
+        raise ManifestError(f"its chunks of {list(chunks)} have more than {MOST_DECODED} bytes each")
     if math.prod(size) * channels * dtype.itemsize >= COUNTABLE:
-        raise ManifestError(f"{where}: its 'size' {list(size)} has too many bytes for 63 bits")
+        raise ManifestError(f"{label}: its 'size' {list(size)} means too many bytes: expected less than 2**63")
     if sharding is not None:
         try:
-            MortonCode([-(-n // s) for n, s in zip(size, step, strict=True)])
+            MortonCode([-(-length // chunk_size) for length, chunk_size in zip(size, step, strict=True)])
         except ValueError as e:
             raise ManifestError(str(e)) from None
     attributes = {"resolution": scale.resolution, "voxel_offset": list(scale.voxel_offset), "key": key}
@@ -168,7 +171,7 @@ def _convert_scale(scale: _Scale, dtype: np.dtype[Any], channels: int, where: st
     return Scale(key, shape, chunks, step, offset, dtype, sharding, attributes, encoding, block)
 
 
-def _parse_sharding(doc: object, where: str) -> Sharding | None:
+def _parse_sharding(doc: object, label: str) -> Sharding | None:
     if doc is None:
         return None
     if not isinstance(doc, dict) or doc.get("@type") != "neuroglancer_uint64_sharded_v1":
@@ -176,11 +179,11 @@ def _parse_sharding(doc: object, where: str) -> Sharding | None:
     try:
         return msgspec.convert(doc, Sharding)
     except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: half of a surrogate pair
-        raise ManifestError(f"{where}: its 'sharding' breaks the specification: {e}") from None
+        raise ManifestError(f"{label}: its 'sharding' breaks the specification: {e}") from None
 
 
 def _name_array(key: str, number: int, names: set[str]) -> str:
-    """Name a scale's array by its key, with ``_`` for all but letters, digits, ``.``, ``_`` and ``-``."""
+    """Name a scale's array after its key. ``_`` replaces characters except letters, digits, ``.``, ``_`` and ``-``."""
     name = _PLAIN.sub("_", key).strip(".")
     if not name or name in names or name in _RESERVED:
         name = f"{name}_{number}"

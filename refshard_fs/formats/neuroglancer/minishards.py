@@ -1,4 +1,4 @@
-"""Locate chunks in shards by ``neuroglancer_uint64_sharded_v1``, and parse the indexes of shards. No I/O here."""
+"""Locate chunks in shards of the format ``neuroglancer_uint64_sharded_v1``, and parse their indexes. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from msgspec import Meta
 from refshard_fs.core.compression import decompress
 from refshard_fs.sharding.index import BEYOND, MAX_INDEX, PAIR
 
-# MurmurHash3_x86_128 of a 64-bit integer, the low half: neuroglancer distributes chunks over shards by it. No I/O here.
-
-
+# The low half of MurmurHash3_x86_128 of a 64-bit integer, by which neuroglancer distributes chunks over shards.
 _MASK = 0xFFFFFFFF
 _KEYS = (0x239B961B, 0xAB0E9789, 0x38B34AE5)
 _LENGTH = 8
 
 
-def murmur(number: Any) -> Any:
+def hash_murmur3(number: Any) -> Any:
     """Hash the eight bytes of ``number`` (an int, or each item of an array) with seed 0; return the low 64 bits."""
     low, high = number & _MASK, number >> 32
-    first = _rotate(low * _KEYS[0] & _MASK, 15) * _KEYS[1] & _MASK
-    second = _rotate(high * _KEYS[1] & _MASK, 16) * _KEYS[2] & _MASK
-    state = [first ^ _LENGTH, second ^ _LENGTH, _LENGTH, _LENGTH]
+    low_word = _rotate(low * _KEYS[0] & _MASK, 15) * _KEYS[1] & _MASK
+    high_word = _rotate(high * _KEYS[1] & _MASK, 16) * _KEYS[2] & _MASK
+    state = [low_word ^ _LENGTH, high_word ^ _LENGTH, _LENGTH, _LENGTH]
     state = _add_up([_mix(word) for word in _add_up(state)])
     return state[0] | state[1] << 32
 
@@ -36,8 +34,8 @@ def _rotate(word: Any, bits: int) -> Any:
 
 
 def _add_up(state: list[Any]) -> list[Any]:
-    first = sum(state) & _MASK
-    return [first, *((word + first) & _MASK for word in state[1:])]
+    total = sum(state) & _MASK
+    return [total, *((word + total) & _MASK for word in state[1:])]
 
 
 def _mix(word: Any) -> Any:
@@ -48,15 +46,15 @@ def _mix(word: Any) -> Any:
     return word ^ word >> 16
 
 
-_UNKNOWN = int(BEYOND)  # bytes of a shard whose size is unknown
-_BLOCK = 4096  # minishards whose positions are read at a time: 64 KiB
+_UNKNOWN = int(BEYOND)  # used as the size of a shard before the size is known
+_BLOCK_SIZE = 4096  # minishards whose positions are read together: 64 KiB
 _GZIP = 31  # zlib's number for a gzip stream with any window
 
 Encoding = Literal["raw", "gzip"]
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """The distribution of chunk ids over shards and minishards; the names come from the specification."""
+    """The distribution of chunk ids over shards and minishards. The fields have the names of the specification."""
 
     preshift_bits: Annotated[int, Meta(ge=0, le=63)]
     hash: Literal["identity", "murmurhash3_x86_128"]
@@ -67,51 +65,53 @@ class Sharding(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.minishard_bits + self.shard_bits > 64:
-            raise ValueError("minishard_bits and shard_bits are more than 64 together")
+            bits = self.minishard_bits + self.shard_bits
+            raise ValueError(f"minishard_bits and shard_bits are {bits} together: expected at most 64")
 
     @property
-    def table(self) -> int:
-        """Size of the table at the start of each shard, in bytes; all offsets count from its end."""
+    def table_size(self) -> int:
+        """The size in bytes of the table at the start of each shard. Offsets in a shard count from the table's end."""
         return PAIR << self.minishard_bits
 
-    def place(self, chunk: Any) -> tuple[Any, Any]:
+    def find_shard(self, chunk: Any) -> tuple[Any, Any]:
         """Return (shard, minishard) of the chunk with the id ``chunk``, or of each id in an array of uint64."""
         hashed = chunk >> self.preshift_bits
         if self.hash == "murmurhash3_x86_128":
-            hashed = murmur(hashed)
+            hashed = hash_murmur3(hashed)
         minishard = hashed & (1 << self.minishard_bits) - 1
         return hashed >> self.minishard_bits & (1 << self.shard_bits) - 1, minishard
 
-    def stem(self, shard: int) -> str:
+    def name_shard(self, shard: int) -> str:
         """Return the name of a shard's file without ``.shard``."""
         return f"{shard:0{-(-self.shard_bits // 4)}x}"
 
-    def shard(self, name: str) -> int | None:
-        """Return the number of the shard in the file ``name``, or None for other files."""
+    def parse_shard_name(self, name: str) -> int | None:
+        """Return the number of the shard whose file has this ``name``; None for files that are not shards."""
         stem, dot, kind = name.partition(".")
         if not dot or kind != "shard" or not 0 < len(stem) <= 16 or not set(stem) <= set("0123456789abcdef"):
             return None
         number = int(stem, 16)
-        return number if number >> self.shard_bits == 0 and self.stem(number) == stem else None
+        return number if number >> self.shard_bits == 0 and self.name_shard(number) == stem else None
 
-    def block(self, minishard: int) -> range:
-        """Return the minishards whose positions are read together with this one's."""
-        first = minishard // _BLOCK * _BLOCK
-        return range(first, min(first + _BLOCK, 1 << self.minishard_bits))
+    def find_block(self, minishard: int) -> range:
+        """Return the range of minishards whose positions are read together with that of ``minishard``."""
+        start = minishard // _BLOCK_SIZE * _BLOCK_SIZE
+        return range(start, min(start + _BLOCK_SIZE, 1 << self.minishard_bits))
 
 
 class ShardIndex(msgspec.Struct, frozen=True):
-    """Decodes the positions of a block of minishard indexes: ``uint64[minishards, 2]``, counted from the table's end.
+    """A decoder of a part of the table at the start of a shard: the ranges of the indexes of minishards.
 
-    ``table`` is the size of the whole table, ``room`` the most bytes after it in the shard.
+    It returns ``uint64[minishards, 2]``: starts and ends, which count from the end of the table. ``table_size`` is the
+    size of the whole table, ``room`` the largest possible number of bytes after it.
     """
 
-    table: int = 0
+    table_size: int = 0
     room: int = _UNKNOWN
 
     def sized(self, object_size: int) -> ShardIndex:
         """Return this index for a shard of ``object_size`` bytes."""
-        return ShardIndex(self.table, max(object_size - self.table, 0))
+        return ShardIndex(self.table_size, max(object_size - self.table_size, 0))
 
     def decode(self, data: bytes) -> npt.NDArray[np.uint64]:
         pairs = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
@@ -121,12 +121,14 @@ class ShardIndex(msgspec.Struct, frozen=True):
         wrong = (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] > np.uint64(self.room))
         if wrong.any():
             minishard = int(wrong.argmax())
-            raise ValueError(f"the index of minishard {minishard} ends at {pairs[minishard, 1]}, beyond {self.room}")
+            raise ValueError(
+                f"the index of minishard {minishard} ends at {pairs[minishard, 1]}: expected at most {self.room}"
+            )
         return pairs
 
 
 class Minishard(NamedTuple):
-    """The chunks of a minishard by ascending id; ``starts`` count from the end of the shard's table."""
+    """The chunks of a minishard, sorted by id. ``starts`` count from the end of the shard's table, in bytes."""
 
     ids: npt.NDArray[np.uint64]
     starts: npt.NDArray[np.uint64]
@@ -138,61 +140,62 @@ class Minishard(NamedTuple):
 
     def locate(self, chunk: int) -> tuple[int, int] | None:
         """Return (start, size) of the chunk with this id; None if it is not in the minishard."""
-        place = int(self.ids.searchsorted(np.uint64(chunk)))
-        if place == len(self.ids) or int(self.ids[place]) != chunk:
+        row = int(self.ids.searchsorted(np.uint64(chunk)))
+        if row == len(self.ids) or int(self.ids[row]) != chunk:
             return None
-        return int(self.starts[place]), int(self.sizes[place])
+        return int(self.starts[row]), int(self.sizes[row])
 
 
 class MinishardIndex(msgspec.Struct, frozen=True):
-    """Decodes a minishard's index of at most ``most`` chunks.
+    """A decoder of the index of a minishard, which has at most ``most_chunks`` chunks.
 
-    The index lies at ``[start, stop)`` after the shard's ``table``, in at most ``room`` bytes.
+    ``[start, stop)`` is the range of the index, which counts from the end of the shard's table of ``table_size`` bytes.
+    ``room`` is the largest possible number of bytes after the table.
     """
 
     encoding: Encoding
-    most: int
-    table: int = 0
+    most_chunks: int
+    table_size: int = 0
     start: int = 0
     stop: int = 0
     room: int = _UNKNOWN
 
     def sized(self, object_size: int) -> MinishardIndex:
         """Return this index for a shard of ``object_size`` bytes."""
-        return msgspec.structs.replace(self, room=max(object_size - self.table, 0))
+        return msgspec.structs.replace(self, room=max(object_size - self.table_size, 0))
 
     def decode(self, data: bytes) -> Minishard:
         if self.encoding == "gzip":
-            data = decompress_gzip(data, min(24 * self.most, MAX_INDEX), exact=False)
-        if len(data) % 24 or len(data) > 24 * self.most:
+            data = decompress_gzip(data, min(24 * self.most_chunks, MAX_INDEX), exact=False)
+        if len(data) % 24 or len(data) > 24 * self.most_chunks:
             raise ValueError(
-                f"a minishard's index has {len(data)} bytes: expected 24 for each of up to {self.most} chunks"
+                f"a minishard's index has {len(data)} bytes: expected 24 for each of up to {self.most_chunks} chunks"
             )
         deltas, gaps, sizes = np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(3, -1)
         ids = np.cumsum(deltas, dtype=np.uint64)
         stops = np.cumsum(gaps + sizes, dtype=np.uint64)
         starts = stops - sizes
-        before = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
+        previous_stops = np.concatenate([np.zeros(min(len(stops), 1), np.uint64), stops[:-1]])
         # A sum that overflows 64 bits is smaller than its terms.
-        wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < before) | (stops < starts) | (stops >= BEYOND)
+        wrong = (gaps >= BEYOND) | (sizes >= BEYOND) | (starts < previous_stops) | (stops < starts) | (stops >= BEYOND)
         if wrong.any():
-            raise ValueError("a minishard's index has chunks beyond the end of any file")
+            raise ValueError(f"a minishard's index has chunks that end beyond byte {BEYOND}")
         wrong = (sizes > 0) & ((stops > np.uint64(self.room)) | ((starts < self.stop) & (stops > self.start)))
         if wrong.any():
-            place = int(wrong.argmax())
-            where = f"[{starts[place]}, {stops[place]})"
+            row = int(wrong.argmax())
+            found_range = f"[{starts[row]}, {stops[row]})"
             reason = f"expected a range before byte {self.room}, outside the index of its minishard"
-            raise ValueError(f"chunk {ids[place]} lies at {where}: {reason}")
+            raise ValueError(f"chunk {ids[row]} lies at {found_range}: {reason}")
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         if (ids[1:] == ids[:-1]).any():
-            raise ValueError("a minishard's index has a chunk twice")
+            raise ValueError("a minishard's index lists a chunk twice")
         return Minishard(ids, starts[order], sizes[order])
 
 
-def decompress_gzip(data: bytes, most: int, *, exact: bool) -> bytes:
-    """Decompress a gzip stream to at most ``most`` bytes, or exactly as many. Raise ValueError for other sizes."""
-    out = decompress(zlib.decompressobj(_GZIP), data, most)
-    if exact and len(out) != most:
-        raise ValueError(f"its gzip stream decompresses to {len(out)} bytes: expected {most}")
+def decompress_gzip(data: bytes, size: int, *, exact: bool) -> bytes:
+    """Decompress a gzip stream. Raise ValueError if it has more than ``size`` bytes, or fewer if ``exact``."""
+    out = decompress(zlib.decompressobj(_GZIP), data, size)
+    if exact and len(out) != size:
+        raise ValueError(f"its gzip stream decompresses to {len(out)} bytes: expected {size}")
     return out

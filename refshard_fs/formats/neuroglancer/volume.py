@@ -1,8 +1,8 @@
 """Neuroglancer's precomputed volumes: one zarr array for each scale. No I/O here.
 
 A chunk is a file, or a range of a shard that two indexes locate. zarr reads raw chunks and gzip streams of them. A
-chunk at the far edges of the volume is stored without the part beyond the edge, and is padded when it is read. A chunk
-that is not stored is zero.
+chunk at the edge of the volume is stored without the part beyond the edge, and is padded while it is read. A chunk that
+is not stored is zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from refshard_fs.core.keyspace import KeySpace
 from refshard_fs.core.model import Entry, Facts, Listed, Load, Names, Packed, Pin, Span, Stat, Steps, batches
 from refshard_fs.errors import DamagedIndex, ManifestError, NotListable
 from refshard_fs.formats.neuroglancer import INFO
-from refshard_fs.formats.neuroglancer.encodings import EncodedRecipe, pad
+from refshard_fs.formats.neuroglancer.encodings import DecodingRecipe, pad
 from refshard_fs.formats.neuroglancer.info import Scale, parse_info
 from refshard_fs.formats.neuroglancer.minishards import Minishard, MinishardIndex, ShardIndex, Sharding, decompress_gzip
 from refshard_fs.security.policy import protocol_of, relative_to
@@ -33,11 +33,14 @@ from refshard_fs.sharding.packing import MortonCode
 
 _NUMBER = r"(-?\d{1,20})"
 _CHUNK = re.compile("_".join([f"{_NUMBER}-{_NUMBER}"] * 3), re.ASCII)
-_BATCH = 64  # minishards whose indexes are read at a time for a listing
+_BATCH = 64  # minishards whose indexes are read together for a listing
 
 
 class EdgeRecipe(msgspec.Struct, frozen=True):
-    """Pads a chunk from the stored ``extents`` to the shape ``chunks`` with zeros; both are gzip streams or plain."""
+    """Pad a chunk with zeros from the stored shape ``extents`` to the shape ``chunks``.
+
+    ``is_gzip``: the chunk is a gzip stream, before and after.
+    """
 
     extents: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -55,7 +58,7 @@ class EdgeRecipe(msgspec.Struct, frozen=True):
 
 
 class _ScaleChunks(Chunks):
-    """The chunks of one scale, in the folder ``url``."""
+    """The chunks of one scale, which lie in the folder ``url``."""
 
     def __init__(self, url: str, scale: Scale, grid: ChunkGrid) -> None:
         self.url = url
@@ -64,19 +67,19 @@ class _ScaleChunks(Chunks):
         self.size = math.prod(scale.chunks) * scale.dtype.itemsize
 
     def _find_stored_size(self, coords: tuple[int, ...]) -> int | None:
-        """Return the stored size of a chunk in bytes; None if only the chunk has it."""
+        """Return the stored size of a chunk in bytes; None if it is unknown, because the chunk is compressed."""
         if self.scale.is_gzip or self.scale.encoding != "raw":
             return None
-        return math.prod(self.scale.extents(coords)) * self.scale.dtype.itemsize
+        return math.prod(self.scale.find_extents(coords)) * self.scale.dtype.itemsize
 
     def _make_entry(self, span: Span, coords: tuple[int, ...]) -> Entry:
-        """Return the entry of the whole chunk whose stored bytes are ``span``."""
+        """Return the entry of a chunk whose stored bytes are ``span``: decoded and padded if necessary."""
         scale = self.scale
-        extents = scale.extents(coords)
+        extents = scale.find_extents(coords)
         if scale.encoding != "raw":
             shapes = extents, scale.chunks
             return Packed(
-                span, EncodedRecipe(*shapes, scale.dtype.str, scale.encoding, scale.block, scale.is_gzip), self.size
+                span, DecodingRecipe(*shapes, scale.dtype.str, scale.encoding, scale.block, scale.is_gzip), self.size
             )
         if extents == scale.chunks:
             return span
@@ -88,57 +91,62 @@ class _ScaleChunks(Chunks):
         if names is not None:
             return names
         folder, _, name = self.url.rpartition("/")
-        beside: tuple[Listed, ...] | None = yield Names(folder)
-        if beside is None or {name, unquote(name)} & {listed.name for listed in beside}:
-            raise NotListable(f"{self.url} cannot be listed; its chunks can still be read by key")
-        return ()  # a scale of zeros has no folder
+        siblings: tuple[Listed, ...] | None = yield Names(folder)
+        if siblings is None or {name, unquote(name)} & {listed.name for listed in siblings}:
+            raise NotListable(f"{self.url} cannot be listed: read its chunks by key")
+        return ()  # if all voxels are zero, the folder does not exist
 
 
 class FileChunks(_ScaleChunks):
-    """Chunks in files of their own, named by their position in the volume."""
+    """The chunks of a scale with a file for each chunk, whose name is the chunk's position in the volume."""
 
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         coords = self.grid.coords(number)
         size = self._find_stored_size(coords)
         pin = None if size is None else Pin(size=size)
-        entry = self._make_entry(Span(relative_to(self.url, self._name_array(coords)), optional=True, pin=pin), coords)
-        # The file may not exist, so a size is known only after a look.
+        entry = self._make_entry(Span(relative_to(self.url, self._name_chunk(coords)), optional=True, pin=pin), coords)
+        # The file may not exist. Without a size in the entry, readers must request the file.
         return msgspec.structs.replace(entry, made=None) if isinstance(entry, Packed) else entry
 
     def list_existing(self) -> Steps[list[Listed] | None]:
-        found = []
+        chunks = []
         for listed in (yield from self._list_names()):
             match = _CHUNK.fullmatch(listed.name)
             if match is not None and not listed.is_directory:
                 scale = self.scale
                 begins = map(int, match.groups()[::2])
-                cells = zip(begins, scale.offset, scale.step, strict=True)
-                coords = (*((begin - offset) // step for begin, offset, step in cells), 0)
-                if self.grid.number_of(coords) is not None and self._name_array(coords) == listed.name:
-                    found.append(Listed(self.grid.encoding.encode(coords), self.size))
-        return found
+                axes = zip(begins, scale.offset, scale.step, strict=True)
+                coords = (*((begin - offset) // step for begin, offset, step in axes), 0)
+                if self.grid.number_of(coords) is not None and self._name_chunk(coords) == listed.name:
+                    chunks.append(Listed(self.grid.encoding.encode(coords), self.size))
+        return chunks
 
-    def _name_array(self, coords: tuple[int, ...]) -> str:
-        extents = self.scale.extents(coords)
-        begins = (o + c * s for o, c, s in zip(self.scale.offset, coords, self.scale.step, strict=False))
+    def _name_chunk(self, coords: tuple[int, ...]) -> str:
+        extents = self.scale.find_extents(coords)
+        begins = (
+            offset + coord * step
+            for offset, coord, step in zip(self.scale.offset, coords, self.scale.step, strict=False)
+        )
         return "_".join(f"{begin}-{begin + extent}" for begin, extent in zip(begins, extents, strict=False))
 
 
 class ShardChunks(_ScaleChunks):
-    """Chunks in shards, by the Morton codes of their coordinates."""
+    """The chunks of a scale in shards. The id of a chunk is the Morton code of its coordinates."""
 
     def __init__(self, url: str, scale: Scale, grid: ChunkGrid, sharding: Sharding) -> None:
         super().__init__(url, scale, grid)
-        self._parse_sharding = sharding
+        self._sharding = sharding
         self._code = MortonCode(grid.counts[:3])
-        self._is_current = False  # True once it is known that shards are not stored in the obsolete form
+        self._is_current = (
+            False  # True once it is known that a shard is one file, not two files as in the obsolete form
+        )
 
     def entry(self, number: int) -> Steps[Entry | None]:
         coords = self.grid.coords(number)
         chunk = self._code.encode(coords)
-        shard, minishard = self._parse_sharding.place(chunk)
-        block = self._parse_sharding.block(minishard)
+        shard, minishard = self._sharding.find_shard(chunk)
+        block = self._sharding.find_block(minishard)
         table = yield self._load_table(shard, block)
         if table is None:
             yield from self._check_current(shard)
@@ -148,76 +156,84 @@ class ShardChunks(_ScaleChunks):
         load = self._load_index(shard, table[minishard - block.start].tolist())
         if load is not None:
             index = yield load
-        found = None if index is None else index.locate(chunk)
-        if found is None:
+        place = None if index is None else index.locate(chunk)
+        if place is None:
             return None
-        start, size = found
+        start, size = place
         expected = self._find_stored_size(coords)
         if expected is not None and size != expected:
             reason = f"chunk {chunk} has {size} bytes: expected {expected}"
-            raise DamagedIndex("", self._shard_url(shard), reason)
-        start += self._parse_sharding.table
-        return self._make_entry(Span(self._shard_url(shard), start, start + size), coords)
+            raise DamagedIndex("", self._make_shard_url(shard), reason)
+        start += self._sharding.table_size
+        return self._make_entry(Span(self._make_shard_url(shard), start, start + size), coords)
 
     def list_existing(self) -> Steps[list[Listed] | None]:
         names = yield from self._list_names()
-        shards = [s for s in (self._parse_sharding.shard(listed.name) for listed in names) if s is not None]
-        found: list[Listed] = []
+        shards = [
+            number
+            for number in (self._sharding.parse_shard_name(listed.name) for listed in names)
+            if number is not None
+        ]
+        chunks: list[Listed] = []
         for shard in shards:
             number = 0
-            while number < 1 << self._parse_sharding.minishard_bits:
-                block = self._parse_sharding.block(number)
+            while number < 1 << self._sharding.minishard_bits:
+                block = self._sharding.find_block(number)
                 table = yield self._load_table(shard, block)
                 present = [] if table is None else np.flatnonzero(table[:, 0] != table[:, 1]).tolist()
-                for some in batches(present, _BATCH):
-                    loads = [self._load_index(shard, table[i].tolist()) for i in some]
+                for rows in batches(present, _BATCH):
+                    loads = [self._load_index(shard, table[row].tolist()) for row in rows]
                     minishards = yield tuple(load for load in loads if load is not None)
-                    for i, minishard in zip(some, minishards, strict=True):
-                        found += self._chunks(minishard.ids, (shard, number + i))
+                    for row, minishard in zip(rows, minishards, strict=True):
+                        chunks += self._list_chunks(minishard.ids, (shard, number + row))
                 number = block.stop
-        return found
+        return chunks
 
-    def _chunks(self, ids: npt.NDArray[np.uint64], place: tuple[int, int]) -> Iterator[Listed]:
-        """Yield the chunks in the shard and minishard ``place``, without those that belong to other places."""
+    def _list_chunks(self, ids: npt.NDArray[np.uint64], shard_and_minishard: tuple[int, int]) -> Iterator[Listed]:
+        """Yield the chunks ``ids`` of a minishard, without chunks that belong to another minishard."""
         coords = self._code.decode(ids, 3)
-        shards, minishards = self._parse_sharding.place(ids)
-        found = (coords < np.array(self.grid.counts[:3])).all(axis=1)
-        found &= self._code.encode(coords.T.astype(np.uint64)) == ids
-        found &= (shards == place[0]) & (minishards == place[1])
+        shards, minishards = self._sharding.find_shard(ids)
+        is_here = (coords < np.array(self.grid.counts[:3])).all(axis=1)
+        is_here &= self._code.encode(coords.T.astype(np.uint64)) == ids
+        is_here &= (shards == shard_and_minishard[0]) & (minishards == shard_and_minishard[1])
         size = None if self.scale.codecs else self.size
-        for cell in coords[found].tolist():
-            yield Listed(self.grid.encoding.encode((*cell, 0)), size)
+        for chunk_coords in coords[is_here].tolist():
+            yield Listed(self.grid.encoding.encode((*chunk_coords, 0)), size)
 
-    def _shard_url(self, shard: int) -> str:
-        return relative_to(self.url, f"{self._parse_sharding.stem(shard)}.shard")
+    def _make_shard_url(self, shard: int) -> str:
+        return relative_to(self.url, f"{self._sharding.name_shard(shard)}.shard")
 
     def _load_table(self, shard: int, block: range) -> Load:
-        entry = Span(self._shard_url(shard), PAIR * block.start, PAIR * block.stop, optional=True)
-        return Load(entry, ShardIndex(self._parse_sharding.table))
+        entry = Span(self._make_shard_url(shard), PAIR * block.start, PAIR * block.stop, optional=True)
+        return Load(entry, ShardIndex(self._sharding.table_size))
 
-    def _load_index(self, shard: int, place: list[int]) -> Load | None:
-        start, stop = place
+    def _load_index(self, shard: int, index_range: list[int]) -> Load | None:
+        start, stop = index_range
         if start == stop:
             return None
         if stop - start > MAX_INDEX:
             raise DamagedIndex(
-                "", self._shard_url(shard), f"a minishard's index has {stop - start} bytes: at most {MAX_INDEX}"
+                "",
+                self._make_shard_url(shard),
+                f"a minishard's index has {stop - start} bytes: expected at most {MAX_INDEX}",
             )
-        table = self._parse_sharding.table
-        index = MinishardIndex(self._parse_sharding.minishard_index_encoding, self.grid.size, table, start, stop)
-        return Load(Span(self._shard_url(shard), table + start, table + stop), index)
+        table = self._sharding.table_size
+        index = MinishardIndex(self._sharding.minishard_index_encoding, self.grid.size, table, start, stop)
+        return Load(Span(self._make_shard_url(shard), table + start, table + stop), index)
 
     def _check_current(self, shard: int) -> Steps[None]:
-        """Raise ManifestError if each shard is stored as two files: otherwise its chunks would look missing."""
+        """Raise ManifestError if a shard is stored as two files. Without the error, its chunks would look missing."""
         if self._is_current:
             return
-        facts: Facts | None = yield Stat(relative_to(self.url, f"{self._parse_sharding.stem(shard)}.index"))
+        facts: Facts | None = yield Stat(relative_to(self.url, f"{self._sharding.name_shard(shard)}.index"))
         if facts is not None:
-            raise ManifestError(f"{self.url} has shards in an obsolete form, of two files (.index and .data)")
+            raise ManifestError(
+                f"{self.url} has shards in an obsolete form: expected .shard files, found .index and .data"
+            )
         self._is_current = True
 
 
-def _chunks(url: str, scale: Scale, grid: ChunkGrid) -> Chunks:
+def _make_chunks(url: str, scale: Scale, grid: ChunkGrid) -> Chunks:
     folder = relative_to(url, quote(scale.key) if protocol_of(url) in ("http", "https") else scale.key)
     if scale.sharding is None:
         return FileChunks(folder, scale, grid)
@@ -229,9 +245,9 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     yield from ()
     document = probe.documents.get(INFO)
     if document is None:
-        raise ManifestError(f"{probe.url} is not a precomputed volume: it has no {INFO}")
+        raise ManifestError(f"{probe.url} is not a precomputed volume: it has no file {INFO!r}")
     volume = parse_info(document.data, relative_to(probe.url, INFO))
     arrays = {name: scale.description for name, scale in volume.scales.items()}
     grids = {name: array.grid(options.zarr_format) for name, array in arrays.items()}
-    chunks = {name: _chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
+    chunks = {name: _make_chunks(probe.url, scale, grids[name]) for name, scale in volume.scales.items()}
     return ArrayGroup(arrays, chunks, options.zarr_format, volume.attributes, volume.reports)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.formats.neuroglancer.encodings import EncodedRecipe
+from refshard_fs.formats.neuroglancer.encodings import DecodingRecipe
 from tests.support.shard_writers import array
 from tests.support.volumes import KEY, write_volume
 
@@ -24,8 +24,8 @@ CASES = [
 ]
 
 
-def labels(dtype: str, channels: int) -> Any:
-    """Return a volume whose blocks have between 1 and some 20 labels."""
+def make_labels(dtype: str, channels: int) -> Any:
+    """Make a volume whose blocks have 1 to about 20 labels."""
     x, y, z, c = np.indices((20, 13, 9, channels))
     return (x // 3 + y // 3 * 7 + z // 5 * 50 + c * 9 + 1).astype(dtype) * (1 << 40 if dtype == "uint64" else 1)
 
@@ -37,16 +37,16 @@ def test_encoded_chunks_have_the_values_of_tensorstore(
 ) -> None:
     tensorstore = pytest.importorskip("tensorstore")
     pytest.importorskip("imagecodecs")
-    write_volume(tmp_path, labels(dtype, channels), (8, 8, 4), sharding, (3, 0, -2), encoding)
+    write_volume(tmp_path, make_labels(dtype, channels), (8, 8, 4), sharding, (3, 0, -2), encoding)
     kvstore = {"driver": "file", "path": f"{tmp_path}/"}
-    theirs = tensorstore.open({"driver": "neuroglancer_precomputed", "kvstore": kvstore}).result().read().result()
-    ours = array(str(tmp_path), KEY)
-    assert np.array_equal(ours[...], theirs)
-    assert np.array_equal(ours[17:, 8:, 3:5], theirs[17:, 8:, 3:5])
+    expected = tensorstore.open({"driver": "neuroglancer_precomputed", "kvstore": kvstore}).result().read().result()
+    actual = array(str(tmp_path), KEY)
+    assert np.array_equal(actual[...], expected)
+    assert np.array_equal(actual[17:, 8:, 3:5], expected[17:, 8:, 3:5])
 
 
-def recipe(encoding: str, dtype: str, block: tuple[int, int, int] = (1, 1, 1)) -> EncodedRecipe:
-    return EncodedRecipe((2, 1, 1, 1), (3, 2, 1, 1), np.dtype(dtype).str, encoding, block, is_gzip=False)
+def make_recipe(encoding: str, dtype: str, block: tuple[int, int, int] = (1, 1, 1)) -> DecodingRecipe:
+    return DecodingRecipe((2, 1, 1, 1), (3, 2, 1, 1), np.dtype(dtype).str, encoding, block, is_gzip=False)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def recipe(encoding: str, dtype: str, block: tuple[int, int, int] = (1, 1, 1)) -
 )
 def test_damaged_chunks_are_errors(encoding: str, data: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        recipe(encoding, "uint32" if encoding[0] == "c" else "uint8").make(data)
+        make_recipe(encoding, "uint32" if encoding[0] == "c" else "uint8").make(data)
 
 
 def test_blocks_much_larger_than_a_chunk_are_refused() -> None:
     with pytest.raises(ValueError, match="much larger"):
-        recipe("compressed_segmentation", "uint64", (1 << 11, 1 << 11, 1)).make(bytes(64))
+        make_recipe("compressed_segmentation", "uint64", (1 << 11, 1 << 11, 1)).make(bytes(64))

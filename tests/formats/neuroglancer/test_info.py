@@ -1,4 +1,4 @@
-"""A volume's info document gives its scales as arrays; a document that breaks the specification is refused."""
+"""The scales in an info document become arrays; a document that breaks the specification is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.shard_writers import array, opened
 from tests.support.volumes import KEY, write_volume
 
 
-def volume_of(doc: dict[str, Any]) -> Any:
+def parse_volume(doc: dict[str, Any]) -> Any:
     return parse_info(json.dumps(doc).encode(), "it")
 
 
@@ -28,11 +28,13 @@ def test_scales_of_other_encodings_are_reported(tmp_path: Path) -> None:
     (tmp_path / "info").write_text(json.dumps(doc))
     fs = opened(str(tmp_path))
     assert fs.ls("", detail=False) == [".zattrs", ".zgroup", ".zmetadata", KEY]
-    volume = volume_of(doc)
+    volume = parse_volume(doc)
     assert sorted(volume.reports) == ["16_16_16", "_elsewhere"]
     assert "'compresso': expected raw, jpeg, png, compressed_segmentation" in volume.reports["16_16_16"]
-    assert "leads out of" in volume.reports["_elsewhere"]
-    assert not fs.exists("info"), "a viewer that found it would ask for chunks by other names, and show nothing"
+    assert "is not in the volume" in volume.reports["_elsewhere"]
+    assert not fs.exists("info"), (
+        "with it, a viewer would open the volume, request chunks by other names, and show nothing"
+    )
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest"])
@@ -46,18 +48,18 @@ def test_volume_is_saved_in_every_format(format: str, tmp_path: Path) -> None:
 
 
 def test_volume_without_readable_scales_says_why() -> None:
-    for encoding in ("jxl", "compresso", "compressed_segmentation"):  # the last one is not of uint8
+    for encoding in ("jxl", "compresso", "compressed_segmentation"):  # compressed_segmentation does not support uint8
         with pytest.raises(ManifestError, match=f"none of its scales can be shown.*'{encoding}'"):
-            volume_of(info(encoding=encoding))
+            parse_volume(info(encoding=encoding))
 
 
-def test_scale_without_chunk_ids_leaves_the_others() -> None:
+def test_scale_with_too_many_chunks_is_reported() -> None:
     sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "preshift_bits": 0,
                 "minishard_bits": 1, "shard_bits": 1}  # fmt: skip
     doc = info()
     large = {"key": "large", "size": [2**21 + 1, 2**21 + 1, 2**20 + 1], "chunk_sizes": [[1, 1, 1]]}
     doc["scales"].append({**doc["scales"][0], **large, "sharding": sharding})
-    volume = volume_of(doc)
+    volume = parse_volume(doc)
     assert list(volume.scales) == [KEY]
     assert "at most 64 bits" in volume.reports["large"]
 
@@ -66,15 +68,15 @@ def test_error_about_many_scales_is_short() -> None:
     doc = info()
     doc["scales"] = [doc["scales"][0] | {"encoding": "jxl"}] * 2000
     with pytest.raises(ManifestError, match="none of its scales can be shown") as caught:
-        volume_of(doc)
+        parse_volume(doc)
     assert len(str(caught.value)) < 2000
 
 
-def test_equivalent_keys_give_one_array_name() -> None:
+def test_equivalent_keys_give_distinct_array_names() -> None:
     doc = info()
     keys = ["a/b c", "a_b_c", ".zarray", "info", "8.0x8.0x8.0", "a_b_c"]
     doc["scales"] = [{**doc["scales"][0], "key": key} for key in keys]
-    volume = volume_of(doc)
+    volume = parse_volume(doc)
     assert list(volume.scales) == ["a_b_c", "a_b_c_1", "zarray", "info_3", "8.0x8.0x8.0", "a_b_c_5"]
     assert [scale.key for scale in volume.scales.values()] == keys
 
@@ -92,11 +94,11 @@ def test_equivalent_keys_give_one_array_name() -> None:
 )  # fmt: skip
 def test_invalid_scale_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ManifestError):
-        volume_of(info(**changes))
+        parse_volume(info(**changes))
 
 
-def test_giant_chunks_are_not_allocated() -> None:
+def test_giant_chunks_are_refused() -> None:
     with pytest.raises(ManifestError, match="more than .* bytes each"):
-        volume_of(info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
-    volume = volume_of(info(chunk_sizes=[[2**20, 2**20, 2**20]]))
+        parse_volume(info(size=[2**20, 2**20, 2**20], chunk_sizes=[[2**20, 2**20, 2**20]]))
+    volume = parse_volume(info(chunk_sizes=[[2**20, 2**20, 2**20]]))
     assert volume.scales[KEY].chunks == (8, 8, 8, 1)

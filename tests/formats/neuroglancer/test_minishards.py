@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex, Sharding, murmur
+from refshard_fs.formats.neuroglancer.minishards import MinishardIndex, ShardIndex, Sharding, hash_murmur3
 from refshard_fs.sharding.packing import MortonCode
 from tests.servers.http import RangeServer
 from tests.support.neuroglancer_info import SAMPLES
@@ -20,7 +20,7 @@ from tests.support.volumes import KEY, pattern, write_volume
 
 
 @pytest.mark.parametrize(
-    ("hashed", "bits", "index", "data"),
+    ("hash_name", "bits", "index", "data"),
     [
         ("identity", (0, 0, 0), "raw", "raw"),
         ("identity", (2, 3, 2), "gzip", "gzip"),
@@ -37,14 +37,14 @@ from tests.support.volumes import KEY, pattern, write_volume
     ],
 )
 def test_every_sharding_of_a_volume_is_read(
-    hashed: str, bits: tuple[int, int, int], index: str, data: str, shape: Any, chunk: Any, offset: Any, dtype: str,
+    hash_name: str, bits: tuple[int, int, int], index: str, data: str, shape: Any, chunk: Any, offset: Any, dtype: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     values = pattern(shape, dtype)
     if shape[0] > chunk[0]:
-        values[: chunk[0]] = 0  # which is not stored
+        values[: chunk[0]] = 0  # a chunk of zeros is not stored
     names = ("preshift_bits", "minishard_bits", "shard_bits")
-    encodings = {"hash": hashed, "minishard_index_encoding": index, "data_encoding": data}
+    encodings = {"hash": hash_name, "minishard_index_encoding": index, "data_encoding": data}
     write_volume(tmp_path, values, chunk, {**dict(zip(names, bits, strict=True)), **encodings}, offset)
     assert np.array_equal(array(str(tmp_path), KEY)[...], values)
     fs = opened(str(tmp_path))
@@ -71,17 +71,17 @@ def test_morton_codes_skip_unneeded_bits() -> None:
 
 def test_murmur_hash_equals_the_reference() -> None:
     vectors = {0: 0x4772B084E028AE41, 1: 0xE8BD67D616D4CE9A, 0x0123456789ABCDEF: 0x708036264C109D93}
-    assert {number: murmur(number) for number in vectors} == vectors
+    assert {number: hash_murmur3(number) for number in vectors} == vectors
 
 
 def test_shard_names_have_the_digits_of_their_bits() -> None:
     sharding = Sharding(0, "identity", 1, 9)
-    assert sharding.place(0b1_0000_0010_1) == (0x102, 1)
-    assert sharding.stem(0x102) == "102"
-    assert sharding.shard("00a.shard") == 10
+    assert sharding.find_shard(0b1_0000_0010_1) == (0x102, 1)
+    assert sharding.name_shard(0x102) == "102"
+    assert sharding.parse_shard_name("00a.shard") == 10
     for name in ("a.shard", "200.shard", "00A.shard", "00a.index", "00a", ".shard"):
-        assert sharding.shard(name) is None
-    assert Sharding(0, "identity", 0, 0).stem(0) == "0"
+        assert sharding.parse_shard_name(name) is None
+    assert Sharding(0, "identity", 0, 0).name_shard(0) == "0"
 
 
 def test_impossible_indexes_are_refused() -> None:
@@ -96,7 +96,7 @@ def test_impossible_indexes_are_refused() -> None:
         struct.pack("<6Q", 7, 0, 100, 0, 10, 20),  # one chunk twice
         struct.pack("<6Q", 7, 3, 100, 2**63, 10, 20),
         struct.pack("<6Q", 7, 3, 2**62, 2**62, 2**62, 2**62),
-        struct.pack("<6Q", 7, 3, 2**63 - 1, 2**63 - 1, 0, 9),  # the second one begins at 2**64 - 2
+        struct.pack("<6Q", 7, 3, 2**63 - 1, 2**63 - 1, 0, 9),  # the second chunk begins at 2**64 - 2
     ):
         with pytest.raises(ValueError, match="minishard"):
             raw.decode(bad)
@@ -118,9 +118,9 @@ def test_chunks_of_a_shard_share_its_indexes_and_their_reads(http_server: RangeS
     http_server.clear()
     assert fs.cat(keys) == {key: local.cat_file(key) for key in keys}
     shards = len(list((SAMPLES / "identity" / KEY).iterdir()))
-    full = [r for r in http_server.requests() if r.method == "GET"]
-    edges = sum(2 in (int(c) for c in key.split("/")[1].split(".")[:2]) or key.endswith("1.0") for key in keys)
-    assert len([r for r in full if r.start == 0]) == shards
+    full = [request for request in http_server.requests() if request.method == "GET"]
+    edges = sum(2 in (int(coord) for coord in key.split("/")[1].split(".")[:2]) or key.endswith("1.0") for key in keys)
+    assert len([request for request in full if request.start == 0]) == shards
     assert len(full) <= shards * (1 + 4 + 1) + edges
     http_server.clear()
     fs.cat_file(keys[0])

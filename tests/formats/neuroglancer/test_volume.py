@@ -22,16 +22,16 @@ from tests.support.volumes import KEY
 
 @pytest.mark.parametrize("kind", ["files", "identity", "murmur"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_volumes_of_tensorstore_have_its_values(kind: str, zarr_format: int) -> None:
+def test_values_equal_those_of_tensorstore(kind: str, zarr_format: int) -> None:
     zarr = pytest.importorskip("zarr")
     if zarr_format == 3 and zarr.__version__.startswith("2."):
         pytest.skip("zarr 2 reads no version 3")
-    found = array(str(SAMPLES / kind), KEY, zarr_format=zarr_format)
-    assert found.chunks == (4, 4, 4, 2)
-    assert np.array_equal(found[...], VALUES)
-    assert np.array_equal(found[5:7, 8, 1:, 0], VALUES[5:7, 8, 1:, 0])
-    assert found.attrs["voxel_offset"] == [10, -3, 7]
-    assert found.attrs["resolution"] == [8, 8, 8]
+    actual = array(str(SAMPLES / kind), KEY, zarr_format=zarr_format)
+    assert actual.chunks == (4, 4, 4, 2)
+    assert np.array_equal(actual[...], VALUES)
+    assert np.array_equal(actual[5:7, 8, 1:, 0], VALUES[5:7, 8, 1:, 0])
+    assert actual.attrs["voxel_offset"] == [10, -3, 7]
+    assert actual.attrs["resolution"] == [8, 8, 8]
 
 
 def test_only_existing_chunk_files_are_listed(tmp_path: Path) -> None:
@@ -61,17 +61,17 @@ def test_scale_without_a_folder_has_no_chunks(tmp_path: Path, kind: str) -> None
     assert not array(str(tmp_path), KEY)[...].any()
 
 
-def test_xarray_reads_a_volume_by_its_dimensions() -> None:
+def test_volume_is_opened_by_xarray() -> None:
     """With version 3 integers stay integers; with version 2 xarray masks the fill value 0."""
     xarray = pytest.importorskip("xarray")
     zarr = pytest.importorskip("zarr")
     options = {"fo": str(SAMPLES / "murmur"), "zarr_format": 2 if zarr.__version__.startswith("2.") else 3}
     masked = {"mask_and_scale": False} if options["zarr_format"] == 2 else {}
-    found = xarray.open_zarr("refshard://", storage_options=options, **masked)[KEY]
-    assert found.dims == ("x", "y", "z", "channel")
-    assert found.dtype == "uint16"
-    assert found.chunks == ((4, 4, 3), (4, 4, 1), (4, 1), (2,))
-    assert np.array_equal(found.values, VALUES)
+    actual = xarray.open_zarr("refshard://", storage_options=options, **masked)[KEY]
+    assert actual.dims == ("x", "y", "z", "channel")
+    assert actual.dtype == "uint16"
+    assert actual.chunks == ((4, 4, 3), (4, 4, 1), (4, 1), (2,))
+    assert np.array_equal(actual.values, VALUES)
 
 
 def test_misplaced_chunks_in_a_shard_are_not_listed(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_edge_chunk_is_padded_and_wrong_size_refused() -> None:
         packed.make(gzip.compress(b"abc"))
 
 
-def test_damaged_volumes_never_give_data(tmp_path: Path) -> None:
+def test_damaged_chunks_never_give_wrong_data(tmp_path: Path) -> None:
     for kind in ("files", "identity", "murmur"):
         shutil.copytree(SAMPLES / kind, tmp_path / kind)
         for path in (tmp_path / kind / KEY).iterdir():
@@ -114,11 +114,11 @@ def test_damaged_volumes_never_give_data(tmp_path: Path) -> None:
         failed = 0
         for i, j, k in itertools.product(range(3), range(3), range(2)):
             try:
-                got = fs.cat_file(f"{KEY}/{i}.{j}.{k}.0")
+                data = fs.cat_file(f"{KEY}/{i}.{j}.{k}.0")
             except RefShardError:
                 failed += 1
             else:
-                assert got == opened(str(SAMPLES / kind)).cat_file(f"{KEY}/{i}.{j}.{k}.0")
+                assert data == opened(str(SAMPLES / kind)).cat_file(f"{KEY}/{i}.{j}.{k}.0")
         assert failed
 
 

@@ -9,7 +9,7 @@ from refshard_fs.core.format import Document, OpenOptions, Probe
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import RefShardError
 from refshard_fs.formats.neuroglancer import INFO
-from refshard_fs.formats.neuroglancer.info import LARGEST
+from refshard_fs.formats.neuroglancer.info import MOST_DECODED
 from refshard_fs.formats.neuroglancer.volume import open_
 from tests.support.shards_in_memory import ROOT, Files
 
@@ -69,7 +69,7 @@ def one_input(data: bytes) -> None:
                 entry = files.run(keys.lookup(key))
             except RefShardError:
                 continue
-            assert entry is None or (entry.size or 0) <= LARGEST
+            assert entry is None or (entry.size or 0) <= MOST_DECODED
         try:
             files.run(keys.children(path))
         except RefShardError:
