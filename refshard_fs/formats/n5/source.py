@@ -1,8 +1,8 @@
 """N5 hierarchies as zarr groups. No I/O here.
 
-A chunk is a file: a header, then the compressed elements. It is decoded when it is read, and padded if it is smaller
-than other chunks. N5 names the fastest dimension first, zarr last. So shapes are reversed, and the order of bytes
-stays.
+A chunk is a file: a header, then the compressed elements. A chunk is decoded while it is read, and padded if it is
+smaller than other chunks. N5 names the fastest dimension first, zarr names it last: so shapes are reversed, and bytes
+keep their order.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from refshard_fs.formats.n5 import ATTRIBUTES
 from refshard_fs.formats.n5.multiscales import describe_pyramid
 from refshard_fs.security.policy import protocol_of, relative_to
 
-DATA: Final = "data"  # name of the array if the source is one dataset
-LARGEST: Final = 2**31 - 1  # bytes of a decoded chunk
-MOST: Final = 1 << 20  # bytes of a document, at most
-DEEPEST: Final = 32  # levels of nested groups
+DATA: Final = "data"  # the name of the array if the source is a single dataset
+MOST_DECODED: Final = 2**31 - 1  # bytes of a decoded chunk
+MOST_DOCUMENT: Final = 1 << 20  # bytes of a document
+MOST_LEVELS: Final = 32  # levels of nested groups
 _RESERVED: Final = frozenset(["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"])
 _TYPES: Final = frozenset(
     [*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64"]
@@ -42,7 +42,10 @@ _BLOSC_HEADER: Final = 16
 
 
 class BlockRecipe(msgspec.Struct, frozen=True):
-    """Decodes a chunk to the shape ``chunks``; the file must have at least the elements within ``extents``."""
+    """Decode a chunk, and pad it with zeros to the shape ``chunks``.
+
+    Its header states a shape of at least ``extents``, the part of the chunk within the array.
+    """
 
     chunks: tuple[int, ...]
     extents: tuple[int, ...]
@@ -53,14 +56,17 @@ class BlockRecipe(msgspec.Struct, frozen=True):
         ndim = len(self.chunks)
         start = 4 + 4 * ndim
         if len(raw) < start:
-            raise ValueError(f"an N5 chunk is cut short: its header has {len(raw)} of {start} bytes")
-        mode, found = int.from_bytes(raw[:2], "big"), int.from_bytes(raw[2:4], "big")
+            raise ValueError(f"an N5 chunk is cut short: expected a header of {start} bytes, found {len(raw)}")
+        mode, header_ndim = int.from_bytes(raw[:2], "big"), int.from_bytes(raw[2:4], "big")
         if mode not in (0, 1):
             raise ValueError(f"an N5 chunk has the mode {mode}: expected 0 or 1")
-        if found != ndim:
-            raise ValueError(f"the header of an N5 chunk has {found} dimensions: expected {ndim}")
+        if header_ndim != ndim:
+            raise ValueError(f"the header of an N5 chunk has {header_ndim} dimensions: expected {ndim}")
         sizes = tuple(np.frombuffer(raw, ">u4", ndim, 4).tolist()[::-1])
-        if not all(e <= s <= c for e, s, c in zip(self.extents, sizes, self.chunks, strict=True)):
+        if not all(
+            extent <= size_along <= chunk
+            for extent, size_along, chunk in zip(self.extents, sizes, self.chunks, strict=True)
+        ):
             raise ValueError(f"its header has the sizes {sizes}: expected {self.extents} to {self.chunks}")
         count = math.prod(sizes)
         if mode == 1:
@@ -98,9 +104,14 @@ def _decompress(codec: str, data: bytes, size: int) -> bytes:
 def _decompress_blosc(data: bytes, size: int) -> bytes:
     from numcodecs import blosc  # slow to import, and few files need it
 
-    made, stored = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
-    if len(data) < _BLOSC_HEADER or made != size or stored != len(data):  # the decoder trusts these sizes
-        raise ValueError(f"its blosc header says {made} bytes in {stored}: expected {size} in {len(data)}")
+    plain_size, packed_size = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
+    if (
+        len(data) < _BLOSC_HEADER or plain_size != size or packed_size != len(data)
+    ):  # the decoder does not check these sizes
+        raise ValueError(
+            f"its blosc header states {plain_size} bytes, compressed to {packed_size}: expected {size}, compressed to "
+            f"{len(data)}"
+        )
     try:
         return bytes(blosc.decompress(data))
     except RuntimeError as e:
@@ -119,50 +130,54 @@ class BlockChunks(Chunks):
     def entry(self, number: int) -> Steps[Entry | None]:
         yield from ()
         array, coords = self._array, self._grid.coords(number)
-        inside = zip(array.shape, array.chunks, coords, strict=True)
-        extents = tuple(min(chunk, extent - i * chunk) for extent, chunk, i in inside)
+        axes = zip(array.shape, array.chunks, coords, strict=True)
+        extents = tuple(min(chunk, extent - coord * chunk) for extent, chunk, coord in axes)
         url = relative_to(self._url, "/".join(map(str, coords[::-1])))
-        # The file may not exist, so its size is unknown before it is read.
+        # The file may not exist. Without a size in the entry, readers must request the file.
         return Packed(Span(url, optional=True), BlockRecipe(array.chunks, extents, array.dtype.itemsize, self._codec))
 
     def list_existing(self) -> Steps[list[Listed] | None]:
-        found: list[tuple[int, ...]] = [()]
+        prefixes: list[tuple[int, ...]] = [()]
         for count in self._grid.counts[::-1]:
-            urls = [relative_to(self._url, "/".join(map(str, at))) if at else self._url for at in found]
+            urls = [relative_to(self._url, "/".join(map(str, prefix))) if prefix else self._url for prefix in prefixes]
             answers = (yield tuple(map(Names, urls))) if urls else ()
-            below = []
-            for at, names in zip(found, answers, strict=True):
+            longer = []
+            for prefix, names in zip(prefixes, answers, strict=True):
                 if names is None:
-                    raise NotListable(f"{self._url} cannot be listed; its chunks can still be read by key")
-                numbers = (n.name for n in names if n.name.isascii() and n.name.isdigit() and len(n.name) < 20)
-                below += [(*at, int(n)) for n in numbers if str(int(n)) == n and int(n) < count]
-            found = below
-        return [Listed(self._grid.encoding.encode(at[::-1]), None) for at in sorted(found, key=lambda at: at[::-1])]
+                    raise NotListable(f"{self._url} cannot be listed: read its chunks by key")
+                digits = [name for name in (listed.name for listed in names) if name.isascii() and name.isdigit()]
+                numbers = [int(name) for name in digits if len(name) < 20 and str(int(name)) == name]
+                longer += [(*prefix, number) for number in numbers if number < count]
+            prefixes = longer
+        return [
+            Listed(self._grid.encoding.encode(prefix[::-1]), None)
+            for prefix in sorted(prefixes, key=lambda prefix: prefix[::-1])
+        ]
 
 
-def _describe_dataset(doc: dict[str, Any], path: str, where: str) -> tuple[ArrayDescription, str]:
+def _describe_dataset(doc: dict[str, Any], path: str, label: str) -> tuple[ArrayDescription, str]:
     """Describe a dataset by its attributes. Return the array, and the codec of its chunks."""
-    shape = check_integers(doc.get("dimensions"), "dimensions", where)[::-1]
-    chunks = check_integers(doc.get("blockSize"), "blockSize", where)[::-1]
+    shape = check_integers(doc.get("dimensions"), "dimensions", label)[::-1]
+    chunks = check_integers(doc.get("blockSize"), "blockSize", label)[::-1]
     if not 0 < len(shape) <= 32 or len(chunks) != len(shape) or not all(chunks):
-        raise ManifestError(f"{where}: its blockSize {shorten(chunks)} does not fit its dimensions {shorten(shape)}")
+        raise ManifestError(f"{label}: its blockSize {shorten(chunks)} does not fit its dimensions {shorten(shape)}")
     kind = doc.get("dataType")
     if not isinstance(kind, str) or kind not in _TYPES:
-        raise ManifestError(f"{where}: its dataType is {shorten(kind)}: expected {', '.join(sorted(_TYPES))}")
+        raise ManifestError(f"{label}: its dataType is {shorten(kind)}: expected {', '.join(sorted(_TYPES))}")
     dtype = np.dtype(kind).newbyteorder(">")
-    if math.prod(chunks) * dtype.itemsize > LARGEST:
-        raise ManifestError(f"{where}: its blockSize makes chunks of more than {LARGEST} bytes")
+    if math.prod(chunks) * dtype.itemsize > MOST_DECODED:
+        raise ManifestError(f"{label}: its blockSize makes chunks of more than {MOST_DECODED} bytes")
     if math.prod(shape) * dtype.itemsize >= COUNTABLE:
-        raise ManifestError(f"{where}: its dimensions have too many bytes for 63 bits")
-    given = doc.get("compression", doc.get("compressionType"))
-    codec = given.get("type") if isinstance(given, dict) else given
-    if codec == "gzip" and isinstance(given, dict) and given.get("useZlib") is True:
+        raise ManifestError(f"{label}: its dimensions mean too many bytes: expected less than 2**63")
+    compression = doc.get("compression", doc.get("compressionType"))
+    codec = compression.get("type") if isinstance(compression, dict) else compression
+    if codec == "gzip" and isinstance(compression, dict) and compression.get("useZlib") is True:
         codec = "zlib"
     if not isinstance(codec, str) or codec not in _CODECS:
-        raise ManifestError(f"{where}: its compression is {shorten(codec)}: expected {', '.join(sorted(_CODECS))}")
+        raise ManifestError(f"{label}: its compression is {shorten(codec)}: expected {', '.join(sorted(_CODECS))}")
     prefix = path.replace("/", "_")
     dimensions = [f"{prefix}_dim_{axis}" for axis in range(len(shape))]
-    array = ArrayDescription(where, shape, chunks, dtype, dimensions, _filter_attributes(doc), fill_value=0)
+    array = ArrayDescription(label, shape, chunks, dtype, dimensions, _filter_attributes(doc), fill_value=0)
     return array, codec
 
 
@@ -171,67 +186,70 @@ def _filter_attributes(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_members(url: str, doc: dict[str, Any]) -> Steps[list[str]]:
-    """Return the names of directories in a group; if they cannot be listed, the names of its scales."""
+    """Return the names of directories in a group. If they cannot be listed, return the names of its scales."""
     names: tuple[Listed, ...] | None = yield Names(url)
     if names is not None:
-        return sorted(n.name for n in names if n.is_directory and is_node_name(n.name))
+        return sorted(listed.name for listed in names if listed.is_directory and is_node_name(listed.name))
     scales = doc.get("scales", doc.get("downsamplingFactors"))
     return [f"s{level}" for level in range(min(len(scales), 64))] if isinstance(scales, list) else []
 
 
-def _parse_document(data: bytes | None, where: str) -> dict[str, Any]:
+def _parse_document(data: bytes | None, label: str) -> dict[str, Any]:
     if data is None:
         return {}
-    if len(data) == MOST:
-        raise ManifestError(f"{where} has more than {MOST} bytes: expected attributes")
-    return object_in(data, where)
+    if len(data) == MOST_DOCUMENT:
+        raise ManifestError(f"{label} has {MOST_DOCUMENT} bytes or more: expected fewer")
+    return object_in(data, label)
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open an N5 hierarchy, or one dataset."""
     document = probe.documents.get(ATTRIBUTES)
     if document is None:
-        raise ManifestError(f"{probe.url} is not an N5 hierarchy: it has no {ATTRIBUTES}")
+        raise ManifestError(f"{probe.url} is not an N5 hierarchy: it has no file {ATTRIBUTES!r}")
     group = ArrayGroupBuilder(probe.url)
     datasets: dict[str, dict[str, dict[str, Any]]] = {}  # attributes by group and name
 
-    def add(path: str, url: str, doc: dict[str, Any]) -> None:
+    def add_dataset(path: str, url: str, doc: dict[str, Any]) -> None:
         array, codec = _describe_dataset(doc, path, relative_to(url, ATTRIBUTES))
         group.add(path, array, BlockChunks(url, array, array.grid(options.zarr_format), codec))
-        above, name = parent(path)
-        datasets.setdefault(above, {})[name] = doc
+        group_path, name = parent(path)
+        datasets.setdefault(group_path, {})[name] = doc
 
     root = object_in(document.data, relative_to(probe.url, ATTRIBUTES))
     if "dimensions" in root:
-        add(DATA, probe.url, root)
+        add_dataset(DATA, probe.url, root)
         return group.keyspace(options.zarr_format, {})
-    left = [("", probe.url, root)]
-    for _ in range(DEEPEST):
-        below = []
-        for path, url, doc in left:
+    pending = [("", probe.url, root)]
+    for _ in range(MOST_LEVELS):
+        members = []
+        for path, url, doc in pending:
             names = yield from _list_members(url, doc)
             is_quoted = protocol_of(url) in ("http", "https")
-            below += [
+            members += [
                 (f"{path}/{name}" if path else name, relative_to(url, quote(name) if is_quoted else name))
                 for name in names
             ]
-        left = []
-        wheres = [relative_to(url, ATTRIBUTES) for _, url in below]
-        loads = tuple(Load(Span(where, 0, MOST, exact=False, optional=True), Raw()) for where in wheres)
-        found = (yield loads) if loads else ()
-        for (path, url), where, data in zip(below, wheres, found, strict=True):
+        pending = []
+        document_urls = [relative_to(url, ATTRIBUTES) for _, url in members]
+        loads = tuple(
+            Load(Span(document_url, 0, MOST_DOCUMENT, exact=False, optional=True), Raw())
+            for document_url in document_urls
+        )
+        documents = (yield loads) if loads else ()
+        for (path, url), document_url, data in zip(members, document_urls, documents, strict=True):
             try:
-                doc = _parse_document(data, where)
+                doc = _parse_document(data, document_url)
                 if "dimensions" in doc:
-                    add(path, url, doc)
+                    add_dataset(path, url, doc)
                 else:
                     group.groups[path] = _filter_attributes(doc)
-                    left.append((path, url, doc))
+                    pending.append((path, url, doc))
             except ManifestError as e:
                 group.reports[path] = str(e)
     group.groups[""] = _filter_attributes(root)
-    for path, found in datasets.items():
+    for path, group_datasets in datasets.items():
         attributes = group.groups[path]
-        pyramid = describe_pyramid(parent(path)[1], attributes, found)
+        pyramid = describe_pyramid(parent(path)[1], attributes, group_datasets)
         group.groups[path] = attributes if pyramid is None else {**attributes, "multiscales": pyramid}
     return group.keyspace(options.zarr_format, group.groups.pop(""))

@@ -1,4 +1,4 @@
-"""Pyramids of N5 are described as in OME-NGFF, however their writer states them."""
+"""Pyramids of N5 get the description of OME-NGFF, for each kind of writer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FACTORS = [[1, 1, 1], [2, 2, 1]]
 DATASETS: dict[str, dict[str, Any]] = {f"s{n}": {"dimensions": size} for n, size in enumerate(SIZES)}
 
 
-def cosem(scale: float) -> dict[str, Any]:
+def make_cosem_transform(scale: float) -> dict[str, Any]:
     start = scale / 2 - 2
     return {"axes": ["z", "y", "x"], "units": ["nm"] * 3, "scale": [40.0, scale, scale], "translate": [0, start, start]}
 
 
-STATED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+ATTRIBUTES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "n5-viewer": (
         {"pixelResolution": {"dimensions": [4, 4, 40], "unit": "nm"}, "downsamplingFactors": FACTORS},
         [{}, {}],
@@ -31,22 +31,28 @@ STATED: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"multiScale": True, "resolution": [4, 4, 40]},
         [{"resolution": [4, 4, 40]}, {"downsamplingFactors": [2, 2, 1]}],
     ),
-    "cosem": ({}, [{"transform": cosem(4.0)}, {"transform": cosem(8.0)}]),
+    "cosem": ({}, [{"transform": make_cosem_transform(4.0)}, {"transform": make_cosem_transform(8.0)}]),
     "cosem's group": (
-        {"multiscales": [{"datasets": [{"path": f"s{n}", "transform": cosem(4.0 * (n + 1))} for n in range(2)]}]},
+        {
+            "multiscales": [
+                {"datasets": [{"path": f"s{n}", "transform": make_cosem_transform(4.0 * (n + 1))} for n in range(2)]}
+            ]
+        },
         [{}, {}],
     ),
 }
 
 
-@pytest.mark.parametrize("writer", STATED)
+@pytest.mark.parametrize("writer", ATTRIBUTES)
 def test_all_writers_give_the_same_pyramid(writer: str) -> None:
-    group, levels = STATED[writer]
+    group, levels = ATTRIBUTES[writer]
     datasets = {name: {**DATASETS[name], **level} for name, level in zip(DATASETS, levels, strict=True)}
-    (found,) = describe_pyramid("em", group, datasets)
-    assert (found["version"], found["name"]) == ("0.4", "em")
-    assert found["axes"] == [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
-    full, half = ({key: value for key, value in level.items() if key != "transform"} for level in found["datasets"])
+    (multiscale,) = describe_pyramid("em", group, datasets)
+    assert (multiscale["version"], multiscale["name"]) == ("0.4", "em")
+    assert multiscale["axes"] == [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
+    full, half = (
+        {key: value for key, value in level.items() if key != "transform"} for level in multiscale["datasets"]
+    )
     assert full == {"path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [40.0, 4.0, 4.0]}]}
     assert half["coordinateTransformations"] == [
         {"type": "scale", "scale": [40.0, 8.0, 8.0]},
@@ -57,11 +63,11 @@ def test_all_writers_give_the_same_pyramid(writer: str) -> None:
 @pytest.mark.parametrize(
     ("group", "levels"),
     [
-        ({}, DATASETS),  # without factors
+        ({}, DATASETS),  # there are no factors
         ({"scales": FACTORS}, {"raw": DATASETS["s0"]}),
         ({"scales": [[1, 1], [2, "2"]]}, DATASETS),
         ({"multiscales": [{"version": "0.4", "axes": []}], "scales": FACTORS}, DATASETS),
-        ({"scales": [[1] * 4]}, {"s0": {"dimensions": [4] * 4}}),  # the axes are unknown
+        ({"scales": [[1] * 4]}, {"s0": {"dimensions": [4] * 4}}),  # the names of four axes are unknown
     ],
 )
 def test_other_groups_keep_their_attributes(group: dict[str, Any], levels: dict[str, Any]) -> None:
@@ -75,6 +81,6 @@ def test_group_has_multiscales_metadata(tmp_path: Path) -> None:
     for path, doc in documents.items():
         (tmp_path / path).mkdir(exist_ok=True)
         (tmp_path / path / "attributes.json").write_text(json.dumps(doc))
-    shown = json.loads(RefShardFileSystem(str(tmp_path)).cat_file("em/.zattrs"))
-    assert shown["scales"] == FACTORS
-    assert [level["path"] for level in shown["multiscales"][0]["datasets"]] == ["s0", "s1"]
+    attributes = json.loads(RefShardFileSystem(str(tmp_path)).cat_file("em/.zattrs"))
+    assert attributes["scales"] == FACTORS
+    assert [level["path"] for level in attributes["multiscales"][0]["datasets"]] == ["s0", "s1"]

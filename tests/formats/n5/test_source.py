@@ -24,7 +24,7 @@ COMPRESSIONS: list[dict[str, Any]] = [
 ]
 
 
-def write(root: Path, path: str, kind: str, compression: dict[str, Any]) -> np.ndarray[Any, Any]:
+def write_dataset(root: Path, path: str, kind: str, compression: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Write a dataset with tensorstore. Return its values in zarr's order of dimensions."""
     tensorstore = pytest.importorskip("tensorstore")
     metadata = {"dimensions": [7, 5, 3], "blockSize": [3, 2, 2], "dataType": kind, "compression": compression}
@@ -35,24 +35,29 @@ def write(root: Path, path: str, kind: str, compression: dict[str, Any]) -> np.n
     return values.T
 
 
-def read(fs: RefShardFileSystem, path: str) -> np.ndarray[Any, Any]:
+def read_array(fs: RefShardFileSystem, path: str) -> np.ndarray[Any, Any]:
     """Return the values of an array, chunk by chunk."""
     doc = json.loads(fs.cat_file(f"{path}/.zarray"))
-    out = np.zeros(doc["shape"], doc["dtype"])
-    counts = [-(-n // c) for n, c in zip(doc["shape"], doc["chunks"], strict=True)]
-    for at in np.ndindex(*counts):
-        chunk = np.frombuffer(fs.cat_file(f"{path}/{'.'.join(map(str, at))}"), doc["dtype"]).reshape(doc["chunks"])
-        room = out[tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, doc["chunks"], strict=True))]
-        room[...] = chunk[tuple(map(slice, room.shape))]
-    return out
+    values = np.zeros(doc["shape"], doc["dtype"])
+    counts = [-(-extent // chunk_size) for extent, chunk_size in zip(doc["shape"], doc["chunks"], strict=True)]
+    for coords in np.ndindex(*counts):
+        chunk = np.frombuffer(fs.cat_file(f"{path}/{'.'.join(map(str, coords))}"), doc["dtype"]).reshape(doc["chunks"])
+        region = values[
+            tuple(
+                slice(coord * chunk_size, (coord + 1) * chunk_size)
+                for coord, chunk_size in zip(coords, doc["chunks"], strict=True)
+            )
+        ]
+        region[...] = chunk[tuple(map(slice, region.shape))]
+    return values
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=str)
-def test_datasets_of_tensorstore_have_its_values(tmp_path: Path, compression: dict[str, Any]) -> None:
-    expected = {kind: write(tmp_path, f"a/{kind}", kind, compression) for kind in TYPES}
+def test_values_equal_those_of_tensorstore(tmp_path: Path, compression: dict[str, Any]) -> None:
+    expected = {kind: write_dataset(tmp_path, f"a/{kind}", kind, compression) for kind in TYPES}
     fs = RefShardFileSystem(fo=str(tmp_path))
     for kind, values in expected.items():
-        assert np.array_equal(read(fs, f"a/{kind}"), values)
+        assert np.array_equal(read_array(fs, f"a/{kind}"), values)
     assert json.loads(fs.cat_file(".zattrs")) == {"units": ["nm"]}
     assert len(fs.ls("a/int8")) == 2 + 18
 
@@ -68,14 +73,14 @@ def test_datasets_of_tensorstore_have_its_values(tmp_path: Path, compression: di
     ids=lambda attributes: min(attributes),
 )
 def test_pyramid_in_a_hierarchy_can_be_the_source(tmp_path: Path, attributes: dict[str, Any]) -> None:
-    """OpenOrganelle's pyramids are groups far below the root, which alone has the member n5."""
-    values = write(tmp_path, "em/raw/s0", "uint8", {"type": "gzip"})
+    """Pyramids of OpenOrganelle are groups far below the root, and only the root has the attribute ``n5``."""
+    values = write_dataset(tmp_path, "em/raw/s0", "uint8", {"type": "gzip"})
     (tmp_path / "em/raw/attributes.json").write_text(json.dumps(attributes))
-    assert np.array_equal(read(RefShardFileSystem(fo=str(tmp_path / "em/raw")), "s0"), values)
+    assert np.array_equal(read_array(RefShardFileSystem(fo=str(tmp_path / "em/raw")), "s0"), values)
 
 
 def test_missing_chunk_has_no_key(tmp_path: Path) -> None:
-    write(tmp_path, "a", "int16", {"type": "raw"})
+    write_dataset(tmp_path, "a", "int16", {"type": "raw"})
     (tmp_path / "a/2/0/1").unlink()
     fs = RefShardFileSystem(fo=str(tmp_path))
     with pytest.raises(FileNotFoundError):
@@ -85,7 +90,7 @@ def test_missing_chunk_has_no_key(tmp_path: Path) -> None:
 
 
 def test_chunk_over_http_takes_one_request(tmp_path: Path) -> None:
-    values = write(tmp_path, "a", "int16", {"type": "gzip"})
+    values = write_dataset(tmp_path, "a", "int16", {"type": "gzip"})
     with RangeServer(directory=tmp_path) as server:
         fs = RefShardFileSystem(fo=f"{server.url}/a")
         fs.ls("")
@@ -108,7 +113,7 @@ def test_damaged_headers_are_errors() -> None:
     good = b"\0\0\0\2" + b"\0\0\0\2\0\0\0\1" + b"ab"
     assert block.make(good) == b"ab\0\0"
     assert block.make(b"\0\1" + good[2:12] + b"\0\0\0\2ab") == b"ab\0\0"
-    bad = [good[:n] for n in range(len(good))] + [good + b"c", b"\0\2" + good[2:], b"\0\0\0\3" + good[4:]]
+    bad = [good[:length] for length in range(len(good))] + [good + b"c", b"\0\2" + good[2:], b"\0\0\0\3" + good[4:]]
     bad += [good[:7] + b"\3" + good[8:], good[:7] + b"\1" + good[8:], good[:4] + b"\xff" + good[5:]]
     for data in bad:
         with pytest.raises(ValueError, match="header|mode|dimensions|elements|decompresses"):
