@@ -1,4 +1,4 @@
-"""Decide which server gets the user's credentials: one rule, `credentials_for`. No I/O here."""
+"""Decide which server gets the user's credentials: one rule, `credentials_for`, also for archives. No I/O here."""
 
 from __future__ import annotations
 
@@ -83,7 +83,21 @@ def credentials_for(
     url, access = admit_url(url, rules)
     if resolve is not None:
         url = resolve(url, rules)
+    return _grant(url, access, *options.find(url))
+
+
+def credentials_for_archive(url: str, options: PoolOptions, chain: Grant, given_in_chain: Mapping[str, Any]) -> Grant:
+    """Return how to open ``url``, the archive in a ``chain`` that reads a member of it: with the access of the chain.
+
+    The user's options for the archive in those of the chain, ``given_in_chain``, win over the options for ``url``.
+    """
     token, given = options.find(url)
+    if given_in_chain:
+        token, given = ("in a chain", repr(given_in_chain), token[-1]), given_in_chain
+    return _grant(url, chain.access, token, given)
+
+
+def _grant(url: str, access: Access, token: tuple[str, ...], given: InstanceOrOptions) -> Grant:
     if access is Access.NONE:
         return Grant(url, access, ("nobody", token[-1]), ANONYMOUS.get(token[-1], {}))
     return Grant(url, access, ("lent", *token) if access is Access.LENT else token, given)

@@ -33,7 +33,15 @@ from refshard_fs.security.admission import (
     remedy,
 )
 from refshard_fs.targets.answer import Target
-from refshard_fs.targets.credentials import Grant, InstanceOrOptions, PoolOptions, Rules, admit_url, credentials_for
+from refshard_fs.targets.credentials import (
+    Grant,
+    InstanceOrOptions,
+    PoolOptions,
+    Rules,
+    admit_url,
+    credentials_for,
+    credentials_for_archive,
+)
 from refshard_fs.targets.failures import WITHOUT
 from refshard_fs.targets.generic import (
     FsspecTarget,
@@ -210,7 +218,7 @@ class Pool:
                 name: portable_options(own) for name, own in given_of.items() if own and name not in options
             }
             if protocol == "zip":
-                return self._open_member(url, (*token, repr(given_of)), options, joined, rules)
+                return self._open_member(grant, (*token, repr(given_of)), options, joined, rules)
             if judge is not None:
                 joined = _guard_links(joined, map(_find_protocol, others), judge, access)
                 token = (*token, repr(rules))
@@ -227,25 +235,24 @@ class Pool:
         return self._get_or_make((*token, "::", link), lambda _: FsspecTarget(make_chain_opener(url, options)), path)
 
     def _open_member(
-        self, url: str, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
+        self, grant: Grant, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
     ) -> tuple[Target, str] | None:
-        """Return the target of a ZIP's members, opened with the ``options`` of its links by protocol.
+        """Return the target of a ZIP's members: ``grant`` opens one, and ``options`` are those of its links by protocol.
 
         ``joined`` also has the options for each link from elsewhere: fsspec's filesystem needs all of them.
         """
         from refshard_fs.targets import zip as archives  # imported only for an archive
 
+        url = grant.url
         _, *others = policy.links(url)
         outer = "::".join(others)
         if archives.needs_fsspec(options, list(map(_find_protocol, others))):
             return self._chain(token, joined, url)
 
         def open_archive(_: asyncio.AbstractEventLoop) -> Target:
-            token, given = self._options.find(outer)
-            own = options if len(others) > 1 else options.get(token[-1])
-            if own:
-                token, given = ("in a chain", repr(own), token[-1]), own
-            place = self._open_object(outer, Grant(_resolve_links(outer, rules), Access.OWN, token, given), rules)
+            own = options if len(others) > 1 else options.get(policy.protocol_of(outer) or "file") or {}
+            archive = credentials_for_archive(_resolve_links(outer, rules), self._options, grant, own)
+            place = self._open_object(outer, archive, rules)
             assert place is not None, "there is an event loop"
             if self._inflated is None:
                 self._inflated = archives.InflatedMembers()

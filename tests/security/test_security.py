@@ -28,6 +28,7 @@ from refshard_fs import (
 from refshard_fs.security import admission
 from refshard_fs.targets import connections as guarded
 from tests.servers.http import RangeServer
+from tests.support.zip_archives import zipped
 
 
 def manifest(server: RangeServer, refs: dict[str, Any], **more: Any) -> str:
@@ -180,6 +181,22 @@ def test_name_that_resolves_to_a_private_address_is_refused(
     assert http_server.requests("/x") == []
     named = RefShardFileSystem(fo=source, allow=[f"http://rebound.example:{port}/"])
     assert named.cat_file("k") == b"inside"
+
+
+@pytest.mark.case(id="P14")
+@pytest.mark.parametrize("chain", ["", "zip://m::"])
+def test_named_protocol_does_not_reach_private_addresses(
+    chain: str, http_server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor an archive there: its link has the access of the whole chain."""
+    monkeypatch.setattr(DefaultResolver, "resolve", resolve_to_loopback)
+    port = http_server.url.rpartition(":")[2]
+    http_server.put("/a.zip", zipped({"m": b"inside"}))
+    source = manifest(http_server, {"k": [f"{chain}http://rebound.example:{port}/a.zip"]})
+    fs = RefShardFileSystem(fo=source, fs={"zip": {}, "http": {}})
+    with pytest.raises(TargetNotAllowed, match="private networks, and rebound.example is 127"):
+        fs.cat_file("k")
+    assert http_server.requests("/a.zip") == []
 
 
 @pytest.mark.case(id="P2")

@@ -12,7 +12,7 @@ from refshard_fs.errors import TargetNotAllowed
 from refshard_fs.security.admission import Access, Admission
 from refshard_fs.source.options import Options
 from refshard_fs.source.settings import Settings
-from refshard_fs.targets.credentials import PoolOptions, credentials_for
+from refshard_fs.targets.credentials import Grant, PoolOptions, credentials_for, credentials_for_archive
 
 MINE = {"key": "mine"}
 OTHER = {"key": "other"}
@@ -116,6 +116,16 @@ def test_strictest_set_of_a_chain_decides() -> None:
     granted = [credentials_for("s3://b/x", options, rules) for rules in ((), (user,), (lender,), (lender, stranger))]
     assert [(grant.access, grant.given) for grant in granted] == [(OWN, MINE), (OWN, MINE), (LENT, MINE), (NONE, ANON)]
     assert len({grant.token for grant in granted}) == 3, "different credentials never share a connection"
+
+
+@pytest.mark.parametrize("access", [OWN, LENT, NONE])
+def test_archive_gets_the_access_of_its_chain(access: Any) -> None:
+    options, url = PoolOptions({"s3": MINE}), "s3://b/a.zip"
+    chain = Grant(f"zip://m::{url}", access, ("zip",), {})
+    plain, nested = (credentials_for_archive(url, options, chain, given) for given in ({}, {"key": "nested"}))
+    assert (plain.access, nested.access) == (access, access)
+    assert [plain.given, nested.given] == ([ANON, ANON] if access == NONE else [MINE, {"key": "nested"}])
+    assert (plain.token == nested.token) == (access == NONE)
 
 
 def test_links_are_resolved_before_options_are_chosen(tmp_path: Path) -> None:
