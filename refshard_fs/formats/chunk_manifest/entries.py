@@ -1,6 +1,6 @@
 """Parse and check the JSON of chunk manifests: entries and prefixes. Errors name document and key. No I/O here.
 
-``FORMATS.md`` is the specification; it decides what zarr-specs issue 287 leaves open.
+``FORMATS.md`` is the specification. It settles the questions that zarr-specs issue 287 leaves open.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Origins, read_member
 
 PREFIX: Final = "prefix"  # the only member of a manifest that is not a key
-MOST: Final = 2**63  # offset plus length is less
+MOST: Final = 2**63  # a range ends before this offset
 
 
 class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
-    """The entry of one key. If all fields are None, the key is empty. Other members are ignored."""
+    """The entry of a key. If ``path`` and ``data`` are None, the key is empty. Members with other names are ignored."""
 
     path: str | None = None
     offset: int | None = None
@@ -41,31 +41,34 @@ class JsonEntry(msgspec.Struct, gc=False, omit_defaults=True):
     checksum: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for contradictory fields or an impossible range."""
+        """Raise ValueError for fields that contradict each other, or an impossible range."""
         offset, length = self.offset or 0, self.length or 0
-        others = (self.path, self.offset, self.length, self.etag, self.last_modified)
-        if self.data is not None and any(other is not None for other in others):
-            raise ValueError("expected data alone, or path, offset, length, etag and last_modified without data")
+        of_path = (self.path, self.offset, self.length, self.etag, self.last_modified)
+        if self.data is not None and any(field is not None for field in of_path):
+            raise ValueError("it has data besides path, offset, length, etag or last_modified: expected data or a path")
         if self.path == "":
-            raise ValueError("its path is empty")
+            raise ValueError("its path is empty: expected a URL or a relative path")
         if min(offset, length) < 0 or offset + length >= MOST:
-            raise ValueError(f"its offset {offset} and length {length} are not a range below {MOST}")
+            raise ValueError(
+                f"its offset {offset} and length {length} are not a range: expected numbers of at least 0, and an end "
+                f"below {MOST}"
+            )
 
     @property
     def is_empty(self) -> bool:
-        """Whether the manifest declares the key as empty."""
+        """Whether the manifest states that the key does not exist."""
         return self.path is None and self.data is None
 
 
 class JsonPrefix(msgspec.Struct, forbid_unknown_fields=True):
-    """The start of the URLs of all keys with a prefix, and the separator of coordinates in them."""
+    """The beginning of the URLs of all keys with a prefix, and the separator of coordinates in these URLs."""
 
     path: str
     separator: str = "."
 
 
 class Entries(msgspec.Struct):
-    """The content of a manifest: entries by key, prefixes by their text."""
+    """The content of a manifest: entries by key, and URLs by prefix of keys."""
 
     keys: dict[str, JsonEntry]
     prefixes: dict[str, JsonPrefix]
@@ -81,24 +84,24 @@ _raw = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_entries(data: bytes, where: str) -> Entries:
-    """Parse the manifest in ``data``. Raise ManifestError, which begins with ``where``, if it breaks the format."""
+    """Parse the manifest in ``data``. Raise ManifestError, which names ``where`` and the key, if it is invalid."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         keys = _entries.decode(data)
         prefixes = _prefixes.decode(data).prefix if keys.pop(PREFIX, None) is not None else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise _make_error(data, where, e) from e
-    unsaid = [key for key, entry in keys.items() if entry.is_empty]
-    if unsaid:
-        spelled = _raw.decode(data)
-        for key in unsaid:
-            if bytes(spelled[key])[1:-1].strip():
+    empty = [key for key, entry in keys.items() if entry.is_empty]
+    if empty:
+        texts = _raw.decode(data)
+        for key in empty:
+            if bytes(texts[key])[1:-1].strip():
                 raise ManifestError(f"{where}: {key!r} has neither path nor data: write {{}} for an empty chunk")
     return Entries(keys, prefixes)
 
 
 def _make_error(data: bytes, where: str, error: Exception) -> ManifestError:
-    """Make an error that names the key of the invalid member."""
+    """Make an error that names the key of the invalid member; the decoder's ``error`` does not name it."""
     try:
         document = zarrmeta.loads(data)
     except ValueError as e:
@@ -115,7 +118,10 @@ def _make_error(data: bytes, where: str, error: Exception) -> ManifestError:
 
 
 class ValueLocation(NamedTuple):
-    """The place of a value: a range of ``path``, or ``data`` itself; ``pin`` and ``checksum`` must match."""
+    """The place of a value: a range of the object at ``path``, or ``data`` if ``path`` is None.
+
+    A read checks the version of the object against ``pin``, and the value against ``checksum``.
+    """
 
     path: str | None
     offset: int = 0
@@ -126,20 +132,18 @@ class ValueLocation(NamedTuple):
 
 
 def locate_value(entry: JsonEntry, key: str, where: str) -> ValueLocation | None:
-    """Return the place of the value of ``key``; None if it is empty. Raise ManifestError if its data are damaged."""
+    """Return the place of the value of ``key``; None for an empty key. Raise ManifestError if its data are damaged."""
     if entry.path is None:
-        return (
-            None
-            if entry.data is None
-            else ValueLocation(None, checksum=entry.checksum, data=decode_data(entry.data, key, where))
-        )
+        if entry.data is None:
+            return None
+        return ValueLocation(None, checksum=entry.checksum, data=decode_data(entry.data, key, where))
     is_pinned = entry.etag is not None or entry.last_modified is not None
     pin = Pin(entry.etag, entry.last_modified) if is_pinned else None
     return ValueLocation(entry.path, entry.offset or 0, entry.length, pin, entry.checksum)
 
 
 def decode_data(data: str | dict[str, Any], key: str, where: str) -> bytes:
-    """Decode inline data: text, base64 text, or an object, which becomes JSON."""
+    """Decode inline data: a text, a text of base64, or an object, which becomes a text of JSON."""
     if isinstance(data, dict):
         return zarrmeta.dumps(data)
     if not data.startswith("base64:"):
@@ -150,17 +154,17 @@ def decode_data(data: str | dict[str, Any], key: str, where: str) -> bytes:
         raise ManifestError(f"{where}: {key!r}: {e}") from e
 
 
-# Metadata of nodes that declare ``chunk-manifest-json``: removed for readers, and parsed. No I/O here.
+# The declarations of manifests in metadata. Readers see the metadata without them.
 
 
-MARK = NAME.encode()
-_ZEROS = {"bool": False, "complex64": [0, 0], "complex128": [0, 0]}
+MARK = NAME.encode()  # bytes by which metadata with a declaration are recognised
+_ZEROS = {"bool": False, "complex64": [0, 0], "complex128": [0, 0]}  # fill values; other data types have 0
 
 
 class Declaration(NamedTuple):
-    """The grid of an array, and the manifest that the node declares (a path, or JSON), or the reason why it is invalid.
+    """The grid of an array, and its ``manifest`` (a path, or JSON), or the ``problem`` of an invalid declaration.
 
-    ``origins`` say which other sets named URLs in the manifest.
+    A group has no grid. ``origins`` are the servers of the sets that URLs in the manifest come from.
     """
 
     grid: ChunkGrid | None
@@ -170,19 +174,20 @@ class Declaration(NamedTuple):
 
 
 class StripManifests(msgspec.Struct, frozen=True):
-    """Rewrites metadata so that readers see nodes with a chunk manifest as ordinary nodes."""
+    """Rewrite metadata so that readers see nodes with a chunk manifest as ordinary nodes."""
 
     def over(self, data: bytes) -> Callable[[Mapping[str, Any], str], NodeView[Declaration]]:
         return _rewrite
 
 
 def _rewrite(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
+    """Return the metadata of the node ``path`` without its declaration, and the declaration."""
     is_group = doc.get("node_type") == "group"
     grid = None if is_group else grid_of(doc)
     match doc.get("storage_transformers"):
         case [{"name": name} as transformer] if name == NAME:
             pass
-        case [*several] if any(isinstance(one, dict) and one.get("name") == NAME for one in several):
+        case [*transformers] if any(isinstance(other, dict) and other.get("name") == NAME for other in transformers):
             return doc, Declaration(grid, None, zarrmeta.find_transformer_problem(doc))
         case _:
             return doc, None if is_group else Declaration(grid)
@@ -191,13 +196,13 @@ def _rewrite(doc: Mapping[str, Any], path: str) -> NodeView[Declaration]:
     manifest = read_declaration(transformer)
     if manifest is None:
         return doc, Declaration(grid, None, f"its {NAME} needs a configuration with a 'manifest': a path or an object")
-    shown = {k: v for k, v in doc.items() if k != "storage_transformers"}
+    ordinary = {name: value for name, value in doc.items() if name != "storage_transformers"}
     if grid is not None and not names_codecs(doc.get("codecs")):
-        shown["codecs"] = [make_lost_codec(path)]
-        if doc.get("fill_value") is None:  # without one, readers fail before they reach the codecs
-            shown["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
+        ordinary["codecs"] = [make_lost_codec(path)]
+        if doc.get("fill_value") is None:  # without a fill value, readers fail before they see the codec's error
+            ordinary["fill_value"] = _ZEROS.get(str(doc.get("data_type")), 0)
     origins = read_member(transformer["configuration"], f"the metadata of {path!r}")
-    return shown, Declaration(grid, manifest, origins=origins)
+    return ordinary, Declaration(grid, manifest, origins=origins)
 
 
 def read_declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
@@ -210,27 +215,31 @@ def read_declaration(transformer: Mapping[str, Any]) -> str | bytes | None:
     return None
 
 
-# Paths in a chunk manifest: an absolute URL is used as it is, a relative one is resolved from the manifest's place.  A
-# manifest that is an object of its own has a URL. Others (a member of an archive, a key of a reference set, inline
-# data) have a key in their source, and so do the places that they point to. No I/O here.
+# Paths in a chunk manifest. An absolute URL is used as it is. A relative path is resolved from the place of the
+# manifest. If the manifest is a whole object, its place is a URL, and paths become URLs. Otherwise (a member of an
+# archive, a key of a reference set, inline data), its place is a key of the source, and relative paths become keys.
 
 
 class Url(NamedTuple):
-    """A place in some filesystem."""
+    """The URL to which a path is resolved."""
 
     url: str
 
 
 class Key(NamedTuple):
-    """A place in the manifest's own source."""
+    """The key of the manifest's own source to which a path is resolved."""
 
     key: str
 
 
 class PathResolver:
-    """Resolves the paths of the manifest at ``key``, whose entry is ``entry``; ``has_keys``: a source surrounds it."""
+    """Resolve the paths in a manifest."""
 
     def __init__(self, key: str, entry: Entry | None, options: OpenOptions, *, has_keys: bool = True) -> None:
+        """Resolve paths of the manifest at ``key`` of a source, where it has the ``entry``.
+
+        Without ``has_keys``, the manifest is a source itself, and paths never become keys.
+        """
         directory = None
         match entry:
             case Span(url, 0, None):
@@ -240,8 +249,8 @@ class PathResolver:
         local = options.protocol is None or options.protocol in policy.LOCAL
         self._by_key = has_keys and directory is None and options.base_url is None and local and not options.bare_as_is
 
-    def place(self, path: str, where: str, key: str | None = None) -> Url | Key:
-        """Resolve ``path``. Raise ManifestError, with manifest and ``key``, if it leads out of the source."""
+    def resolve(self, path: str, where: str, key: str | None = None) -> Url | Key:
+        """Resolve ``path``. If it leads out of the source, raise ManifestError, which names manifest and ``key``."""
         try:
             if not self._by_key or policy.protocol_of(path) is not None or policy.is_absolute(path):
                 return Url(self._resolve(path))
@@ -249,41 +258,40 @@ class PathResolver:
         except ManifestError as e:
             raise ManifestError(f"{where}: {e}" if key is None else f"{where}: {key!r}: {e}") from e
 
-    def entry(self, source: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
-        """Return the entry of ``key``, which the manifest ``where`` places at ``source``, perhaps within ``base``.
+    def make_entry(self, value: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        """Return the entry of ``key`` for a ``value`` that the manifest ``where`` locates.
 
-        Raises ReferenceNotReachable if ``base`` does not have the path, or has too few bytes there.
+        A path that is a key is looked up in ``base``. Raises ReferenceNotReachable if ``base`` does not have the key,
+        or has too few bytes there.
         """
-        found = (
-            Inline(source.data)
-            if source.path is None
-            else (yield from self._range(source.path, source, base, where, key))
-        )
-        return add_checksum(found, source.checksum, where, key)
+        entry: Entry = Inline(value.data)
+        if value.path is not None:
+            entry = yield from self._make_range(value.path, value, base, where, key)
+        return add_checksum(entry, value.checksum, where, key)
 
-    def _range(self, path: str, source: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
-        offset, length, pin = source.offset, source.length, source.pin
-        match self.place(path, where, key):
+    def _make_range(self, path: str, value: ValueLocation, base: KeySpace | None, where: str, key: str) -> Steps[Entry]:
+        offset, length, pin = value.offset, value.length, value.pin
+        match self.resolve(path, where, key):
             case Url(url):
                 return Span(url, offset, None if length is None else offset + length, pin=pin)
             case Key(name):
-                found = None if base is None else (yield from base.lookup(name))
-        if found is None:
-            raise ReferenceNotReachable(key, repr(name), "the manifest points to it, but the source has no such key")
-        if isinstance(found, Span):
-            found = msgspec.structs.replace(found, optional=False, pin=pin or found.pin)
+                entry = None if base is None else (yield from base.lookup(name))
+        if entry is None:
+            raise ReferenceNotReachable(key, repr(name), "the manifest refers to it, but the source has no such key")
+        if isinstance(entry, Span):
+            entry = msgspec.structs.replace(entry, optional=False, pin=pin or entry.pin)
         try:
             if length is not None:
-                return found.part(offset, length)
-            return found.window(offset) if offset else found
+                return entry.part(offset, length)
+            return entry.window(offset) if offset else entry
         except ValueError as e:
             raise ReferenceNotReachable(key, repr(name), str(e)) from e
 
 
 def resolve_key(directory: str, path: str) -> str:
-    """Return the key of ``path`` in ``directory``. Raise ManifestError if it leads out of the root."""
+    """Return the key of the relative ``path`` in ``directory``. Raise ManifestError if it leads out of the source."""
     joined = posixpath.normpath(posixpath.join(directory, path))
     if joined == ".." or joined.startswith(("../", "/")):
-        raise ManifestError(f"the relative path {path!r} leads out of its source: give base_url=, from which it starts")
+        raise ManifestError(f"the relative path {path!r} leads out of its source: pass base_url=, where it begins")
     tail = "/" if path.endswith("/") and joined != "." else ""
     return ("" if joined == "." else joined) + tail

@@ -1,7 +1,7 @@
-"""Parse and write the chunk manifest of one array: columns of 20 to 28 bytes an entry. No I/O here.
+"""Parse and encode the chunk manifest of an array; in memory, an entry takes 20 to 28 bytes of columns. No I/O here.
 
-Targets (a path and a pin) are stored once, and inline data in one run of bytes. Keys are coordinates with dots between
-them, whatever the array's own key encoding. Keys outside the array's grid are ignored.
+Targets (a path and a pin) are stored once each, and all inline data as one run of bytes. Keys of a manifest are
+coordinates with dots between them, whatever the key encoding of the array. Keys outside the array's grid are ignored.
 """
 
 from __future__ import annotations
@@ -31,17 +31,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Prefix(NamedTuple):
-    """Maps chunks whose coordinates begin with ``leading``: ``path`` is followed by the others, with ``separator``."""
+    """The URLs of chunks whose coordinates begin with ``leading``: ``path``, and then the other coordinates.
+
+    ``separator`` stands between coordinates in URLs.
+    """
 
     leading: tuple[int, ...]
     path: str
     separator: str
 
-    def fits(self, coords: Sequence[int]) -> bool:
+    def contains(self, coords: Sequence[int]) -> bool:
+        """Return whether the chunk at ``coords`` has this prefix."""
         return self.leading == tuple(coords[: len(self.leading)])
 
-    def url(self, coords: Sequence[int]) -> str:
-        """Return the URL, as written in the manifest, of the chunk at ``coords``."""
+    def make_url(self, coords: Sequence[int]) -> str:
+        """Return the URL or relative path of the chunk at ``coords``."""
         return self.path + self.separator.join(map(str, coords[len(self.leading) :]))
 
 
@@ -59,17 +63,17 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Size of the columns in memory, in bytes."""
+        """The approximate size in memory in bytes."""
         pins = 0 if self.pins is None else self.pins.nbytes
         columns = (self.table, self.paths, self.empty, self.summed, self.checksums)
         return sum(column.nbytes for column in columns) + pins + len(self.data) + 200 * len(self.prefixes)
 
     def __len__(self) -> int:
-        """Number of chunks that have an entry and are not empty."""
+        """Return the number of chunks that have an entry and are not empty."""
         return len(self.table)
 
-    def source(self, number: int) -> ValueLocation | None:
-        """Return the place of chunk ``number`` from its entry; None if it has none."""
+    def locate(self, number: int) -> ValueLocation | None:
+        """Return the place of chunk ``number``; None if it has no entry, or its entry is empty."""
         row = self.table.row(number)
         if row is None:
             return None
@@ -83,12 +87,12 @@ class ChunkManifest(msgspec.Struct, frozen=True, eq=False):
         return ValueLocation(path, row.offset, row.length, pin, checksum)
 
     def is_empty(self, number: int) -> bool:
-        """Whether the manifest declares chunk ``number`` as empty."""
+        """Return whether the manifest states that chunk ``number`` does not exist."""
         return _find_index(self.empty, number) is not None
 
-    def prefix(self, coords: Sequence[int]) -> Prefix | None:
-        """Return the longest prefix of the chunk at ``coords``, or None."""
-        return next((prefix for prefix in self.prefixes if prefix.fits(coords)), None)
+    def find_prefix(self, coords: Sequence[int]) -> Prefix | None:
+        """Return the longest prefix of the chunk at ``coords``; None if it has none."""
+        return next((prefix for prefix in self.prefixes if prefix.contains(coords)), None)
 
 
 def _find_index(numbers: UInt64s, number: int) -> int | None:
@@ -98,82 +102,88 @@ def _find_index(numbers: UInt64s, number: int) -> int | None:
 
 
 def parse(data: bytes, grid: ChunkGrid, where: str) -> ChunkManifest:
-    """Parse the manifest in ``data``. Raise ManifestError, with ``where`` and the chunk key, if it is damaged."""
-    entries = parse_entries(data, where)
-    numbers, inside = _number_keys(list(entries.keys), grid, where)
-    keys, given = list(entries.keys), list(entries.keys.values())
+    """Parse the manifest of an array. Raise ManifestError, which names ``where`` and the key, if it is damaged."""
+    content = parse_entries(data, where)
+    keys, entries = list(content.keys), list(content.keys.values())
+    numbers, inside = _number_keys(keys, grid, where)
     if len(inside) < len(keys):
-        keys, given = ([column[i] for i in inside.tolist()] for column in (keys, given))
-    count = len(given)
+        keys, entries = ([column[i] for i in inside.tolist()] for column in (keys, entries))
+    count = len(entries)
     targets: dict[tuple[str | None, str | None, str | None], int] = {}
-    named = ((entry.path, entry.etag, entry.last_modified) for entry in given)
-    codes = np.fromiter((targets.setdefault(target, len(targets)) for target in named), np.uint32, count)
-    offsets = np.fromiter((entry.offset or 0 for entry in given), np.uint64, count)
-    lengths = np.fromiter((WHOLE if entry.length is None else entry.length for entry in given), np.uint64, count)
+    all_targets = ((entry.path, entry.etag, entry.last_modified) for entry in entries)
+    codes = np.fromiter((targets.setdefault(target, len(targets)) for target in all_targets), np.uint32, count)
+    offsets = np.fromiter((entry.offset or 0 for entry in entries), np.uint64, count)
+    lengths = np.fromiter((WHOLE if entry.length is None else entry.length for entry in entries), np.uint64, count)
     inline = bytearray()
-    for i, entry in enumerate(given):
+    for row, entry in enumerate(entries):
         if entry.data is not None:
-            found = decode_data(entry.data, keys[i], where)
-            offsets[i], lengths[i] = len(inline), len(found)
-            inline += found
-    is_empty = np.fromiter((entry.is_empty for entry in given), np.bool_, count)
-    sums = {n: entry.checksum for n, entry in zip(numbers.tolist(), given, strict=True) if entry.checksum is not None}
+            decoded = decode_data(entry.data, keys[row], where)
+            offsets[row], lengths[row] = len(inline), len(decoded)
+            inline += decoded
+    is_empty = np.fromiter((entry.is_empty for entry in entries), np.bool_, count)
+    pairs = zip(numbers.tolist(), entries, strict=True)
+    sums = {number: entry.checksum for number, entry in pairs if entry.checksum is not None}
     ordered = sorted(sums)
     pins = [Pin(etag, modified) if etag is not None or modified is not None else None for _, etag, modified in targets]
-    there = ~is_empty
+    exists = ~is_empty
     return ChunkManifest(
-        ChunkTable.from_parts(grid, [Part(numbers[there], Ranges(codes, offsets, lengths).take(there))]),
+        ChunkTable.from_parts(grid, [Part(numbers[exists], Ranges(codes, offsets, lengths).take(exists))]),
         Texts.of(path for path, _, _ in targets),
         Pins.of(pins) if any(pins) else None,
         bytes(inline),
         np.sort(numbers[is_empty]),
         np.array(ordered, np.uint64),
         Texts.of(map(sums.__getitem__, ordered)),
-        parse_prefixes(entries.prefixes, len(grid.counts), where),
+        parse_prefixes(content.prefixes, len(grid.counts), where),
     )
 
 
 def _number_keys(keys: Sequence[str], grid: ChunkGrid, where: str) -> tuple[UInt64s, Positions]:
-    """Return the chunk numbers of keys, and the indexes of the keys that lie in the grid."""
+    """Return the chunk numbers of the keys that lie in the grid, and the indexes of these keys.
+
+    Raises ManifestError if a key is not of the form of chunk keys.
+    """
     dotted = ChunkGrid(grid.counts, ChunkKeyEncoding("v2", "."))
     if not grid.counts:
         keys = [key or "0" for key in keys]
     numbers = parse_chunk_numbers(Keys.of_names(keys), 0, dotted)
     if numbers is not None:
         return numbers, np.arange(len(keys))
-    found = [dotted.number(key) for key in keys]
-    for key, number in zip(keys, found, strict=True):
+    number_of_each = [dotted.number(key) for key in keys]
+    for key, number in zip(keys, number_of_each, strict=True):
         if number is None and dotted.decode(key) is None:
             kind = f"{len(grid.counts)} numbers with dots between them" if grid.counts else "'0'"
             raise ManifestError(f"{where}: {key!r} is not a chunk key: expected {kind}")
-    inside = np.flatnonzero([number is not None for number in found])
-    return np.array([number for number in found if number is not None], np.uint64), inside
+    inside = np.flatnonzero([number is not None for number in number_of_each])
+    return np.array([number for number in number_of_each if number is not None], np.uint64), inside
 
 
-def parse_prefixes(given: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
-    """Return the prefixes of an array's manifest, the longest first."""
-    found = []
-    for key, prefix in given.items():
+def parse_prefixes(members: Mapping[str, JsonPrefix], ndim: int, where: str) -> tuple[Prefix, ...]:
+    """Return the prefixes of an array with ``ndim`` dimensions, the longest first; ManifestError if one is invalid."""
+    prefixes = []
+    for key, prefix in members.items():
         form = r"(?:(?:0|[1-9][0-9]{0,17})\.)*"
         if not re.fullmatch(form, key) or key.count(".") > ndim:
-            raise ManifestError(f"{where}: the prefix {key!r} is invalid: expected coordinates, a dot after each")
+            raise ManifestError(
+                f"{where}: the prefix {key!r} is invalid: expected at most {ndim} coordinates, with a dot after each"
+            )
         if prefix.separator not in _SEPARATORS:
             raise ManifestError(f"{where}: the prefix {key!r} has the separator {prefix.separator!r}: use '.' or '/'")
         if not prefix.path:
-            raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
+            raise ManifestError(f"{where}: the prefix {key!r} has an empty path: expected a URL or a relative path")
         leading = tuple(map(int, key.split(".")[:-1]))
-        found.append(Prefix(leading, prefix.path, prefix.separator))
-    return tuple(sorted(found, key=lambda prefix: -len(prefix.leading)))
+        prefixes.append(Prefix(leading, prefix.path, prefix.separator))
+    return tuple(sorted(prefixes, key=lambda prefix: -len(prefix.leading)))
 
 
-# Encoding references as a zarr version 3 hierarchy with chunk manifests, piece by piece.
+# Encoding references as chunk manifests of a zarr version 3 hierarchy, piece by piece.
 
 
-MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"  # in the directory of the array
 
 
 def declare_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIFEST) -> dict[str, Any]:
-    """Add to an array's metadata that its manifest lies beside it, with the ``origins`` of its URLs."""
+    """Declare in an array's metadata the manifest ``name`` in its directory, with the ``origins`` of its URLs."""
     configuration: dict[str, Any] = {"manifest": f"./{name}"}
     if origins:
         configuration[MEMBER] = origins.to_json()
@@ -182,8 +192,8 @@ def declare_manifest(doc: Mapping[str, Any], origins: Origins, name: str = MANIF
 
 
 def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: str) -> list[str]:
-    """Encode the chunks ``numbers`` as members of a manifest."""
-    out = []
+    """Encode the existing and the empty chunks among ``numbers`` as members of the manifest of ``array``."""
+    members = []
     targets, offsets, lengths = partition.ranges
     empty = {row for row, extras in partition.checks.items() if not extras}
     for row in sorted(empty.union(partition.present())):
@@ -192,8 +202,8 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
         if target != NO_TARGET:
             url = partition.urls[target]
             if url is None or not is_utf8(url):
-                why = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is not UTF-8"
-                raise ManifestError(f"{join(array, grid.tail(number))!r} has {why}")
+                problem = "no URL: open it with target=" if url is None else f"the URL {url!r}, which is not UTF-8"
+                raise ManifestError(f"{join(array, grid.tail(number))!r} has {problem}")
             offset, length = int(offsets[row]), None if lengths[row] == WHOLE else int(lengths[row])
             entry = JsonEntry(url, None if length is None and not offset else offset, length, **extras)
         elif row in partition.inline:
@@ -201,5 +211,5 @@ def encode_members(grid: ChunkGrid, numbers: range, partition: Chunks, array: st
         else:
             entry = JsonEntry()
         key = ".".join(map(str, grid.coords(number))) or "0"
-        out.append(f'"{key}":{_encode(entry).decode()}')
-    return out
+        members.append(f'"{key}":{_encode(entry).decode()}')
+    return members

@@ -1,8 +1,9 @@
-"""A chunk manifest of a whole source maps keys, and prefixes of keys, to other places. No I/O here.
+"""Show a source whose chunk manifest maps keys, and prefixes of keys, to other places. No I/O here.
 
-It makes one group of many stores. An entry of a key counts before prefixes, and the longest prefix before shorter ones
-and before the source's own keys; listings show all of them. The map is in the metadata of the root group, or it is a
-document: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}``, with the name first.
+Such a manifest makes one group of many stores. The entry of a key takes precedence over prefixes, and the longest
+prefix over shorter ones and over the source's own keys. Listings show all keys. The manifest is in the metadata of the
+root group, or it is a document: ``{"name": "chunk-manifest-json", "configuration": {"manifest": {...}}}``, with the
+name first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from refshard_fs.formats.chunk_manifest.entries import (
 
 
 class KeyMap(NamedTuple):
-    """Entries by key, and URLs by prefix of keys (a directory; empty: the root)."""
+    """Entries by key, and URLs by prefix. A prefix is a directory of keys; "" is the root."""
 
     keys: dict[str, JsonEntry]
     prefixes: dict[str, str]
@@ -38,7 +39,7 @@ class KeyMap(NamedTuple):
 
 
 def parse_key_map(data: bytes, where: str) -> KeyMap:
-    """Parse the key map called ``where``."""
+    """Parse the manifest of a source. Raise ManifestError, which names ``where`` and the key, if it is invalid."""
     entries = parse_entries(data, where)
     prefixes: dict[str, str] = {}
     for key, prefix in entries.prefixes.items():
@@ -47,42 +48,43 @@ def parse_key_map(data: bytes, where: str) -> KeyMap:
         if prefix.separator != ".":
             raise ManifestError(f"{where}: the prefix {key!r} has a separator: only prefixes of chunks may have one")
         if not prefix.path:
-            raise ManifestError(f"{where}: the prefix {key!r} has an empty path")
+            raise ManifestError(f"{where}: the prefix {key!r} has an empty path: expected a URL or a relative path")
         prefixes[key.removesuffix("/")] = prefix.path
-    for key, spelled in (*zip(entries.keys, entries.keys, strict=True), *zip(prefixes, entries.prefixes, strict=False)):
+    for key, text in (*zip(entries.keys, entries.keys, strict=True), *zip(prefixes, entries.prefixes, strict=False)):
         if key and not is_key(key):
-            raise ManifestError(f"{where}: {spelled!r} is not a key: expected names with a slash between them")
+            raise ManifestError(f"{where}: {text!r} is not a key: expected names with a slash between them")
     return KeyMap(entries.keys, prefixes, 4 * len(data) + 300 * len(entries.keys))
 
 
 def _parse_document(data: bytes, where: str) -> KeyMap:
-    """Parse a key map that is a document. If it does not map the root's metadata, the root is a group."""
+    """Parse a manifest that is a document. Unless it maps the metadata of the root, the root becomes a group."""
     match read_declaration(zarrmeta.object_in(data, where)):
         case bytes(manifest):
             keys = parse_key_map(manifest, where)
         case _:
-            raise ManifestError(f"{where}: its configuration lacks an object 'manifest'")
+            raise ManifestError(f"{where}: expected an object 'manifest' in its 'configuration'")
     if "" not in keys.prefixes and keys.keys.keys().isdisjoint(zarrmeta.NODE_DOCUMENTS):
         keys.keys["zarr.json"] = JsonEntry(data=convert_group({}))
     return keys
 
 
 class Composite(KeySpace):
-    """The keys of ``base`` (may be None), and the keys that the map called ``where`` adds or replaces."""
+    """The keys of ``base``, if there is one, and the keys that the manifest named ``where`` adds or replaces."""
 
-    def __init__(self, base: KeySpace | None, keys: KeyMap, origin: PathResolver, where: str) -> None:
+    def __init__(self, base: KeySpace | None, keys: KeyMap, resolver: PathResolver, where: str) -> None:
         self.base = base
         self._map = keys
-        self._origin = origin
+        self._resolver = resolver
         self._where = where
-        self._mounts: dict[str, KeySpace | str] = {}  # a key space, or a directory of the base
+        self._mounts: dict[str, KeySpace | str] = {}  # prefix → a key space, or a directory of the base
         for prefix, path in keys.prefixes.items():
-            match self._origin.place(path, where, prefix):
+            match resolver.resolve(path, where, prefix):
                 case Url(url):
                     self._mounts[prefix] = Hierarchy(url, listable=True)
                 case Key(key):
                     self._mounts[prefix] = key.rstrip("/")
-        self._probed: set[str] = set()
+        self._probed: set[str] = set()  # prefixes of which it is known whether they can be listed
+        # Directory → name → whether it is a directory, for the keys and prefixes of the map.
         self._tree: dict[str, dict[str, bool]] = {"": {}}
         for prefix in keys.prefixes:
             add_to_tree(self._tree, prefix, is_directory=True)
@@ -96,7 +98,7 @@ class Composite(KeySpace):
     def lookup(self, key: str) -> Steps[Entry | None]:
         entry = self._map.keys.get(key)
         if entry is not None:
-            return (yield from self._entry(key, entry))
+            return (yield from self._make_entry(key, entry))
         owner, rest, _ = self._find_owner(key)
         return None if owner is None else (yield from owner.lookup(rest))
 
@@ -120,8 +122,8 @@ class Composite(KeySpace):
             elif entry.is_empty:
                 merged.pop(name, None)
             else:
-                found = yield from self._entry(key, entry)
-                merged[name] = Listed(name, None if found is None else found.size)
+                made = yield from self._make_entry(key, entry)
+                merged[name] = Listed(name, None if made is None else made.size)
         return sorted(merged.values(), key=by_name)
 
     def is_directory(self, prefix: str) -> Steps[bool]:
@@ -131,7 +133,7 @@ class Composite(KeySpace):
         return owner is not None and (yield from owner.is_directory(rest))
 
     def _find_owner(self, key: str) -> tuple[KeySpace | None, str, str | None]:
-        """Return the key space that has ``key``, its key in there, and the prefix that leads there (or None)."""
+        """Return the key space that has ``key``, the name of the key in it, and the prefix that maps to it, if any."""
         for prefix, rest in iterate_splits(key):
             match self._mounts.get(prefix):
                 case None:
@@ -143,7 +145,7 @@ class Composite(KeySpace):
         return self.base, key, None
 
     def _find_lister(self, directory: str) -> Steps[tuple[KeySpace | None, str]]:
-        """Return the key space that lists ``directory``, and the directory in it."""
+        """Return the key space that lists ``directory``, and the name of the directory in it."""
         owner, rest, prefix = self._find_owner(join(directory, "x"))
         if prefix is not None and prefix not in self._probed and isinstance(owner, Hierarchy):
             if (yield Names(owner.url)) is None:
@@ -151,13 +153,14 @@ class Composite(KeySpace):
             self._probed.add(prefix)
         return owner, parent(rest)[0]
 
-    def _entry(self, key: str, entry: JsonEntry) -> Steps[Entry | None]:
-        source = locate_value(entry, key, self._where)
-        return None if source is None else (yield from self._origin.entry(source, self.base, self._where, key))
+    def _make_entry(self, key: str, entry: JsonEntry) -> Steps[Entry | None]:
+        """Return the entry of ``key`` for its ``entry`` in the manifest; None if it is empty."""
+        value = locate_value(entry, key, self._where)
+        return None if value is None else (yield from self._resolver.make_entry(value, self.base, self._where, key))
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a key map."""
+    """Open a chunk manifest that is a document, as a source with the keys that it maps."""
     keys: KeyMap = yield Load(probe.document(options.max_manifest_bytes), Parsed(_parse_document, (probe.url,)))
-    origin = PathResolver("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
-    return Composite(None, keys, origin, probe.url)
+    resolver = PathResolver("", None if probe.is_in_memory else Span(probe.url), options, has_keys=False)
+    return Composite(None, keys, resolver, probe.url)

@@ -1,7 +1,8 @@
-"""A view of any key space that resolves the chunk manifests of its arrays. No I/O here.
+"""Show arrays with chunk manifests as ordinary arrays: a view on top of any key space. No I/O here.
 
-A manifest is read at the first look-up of a chunk in its array. All chunks of the array come from the manifest; other
-keys below the array are ignored. Metadata are shown without the storage transformer. All other keys come from the base.
+A manifest is read at the first look-up of a chunk in its array. All chunks of the array come from the manifest, even if
+the base has chunk keys, too. Metadata are shown without the storage transformer that declares the manifest. All other
+keys come from the base.
 """
 
 from __future__ import annotations
@@ -29,65 +30,67 @@ from refshard_fs.formats.chunk_manifest.manifest import ChunkManifest, Prefix, p
 from refshard_fs.formats.chunk_manifest.prefix_map import Composite, parse_key_map
 from refshard_fs.security import policy
 
-# Commits to a hierarchy that are complete but not yet written out: the root document has the new other documents.
-# ``consolidated_metadata`` in the root's ``zarr.json`` may have a member ``refshard``: ``pending`` lists nodes whose
-# documents are those in the consolidated metadata, ``gone`` lists nodes that are removed, whatever lies in their places
-# (FORMATS.md). Every commit writes the member, perhaps empty, so that the next commit writes manifests, too. No I/O
-# here.
+# A commit to a hierarchy first puts the root document, which holds the new documents of other nodes, and then puts
+# these documents. ``consolidated_metadata`` in the root's ``zarr.json`` may have a member ``refshard``: ``pending``
+# lists nodes whose current documents are in the consolidated metadata, ``gone`` lists nodes that the commit removes,
+# even if their documents still exist (FORMATS.md). Every commit writes the member, even if it is empty, so that the
+# next commit writes manifests, too.
 
 
 _DOTTED = ChunkKeyEncoding("v2", ".")
-COMMITTED = b'"refshard":{'
-PENDING = COMMITTED + b'"'
+COMMITTED = b'"refshard":{'  # in a root document that a commit has written
+PENDING = COMMITTED + b'"'  # in a root document with pending or removed nodes
 
 
 class _PendingNodes(msgspec.Struct):
-    """Paths of nodes."""
+    """The paths of nodes in the member ``refshard`` of consolidated metadata."""
 
     pending: list[str]
     gone: list[str] = []
 
 
 def read_pending_edits(data: bytes, where: str) -> Edits | None:
-    """Return the edits of other documents that the root document called ``where`` holds; None if there are none."""
+    """Return the edits that a commit has not put yet, from a root document named ``where``; None if there are none."""
     try:
         doc = zarrmeta.loads(data)
     except ValueError:
-        return None  # readers see the bytes unchanged
+        return None  # the document is damaged: readers get it unchanged, and report that
     match doc:
-        case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": [*_]} as spelled}}:
+        case {"consolidated_metadata": {"metadata": dict(members), "refshard": {"pending": [*_]} as extension}}:
             pass
         case _:
             return None
     try:
-        ours = msgspec.convert(spelled, _PendingNodes)
+        nodes = msgspec.convert(extension, _PendingNodes)
     except msgspec.ValidationError as e:
         raise ManifestError(f"{where}: its 'refshard' is not valid: {e}") from None
     edits = Edits()
-    for path in (*ours.pending, *ours.gone):
+    for path in (*nodes.pending, *nodes.gone):
         if not is_key(path):
-            raise ManifestError(f"{where}: {path!r} is not the path of a node")
-        if path in ours.pending and not isinstance(members.get(path), dict):
-            raise ManifestError(f"{where}: {path!r} is pending but not in the consolidated metadata")
-        edit = Inline(zarrmeta.dumps(members[path])) if path in ours.pending else REMOVED
+            raise ManifestError(
+                f"{where}: {path!r} is not the path of a node: expected names with a slash between them"
+            )
+        if path in nodes.pending and not isinstance(members.get(path), dict):
+            raise ManifestError(f"{where}: {path!r} is pending: expected its document in the consolidated metadata")
+        edit = Inline(zarrmeta.dumps(members[path])) if path in nodes.pending else REMOVED
         edits.put(join(path, "zarr.json"), edit)
     return edits if len(edits) else None
 
 
-class _Lookup(NamedTuple):
-    """The load of an array's manifest, the resolver of its paths, and its name in errors."""
+class _Manifest(NamedTuple):
+    """The need for an array's manifest, the resolver of its paths, and its name in errors."""
 
     load: Load
-    origin: PathResolver
+    resolver: PathResolver
     where: str
 
 
 class ManifestView(ArrayView[Declaration]):
-    """The keys of ``base``, with chunks where the chunk manifests of their arrays place them."""
+    """The keys of ``base``, with the chunks that chunk manifests locate."""
 
     def __init__(self, base: KeySpace, options: OpenOptions) -> None:
         self._options = options
-        self._lookups: dict[str, _Lookup] = {}
+        self._manifests: dict[str, _Manifest] = {}
         self._is_committed = False
         self._compose(base)
 
@@ -97,16 +100,16 @@ class ManifestView(ArrayView[Declaration]):
 
     @property
     def maps_anything(self) -> bool:
-        """Whether any node known so far has a manifest, or commits write manifests for new nodes."""
+        """Whether a node that was read has a manifest, or a commit would write manifests."""
         arrays = self._documents.arrays.values()
         return (
             self._is_committed
             or isinstance(self.base, Composite)
-            or any(a.manifest is not None or a.problem is not None for a in arrays)
+            or any(array.manifest is not None or array.problem is not None for array in arrays)
         )
 
     def register_arrays(self, *, has_root: bool) -> Steps[None]:
-        """Register the arrays that the base knows without further reads, and the root's metadata if it has some.
+        """Read the declarations of arrays whose metadata the base has in memory, and of the root if ``has_root``.
 
         If the root is a group with a manifest, the manifest maps the keys of the whole source.
         """
@@ -127,11 +130,12 @@ class ManifestView(ArrayView[Declaration]):
         if root.problem is not None:
             raise ManifestError(f"the root group: {root.problem}")
         if root.manifest is not None:
-            load, origin, where = yield from self._locate("", root.manifest, None)
+            load, resolver, where = yield from self._locate_manifest("", root.manifest, None)
             keys = load.index.decode(load.entry.data) if isinstance(load.entry, Inline) else (yield load)
-            self._compose(Composite(self.base, keys, origin, where))
+            self._compose(Composite(self.base, keys, resolver, where))
 
     def _compose(self, base: KeySpace) -> None:
+        """Show ``base``: the source, or a view on top of it."""
         super().__init__(base)
         self._documents = Documents(base, StripManifests())
         self.grids = self._documents.grids
@@ -150,12 +154,12 @@ class ManifestView(ArrayView[Declaration]):
         return None if declared.manifest is None else declared.grid
 
     def chunk(self, key: str, path: str, coords: tuple[int, ...]) -> Steps[Entry | None]:
-        manifest, origin, where = yield from self._load_manifest(path)
+        manifest, resolver, where = yield from self._load_manifest(path)
         origins = self._documents.arrays[path].origins
         number = manifest.table.grid.number_of(coords)
-        source = None if number is None else manifest.source(number)
-        if source is not None:
-            entry: Entry | None = yield from origin.entry(source, self.base, where, key)
+        value = None if number is None else manifest.locate(number)
+        if value is not None:
+            entry: Entry | None = yield from resolver.make_entry(value, self.base, where, key)
             if origins and entry is not None and entry.spans:
                 entry = add_origin(entry, origins.of(entry.spans[0].url))
             if isinstance(entry, Span) and (entry.size or 0) > LONG:
@@ -164,10 +168,10 @@ class ManifestView(ArrayView[Declaration]):
                 meta = None if data is None else zarrmeta.array_meta(zarrmeta.object_in(data, document), document)
                 check_length(key, entry.size, meta)
             return entry
-        prefix = None if number is None or manifest.is_empty(number) else manifest.prefix(coords)
+        prefix = None if number is None or manifest.is_empty(number) else manifest.find_prefix(coords)
         if prefix is None:
             return None
-        match origin.place(prefix.url(coords), where, key):
+        match resolver.resolve(prefix.make_url(coords), where, key):
             case Url(url):
                 return Span(url, optional=True, origin=origins.of(url))
             case Key(name):
@@ -183,32 +187,36 @@ class ManifestView(ArrayView[Declaration]):
         return number is not None and manifest.is_empty(number)
 
     def _load_manifest(self, path: str) -> Steps[tuple[ChunkManifest, PathResolver, str]]:
-        """Load the manifest of the array ``path``; return it with the resolver of its paths and its name."""
-        found = self._lookups.get(path)
-        if found is None:
+        """Load the manifest of the array ``path``. Return it, the resolver of its paths, and its name in errors."""
+        located = self._manifests.get(path)
+        if located is None:
             declared = self._documents.arrays[path]
             assert declared.manifest is not None
-            found = self._lookups[path] = yield from self._locate(path, declared.manifest, declared.grid)
-        manifest = yield found.load
+            located = yield from self._locate_manifest(path, declared.manifest, declared.grid)
+            self._manifests[path] = located
+        manifest = yield located.load
         if manifest is None:
-            raise SourceNotReachable(f"array {path!r} has its manifest at {found.where}, which does not exist")
-        return manifest, found.origin, found.where
+            raise SourceNotReachable(f"array {path!r} has its manifest at {located.where}, which does not exist")
+        return manifest, located.resolver, located.where
 
-    def _locate(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Lookup]:
-        """Return how to load the manifest of the node ``path``; without a ``grid``, it is a key map."""
+    def _locate_manifest(self, path: str, manifest: str | bytes, grid: ChunkGrid | None) -> Steps[_Manifest]:
+        """Return the need for the manifest of the node ``path``, which declares it as a path or as JSON.
+
+        Without a ``grid``, the node is the root group, whose manifest maps keys.
+        """
         match manifest:
             case bytes(data):
                 key = join(path, "zarr.json")
-                origin = PathResolver(key, (yield from self.base.lookup(key)), self._options)
+                resolver = PathResolver(key, (yield from self.base.lookup(key)), self._options)
                 entry: Entry | None = Inline(data)
                 where = f"the manifest in {key!r}"
-            case str(spelled) if policy.protocol_of(spelled) is not None:
-                entry, where = Span(spelled), spelled
-                origin = PathResolver("", entry, self._options)
-            case str(spelled):
-                key = resolve_key(path, spelled)
+            case str(url) if policy.protocol_of(url) is not None:
+                entry, where = Span(url), url
+                resolver = PathResolver("", entry, self._options)
+            case str(relative):
+                key = resolve_key(path, relative)
                 entry = yield from self.base.lookup(key)
-                origin = PathResolver(key, entry, self._options)
+                resolver = PathResolver(key, entry, self._options)
                 where = repr(key) if not isinstance(entry, Span) else entry.url
         entry = yield from _pin_entry(entry)
         if entry is None:
@@ -216,14 +224,14 @@ class ManifestView(ArrayView[Declaration]):
         pinned = entry.pin.size if isinstance(entry, Span) and entry.pin is not None else None
         check_size(entry.size if pinned is None else pinned, self._options.max_manifest_bytes, where)
         index = Parsed(parse_key_map, (where,)) if grid is None else Parsed(parse, (grid, where))
-        return _Lookup(Load(entry, index), origin, where)
+        return _Manifest(Load(entry, index), resolver, where)
 
     @property
-    def committed_as(self) -> str | None:  # type: ignore[override]  # chunk manifests are saved as new ones
+    def committed_as(self) -> str | None:  # type: ignore[override]  # a property here, since it depends on what was read
         return None if self.maps_anything else self.base.committed_as
 
     @property
-    def is_reference_set(self) -> bool:  # type: ignore[override]  # a manifest is not a reference set
+    def is_reference_set(self) -> bool:  # type: ignore[override]  # a property here, too
         return self.base.is_reference_set and not self.maps_anything
 
     @property
@@ -244,29 +252,28 @@ class ManifestView(ArrayView[Declaration]):
         manifest, _, _ = yield from self._load_manifest(array)
         numbers = np.union1d(table.present(), manifest.empty).astype(np.uint64)
         grid = table.grid
-        names = [
-            n for n in (yield from self.children(array)) or () if not grid.has_name(n.name, is_directory=n.is_directory)
-        ]
-        others = {join(array, n.name): n.size for n in names if not n.is_directory}
-        directories = [join(array, n.name) for n in names if n.is_directory]
+        children = (yield from self.children(array)) or ()
+        others = [child for child in children if not grid.has_name(child.name, is_directory=child.is_directory)]
+        keys = {join(array, child.name): child.size for child in others if not child.is_directory}
+        directories = [join(array, child.name) for child in others if child.is_directory]
         key = self.manifest_key(array)
         indexes = frozenset(() if key is None else (key,))
-        return Listing(ArrayChunks(grid, numbers, pins_chunks=True), others, directories, indexes)
+        return Listing(ArrayChunks(grid, numbers, pins_chunks=True), keys, directories, indexes)
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        found = yield from super().chunks(array, numbers, grid)
+        chunks = yield from super().chunks(array, numbers, grid)
         if self.own_grid(array) is None:
-            return found
+            return chunks
         manifest, _, _ = yield from self._load_manifest(array)
         rows = np.flatnonzero(np.isin(column_of(numbers), manifest.empty)).tolist()
-        return msgspec.structs.replace(found, checks={**found.checks, **{row: {} for row in rows}})
+        return msgspec.structs.replace(chunks, checks={**chunks.checks, **{row: {} for row in rows}})
 
     def manifest_key(self, path: str) -> str | None:
         """Return the key of the manifest of the array ``path``, if it lies in this source."""
         declared = self._documents.arrays.get(path)
         match declared.manifest if declared is not None else None:
-            case str(spelled) if policy.protocol_of(spelled) is None:
-                return resolve_key(path, spelled)
+            case str(relative) if policy.protocol_of(relative) is None:
+                return resolve_key(path, relative)
         return None
 
     def chunks_in(
@@ -282,59 +289,62 @@ class ManifestView(ArrayView[Declaration]):
         return has_chunks_below(table, table.grid.directory_of(leading))
 
     def _build_table(self, path: str, leading: tuple[int, ...]) -> Steps[ChunkTable]:
-        """Return a table of at least all chunks that begin with ``leading``, with correct keys and sizes."""
-        manifest, origin, where = yield from self._load_manifest(path)
+        """Return a table of chunks, whose keys and sizes are right: all that begin with ``leading``, perhaps more."""
+        manifest, resolver, where = yield from self._load_manifest(path)
         table = manifest.table
         grid = table.grid
         if not manifest.prefixes:
             return table
         parts = []
-        for prefix in reversed(manifest.prefixes):  # the longest prefix last: it counts
-            found = yield from self._walk(origin, prefix, grid, leading, where)
-            rows = [(grid.number_of(coords), size) for coords, size in found]
+        for prefix in reversed(manifest.prefixes):  # the last part that has a chunk decides: the longest prefix
+            objects = yield from self._list_prefix(resolver, prefix, grid, leading, where)
+            rows = [(grid.number_of(coords), size) for coords, size in objects]
             parts.append(Part.from_rows((number, Row(0, 0, size)) for number, size in rows if number is not None))
         empty = Part(manifest.empty, Ranges.absent(len(manifest.empty)))
         return ChunkTable.from_parts(grid, [*parts, table.part(), empty])
 
-    def _walk(
-        self, origin: PathResolver, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str
+    def _list_prefix(
+        self, resolver: PathResolver, prefix: Prefix, grid: ChunkGrid, leading: tuple[int, ...], where: str
     ) -> Steps[list[tuple[tuple[int, ...], int | None]]]:
         """Return coordinates and sizes of the objects below ``prefix`` whose coordinates begin with ``leading``."""
         ndim, depth = len(grid.counts), len(prefix.leading)
         if prefix.leading[: len(leading)] != leading[:depth]:
             return []
         if depth == ndim or not ndim:  # the prefix is one object
-            return [(prefix.leading, None)] if (yield from self._exists(origin, prefix.path, where)) else []
-        found: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.leading, prefix.path, None)]
+            return [(prefix.leading, None)] if (yield from self._exists(resolver, prefix.path, where)) else []
+        # With "/" between coordinates, each level of directories has one coordinate; with ".", names have all of them.
+        level: list[tuple[tuple[int, ...], str, int | None]] = [(prefix.leading, prefix.path, None)]
         steps = [ndim - depth] if prefix.separator == "." else [1] * (ndim - depth)
         for step in steps:
-            level, found = found, []
-            for coords, path, _ in level:
+            above, level = level, []
+            for coords, path, _ in above:
                 at = len(coords)
                 is_last = at + step == ndim
                 if at < len(leading) and step == 1:
-                    found.append(((*coords, leading[at]), f"{path}{leading[at]}/", None))
+                    level.append(((*coords, leading[at]), f"{path}{leading[at]}/", None))
                     continue
                 folder, _, stem = path.rpartition("/")
-                for listed in (yield from self._list_names(origin, folder + "/", where)):
-                    fits = listed.name.startswith(stem) and listed.is_directory != is_last
-                    more = _DOTTED.decode(listed.name[len(stem) :], step) if fits else None
+                for listed in (yield from self._list_names(resolver, folder + "/", where)):
+                    is_candidate = listed.name.startswith(stem) and listed.is_directory != is_last
+                    more = _DOTTED.decode(listed.name[len(stem) :], step) if is_candidate else None
                     if more is not None:
-                        found.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
-        return [(coords, size) for coords, _, size in found if coords[: len(leading)] == leading]
+                        level.append(((*coords, *more), f"{folder}/{listed.name}/", listed.size))
+        return [(coords, size) for coords, _, size in level if coords[: len(leading)] == leading]
 
-    def _list_names(self, origin: PathResolver, folder: str, where: str) -> Steps[Sequence[Listed]]:
-        match origin.place(folder, where):
+    def _list_names(self, resolver: PathResolver, folder: str, where: str) -> Steps[Sequence[Listed]]:
+        """List the directory to which the path ``folder`` resolves. Raise NotListable if its server cannot list it."""
+        match resolver.resolve(folder, where):
             case Key(name):
                 return (yield from self.base.children(name.rstrip("/"))) or ()
             case Url(url):
                 names: Sequence[Listed] | None = yield Names(url)
                 if names is None and policy.protocol_of(url) in ("http", "https"):
-                    raise NotListable(f"{url}, where {where} maps keys to, cannot be listed; chunks can still be read")
+                    raise NotListable(f"{url}, to which {where} maps keys, cannot be listed; chunks can still be read")
                 return names or ()
 
-    def _exists(self, origin: PathResolver, path: str, where: str) -> Steps[bool]:
-        match origin.place(path, where):
+    def _exists(self, resolver: PathResolver, path: str, where: str) -> Steps[bool]:
+        """Return whether the object exists to which ``path`` resolves."""
+        match resolver.resolve(path, where):
             case Key(name):
                 return (yield from self.base.lookup(name)) is not None
             case Url(url):

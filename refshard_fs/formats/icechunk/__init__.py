@@ -1,11 +1,11 @@
-"""Icechunk repositories: directories with snapshots, and the object ``repo`` or (version 1) the directory ``refs``."""
+"""Recognise Icechunk repositories: directories with ``snapshots``, and ``repo`` or (in version 1) ``refs``."""
 
 from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe
 
-REPO = "repo"  # lists snapshots, branches and tags
-MAIN = "refs/branch.main/ref.json"  # in every repository of version 1
+REPO = "repo"  # an object that lists snapshots, branches and tags
+MAIN = "refs/branch.main/ref.json"  # an object that every repository of version 1 has
 
 
 def _recognises(probe: Probe) -> bool:

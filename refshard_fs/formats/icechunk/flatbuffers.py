@@ -1,9 +1,9 @@
 """Read FlatBuffers and FlexBuffers, as far as Icechunk's objects need them. No I/O here.
 
-The fields of a table are found by its vtable: ``offset = vtable[field]``, 0 if the field is absent. `Tables` reads the
-same field of many tables at once, as columns. Every offset is checked: ValueError if one leads out of the buffer. All
-vectors of a field together may have a few times the bytes of the buffer, so that a small buffer, in which all offsets
-lead to one place, cannot cause much work.
+The fields of a table are located by its vtable: ``offset = vtable[field]``, 0 if the field is absent. `Tables` reads
+the same field of many tables at once, as columns. Offsets that lead out of the buffer raise ValueError. So do vectors of
+a field that together have more than `_TIMES` times the bytes of the buffer: many offsets in a damaged buffer may lead
+to the same bytes, which would make much work of a small buffer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 
-_TIMES: Final = 4  # how many vectors may contain the same bytes, on average
+_TIMES: Final = 4  # how often bytes may be part of a vector, on average
 _DAMAGED: Final = "it is cut short or damaged: an offset leads out of it"
 
 
 class Tables:
-    """Tables of one kind, at the positions ``at`` of a buffer, as columns.
+    """Tables of the same kind, at the positions ``at`` of a buffer, whose fields are read as columns.
 
-    Fields are numbered in the order of the schema; a union counts as two. Absent numbers are 0, absent bytes empty.
+    Fields are numbered in the order of the schema; a union counts as two. Absent numbers are 0, absent bytes b"".
     """
 
     def __init__(self, data: bytes, at: Int64s) -> None:
@@ -32,41 +32,44 @@ class Tables:
         self._sizes = gather(data, self._vtables, "<u2")
 
     @classmethod
-    def root(cls, data: bytes) -> Tables:
+    def of_root(cls, data: bytes) -> Tables:
         """Return the root table of a buffer."""
         return cls(data, gather(data, np.zeros(1, np.int64), "<u4"))
 
     def take(self, index: Any) -> Tables:
-        """Select some of the tables."""
+        """Select tables by a numpy index."""
         return Tables(self.data, self.at[index])
 
-    def places(self, field: int) -> tuple[Int64s, Int64s]:
-        """Return which tables have a field, and its position in each."""
+    def locate_field(self, field: int) -> tuple[Int64s, Int64s]:
+        """Return the rows of the tables that have a field, and the position of the field in each."""
         slot = 4 + 2 * field
         rows = np.flatnonzero(self._sizes >= slot + 2)
         offsets = gather(self.data, self._vtables[rows] + slot, "<u2")
         rows, offsets = rows[offsets > 0], offsets[offsets > 0]
         return rows, self.at[rows] + offsets
 
-    def numbers(self, field: int, dtype: str) -> Int64s:
-        """Return an integer for each table. Raise ValueError if an unsigned one has more than 63 bits."""
-        found = np.zeros(len(self.at), np.int64)
-        rows, places = self.places(field)
-        found[rows] = gather(self.data, places, dtype)
-        if dtype == "<u8" and len(found) and found.min() < 0:
+    def read_numbers(self, field: int, dtype: str) -> Int64s:
+        """Return an integer for each table. Raise ValueError if an unsigned integer has more than 63 bits."""
+        numbers = np.zeros(len(self.at), np.int64)
+        rows, places = self.locate_field(field)
+        numbers[rows] = gather(self.data, places, dtype)
+        if dtype == "<u8" and len(numbers) and numbers.min() < 0:
             raise ValueError("it is damaged: a number has more than 63 bits")
-        return found
+        return numbers
 
-    def structs(self, field: int, size: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a struct of ``size`` bytes for each table, a row each; ValueError if one lacks it."""
-        rows, places = self.places(field)
+    def read_structs(self, field: int, size: int) -> npt.NDArray[np.uint8]:
+        """Return a struct of ``size`` bytes for each table, a row each; ValueError if a table lacks the field."""
+        rows, places = self.locate_field(field)
         if len(rows) != len(self.at):
-            raise ValueError("it is damaged: it lacks an id")
+            raise ValueError(f"it is damaged: it lacks an id (field {field}) in {len(self.at) - len(rows)} tables")
         return gather(self.data, places[:, None] + np.arange(size), "u1").astype(np.uint8)
 
-    def vectors(self, field: int, width: int) -> tuple[Int64s, Int64s, Int64s]:
-        """Return which tables have a vector, the position of its elements of ``width`` bytes, and their number."""
-        rows, places = self.places(field)
+    def locate_vectors(self, field: int, width: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the rows of the tables that have a vector, the position of its first element, and its length.
+
+        Elements have ``width`` bytes.
+        """
+        rows, places = self.locate_field(field)
         starts = places + gather(self.data, places, "<u4")
         counts = gather(self.data, starts, "<u4")
         starts += 4
@@ -74,48 +77,48 @@ class Tables:
             raise ValueError(_DAMAGED)
         return rows, starts, counts
 
-    def elements(self, field: int, width: int) -> tuple[Int64s, Int64s]:
-        """Return the positions of the elements of all vectors of a field, and which table each belongs to."""
-        rows, starts, counts = self.vectors(field, width)
+    def locate_elements(self, field: int, width: int) -> tuple[Int64s, Int64s]:
+        """Return the positions of the elements of all vectors of a field, and the row of the table of each."""
+        rows, starts, counts = self.locate_vectors(field, width)
         if counts.sum() * width > _TIMES * len(self.data):
             raise ValueError("it is damaged: many of its offsets lead to the same bytes")
         firsts = starts - width * (counts.cumsum() - counts)
         return np.repeat(firsts, counts) + width * np.arange(counts.sum()), np.repeat(rows, counts)
 
-    def tables(self, field: int) -> tuple[Tables, Int64s]:
-        """Return the tables in all vectors of a field, and which table each belongs to."""
-        slots, owners = self.elements(field, 4)
+    def read_vectors_of_tables(self, field: int) -> tuple[Tables, Int64s]:
+        """Return the tables in all vectors of a field, and for each the row of the table that has the vector."""
+        slots, owners = self.locate_elements(field, 4)
         return Tables(self.data, slots + gather(self.data, slots, "<u4")), owners
 
-    def table(self, field: int) -> tuple[Tables, Int64s]:
-        """Return the tables that a field refers to, and which table each belongs to."""
-        rows, places = self.places(field)
+    def read_tables(self, field: int) -> tuple[Tables, Int64s]:
+        """Return the tables to which a field refers, and for each the row of the table that has the field."""
+        rows, places = self.locate_field(field)
         return Tables(self.data, places + gather(self.data, places, "<u4")), rows
 
-    def pieces(self, field: int, width: int = 1) -> tuple[list[int], list[bytes]]:
-        """Return which tables have a vector (or a text) of elements of ``width`` bytes, and all bytes of each."""
-        rows, starts, counts = self.vectors(field, width)
+    def read_vectors(self, field: int, width: int = 1) -> tuple[list[int], list[bytes]]:
+        """Return the rows of the tables that have a vector or a text, and its bytes; elements have ``width`` bytes."""
+        rows, starts, counts = self.locate_vectors(field, width)
         firsts, index, codes = np.unique(starts, return_index=True, return_inverse=True)
         sizes = counts[index] * width
         if sizes.sum() > len(self.data):
             raise ValueError("it is damaged: its texts overlap")
-        made = [self.data[at : at + size] for at, size in zip(firsts.tolist(), sizes.tolist(), strict=True)]
-        return rows.tolist(), list(map(made.__getitem__, codes.tolist()))
+        distinct = [self.data[at : at + size] for at, size in zip(firsts.tolist(), sizes.tolist(), strict=True)]
+        return rows.tolist(), list(map(distinct.__getitem__, codes.tolist()))
 
-    def bytes(self, field: int, width: int = 1) -> list[bytes]:
-        """Return all bytes of a vector, or of a text, for each table."""
-        found = [b""] * len(self.at)
-        for row, piece in zip(*self.pieces(field, width), strict=True):
-            found[row] = piece
-        return found
+    def read_bytes(self, field: int, width: int = 1) -> list[bytes]:
+        """Return for each table the bytes of a vector or a text, whose elements have ``width`` bytes."""
+        column = [b""] * len(self.at)
+        for row, vector in zip(*self.read_vectors(field, width), strict=True):
+            column[row] = vector
+        return column
 
-    def texts(self, field: int) -> list[str]:
+    def read_texts(self, field: int) -> list[str]:
         """Return a text for each table."""
-        return [text.decode() for text in self.bytes(field)]  # UnicodeDecodeError is a ValueError
+        return [text.decode() for text in self.read_bytes(field)]  # UnicodeDecodeError is a ValueError
 
 
 def gather(data: bytes, places: Int64s, dtype: str) -> Int64s:
-    """Return the integers of type ``dtype`` at ``places``. Raise ValueError if one lies outside the buffer."""
+    """Return the integers of type ``dtype`` at the positions ``places``; ValueError if one lies outside the buffer."""
     size = np.dtype(dtype).itemsize
     if not places.size:
         return np.zeros(places.shape, np.int64)
@@ -125,52 +128,58 @@ def gather(data: bytes, places: Int64s, dtype: str) -> Int64s:
     return numbers[places].astype(np.int64)
 
 
-# FlexBuffers: value, type and width are read from the end. Only maps and texts are supported.
+# FlexBuffers: a buffer ends with its root value, the type of this value, and its width. Only maps and texts are read.
 
-_TEXT: Final = 5  # types of values
-_MAP: Final = 9
+_TEXT, _MAP = 5, 9  # types of values
 
 
 def parse_flex(data: bytes) -> Any:
-    """Return the root value of a FlexBuffer: a dict for a map, a text, or None for a value of another type."""
+    """Return the root value of a FlexBuffer: a dict for a map, a text, or None for any other value."""
     if len(data) < 3:
         raise ValueError(_DAMAGED)
     try:
-        return _FlexReader(data).value(len(data) - 2 - data[-1], data[-1], data[-2])
+        return _FlexReader(data).read_value(len(data) - 2 - data[-1], data[-1], data[-2])
     except RecursionError as e:
         raise ValueError("it is damaged: its maps contain themselves") from e
 
 
 class _FlexReader:
+    """Read the values in the FlexBuffer ``data``."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._left = _TIMES * len(data)  # bytes that may still be read
+        self._left = _TIMES * len(data)  # bytes of texts that may still be read
 
     def _read_number(self, at: int, width: int) -> int:
         if width not in (1, 2, 4, 8) or not 0 <= at <= len(self._data) - width:
             raise ValueError(_DAMAGED)
         return int.from_bytes(self._data[at : at + width], "little")
 
-    def value(self, at: int, parent_width: int, packed: int) -> Any:
-        """Return the value that lies at ``at``, or to which an offset of ``parent_width`` bytes there leads."""
+    def read_value(self, at: int, parent_width: int, packed: int) -> Any:
+        """Return the text or map to which the offset at ``at``, of ``parent_width`` bytes, leads; None for other values.
+
+        ``packed`` is the type of the value, and the logarithm of its width in the two lowest bits.
+        """
         kind, width = packed >> 2, 1 << (packed & 3)
         if kind not in (_TEXT, _MAP):
             return None
         at -= self._read_number(at, parent_width)
         size = self._read_number(at - width, width)
         if kind == _TEXT:
-            return self._take(at, at + size)
+            return self._read_text(at, at + size)
         keys = at - 3 * width - self._read_number(at - 3 * width, width)
         key_width = self._read_number(at - 2 * width, width)
-        found = {}
-        for i in range(size):
-            place = keys + i * key_width
+        members = {}
+        for number in range(size):
+            place = keys + number * key_width
             start = place - self._read_number(place, key_width)
-            key = self._take(start, self._data.find(b"\0", max(start, 0)))
-            found[key] = self.value(at + i * width, width, self._read_number(at + size * width + i, 1))
-        return found
+            key = self._read_text(start, self._data.find(b"\0", max(start, 0)))
+            members[key] = self.read_value(
+                at + number * width, width, self._read_number(at + size * width + number, 1)
+            )
+        return members
 
-    def _take(self, start: int, stop: int) -> str:
+    def _read_text(self, start: int, stop: int) -> str:
         self._left -= stop - start + 1
         if start < 0 or stop < start or self._left < 0:
             raise ValueError("it is damaged: many of its offsets lead to the same bytes")

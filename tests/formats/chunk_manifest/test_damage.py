@@ -1,4 +1,4 @@
-"""Chunk manifests that are cut short or have false offsets and lengths give the right bytes or an error."""
+"""Damaged chunk manifests give the right bytes or an error, and never a missing chunk."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MANIFEST = {
 RIGHT = {"0": b"\x08\x09", "2": b"ab"}
 
 
-def source(folder: Path, manifest: bytes, document: bytes | None = None) -> RefShardFileSystem:
+def make_source(folder: Path, manifest: bytes, document: bytes | None = None) -> RefShardFileSystem:
     folder.mkdir(exist_ok=True)
     (folder / "target").write_bytes(TARGET)
     (folder / "manifest.json").write_bytes(manifest)
     (folder / "zarr.json").write_bytes(json.dumps(metadata((8,), (2,))).encode() if document is None else document)
     fs = opened(str(folder), retries=0)
-    fs.invalidate_cache()  # the same file is written again within one tick of its clock
+    fs.invalidate_cache()  # the file is written again so soon that its time may not change
     return fs
 
 
@@ -45,18 +45,18 @@ def read(fs: RefShardFileSystem, number: str) -> bytes | str:
 def test_truncated_manifest_gives_only_errors(step: int, tmp_path: Path) -> None:
     whole = json.dumps(MANIFEST).encode()
     for length in range(0, len(whole), step):
-        fs = source(tmp_path / "a", whole[:length])
+        fs = make_source(tmp_path / "a", whole[:length])
         assert {read(fs, number) for number in "0123"} == {"error"}, length
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
-def test_inline_manifest_cut_at_any_byte_gives_no_chunk(step: int, tmp_path: Path) -> None:
+def test_truncated_inline_manifest_gives_no_chunk(step: int, tmp_path: Path) -> None:
     whole = json.dumps(metadata((8,), (2,), MANIFEST)).encode()
-    assert read(source(tmp_path / "a", b"{}", whole), "0") == RIGHT["0"]
+    assert read(make_source(tmp_path / "a", b"{}", whole), "0") == RIGHT["0"]
     for length in range(1, len(whole), step):
-        fs = source(tmp_path / "a", b"{}", whole[:length])
+        fs = make_source(tmp_path / "a", b"{}", whole[:length])
         assert {read(fs, number) for number in "0123"} <= {"error", "missing"}, length
-        with pytest.raises((ValueError, RefShardError)):  # whoever opens the array is not told that it has no chunks
+        with pytest.raises((ValueError, RefShardError)):  # the array cannot be opened, so its chunks are not filled
             json.loads(fs.cat_file("zarr.json"))
 
 
@@ -87,21 +87,21 @@ NUMBERS = [
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
 def test_range_beyond_the_target_is_an_error(field: str, number: Any, tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 2, field: number}
-    got = read(source(tmp_path / "a", json.dumps({"0": entry}).encode()), "0")
-    sound = type(number) is int and number >= 0
+    got = read(make_source(tmp_path / "a", json.dumps({"0": entry}).encode()), "0")
+    is_valid = type(number) is int and number >= 0
     offset, length = (number, 2) if field == "offset" else (8, number)
-    if sound and offset + length <= len(TARGET):
+    if is_valid and offset + length <= len(TARGET):
         assert got == TARGET[offset : offset + length]
-    elif number is None and got != "error":  # as if it were left out
+    elif number is None and got != "error":  # null is like an absent field
         assert got == (TARGET[:2] if field == "offset" else TARGET[8:])
     else:
         assert got == "error"
 
 
-def test_checksum_finds_a_flipped_bit(tmp_path: Path) -> None:
+def test_checksum_detects_a_flipped_bit_in_the_target(tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     manifest = json.dumps({"0": entry}).encode()
-    fs = source(tmp_path / "a", manifest)
+    fs = make_source(tmp_path / "a", manifest)
     assert read(fs, "0") == TARGET[8:24]
     for bit in range(64, 192, 9):
         damaged = bytearray(TARGET)
@@ -112,14 +112,14 @@ def test_checksum_finds_a_flipped_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.slow)])
-def test_checksum_finds_a_flipped_bit_in_the_manifest(step: int, tmp_path: Path) -> None:
+def test_flipped_bit_in_the_manifest_gives_no_wrong_bytes(step: int, tmp_path: Path) -> None:
     entry = {"path": "target", "offset": 8, "length": 16, "checksum": f"crc32:{zlib.crc32(TARGET[8:24]):08x}"}
     whole = json.dumps({"0": entry}).encode()
     for bit in range(0, len(whole) * 8, step):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
-        got = read(source(tmp_path / "a", bytes(damaged)), "0")
+        got = read(make_source(tmp_path / "a", bytes(damaged)), "0")
         if got == "missing":
-            assert b'"0"' not in damaged, bit  # it is the entry of another chunk now
+            assert b'"0"' not in damaged, bit  # the flipped bit made it the entry of another chunk
         elif got != "error":
             assert got == TARGET[8:24] or b'"checksum"' not in damaged, bit

@@ -1,4 +1,4 @@
-"""Chunk manifests may have entries of every kind; an error names the invalid entry."""
+"""Entries of every kind in chunk manifests are read, and errors name the invalid entry."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.servers.http import RangeServer
 from tests.support.chunk_manifests import GRID, metadata, opened, spelled, write
 
 
-def test_coordinates_outside_of_the_grid_are_left_out() -> None:
+def test_coordinates_outside_of_the_grid_are_ignored() -> None:
     found = parse(spelled({"4.0": {"path": "x"}, "0.3": {}, "3.2": {"path": "z"}}), GRID, "m")
     assert len(found) == 1
     assert [found.is_empty(n) for n in range(12)] == [False] * 12
 
 
 @pytest.mark.parametrize(
-    ("manifest", "named"),
+    ("manifest", "name"),
     [
         ({"0/0": {"path": "x"}}, "'0/0'"),
         ({"0.0": {"path": "x"}, "c/0/0": {"path": "x"}}, "'c/0/0'"),
@@ -55,10 +55,10 @@ def test_coordinates_outside_of_the_grid_are_left_out() -> None:
         ("x", "str"),
     ],
 )
-def test_invalid_entries_are_named(manifest: Any, named: str) -> None:
+def test_errors_name_the_invalid_entry(manifest: Any, name: str) -> None:
     with pytest.raises(ManifestError, match=r"^m") as caught:
         parse(spelled(manifest), GRID, "m")
-    assert named in str(caught.value)
+    assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"0.0": {"path": "x"}', b"\xff", b"[" * 100_000, b'{"0.0": {}} x'])
@@ -122,7 +122,7 @@ def test_checksums_are_checked(tmp_path: Path, name: str) -> None:
     }
     fs = opened(str(write(tmp_path, manifest, (10,))))
     assert fs.cat_file("c/0") == fs.cat_file("c/2") == b"2345"
-    assert fs.cat_file("c/0", 1, 3) == b"34"  # checked as a whole
+    assert fs.cat_file("c/0", 1, 3) == b"34"  # the checksum is of the whole chunk
     assert fs.cat_file("c/4", -3, -1) == b"78"
     with pytest.raises(ReferenceNotReachable, match=f"c/1.*{name}"):
         fs.cat_file("c/1")

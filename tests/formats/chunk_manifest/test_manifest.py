@@ -1,4 +1,4 @@
-"""Chunk manifests: valid and invalid entries, memory, and arrays without a manifest beside them."""
+"""Chunk manifests of arrays: entries become columns, paths are resolved, and zarr reads the arrays."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def test_entries_become_columns() -> None:
         GRID,
         "m",
     )
-    assert found.source(1)[:3] == ("x", 3, 4)
-    assert found.source(11)[:3] == ("y", 0, None)
-    assert found.source(3) is None
+    assert found.locate(1)[:3] == ("x", 3, 4)
+    assert found.locate(11)[:3] == ("y", 0, None)
+    assert found.locate(3) is None
     assert found.is_empty(3)
     assert not found.is_empty(4)
-    assert found.source(6).data == b"abc"
-    assert found.source(7).data == b"\xff\0"
-    first = found.source(0)
+    assert found.locate(6).data == b"abc"
+    assert found.locate(7).data == b"\xff\0"
+    first = found.locate(0)
     assert (first.offset, first.length, first.checksum) == (7, None, "md5:00")
     assert (first.pin.etag, first.pin.last_modified) == ("e", "2024-01-01")
-    assert found.source(1).pin is None
+    assert found.locate(1).pin is None
     assert len(found) == 5
 
 
 @pytest.mark.parametrize("key", ["0", ""])
 def test_array_without_dimensions_has_one_key(key: str) -> None:
     found = parse(spelled({key: {"path": "x"}}), ChunkGrid((), ChunkKeyEncoding("default", "/")), "m")
-    assert found.source(0)[:3] == ("x", 0, None)
+    assert found.locate(0)[:3] == ("x", 0, None)
 
 
 @pytest.mark.parametrize("key", ["", "0\0", "0\0001"])
-def test_empty_key_needs_an_array_without_dimensions(key: str) -> None:
+def test_empty_key_is_refused_if_the_array_has_dimensions(key: str) -> None:
     with pytest.raises(ManifestError, match="not a chunk key"):
         parse(spelled({"1": {"path": "x"}, key: {"path": "y"}}), ChunkGrid((4,), GRID.encoding), "m")
 
@@ -71,7 +71,7 @@ def test_large_manifest_takes_32_bytes_an_entry_at_most() -> None:
     assert len(found) == 100_000
     assert found.nbytes < 32 * len(found)
     for i, j in ((0, 0), (0, 7), (99, 999)):
-        assert found.source(grid.number_of((i, j)))[:3] == (f"s3://b/{i}.nc", 9 * j, 9)
+        assert found.locate(grid.number_of((i, j)))[:3] == (f"s3://b/{i}.nc", 9 * j, 9)
     sparse = parse(spelled(dense), ChunkGrid((10**6, 1000), grid.encoding), "m")
     assert sparse.nbytes < 32 * len(sparse)
 
@@ -125,7 +125,7 @@ def test_open_range_reads_the_current_object(http_server: RangeServer, offset: i
     assert fs.cat_ranges(["a/c/0"] * 2, [-2, 0], [None, 2]) == [data[offset:][-2:], data[offset:][:2]]
 
 
-def test_in_a_zip_relative_paths_are_members(tmp_path: Path) -> None:
+def test_relative_paths_in_a_zip_file_are_its_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
         archive.writestr("zarr.json", '{"zarr_format": 3, "node_type": "group"}')
         archive.writestr("x/zarr.json", json.dumps(metadata((8,), (2,))))
@@ -147,7 +147,7 @@ def test_in_a_zip_relative_paths_are_members(tmp_path: Path) -> None:
         fs.cat_file("x/c/3")
 
 
-def test_in_a_reference_set_relative_paths_are_keys(tmp_path: Path) -> None:
+def test_relative_paths_in_a_reference_set_are_its_keys(tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(b"0123456789")
     refs = {
         "zarr.json": '{"zarr_format": 3, "node_type": "group"}',
@@ -197,7 +197,7 @@ def test_zarr_reads_a_manifest_of_shards(tmp_path: Path) -> None:
         opened(str(folder)).cat_file("c/0/0")
 
 
-def test_filesystems_with_manifests_survive_pickling(tmp_path: Path) -> None:
+def test_filesystem_with_manifests_can_be_pickled(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {"0": {"data": "ab"}, "1": {"path": "gone"}})))
     assert pickle.loads(pickle.dumps(fs)).cat_file("c/0") == b"ab"
 
@@ -220,7 +220,7 @@ def test_array_without_codecs_is_refused_and_read_by_key(codecs: Any, data_type:
 
 
 @pytest.mark.parametrize("codecs", [["bytes"], [{"name": "bytes"}], [{"name": "no such"}]])
-def test_named_codecs_stay_unchanged(codecs: Any, tmp_path: Path) -> None:
+def test_metadata_with_codecs_are_shown_unchanged(codecs: Any, tmp_path: Path) -> None:
     folder = write(tmp_path / "a.zarr", {"0": {"data": "abcd"}})
     (folder / "zarr.json").write_text(json.dumps(metadata((4,), (2,), codecs=codecs, fill_value=None)))
     shown = json.loads(opened(str(folder)).cat_file("zarr.json"))
@@ -234,6 +234,5 @@ def test_arrays_of_virtualizarr_1_are_refused(shared_data: Path) -> None:
     for name in ("qc", "temp"):
         with pytest.raises(Exception, match=f"did not store how the chunks of array '{name}' are encoded"):
             group[name]
-        said = f"{name}: its codecs are missing"
-        assert any(warning.startswith(said) for warning in summarise(fs).warnings)
+        assert any(warning.startswith(f"{name}: its codecs are missing") for warning in summarise(fs).warnings)
     assert {f.key for f in check(fs).findings if f.kind == "metadata"} >= {"qc/zarr.json", "temp/zarr.json"}

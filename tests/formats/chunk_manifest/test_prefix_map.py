@@ -1,4 +1,4 @@
-"""Prefix maps of arrays and of whole sources, and a hierarchy with arrays of every kind over HTTP."""
+"""Prefixes in the manifests of arrays and of whole sources, and a hierarchy with arrays of every kind over HTTP."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tests.support.chunk_manifests import metadata, needs_zarr_3, opened
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
-def put(path: Path, content: Any) -> None:
+def write(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
 
 
-def declared(manifest: Any) -> Any:
+def declare(manifest: Any) -> Any:
     return [{"name": "chunk-manifest-json", "configuration": {"manifest": manifest}}]
 
 
 @pytest.fixture
 def mapped(tmp_path: Path) -> Path:
-    """An array of 3 x 3 chunks: row 0 from one store, row 1 from another, the rest by a third prefix and by entries."""
+    """An array of 3 x 3 chunks: rows 0 and 1 come from a store each, row 2 from shorter prefixes; two have entries."""
     for j in range(3):
-        put(tmp_path / f"one/c/0/{j}", b"a%d" % j)
-        put(tmp_path / f"one/c/1/{j}", b"no")
-        put(tmp_path / f"two/part.{j}", b"b%d" % j)
-    put(tmp_path / "rest/2.1", b"r1")
-    put(tmp_path / "rest/2.2", b"r2")
+        write(tmp_path / f"one/c/0/{j}", b"a%d" % j)
+        write(tmp_path / f"one/c/1/{j}", b"no")
+        write(tmp_path / f"two/part.{j}", b"b%d" % j)
+    write(tmp_path / "rest/2.1", b"r1")
+    write(tmp_path / "rest/2.2", b"r2")
     manifest = {
         "prefix": {
             "0.": {"path": "../one/c/0/"},
@@ -46,11 +46,11 @@ def mapped(tmp_path: Path) -> Path:
         "0.1": {"data": "XX"},
         "1.2": {},
     }
-    put(tmp_path / "x/zarr.json", metadata((6, 6), (2, 2), manifest))
+    write(tmp_path / "x/zarr.json", metadata((6, 6), (2, 2), manifest))
     return tmp_path
 
 
-def test_longest_prefix_wins_and_entries_beat_prefixes(mapped: Path) -> None:
+def test_entries_and_the_longest_prefix_take_precedence(mapped: Path) -> None:
     fs = opened(str(mapped / "x"))
     found = {f"{i}/{j}": fs.cat_file(f"c/{i}/{j}") for i in range(3) for j in range(3) if (i, j) != (1, 2)}
     assert found == {
@@ -62,7 +62,7 @@ def test_longest_prefix_wins_and_entries_beat_prefixes(mapped: Path) -> None:
     assert not fs.exists("c/3/0")
 
 
-def test_listings_merge(mapped: Path) -> None:
+def test_listings_show_chunks_of_all_prefixes(mapped: Path) -> None:
     fs = opened(str(mapped / "x"))
     assert fs.find("c") == ["c/0/0", "c/0/1", "c/0/2", "c/1/0", "c/1/1", "c/2/0", "c/2/1", "c/2/2"]
     assert fs.ls("c", detail=False) == ["c/0", "c/1", "c/2"]
@@ -82,10 +82,10 @@ def test_missing_object_is_a_missing_chunk(mapped: Path) -> None:
 def test_coordinates_may_be_directories(tmp_path: Path) -> None:
     for i in range(2):
         for j in range(3):
-            put(tmp_path / f"far/c/{i}/{j}", b"%d%d" % (i, j))
-    put(tmp_path / "far/c/0/x", b"stray")
+            write(tmp_path / f"far/c/{i}/{j}", b"%d%d" % (i, j))
+    write(tmp_path / "far/c/0/x", b"stray")
     manifest = {"prefix": {"": {"path": f"file://{tmp_path}/far/c/", "separator": "/"}}}
-    put(tmp_path / "x/zarr.json", metadata((4, 6), (2, 2), manifest))
+    write(tmp_path / "x/zarr.json", metadata((4, 6), (2, 2), manifest))
     fs = opened(str(tmp_path / "x"))
     assert fs.cat_file("c/1/2") == b"12"
     assert fs.find("c") == [f"c/{i}/{j}" for i in range(2) for j in range(3)]
@@ -103,26 +103,26 @@ def test_unlistable_prefix_is_read_by_key(http_server: RangeServer) -> None:
         fs.ls("x/c")
 
 
-def stores(folder: Path) -> None:
+def write_stores(folder: Path) -> None:
     for name in ("a", "b"):
-        put(folder / f"{name}.zarr/zarr.json", GROUP)
-        put(folder / f"{name}.zarr/x/zarr.json", metadata((4,), (2,), None))
-        put(folder / f"{name}.zarr/x/c/0", name.encode() * 2)
+        write(folder / f"{name}.zarr/zarr.json", GROUP)
+        write(folder / f"{name}.zarr/x/zarr.json", metadata((4,), (2,), None))
+        write(folder / f"{name}.zarr/x/c/0", name.encode() * 2)
 
 
 def test_many_stores_become_one_group(tmp_path: Path) -> None:
-    stores(tmp_path)
+    write_stores(tmp_path)
     manifest = {
         "prefix": {"a/": {"path": "../a.zarr/"}, "deep/b/": {"path": f"file://{tmp_path}/b.zarr"}},
         "a/x/c/1": {"data": "zz"},
         "deep/note": {"path": "../a.zarr/x/c/0", "offset": 1},
         "a/x/c/0": {},
     }
-    root = GROUP | {"attributes": {"t": 1}, "storage_transformers": declared(manifest)}
-    put(tmp_path / "s.zarr/zarr.json", root)
-    put(tmp_path / "s.zarr/own/zarr.json", metadata((4,), (2,), None))
-    put(tmp_path / "s.zarr/own/c/0", b"oo")
-    put(tmp_path / "s.zarr/a/hidden", b"")
+    root = GROUP | {"attributes": {"t": 1}, "storage_transformers": declare(manifest)}
+    write(tmp_path / "s.zarr/zarr.json", root)
+    write(tmp_path / "s.zarr/own/zarr.json", metadata((4,), (2,), None))
+    write(tmp_path / "s.zarr/own/c/0", b"oo")
+    write(tmp_path / "s.zarr/a/hidden", b"")
     fs = opened(str(tmp_path / "s.zarr"))
     assert json.loads(fs.cat_file("zarr.json")) == GROUP | {"attributes": {"t": 1}}
     assert fs.cat_file("deep/b/x/c/0") == b"bb"
@@ -143,49 +143,49 @@ def test_many_stores_become_one_group(tmp_path: Path) -> None:
     assert not fs.isdir("deep/c")
 
 
-def test_longest_prefix_determines_keys(tmp_path: Path) -> None:
-    stores(tmp_path)
+def test_longest_prefix_of_a_key_takes_precedence(tmp_path: Path) -> None:
+    write_stores(tmp_path)
     manifest = {"prefix": {"": {"path": "../a.zarr"}, "x/": {"path": "../b.zarr/x/"}}}
-    put(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declared(manifest)})
+    write(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declare(manifest)})
     fs = opened(str(tmp_path / "s"))
     assert fs.cat_file("x/c/0") == b"bb"
     assert json.loads(fs.cat_file("zarr.json")) == GROUP
     assert fs.find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
 
 
-def test_manifest_file_may_hold_a_prefix_map(tmp_path: Path) -> None:
-    stores(tmp_path)
-    put(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declared("maps/all.json")})
-    put(tmp_path / "s/maps/all.json", {"prefix": {"a/": {"path": "../../a.zarr/"}}})
+def test_prefix_map_may_be_a_file(tmp_path: Path) -> None:
+    write_stores(tmp_path)
+    write(tmp_path / "s/zarr.json", GROUP | {"storage_transformers": declare("maps/all.json")})
+    write(tmp_path / "s/maps/all.json", {"prefix": {"a/": {"path": "../../a.zarr/"}}})
     assert opened(str(tmp_path / "s")).cat_file("a/x/c/0") == b"aa"
 
 
-def test_prefix_map_is_a_source(tmp_path: Path) -> None:
-    stores(tmp_path)
-    document = declared({"prefix": {"a/": {"path": "a.zarr/"}, "b/": {"path": "b.zarr/"}}})[0]
-    put(tmp_path / "all.json", document)
+def test_prefix_map_is_opened_as_a_source(tmp_path: Path) -> None:
+    write_stores(tmp_path)
+    document = declare({"prefix": {"a/": {"path": "a.zarr/"}, "b/": {"path": "b.zarr/"}}})[0]
+    write(tmp_path / "all.json", document)
     fs = opened(str(tmp_path / "all.json"))
     assert fs.ls("", detail=False) == ["a", "b", "zarr.json"]
     assert fs.cat_file("b/x/c/0") == b"bb"
     assert json.loads(fs.cat_file("zarr.json")) == GROUP
     held = opened(json.dumps(document).encode(), base_url=str(tmp_path))
     assert held.cat_file("a/x/c/0") == b"aa"
-    root = declared({"prefix": {"": {"path": "a.zarr/"}}})[0]
-    put(tmp_path / "root.json", root)
+    root = declare({"prefix": {"": {"path": "a.zarr/"}}})[0]
+    write(tmp_path / "root.json", root)
     assert opened(str(tmp_path / "root.json")).find("") == ["x/c/0", "x/zarr.json", "zarr.json"]
 
 
-def test_mapped_store_may_have_manifests(tmp_path: Path) -> None:
-    put(tmp_path / "far/x/zarr.json", metadata((4,), (2,)))
-    put(tmp_path / "far/x/manifest.json", {"0": {"path": "../raw", "offset": 1, "length": 2}})
-    put(tmp_path / "far/raw", b"0123")
-    put(tmp_path / "all.json", declared({"prefix": {"a/": {"path": "far"}}})[0])
+def test_arrays_of_a_mapped_store_may_have_manifests(tmp_path: Path) -> None:
+    write(tmp_path / "far/x/zarr.json", metadata((4,), (2,)))
+    write(tmp_path / "far/x/manifest.json", {"0": {"path": "../raw", "offset": 1, "length": 2}})
+    write(tmp_path / "far/raw", b"0123")
+    write(tmp_path / "all.json", declare({"prefix": {"a/": {"path": "far"}}})[0])
     assert opened(str(tmp_path / "all.json")).cat_file("a/x/c/0") == b"12"
 
 
 def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
     refs = {
-        "zarr.json": json.dumps(GROUP | {"storage_transformers": declared({"prefix": {"new/": {"path": "old/"}}})}),
+        "zarr.json": json.dumps(GROUP | {"storage_transformers": declare({"prefix": {"new/": {"path": "old/"}}})}),
         "old/x/zarr.json": json.dumps(metadata((4,), (2,), None)),
         "old/x/c/0": "ab",
     }
@@ -195,7 +195,7 @@ def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "named"),
+    ("manifest", "name"),
     [
         ({"prefix": {"a": {"path": "x"}}}, "'a'"),
         ({"prefix": {"../a/": {"path": "x"}}}, r"'\.\./a/'"),
@@ -207,20 +207,20 @@ def test_reference_set_may_map_its_keys(tmp_path: Path) -> None:
         ({"a": {"length": 1}}, "'a'"),
     ],
 )
-def test_maps_that_break_the_format_are_refused(tmp_path: Path, manifest: Any, named: str) -> None:
-    put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared(manifest)})
-    with pytest.raises(ManifestError, match=named):
+def test_invalid_maps_are_refused(tmp_path: Path, manifest: Any, name: str) -> None:
+    write(tmp_path / "zarr.json", GROUP | {"storage_transformers": declare(manifest)})
+    with pytest.raises(ManifestError, match=name):
         opened(str(tmp_path)).cat_file("zarr.json")
 
 
 def test_missing_mapped_store_is_an_error(tmp_path: Path) -> None:
-    put(tmp_path / "zarr.json", GROUP | {"storage_transformers": declared({"a": {"path": "gone"}})})
+    write(tmp_path / "zarr.json", GROUP | {"storage_transformers": declare({"a": {"path": "gone"}})})
     with pytest.raises(ReferenceNotReachable):
         opened(str(tmp_path)).cat_file("a")
 
 
-def test_mapped_keys_of_the_source_follow_its_manifest(tmp_path: Path) -> None:
-    put(tmp_path / "raw", b"0123")
+def test_mapped_keys_are_checked_against_ranges_and_versions(tmp_path: Path) -> None:
+    write(tmp_path / "raw", b"0123")
     keys = {
         "there": {"path": "data", "offset": 1, "length": 2},
         "changed": {"path": "data", "length": 2, "last_modified": "1990-01-01T00:00:00Z"},
@@ -229,7 +229,7 @@ def test_mapped_keys_of_the_source_follow_its_manifest(tmp_path: Path) -> None:
         "gone": {"path": "nothing"},
     }
     refs = {
-        "zarr.json": json.dumps(GROUP | {"storage_transformers": declared(keys)}),
+        "zarr.json": json.dumps(GROUP | {"storage_transformers": declare(keys)}),
         "data": [f"file://{tmp_path}/raw", 0, 4],
         "note": "four",
     }
@@ -245,12 +245,12 @@ def test_mapped_keys_of_the_source_follow_its_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["array", "prefix", "map", "mount"])
 def test_remote_manifests_cannot_reach_local_files(http_server: RangeServer, tmp_path: Path, where: str) -> None:
-    put(tmp_path / "secret/0", b"ab")
+    write(tmp_path / "secret/0", b"ab")
     url = f"file://{tmp_path}/secret/"
     manifest = {"array": {"0": {"path": url + "0"}}, "prefix": {"prefix": {"": {"path": url}}}}.get(where)
     http_server.put("/s/x/zarr.json", json.dumps(metadata((4,), (2,), manifest)).encode())
     keys = {"map": {"key": {"path": url + "0"}}, "mount": {"prefix": {"m/": {"path": url}}}}.get(where, {})
-    http_server.put("/s/zarr.json", json.dumps(GROUP | {"storage_transformers": declared(keys)}).encode())
+    http_server.put("/s/zarr.json", json.dumps(GROUP | {"storage_transformers": declare(keys)}).encode())
     key = {"map": "key", "mount": "m/0"}.get(where, "x/c/0")
     with pytest.raises(TargetNotAllowed, match="allow="):
         opened(f"{http_server.url}/s").cat_file(key)
@@ -279,17 +279,17 @@ def test_xarray_reads_arrays_of_every_kind_over_http(tmp_path: Path) -> None:
                 manifest[key] = {"path": "../../far/blob", "offset": len(blob), "length": len(content)}
                 blob += content + b"\xaa"
                 chunk.unlink()
-        put(tmp_path / "s.zarr" / name / "manifest.json", manifest)
-    put(tmp_path / "far/blob", blob)
+        write(tmp_path / "s.zarr" / name / "manifest.json", manifest)
+    write(tmp_path / "far/blob", blob)
     (tmp_path / "s.zarr/mapped/c").rename(tmp_path / "far/mapped")
     manifests: dict[str, Any] = dict.fromkeys(names[2:4], "./manifest.json")
     manifests["mapped"] = {"prefix": {"": {"path": "../../far/mapped/", "separator": "/"}}}
     for name, manifest in manifests.items():
         path = tmp_path / "s.zarr" / name / "zarr.json"
-        put(path, json.loads(path.read_bytes()) | {"storage_transformers": declared(manifest)})
+        write(path, json.loads(path.read_bytes()) | {"storage_transformers": declare(manifest)})
     members = {name: json.loads((tmp_path / "s.zarr" / name / "zarr.json").read_bytes()) for name in names}
     inline = {"kind": "inline", "must_understand": False, "metadata": members}
-    put(tmp_path / "s.zarr/zarr.json", GROUP | {"consolidated_metadata": inline})
+    write(tmp_path / "s.zarr/zarr.json", GROUP | {"consolidated_metadata": inline})
     with RangeServer(directory=tmp_path) as server, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
         fs = opened(f"{server.url}/s.zarr", asynchronous=True)

@@ -1,4 +1,4 @@
-"""A root document may announce pending commits; invalid announcements are errors."""
+"""The view of chunk manifests: pending documents in the root, and metadata without the declaration of a manifest."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from refshard_fs.formats.kerchunk_parquet.source import Layout
 from tests.support.chunk_manifests import metadata, opened, write
 
 
-def root(**ours: Any) -> bytes:
+def make_root(**extension: Any) -> bytes:
     members = {"a": {"zarr_format": 3, "node_type": "group"}}
-    inline = {"kind": "inline", "must_understand": False, "metadata": members, "refshard": ours}
+    inline = {"kind": "inline", "must_understand": False, "metadata": members, "refshard": extension}
     return json.dumps({"zarr_format": 3, "node_type": "group", "consolidated_metadata": inline}).encode()
 
 
 def test_pending_documents_come_from_the_root() -> None:
-    edits = read_pending_edits(root(pending=["a"], gone=["b/c"]), "zarr.json")
+    edits = read_pending_edits(make_root(pending=["a"], gone=["b/c"]), "zarr.json")
     assert edits is not None
     assert sorted(edits.changes()) == ["a/zarr.json", "b/c/zarr.json"]
-    assert read_pending_edits(root(pending=[], gone=[]), "zarr.json") is None
+    assert read_pending_edits(make_root(pending=[], gone=[]), "zarr.json") is None
 
 
 @pytest.mark.parametrize(
-    "ours",
+    "extension",
     [
         {"pending": ["../up"]},
         {"pending": ["a/../b"]},
@@ -40,9 +40,9 @@ def test_pending_documents_come_from_the_root() -> None:
         {"pending": [], "gone": [None]},
     ],
 )
-def test_invalid_node_paths_are_refused(ours: dict[str, Any]) -> None:
+def test_invalid_node_paths_are_refused(extension: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match=r"zarr\.json"):
-        read_pending_edits(root(**ours), "zarr.json")
+        read_pending_edits(make_root(**extension), "zarr.json")
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_invalid_node_paths_are_refused(ours: dict[str, Any]) -> None:
         [],
     ],
 )
-def test_only_partition_files_can_be_named(partitions: Any) -> None:
+def test_invalid_names_of_partition_files_are_refused(partitions: Any) -> None:
     document = {"metadata": {}, "record_size": 1, "refshard": {"partitions": partitions}}
     with pytest.raises(ManifestError, match=r"\.zmetadata"):
         Layout(json.dumps(document).encode(), ".zmetadata")
 
 
-def test_only_the_transformer_is_hidden(tmp_path: Path) -> None:
+def test_metadata_are_shown_without_the_transformer(tmp_path: Path) -> None:
     fs = opened(str(write(tmp_path, {})))
     shown = json.loads(fs.cat_file("zarr.json"))
     assert shown == json.loads(json.dumps(metadata((4,), (2,), None)))
@@ -72,7 +72,7 @@ def test_only_the_transformer_is_hidden(tmp_path: Path) -> None:
     assert fs.cat_file("manifest.json") == b"{}"
 
 
-def test_consolidated_metadata_hides_the_transformer(tmp_path: Path) -> None:
+def test_consolidated_metadata_lack_the_transformer(tmp_path: Path) -> None:
     array = metadata((4,), (2,), {"0": {"data": "ab"}})
     inner = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"x": array}}}
     root = {"zarr_format": 3, "node_type": "group", "attributes": {"a": 1}}
@@ -107,7 +107,7 @@ def test_declaration_without_a_manifest_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"name": "other"}, {"configuration": {"chunks_per_shard": [2]}}])
-def test_chunks_behind_several_transformers_are_errors(tmp_path: Path, other: Any) -> None:
+def test_chunks_of_several_transformers_are_errors(tmp_path: Path, other: Any) -> None:
     several = [{"name": "chunk-manifest-json", "configuration": {"manifest": {"0": {"data": "ab"}}}}, other]
     (tmp_path / "zarr.json").write_text(json.dumps(metadata((4,), (2,)) | {"storage_transformers": several}))
     fs = opened(str(tmp_path))
@@ -131,6 +131,6 @@ def test_missing_manifest_is_not_a_missing_chunk(tmp_path: Path) -> None:
         opened(str(tmp_path)).cat_file("c/0")
 
 
-def test_plain_reference_set_is_not_wrapped() -> None:
+def test_reference_set_without_manifests_has_no_view() -> None:
     fs = opened({"a/zarr.json": json.dumps(metadata((4,), (2,), None)), "a/c/0": "ab"})
     assert type(fs.source.open()).__name__ == "FlatKeySpace"

@@ -1,4 +1,4 @@
-"""FlatBuffers made by hand: fields are found by the vtable, and offsets that lead out are refused."""
+"""FlatBuffers made by hand: fields are located by the vtable, and offsets that lead out of the buffer are refused."""
 
 from __future__ import annotations
 
@@ -16,41 +16,42 @@ def u32(*numbers: int) -> bytes:
     return np.array(numbers, "<u4").tobytes()
 
 
-# The root's offset; a vtable of three fields, the second absent; the table: a number, and the offset of a text.
+# The offset of the root table; a vtable of three fields, of which the second is absent; the table with a number and the
+# offset of a text; and the text.
 VTABLE = u16(10, 12, 4, 0, 8)
 BUFFER = u32(16) + VTABLE + u16(0) + u32(12, 7, 4) + u32(3) + b"abc"
 
 
-def test_vtable_locates_fields() -> None:
-    root = Tables.root(BUFFER)
-    assert root.numbers(0, "<u4").tolist() == [7]
-    assert root.numbers(1, "<u4").tolist() == root.numbers(9, "<u4").tolist() == [0]
-    assert root.texts(2) == ["abc"]
-    assert len(root.table(1)[0].at) == len(root.tables(1)[0].at) == 0
+def test_fields_are_located_by_the_vtable() -> None:
+    root = Tables.of_root(BUFFER)
+    assert root.read_numbers(0, "<u4").tolist() == [7]
+    assert root.read_numbers(1, "<u4").tolist() == root.read_numbers(9, "<u4").tolist() == [0]
+    assert root.read_texts(2) == ["abc"]
+    assert len(root.read_tables(1)[0].at) == len(root.read_vectors_of_tables(1)[0].at) == 0
 
 
 def test_columns_have_the_fields_of_each_table() -> None:
     tables = Tables(BUFFER, np.array([16, 16]))
-    assert tables.numbers(0, "<u4").tolist() == [7, 7]
-    assert tables.numbers(1, "<u4").tolist() == [0, 0]
-    assert tables.pieces(2) == ([0, 1], [b"abc", b"abc"])
-    assert tables.bytes(2) == [b"abc", b"abc"]
-    assert tables.bytes(1) == [b"", b""]
-    assert tables.structs(0, 4).tolist() == [[7, 0, 0, 0]] * 2
+    assert tables.read_numbers(0, "<u4").tolist() == [7, 7]
+    assert tables.read_numbers(1, "<u4").tolist() == [0, 0]
+    assert tables.read_vectors(2) == ([0, 1], [b"abc", b"abc"])
+    assert tables.read_bytes(2) == [b"abc", b"abc"]
+    assert tables.read_bytes(1) == [b"", b""]
+    assert tables.read_structs(0, 4).tolist() == [[7, 0, 0, 0]] * 2
     with pytest.raises(ValueError, match="lacks an id"):
-        tables.structs(1, 4)
+        tables.read_structs(1, 4)
 
 
 @pytest.mark.parametrize("length", range(4, len(BUFFER)))
 def test_truncated_buffer_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match="cut short or damaged"):
-        Tables.root(BUFFER[:length]).texts(2)
+        Tables.of_root(BUFFER[:length]).read_texts(2)
 
 
 def test_vectors_of_the_same_bytes_are_refused() -> None:
-    assert Tables(BUFFER, np.array([16] * 4)).elements(2, 1)[1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert Tables(BUFFER, np.array([16] * 4)).locate_elements(2, 1)[1].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     with pytest.raises(ValueError, match="lead to the same bytes"):
-        Tables(BUFFER, np.array([16] * 60)).elements(2, 1)
+        Tables(BUFFER, np.array([16] * 60)).locate_elements(2, 1)
 
 
 def test_numbers_outside_of_the_buffer_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Objects of a small repository are decoded without icechunk, and refused under another object's name."""
+"""Objects of a small repository are decoded without the package icechunk, and wrong or damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refshard_fs.core.format import OpenOptions
 from refshard_fs.formats.icechunk.objects import MAGIC, Repository, Snapshot, SnapshotIndex, extract_buffer
 from refshard_fs.formats.icechunk.source import IcechunkKeySpace
 
-SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # by icechunk 2.3
+SAMPLE = Path(__file__).parents[2] / "data" / "icechunk"  # written by icechunk 2.3
 
 
 def test_repository_is_read_without_icechunk() -> None:
@@ -63,7 +63,7 @@ def test_header_of_another_object_is_refused() -> None:
             Repository.decode(damaged, 1 << 20)
 
 
-def test_format_icechunk_for_another_folder_is_an_error(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_repository_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefShardError, match="main"):
         RefShardFileSystem(f"icechunk::{tmp_path}").ls("")
     (tmp_path / "repo").write_bytes(b"a text")
@@ -79,7 +79,7 @@ def test_array_with_an_unknown_grid_is_left_out(damaged: bytes) -> None:
     nodes = SnapshotIndex(snapshot.name, 1 << 20).decode(snapshot.read_bytes()).nodes
     known = next(node.document for node in nodes if node.path == "a")
     if not damaged.startswith(b"{"):
-        known = known.replace(b'"regular"', b'"hexagonal"') if damaged == b"hexagonal" else _flat(known)
+        known = known.replace(b'"regular"', b'"hexagonal"') if damaged == b"hexagonal" else _remove_dimension(known)
         damaged = known
     nodes = [msgspec.structs.replace(node, document=damaged) if node.path == "a" else node for node in nodes]
     keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", nodes, 0, None, None), {}, OpenOptions())
@@ -89,21 +89,21 @@ def test_array_with_an_unknown_grid_is_left_out(damaged: bytes) -> None:
             next(keys.lookup(key))
 
 
-def _flat(document: bytes) -> bytes:
+def _remove_dimension(document: bytes) -> bytes:
     """Remove a dimension from an array's metadata."""
-    spelled = json.loads(document)
-    spelled["chunk_grid"]["configuration"]["chunk_shape"] = spelled["shape"] = spelled["shape"][:1]
-    return json.dumps(spelled).encode()
+    content = json.loads(document)
+    content["chunk_grid"]["configuration"]["chunk_shape"] = content["shape"] = content["shape"][:1]
+    return json.dumps(content).encode()
 
 
 @pytest.mark.parametrize("location", ["vcc://none/a", "s3://b/a%3A%3Ab", "file:///%00", "s3://b/%ff"])
-def test_location_without_an_object_is_an_error(location: str) -> None:
+def test_location_that_no_object_can_have_is_refused(location: str) -> None:
     keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "s3://b/"}, OpenOptions())
     with pytest.raises(ManifestError, match=re.escape(location)):
         keys._resolve(location)
 
 
-def test_locations_become_urls() -> None:
+def test_locations_are_resolved_to_urls() -> None:
     keys = IcechunkKeySpace("s3://bucket/r", Snapshot("S", (), 0, None, None), {"data": "gcs://b/x/"}, OpenOptions())
     assert keys._resolve("vcc://data/a%20b") == "gs://b/x/a b"
     assert keys._resolve("azure://c/a%23#f") == "az://c/a#"

@@ -1,4 +1,4 @@
-"""Repositories that icechunk and VirtualiZarr wrote are read as icechunk reads them, with fewer requests."""
+"""Repositories that icechunk and VirtualiZarr wrote have the chunks that icechunk reads, in fewer requests."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ STEP = 64  # bytes of a virtual chunk
 RAW = {"compressors": None, "filters": None}
 
 
-def containers(*prefixes: str, names: dict[str, str] | None = None) -> Any:
+def configure(*prefixes: str, names: dict[str, str] | None = None) -> Any:
+    """Return a configuration with a virtual chunk container for each URL in ``prefixes``, with ``names`` by URL."""
     config = icechunk.RepositoryConfig.default()
     for prefix in prefixes:
         name = (names or {}).get(prefix)
-        made = icechunk.http_store() if prefix.startswith("http") else icechunk.local_filesystem_store(prefix[7:])
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, made, name=name))
+        store = icechunk.http_store() if prefix.startswith("http") else icechunk.local_filesystem_store(prefix[7:])
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store, name=name))
     return config
 
 
-def created(path: Path | str, config: Any = None, version: int = 2) -> Any:
+def create(path: Path | str, config: Any = None, version: int = 2) -> Any:
     access = icechunk.containers_credentials(dict.fromkeys(config.virtual_chunk_containers)) if config else None
     storage = icechunk.local_filesystem_storage(str(path))
     return icechunk.Repository.create(storage, config, access, spec_version=version)
 
 
-def kept(repository: Any, **version: Any) -> dict[str, bytes]:
+def read_by_icechunk(repository: Any, **version: Any) -> dict[str, bytes]:
     """Read all keys of a snapshot with icechunk."""
     from zarr.core.buffer import default_buffer_prototype
 
@@ -63,9 +64,9 @@ def kept(repository: Any, **version: Any) -> dict[str, bytes]:
     return asyncio.run(read())
 
 
-def virtual(folder: Path, url: str, steps: int = 8, prefix: str | None = None, **checks: Any) -> Any:
-    """Return a repository with an array ``a``, each step of which is 64 bytes of the object at ``url``."""
-    repository = created(folder / "virtual", containers(prefix or url.rpartition("/")[0] + "/"))
+def create_virtual(folder: Path, url: str, steps: int = 8, prefix: str | None = None, **checks: Any) -> Any:
+    """Create a repository with an array ``a`` of virtual chunks: each has the next 64 bytes of the object at ``url``."""
+    repository = create(folder / "virtual", configure(prefix or url.rpartition("/")[0] + "/"))
     session = repository.writable_session("main")
     group = zarr.open_group(session.store, mode="w")
     group.create_array("a", shape=(steps, STEP), chunks=(1, STEP), dtype="u1", fill_value=0, **RAW)
@@ -75,7 +76,7 @@ def virtual(folder: Path, url: str, steps: int = 8, prefix: str | None = None, *
     return repository
 
 
-def content(steps: int = 8) -> bytes:
+def make_content(steps: int = 8) -> bytes:
     return bytes(np.arange(steps * STEP, dtype="u4").astype("u1"))
 
 
@@ -84,12 +85,12 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, str]:
     """A repository with native, inline and virtual chunks, split manifests, a tag, and two more snapshots."""
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "ü#.bin").write_bytes(bytes(range(200)))
-    config = containers(f"file://{tmp_path}/")
+    config = configure(f"file://{tmp_path}/")
     split = icechunk.ManifestSplittingConfig.from_dict(
         {icechunk.ManifestSplitCondition.AnyArray(): {icechunk.ManifestSplitDimCondition.Any(): 3}}
     )
     config.manifest = icechunk.ManifestConfig(splitting=split)
-    repository = created(tmp_path / "mixed", config, request.param)
+    repository = create(tmp_path / "mixed", config, request.param)
     session = repository.writable_session("main")
     group = zarr.open_group(session.store, mode="w", attributes={"title": "mixed"})
     grid = group.create_array("deep/grid", shape=(50, 40), chunks=(7, 10), dtype="f8", dimension_names=["y", "x"])
@@ -113,7 +114,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, str]:
     return repository, str(tmp_path / "mixed")
 
 
-def test_snapshots_are_read_as_icechunk_reads_them(mixed: tuple[Any, str]) -> None:
+def test_snapshots_have_the_keys_that_icechunk_reads(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     first = repository.lookup_tag("first")
     for theirs, ours in (
@@ -122,7 +123,7 @@ def test_snapshots_are_read_as_icechunk_reads_them(mixed: tuple[Any, str]) -> No
         ({"tag": "first"}, {"tag": "first"}),
         ({"snapshot_id": first}, {"snapshot": first}),
     ):
-        expected = kept(repository, **theirs)
+        expected = read_by_icechunk(repository, **theirs)
         fs = RefShardFileSystem(url, shards="whole", **ours)
         assert sorted(fs.find("")) == sorted(expected)
         assert fs.cat([*expected]) == expected
@@ -140,13 +141,13 @@ def test_arrays_are_opened_by_zarr_and_xarray(mixed: tuple[Any, str]) -> None:
     np.testing.assert_array_equal(opened["grid"], theirs["deep/grid"])
 
 
-def test_as_of_opens_the_last_snapshot_before_a_time(mixed: tuple[Any, str]) -> None:
+def test_as_of_opens_the_last_snapshot_up_to_a_time(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     second, first, *_ = repository.ancestry(branch="main")
     for when in (first.written_at, first.written_at.isoformat()):
-        assert RefShardFileSystem(url, as_of=when).cat_file("small/c/1") == kept(repository, tag="first")["small/c/1"]
+        assert RefShardFileSystem(url, as_of=when).cat_file("small/c/1") == read_by_icechunk(repository, tag="first")["small/c/1"]
     naive = second.written_at.astimezone(UTC).replace(tzinfo=None)
-    assert RefShardFileSystem(url, as_of=naive).cat_file("small/c/1") == kept(repository)["small/c/1"]
+    assert RefShardFileSystem(url, as_of=naive).cat_file("small/c/1") == read_by_icechunk(repository)["small/c/1"]
     with pytest.raises(SourceNotReachable, match="before its first snapshot"):
         RefShardFileSystem(url, as_of="2020-01-01").ls("")
 
@@ -156,7 +157,7 @@ def test_circular_history_is_an_error(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     file = Path(url) / "snapshots" / repository.lookup_branch("main")
     buffer = extract_buffer(file.read_bytes(), 1, 1 << 20)
-    own, parent = (Tables.root(buffer).structs(field, 12).tobytes() for field in (0, 1))
+    own, parent = (Tables.of_root(buffer).read_structs(field, 12).tobytes() for field in (0, 1))
     file.write_bytes(file.read_bytes()[:38] + b"\0" + buffer.replace(parent, own))
     with pytest.raises(ManifestError, match="is not older than its child"):
         RefShardFileSystem(url, as_of="2020-01-01").ls("")
@@ -180,9 +181,9 @@ def test_deleted_tag_is_an_error(mixed: tuple[Any, str]) -> None:
         RefShardFileSystem(url, tag="first").ls("")
 
 
-def test_names_of_branches_and_tags_may_need_quoting(tmp_path: Path) -> None:
-    """In version 1 they are names of objects, which Icechunk quotes on disks."""
-    repository = created(tmp_path / "repository", version=1)
+def test_branches_and_tags_with_special_characters_are_opened(tmp_path: Path) -> None:
+    """In version 1, names of branches and tags are names of objects, which Icechunk quotes in local directories."""
+    repository = create(tmp_path / "repository", version=1)
     names = ("a b!$&'()+,:;=@", 'ü€#%?*<>[]{}|^~"`\\', "%C3%BC", "ü", "..")
     for name in names:
         session = repository.writable_session("main")
@@ -213,14 +214,14 @@ def test_open_repository_keeps_its_snapshot(mixed: tuple[Any, str]) -> None:
     zarr.open_group(session.store)["small"][:] = 5
     session.commit("third")
     assert fs.cat_file("small/c/1") == before
-    assert RefShardFileSystem(url).cat_file("small/c/1") == kept(repository)["small/c/1"] != before
+    assert RefShardFileSystem(url).cat_file("small/c/1") == read_by_icechunk(repository)["small/c/1"] != before
     fs.invalidate_cache()
-    assert fs.cat_file("small/c/1") == kept(repository)["small/c/1"]
+    assert fs.cat_file("small/c/1") == read_by_icechunk(repository)["small/c/1"]
 
 
 def test_repository_is_recognised_without_listing(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
-    expected = kept(repository)
+    expected = read_by_icechunk(repository)
     with RangeServer(directory=Path(url).parent) as server:
         fs = RefShardFileSystem(f"{server.url}/mixed", shards="whole")
         keys = [key for key in expected if not key.startswith("virtual/c")]
@@ -231,7 +232,7 @@ def test_repository_is_recognised_without_listing(mixed: tuple[Any, str]) -> Non
 
 def test_repository_on_s3_is_read(tmp_path: Path, s3_server: SeaweedServer) -> None:
     s3_server.create_bucket("icechunk")
-    target = s3_server.put("icechunk/data/a b.bin", content())
+    target = s3_server.put("icechunk/data/a b.bin", make_content())
     storage = icechunk.s3_storage(
         bucket="icechunk",
         prefix="made",
@@ -252,63 +253,63 @@ def test_repository_on_s3_is_read(tmp_path: Path, s3_server: SeaweedServer) -> N
     session.store.set_virtual_ref("a/c/0/0", target.replace(" ", "%20"), offset=0, length=512, checksum=etag)
     session.commit("made")
     fs = RefShardFileSystem("s3://icechunk/made", target_options=s3_server.storage_options)
-    assert fs.cat_file("a/c/0/0") == content()
+    assert fs.cat_file("a/c/0/0") == make_content()
     assert fs.cat_file("a/c/1/0") == bytes([5]) * 900
-    s3_server.put("icechunk/data/a b.bin", content()[::-1])
+    s3_server.put("icechunk/data/a b.bin", make_content()[::-1])
     with pytest.raises(TargetChanged):
         RefShardFileSystem("s3://icechunk/made", target_options=s3_server.storage_options).cat_file("a/c/0/0")
 
 
 def test_unlisted_repository_opens_in_few_requests(tmp_path: Path) -> None:
-    session = created(tmp_path / "made").writable_session("main")
+    session = create(tmp_path / "made").writable_session("main")
     ds = xr.Dataset({"air": (("y", "x"), np.arange(12.0).reshape(3, 4))}, {"y": np.arange(3), "x": np.arange(4)})
     ds.to_zarr(session.store, zarr_format=3, consolidated=False)
     session.commit("made")
     with RangeServer(directory=tmp_path) as server:
         opened = xr.open_dataset(f"icechunk::{server.url}/made", engine="refshard")
         folders = [request.path.split("/")[2] for request in server.requests()]
-        assert folders == ["repo", "snapshots", "manifests", "manifests"], "those of the coordinates"
+        assert folders == ["repo", "snapshots", "manifests", "manifests"], "manifests of the coordinates"
         xr.testing.assert_identical(opened.load(), ds)
         assert len(server.requests()) == 5
 
 
 def test_point_through_many_steps_takes_few_requests(tmp_path: Path, http_server: RangeServer) -> None:
     steps = 3000
-    url = http_server.put("/steps", content(steps))
-    repository = created(tmp_path / "many", containers(http_server.url + "/"))
+    url = http_server.put("/steps", make_content(steps))
+    repository = create(tmp_path / "many", configure(http_server.url + "/"))
     session = repository.writable_session("main")
     zarr.open_group(session.store, mode="w").create_array("a", shape=(steps, STEP), chunks=(1, STEP), dtype="u1", **RAW)
     offsets = np.arange(steps, dtype="u8") * STEP
     session.store.set_virtual_refs_arr("a", (steps, 1), [url] * steps, offsets, np.full(steps, STEP, "u8"))
     session.commit("made")
     array = zarr.open_array(f"refshard::{tmp_path}/many", path="a", mode="r")
-    np.testing.assert_array_equal(array[:, 5], np.frombuffer(content(steps), "u1")[5::STEP])
+    np.testing.assert_array_equal(array[:, 5], np.frombuffer(make_content(steps), "u1")[5::STEP])
     assert len(http_server.requests("/steps")) <= 2, "icechunk makes 3000"
 
 
-def test_options_of_virtual_chunks_need_no_protocol(tmp_path: Path, http_server: RangeServer) -> None:
-    virtual(tmp_path, http_server.put("/a.bin", content()))
+def test_remote_options_apply_to_virtual_chunks(tmp_path: Path, http_server: RangeServer) -> None:
+    create_virtual(tmp_path, http_server.put("/a.bin", make_content()))
     token = {"headers": {"authorization": "Bearer abc"}}
     for fs in (
         RefShardFileSystem(str(tmp_path / "virtual"), remote_options=token),
         RefShardFileSystem(str(tmp_path / "virtual"), remote_protocol="http", remote_options=token),
     ):
-        assert fs.cat_file("a/c/7/0") == content()[7 * STEP :]
+        assert fs.cat_file("a/c/7/0") == make_content()[7 * STEP :]
         assert http_server.requests("/a.bin")[-1].headers["authorization"] == "Bearer abc"
 
 
-def test_repository_with_a_token_is_read(mixed: tuple[Any, str]) -> None:
+def test_target_options_apply_to_the_repository(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
     with RangeServer(directory=Path(url).parent) as server:
         options = {"headers": {"authorization": "Bearer abc"}}
         fs = RefShardFileSystem(f"icechunk::{server.url}/mixed", target_options=options)
-        assert fs.cat_file("deep/grid/c/0/0") == kept(repository)["deep/grid/c/0/0"]
+        assert fs.cat_file("deep/grid/c/0/0") == read_by_icechunk(repository)["deep/grid/c/0/0"]
         assert {request.headers["authorization"] for request in server.requests()} == {"Bearer abc"}
 
 
 def test_pickled_and_asynchronous_filesystems_read_the_same(mixed: tuple[Any, str]) -> None:
     repository, url = mixed
-    expected = kept(repository, tag="first")["small/c/1"]
+    expected = read_by_icechunk(repository, tag="first")["small/c/1"]
     fs = RefShardFileSystem(url, tag="first")
     assert pickle.loads(pickle.dumps(fs)).cat_file("small/c/1") == expected
 
@@ -321,25 +322,25 @@ def test_pickled_and_asynchronous_filesystems_read_the_same(mixed: tuple[Any, st
 
 @pytest.mark.parametrize("check", ["etag", "last_modified"])
 def test_rewritten_target_is_an_error(check: str, tmp_path: Path, http_server: RangeServer) -> None:
-    url = http_server.put("/a.bin", content(), modified=1e9)
+    url = http_server.put("/a.bin", make_content(), modified=1e9)
     etag = fsspec.filesystem("http").info(url)["ETag"].strip('"')
     checksum = etag if check == "etag" else datetime.fromtimestamp(1e9, UTC)
-    virtual(tmp_path, url, checksum=checksum)
-    there = str(tmp_path / "virtual")
-    assert RefShardFileSystem(there).cat_file("a/c/1/0") == content()[STEP : 2 * STEP]
-    http_server.put("/a.bin", content()[::-1], modified=1e9 + 60)
+    create_virtual(tmp_path, url, checksum=checksum)
+    url = str(tmp_path / "virtual")
+    assert RefShardFileSystem(there).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
+    http_server.put("/a.bin", make_content()[::-1], modified=1e9 + 60)
     with pytest.raises(TargetChanged, match="not the object that the manifest was made for"):
         RefShardFileSystem(there).cat_file("a/c/1/0")
 
 
-def test_rewritten_local_target_is_found_by_icechunks_etag(tmp_path: Path) -> None:
+def test_rewritten_local_target_is_detected_by_its_etag(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
-    target.write_bytes(content())
+    target.write_bytes(make_content())
     found = target.stat()
-    virtual(tmp_path, f"file://{target}", checksum=f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}")
-    there = str(tmp_path / "virtual")
-    assert RefShardFileSystem(there).cat_file("a/c/1/0") == content()[STEP : 2 * STEP]
-    target.write_bytes(content()[::-1])
+    create_virtual(tmp_path, f"file://{target}", checksum=f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}")
+    url = str(tmp_path / "virtual")
+    assert RefShardFileSystem(there).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
+    target.write_bytes(make_content()[::-1])
     os.utime(target, ns=(found.st_mtime_ns + 1_000_000, found.st_mtime_ns + 1_000_000))
     with pytest.raises(TargetChanged):
         RefShardFileSystem(there).cat_file("a/c/1/0")
@@ -347,13 +348,13 @@ def test_rewritten_local_target_is_found_by_icechunks_etag(tmp_path: Path) -> No
 
 def test_target_with_two_versions_cannot_be_saved_as_one(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
-    target.write_bytes(content())
+    target.write_bytes(make_content())
     found = target.stat()
     etag, later = (f"{found.st_ino:x}-{found.st_mtime_ns // 1000 + n:x}-{found.st_size:x}" for n in (0, 5_000_000))
-    repository = virtual(tmp_path, f"file://{target}", checksum=etag)
+    repository = create_virtual(tmp_path, f"file://{target}", checksum=etag)
     fs = RefShardFileSystem(str(tmp_path / "virtual"))
     fs.save(str(tmp_path / "one.json"))
-    assert RefShardFileSystem(str(tmp_path / "one.json")).cat_file("a/c/1/0") == content()[STEP : 2 * STEP]
+    assert RefShardFileSystem(str(tmp_path / "one.json")).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
     session = repository.writable_session("main")
     session.store.set_virtual_ref("a/c/0/0", f"file://{target}", offset=0, length=STEP, checksum=later)
     session.commit("another")
@@ -361,24 +362,24 @@ def test_target_with_two_versions_cannot_be_saved_as_one(tmp_path: Path) -> None
         RefShardFileSystem(str(tmp_path / "virtual")).save(str(tmp_path / "two.json"))
 
 
-def test_moved_container_is_found(tmp_path: Path) -> None:
+def test_new_url_of_a_container_is_used(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
-    (tmp_path / "new" / "a.bin").write_bytes(content())
+    (tmp_path / "new" / "a.bin").write_bytes(make_content())
     old, new = (f"file://{tmp_path}/{name}/" for name in ("old", "new"))
-    repository = created(tmp_path / "moved", containers(old, names={old: "data"}))
+    repository = create(tmp_path / "moved", configure(old, names={old: "data"}))
     session = repository.writable_session("main")
     zarr.open_group(session.store, mode="w").create_array("a", shape=(8,), chunks=(8,), dtype="u1", **RAW)
     session.store.set_virtual_ref("a/c/0", "vcc://data/a.bin", offset=8, length=8)
     session.commit("made")
-    there = str(tmp_path / "moved")
+    url = str(tmp_path / "moved")
     with pytest.raises(RefShardError, match=r"old/a\.bin"):
         RefShardFileSystem(there).cat_file("a/c/0")
-    renamed = containers(new, names={new: "data"})
+    renamed = configure(new, names={new: "data"})
     icechunk.Repository.open(icechunk.local_filesystem_storage(there), renamed).save_config()
-    assert RefShardFileSystem(there).cat_file("a/c/0") == content()[8:16]
+    assert RefShardFileSystem(there).cat_file("a/c/0") == make_content()[8:16]
     icechunk.Repository.open(
-        icechunk.local_filesystem_storage(there), containers(new, names={new: "other"})
+        icechunk.local_filesystem_storage(there), configure(new, names={new: "other"})
     ).save_config()
     with pytest.raises(ManifestError, match="no virtual chunk container 'data'.*'other'"):
         RefShardFileSystem(there).cat_file("a/c/0")
@@ -387,38 +388,38 @@ def test_moved_container_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest", "icechunk"])
 def test_saved_set_refers_to_the_same_objects(format: str, mixed: tuple[Any, str], tmp_path: Path) -> None:
     repository, url = mixed
-    there = str(tmp_path / "saved")
+    url = str(tmp_path / "saved")
     copied = RefShardFileSystem(url, shards="whole").save(there, format)
-    assert copied is None or (format == "icechunk" and "12 chunks" in copied), "inline ones"
+    assert copied is None or (format == "icechunk" and "12 chunks" in copied), "inline chunks"
     saved = RefShardFileSystem(there, shards="whole")
-    expected = kept(repository)
+    expected = read_by_icechunk(repository)
     chunks = [key for key in expected if not key.endswith("zarr.json")]
     assert saved.cat(chunks) == {key: expected[key] for key in chunks}
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest", "icechunk"])
 def test_save_keeps_versions_or_is_refused(format: str, tmp_path: Path, http_server: RangeServer) -> None:
-    url = http_server.put("/a.bin", content(), modified=1e9)
-    virtual(tmp_path, url, checksum=datetime.fromtimestamp(1e9, UTC))
+    url = http_server.put("/a.bin", make_content(), modified=1e9)
+    create_virtual(tmp_path, url, checksum=datetime.fromtimestamp(1e9, UTC))
     fs = RefShardFileSystem(str(tmp_path / "virtual"))
-    there = str(tmp_path / "saved")
+    url = str(tmp_path / "saved")
     if format in ("json", "parquet"):
         with pytest.raises(ManifestError, match="last_modified, which a reference set cannot hold"):
             fs.save(there, format)
         return
     fs.save(there, format)
-    assert RefShardFileSystem(there).cat_file("a/c/1/0") == content()[STEP : 2 * STEP]
-    http_server.put("/a.bin", content()[::-1], modified=1e9 + 60)
+    assert RefShardFileSystem(there).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
+    http_server.put("/a.bin", make_content()[::-1], modified=1e9 + 60)
     with pytest.raises(TargetChanged):
         RefShardFileSystem(there).cat_file("a/c/1/0")
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> list[str]:
-    """Two repositories in which tag and branch have different values."""
+    """Two repositories whose tag ``first`` has other values than the branch ``main``."""
     urls = []
     for part in range(2):
-        repository = created(tmp_path / f"{part}.icechunk")
+        repository = create(tmp_path / f"{part}.icechunk")
         for add in (0, 100):
             session = repository.writable_session("main")
             air = np.arange(12.0).reshape(3, 4) + part + add
@@ -434,14 +435,14 @@ def parts(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -> None:
     for urls in (parts, [f"icechunk::{url}" for url in parts]):
-        there = str(tmp_path / "joined.json")
+        url = str(tmp_path / "joined.json")
         refshard_fs.concat(urls, "time", lazy=lazy).save(there, overwrite=True)
         opened = xr.open_dataset(there, engine="refshard")
         assert opened["air"].values.sum() == 2 * 66 + 12 + 24 * 100
         assert opened["time"].values.tolist() == [*range(6)]
 
 
-def test_only_references_of_a_version_are_joined(parts: list[str]) -> None:
+def test_versions_are_joined_as_references_only(parts: list[str]) -> None:
     joined = refshard_fs.concat(parts, "time", tag="first")
     assert xr.open_dataset(joined, engine="refshard")["air"].values.sum() == 2 * 66 + 12
     with pytest.raises(TypeError, match="without tag='first': leave lazy=True out"):
@@ -467,7 +468,7 @@ def test_references_of_virtualizarr_are_read(tmp_path: Path) -> None:
     ds.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding={"air": {"chunksizes": (2, 5), "zlib": True}})
     registry = ObjectStoreRegistry({"file://": obstore.store.LocalStore()})
     vds = vz.open_virtual_dataset(f"file://{tmp_path}/a.nc", registry=registry, parser=vz.parsers.HDFParser())
-    session = created(tmp_path / "made", containers(f"file://{tmp_path}/")).writable_session("main")
+    session = create(tmp_path / "made", configure(f"file://{tmp_path}/")).writable_session("main")
     vds.vz.to_icechunk(session.store, last_updated_at=datetime.now(UTC) + timedelta(seconds=2))
     session.commit("made")
     xr.testing.assert_identical(xr.open_dataset(str(tmp_path / "made"), engine="refshard").load(), ds)
@@ -478,7 +479,7 @@ def test_references_of_virtualizarr_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["snapshots", "manifests", "repo"])
 def test_damaged_object_is_an_error_that_names_it(folder: str, tmp_path: Path, http_server: RangeServer) -> None:
-    repository = virtual(tmp_path, http_server.put("/a.bin", content()))
+    repository = create_virtual(tmp_path, http_server.put("/a.bin", make_content()))
     path = tmp_path / "virtual" / folder
     if folder == "snapshots":
         path /= repository.lookup_branch("main")
@@ -489,10 +490,10 @@ def test_damaged_object_is_an_error_that_names_it(folder: str, tmp_path: Path, h
             with pytest.raises(RefShardError, match=folder):
                 RefShardFileSystem(str(tmp_path / "virtual")).cat_file("a/c/0/0")
         file.write_bytes(data)
-    assert RefShardFileSystem(str(tmp_path / "virtual")).cat_file("a/c/0/0") == content()[:STEP]
+    assert RefShardFileSystem(str(tmp_path / "virtual")).cat_file("a/c/0/0") == make_content()[:STEP]
 
 
-def test_missing_objects_are_errors_not_missing_keys(mixed: tuple[Any, str]) -> None:
+def test_missing_object_is_an_error_and_not_a_missing_key(mixed: tuple[Any, str]) -> None:
     _, url = mixed
     shutil.rmtree(Path(url) / "chunks")
     with pytest.raises(refshard_fs.ReferenceNotReachable):

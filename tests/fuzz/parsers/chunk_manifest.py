@@ -45,11 +45,11 @@ def one_input(data: bytes) -> None:
         numbers = manifest.table.present().tolist()
         assert len(numbers) == len(manifest)
         for number in range(grid.size):
-            source = manifest.source(number)
+            source = manifest.locate(number)
             assert (source is not None) == (number in numbers)
             assert source is None or not manifest.is_empty(number)
             if source is not None:
                 assert source.offset >= 0
                 assert source.offset + (source.length or 0) < 2**63
-            prefix = manifest.prefix(grid.coords(number))
+            prefix = manifest.find_prefix(grid.coords(number))
             assert prefix is None or prefix.url(grid.coords(number))
