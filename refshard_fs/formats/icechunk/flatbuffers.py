@@ -1,9 +1,9 @@
 """Read FlatBuffers and FlexBuffers, as far as Icechunk's objects need them. No I/O here.
 
 The fields of a table are located by its vtable: ``offset = vtable[field]``, 0 if the field is absent. `Tables` reads
-the same field of many tables at once, as columns. Offsets that lead out of the buffer raise ValueError. So do vectors of
-a field that together have more than `_TIMES` times the bytes of the buffer: many offsets in a damaged buffer may lead
-to the same bytes, which would make much work of a small buffer.
+the same field of many tables at once, as columns. Offsets that lead out of the buffer raise ValueError. So do vectors
+of a field that together have more than `_TIMES` times the bytes of the buffer: many offsets in a damaged buffer may
+lead to the same bytes, so that a small buffer makes much work.
 """
 
 from __future__ import annotations
@@ -156,9 +156,10 @@ class _FlexReader:
         return int.from_bytes(self._data[at : at + width], "little")
 
     def read_value(self, at: int, parent_width: int, packed: int) -> Any:
-        """Return the text or map to which the offset at ``at``, of ``parent_width`` bytes, leads; None for other values.
+        """Return the text or map to which the offset at ``at`` leads; None for other values.
 
-        ``packed`` is the type of the value, and the logarithm of its width in the two lowest bits.
+        The offset has ``parent_width`` bytes. ``packed`` is the type of the value, and in its two lowest bits the
+        logarithm of the width of the value.
         """
         kind, width = packed >> 2, 1 << (packed & 3)
         if kind not in (_TEXT, _MAP):
@@ -174,9 +175,7 @@ class _FlexReader:
             place = keys + number * key_width
             start = place - self._read_number(place, key_width)
             key = self._read_text(start, self._data.find(b"\0", max(start, 0)))
-            members[key] = self.read_value(
-                at + number * width, width, self._read_number(at + size * width + number, 1)
-            )
+            members[key] = self.read_value(at + number * width, width, self._read_number(at + size * width + number, 1))
         return members
 
     def _read_text(self, start: int, stop: int) -> str:

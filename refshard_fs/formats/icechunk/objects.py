@@ -1,7 +1,7 @@
 """Decode the objects of a repository: the object ``repo``, snapshots and manifests. No I/O here.
 
-Each object is a header of 39 bytes and a FlatBuffer, which may be compressed with zstd. Fields are numbered in the order
-of the schemas in the specification (versions 1 to 2.1). A damaged object raises ValueError.
+Each object is a header of 39 bytes and a FlatBuffer, which may be compressed with zstd. Fields are numbered in the
+order of the schemas in the specification (versions 1 to 2.1). A damaged object raises ValueError.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Repository(msgspec.Struct, frozen=True):
         snapshots, _ = root.read_vectors_of_tables(4)
         parents = snapshots.read_numbers(1, "<i4").tolist()
         refs = [root.read_vectors_of_tables(field)[0] for field in (2, 1)]
-        branches, tags = (dict(zip(ref.read_texts(0), ref.read_numbers(1, "<u4").tolist(), strict=True)) for ref in refs)
+        branches, tags = (
+            dict(zip(ref.read_texts(0), ref.read_numbers(1, "<u4").tolist(), strict=True)) for ref in refs
+        )
         if max([*parents, *branches.values(), *tags.values()], default=-1) >= len(parents):
             raise ValueError("it is damaged: it refers to a snapshot that it does not list")
         times = snapshots.read_numbers(2, "<u8").tolist()
@@ -295,8 +297,8 @@ def _make_pin(etag: bytes, time: int) -> Pin | None:
 class Locations(Sequence[str]):
     """Locations of chunks: URLs, or ``chunks/NAME`` in the repository.
 
-    A manifest may compress ``texts`` with its dictionary ``words``. Often each chunk has its own location, so a location
-    is decompressed when it is used. Raises ManifestError for a damaged location.
+    A manifest may compress ``texts`` with its dictionary ``words``. Often each chunk has its own location, so a
+    location is decompressed when it is used. Raises ManifestError for a damaged location.
     """
 
     def __init__(self, texts: Sequence[bytes], words: bytes) -> None:

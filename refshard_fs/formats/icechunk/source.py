@@ -1,8 +1,8 @@
 """Open a snapshot of an Icechunk repository; manifests are read when they are needed. No I/O here.
 
 Only ``repo`` (in version 1, the object of a branch) is ever replaced. So an opened source keeps its snapshot, whatever
-is committed later. Virtual chunks are read like chunks of any reference set: the targets must be permitted, requests are
-merged over gaps, and the versions of targets are compared with those in the manifest.
+is committed later. Virtual chunks are read like chunks of any reference set: the targets must be permitted, requests
+are merged over gaps, and the versions of targets are compared with those in the manifest.
 """
 
 from __future__ import annotations

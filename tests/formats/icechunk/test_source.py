@@ -65,7 +65,7 @@ def read_by_icechunk(repository: Any, **version: Any) -> dict[str, bytes]:
 
 
 def create_virtual(folder: Path, url: str, steps: int = 8, prefix: str | None = None, **checks: Any) -> Any:
-    """Create a repository with an array ``a`` of virtual chunks: each has the next 64 bytes of the object at ``url``."""
+    """Create a repository with an array ``a``, whose virtual chunks are 64 bytes each of the object at ``url``."""
     repository = create(folder / "virtual", configure(prefix or url.rpartition("/")[0] + "/"))
     session = repository.writable_session("main")
     group = zarr.open_group(session.store, mode="w")
@@ -145,7 +145,10 @@ def test_as_of_opens_the_last_snapshot_up_to_a_time(mixed: tuple[Any, str]) -> N
     repository, url = mixed
     second, first, *_ = repository.ancestry(branch="main")
     for when in (first.written_at, first.written_at.isoformat()):
-        assert RefShardFileSystem(url, as_of=when).cat_file("small/c/1") == read_by_icechunk(repository, tag="first")["small/c/1"]
+        assert (
+            RefShardFileSystem(url, as_of=when).cat_file("small/c/1")
+            == read_by_icechunk(repository, tag="first")["small/c/1"]
+        )
     naive = second.written_at.astimezone(UTC).replace(tzinfo=None)
     assert RefShardFileSystem(url, as_of=naive).cat_file("small/c/1") == read_by_icechunk(repository)["small/c/1"]
     with pytest.raises(SourceNotReachable, match="before its first snapshot"):
@@ -326,24 +329,26 @@ def test_rewritten_target_is_an_error(check: str, tmp_path: Path, http_server: R
     etag = fsspec.filesystem("http").info(url)["ETag"].strip('"')
     checksum = etag if check == "etag" else datetime.fromtimestamp(1e9, UTC)
     create_virtual(tmp_path, url, checksum=checksum)
-    url = str(tmp_path / "virtual")
-    assert RefShardFileSystem(there).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
+    folder = str(tmp_path / "virtual")
+    assert RefShardFileSystem(folder).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
     http_server.put("/a.bin", make_content()[::-1], modified=1e9 + 60)
     with pytest.raises(TargetChanged, match="not the object that the manifest was made for"):
-        RefShardFileSystem(there).cat_file("a/c/1/0")
+        RefShardFileSystem(folder).cat_file("a/c/1/0")
 
 
 def test_rewritten_local_target_is_detected_by_its_etag(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     target.write_bytes(make_content())
     found = target.stat()
-    create_virtual(tmp_path, f"file://{target}", checksum=f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}")
-    url = str(tmp_path / "virtual")
-    assert RefShardFileSystem(there).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
+    create_virtual(
+        tmp_path, f"file://{target}", checksum=f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
+    )
+    folder = str(tmp_path / "virtual")
+    assert RefShardFileSystem(folder).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
     target.write_bytes(make_content()[::-1])
     os.utime(target, ns=(found.st_mtime_ns + 1_000_000, found.st_mtime_ns + 1_000_000))
     with pytest.raises(TargetChanged):
-        RefShardFileSystem(there).cat_file("a/c/1/0")
+        RefShardFileSystem(folder).cat_file("a/c/1/0")
 
 
 def test_target_with_two_versions_cannot_be_saved_as_one(tmp_path: Path) -> None:
@@ -372,26 +377,26 @@ def test_new_url_of_a_container_is_used(tmp_path: Path) -> None:
     zarr.open_group(session.store, mode="w").create_array("a", shape=(8,), chunks=(8,), dtype="u1", **RAW)
     session.store.set_virtual_ref("a/c/0", "vcc://data/a.bin", offset=8, length=8)
     session.commit("made")
-    url = str(tmp_path / "moved")
+    folder = str(tmp_path / "moved")
     with pytest.raises(RefShardError, match=r"old/a\.bin"):
-        RefShardFileSystem(there).cat_file("a/c/0")
+        RefShardFileSystem(folder).cat_file("a/c/0")
     renamed = configure(new, names={new: "data"})
-    icechunk.Repository.open(icechunk.local_filesystem_storage(there), renamed).save_config()
-    assert RefShardFileSystem(there).cat_file("a/c/0") == make_content()[8:16]
+    icechunk.Repository.open(icechunk.local_filesystem_storage(folder), renamed).save_config()
+    assert RefShardFileSystem(folder).cat_file("a/c/0") == make_content()[8:16]
     icechunk.Repository.open(
-        icechunk.local_filesystem_storage(there), configure(new, names={new: "other"})
+        icechunk.local_filesystem_storage(folder), configure(new, names={new: "other"})
     ).save_config()
     with pytest.raises(ManifestError, match="no virtual chunk container 'data'.*'other'"):
-        RefShardFileSystem(there).cat_file("a/c/0")
+        RefShardFileSystem(folder).cat_file("a/c/0")
 
 
 @pytest.mark.parametrize("format", ["json", "parquet", "chunk-manifest", "icechunk"])
 def test_saved_set_refers_to_the_same_objects(format: str, mixed: tuple[Any, str], tmp_path: Path) -> None:
     repository, url = mixed
-    url = str(tmp_path / "saved")
-    copied = RefShardFileSystem(url, shards="whole").save(there, format)
+    folder = str(tmp_path / "saved")
+    copied = RefShardFileSystem(url, shards="whole").save(folder, format)
     assert copied is None or (format == "icechunk" and "12 chunks" in copied), "inline chunks"
-    saved = RefShardFileSystem(there, shards="whole")
+    saved = RefShardFileSystem(folder, shards="whole")
     expected = read_by_icechunk(repository)
     chunks = [key for key in expected if not key.endswith("zarr.json")]
     assert saved.cat(chunks) == {key: expected[key] for key in chunks}
@@ -402,16 +407,16 @@ def test_save_keeps_versions_or_is_refused(format: str, tmp_path: Path, http_ser
     url = http_server.put("/a.bin", make_content(), modified=1e9)
     create_virtual(tmp_path, url, checksum=datetime.fromtimestamp(1e9, UTC))
     fs = RefShardFileSystem(str(tmp_path / "virtual"))
-    url = str(tmp_path / "saved")
+    folder = str(tmp_path / "saved")
     if format in ("json", "parquet"):
         with pytest.raises(ManifestError, match="last_modified, which a reference set cannot hold"):
-            fs.save(there, format)
+            fs.save(folder, format)
         return
-    fs.save(there, format)
-    assert RefShardFileSystem(there).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
+    fs.save(folder, format)
+    assert RefShardFileSystem(folder).cat_file("a/c/1/0") == make_content()[STEP : 2 * STEP]
     http_server.put("/a.bin", make_content()[::-1], modified=1e9 + 60)
     with pytest.raises(TargetChanged):
-        RefShardFileSystem(there).cat_file("a/c/1/0")
+        RefShardFileSystem(folder).cat_file("a/c/1/0")
 
 
 @pytest.fixture
@@ -435,9 +440,9 @@ def parts(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("lazy", [False, True])
 def test_repositories_are_joined(lazy: bool, parts: list[str], tmp_path: Path) -> None:
     for urls in (parts, [f"icechunk::{url}" for url in parts]):
-        url = str(tmp_path / "joined.json")
-        refshard_fs.concat(urls, "time", lazy=lazy).save(there, overwrite=True)
-        opened = xr.open_dataset(there, engine="refshard")
+        folder = str(tmp_path / "joined.json")
+        refshard_fs.concat(urls, "time", lazy=lazy).save(folder, overwrite=True)
+        opened = xr.open_dataset(folder, engine="refshard")
         assert opened["air"].values.sum() == 2 * 66 + 12 + 24 * 100
         assert opened["time"].values.tolist() == [*range(6)]
 
