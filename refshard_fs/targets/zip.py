@@ -114,7 +114,7 @@ class ZipTarget(Target):
         name = _member_of(path)
         found = await self._run(keyspace.children(name))
         if found is None:
-            raise NotADirectoryError(path) if keyspace.member(name) else FileNotFoundError(path)
+            raise NotADirectoryError(path) if keyspace.find_member(name) else FileNotFoundError(path)
         return tuple(found)
 
     # The directory.
@@ -143,7 +143,7 @@ class ZipTarget(Target):
         """Return a member as the directory describes it, the entry of its bytes, and the facts of the archive."""
         keyspace, opened = await self._open()
         name = _member_of(path)
-        member = keyspace.member(name)
+        member = keyspace.find_member(name)
         if len(self._entries) >= _MAX_ENTRIES:
             self._entries.clear()
         entry = None if member is None else await share_task(self._entries, name, lambda: self._place(keyspace, name))

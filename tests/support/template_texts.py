@@ -16,11 +16,12 @@ DEFINITIONS = {
 }
 
 
-def _hole(expression: str) -> str:
+def in_braces(expression: str) -> str:
+    """Return a template of one expression."""
     return "{{" + expression + "}}"
 
 
-def generated(templates: Templates, text: str, **variables: int) -> str:
-    """Return what ``text`` expands to as a key of a `gen` with dimensions of one value each."""
+def expand_key(templates: Templates, text: str, **variables: int) -> str:
+    """Expand ``text`` as the key of an entry of `gen`, whose dimensions have one value each."""
     entry = {"key": text, "url": "u", "dimensions": {name: [value] for name, value in variables.items()}}
     return next(expand_gen([entry], templates))[0]

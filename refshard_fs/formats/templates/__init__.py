@@ -1,1 +1,1 @@
-"""Templates in kerchunk's JSON sets. No I/O here."""
+"""Expand templates in kerchunk's JSON sets. No I/O here."""

@@ -1,12 +1,12 @@
-r"""The expression language inside ``{{ }}`` in a manifest. No expression is ever run as code.
+r"""Parse and evaluate the expressions inside ``{{ }}`` in a set. They are never run as code. No I/O here.
 
 The grammar is a subset of jinja's with jinja's precedence (from loose to tight: ``+ -``, ``~``, ``* // %``, ``**``,
-unary minus; all are left-associative). Every expression that parses means the same in jinja:
+unary minus; all are left-associative). An expression of this language has the same value in jinja:
 
     integers, 'text' or "text" (with the escapes of \\, quotes, n and t), names, name(argument=expression), parentheses
 
-An expression is parsed into operations in the order of evaluation. Each operation is applied to all rows of a column at
-once, because a `gen` entry may stand for millions of keys.
+An expression is parsed to operations in the order of evaluation. Each operation is applied to all rows at once, because
+an entry of `gen` may make millions of keys.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ import msgspec
 from refshard_fs.errors import DivisionByZero, ManifestError
 
 KIB: Final = 1024
-INTEGERS: Final = range(-(2**63), 2**63)  # bounds of every integer, including intermediate results
+INTEGERS: Final = range(-(2**63), 2**63)  # the permitted integers, also for intermediate results
 ALLOWED: Final = "names, templates with keyword arguments, integers, quoted text, + - * // % ** ~ and parentheses"
 
 
 class TemplateLimits(msgspec.Struct, frozen=True):
-    """Limits on the cost of a manifest's templates. A ManifestError is raised before a limit is exceeded."""
+    """Limits on the cost of a set's templates. ManifestError is raised before a limit is exceeded."""
 
-    text: int = 64 * KIB  # characters of one template
-    output: int = 64 * KIB  # characters of one expanded text
-    terms: int = 100  # operands and operators of one {{ }}
+    text: int = 64 * KIB  # characters of a template
+    output: int = 64 * KIB  # characters of an expanded text
+    terms: int = 100  # operands and operators of an expression
     depth: int = 32  # operations and calls nested in each other
-    steps: int = 10_000  # operations for one expanded text
+    steps: int = 10_000  # operations for an expanded text
     expanded_steps: int = 100_000_000  # operations for all texts of a set
-    expanded_text: int = 256 * KIB * KIB  # characters of all expanded texts, or
-    swells: int = 16  # this many times the characters of the texts themselves
-    generated: int = 2_000_000  # keys of all `gen` entries
+    # All texts of a set expand to at most ``expanded_text`` characters, or to ``swells`` times their own characters if
+    # that is more.
+    expanded_text: int = 256 * KIB * KIB
+    swells: int = 16
+    generated: int = 2_000_000  # keys of all entries of `gen`
     generated_steps: int = 1_000_000_000  # operations for all these keys
     generated_text: int = 512 * KIB * KIB  # characters of all these keys and their URLs
 
@@ -47,31 +49,31 @@ def clip(text: str, length: int = 150) -> str:
 
 
 class TemplateText(msgspec.Struct, frozen=True):
-    """A template's text, and its name in errors."""
+    """The text of a template, and its name in errors."""
 
     text: str
     name: str = "template"
 
-    def error(self, position: int | None, reason: str) -> ManifestError:
-        """Make the error that this text cannot be expanded, with the 0-based ``position`` if it is known."""
+    def make_error(self, position: int | None, reason: str) -> ManifestError:
+        """Make the error that this text cannot be expanded, at the character with the index ``position``, if known."""
         where = "" if position is None else f", column {position + 1}"
         return ManifestError(f"{clip(self.name)} {clip(self.text)!r}{where}: {clip(reason, 400)}")
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Combinations of dimension values: ``count`` rows, with a column of integers for each dimension."""
+    """Combinations of values of dimensions: ``count`` rows, with a column of integers for each dimension."""
 
     count: int
     columns: Mapping[str, Sequence[int]]
 
-    def at(self, row: int) -> str:
-        """Describe a row for an error."""
+    def describe(self, row: int) -> str:
+        """Describe a row at the end of an error, as in ``at i=3``; "" without dimensions."""
         where = ", ".join(f"{name}={column[row]}" for name, column in self.columns.items())
         return f" at {where}" if where else ""
 
 
-class Spent(msgspec.Struct):
-    """The cost of expanded texts for each row: operations, and characters of all texts including intermediate ones."""
+class Cost(msgspec.Struct):
+    """The cost of expanding texts in a row: operations, and characters of all texts, including intermediate ones."""
 
     steps: int = 0
     characters: int = 0
@@ -84,14 +86,14 @@ Column = Sequence[Any]  # a value for each row: either all are integers, or all 
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """Pushes an integer of `INTEGERS` or an unescaped text on the stack."""
+    """Operation: push an integer or a text on the stack."""
 
     value: int | str
     position: int
 
 
 class Name(msgspec.Struct, frozen=True):
-    """Pushes a variable or an expanded template; a call pops its ``arguments`` first."""
+    """Operation: push the value of a variable or a template; if it is called, first pop its ``arguments``."""
 
     name: str
     arguments: tuple[str, ...] | None
@@ -99,7 +101,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class Binary(msgspec.Struct, frozen=True):
-    """Pops two values and pushes the result of + - * // % ** or ~. Negation is subtraction from 0."""
+    """Operation: pop two values, and push the result of + - * // % ** or ~. Negation is subtraction from 0."""
 
     sign: str
     position: int
@@ -121,14 +123,16 @@ _TIGHTNESS: Final = {"+": 1, "-": 1, "~": 2, "*": 3, "//": 3, "%": 3, "/": 3, "*
 
 
 def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -> tuple[Part, ...]:
-    """Split a template into literal texts and the expressions between ``{{`` and ``}}``.
+    """Split a template into literal texts, and the expressions between ``{{`` and ``}}``.
 
-    ``names`` are the names of templates, which may be any text. So if exactly one of them stands between the braces, it
-    is that name, even if it is not an identifier.
+    ``names`` are the names of templates, which may be any text. If the whole text between braces is such a name, it is
+    taken as a name, even if it is not an identifier.
     """
     text = source.text
     if len(text) > limits.text:
-        raise source.error(limits.text, f"it has {len(text)} characters: a template may have {limits.text}")
+        raise source.make_error(
+            limits.text, f"it has {len(text)} characters: a template may have at most {limits.text}"
+        )
     parts: list[Part] = []
     position = 0
     while (start := text.find("{{", position)) >= 0:
@@ -140,7 +144,7 @@ def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -
             position = end + 2
         else:
             if text[start + 2 : start + 3] in ("-", "+"):
-                raise source.error(start, "'{{-' and '{{+' trim spaces in jinja: put a space after '{{'")
+                raise source.make_error(start, "'{{-' and '{{+' trim spaces in jinja: put a space after '{{'")
             parser = _Parser(source, start + 2, limits)
             parts.append(parser.parse_expression())
             position = parser.position
@@ -149,16 +153,17 @@ def parse(source: TemplateText, names: Container[str], limits: TemplateLimits) -
 
 
 def _check_literal(source: TemplateText, start: int, stop: int) -> str:
+    """Return literal text. ManifestError if it contains a statement or a comment of jinja."""
     literal = source.text[start:stop]
     for opening in ("{%", "{#"):
         if opening in literal:
             reason = f"{opening!r} (a statement or comment) is supported only with simple_templates=False"
-            raise source.error(start + literal.index(opening), reason)
+            raise source.make_error(start + literal.index(opening), reason)
     return literal
 
 
 class _Parser:
-    """Parses the tokens of one expression; after each method, `position` is behind the tokens that it consumed."""
+    """Parse the tokens of an expression; after each method, ``position`` is after the tokens that it has consumed."""
 
     def __init__(self, source: TemplateText, position: int, limits: TemplateLimits) -> None:
         self.source = source
@@ -169,13 +174,14 @@ class _Parser:
         self._advance()
 
     def parse_expression(self) -> tuple[Operation, ...]:
+        """Parse the expression up to its ``}}``; ManifestError if it is not in the language."""
         self._parse_expression(1, 1)
         if self.lexeme != "}}":
             raise self._make_unexpected_error()
         return tuple(self.operations)
 
     def _advance(self) -> None:
-        """Move to the next token, and set `kind`, `lexeme` and `start`."""
+        """Move to the next token, and set ``kind``, ``lexeme`` and ``start``."""
         match = _TOKEN.match(self.source.text, self.position)
         if match is None or match.lastgroup is None:
             raise self._make_token_error()
@@ -186,30 +192,33 @@ class _Parser:
         text = self.source.text
         start = len(text) - len(text[self.position :].lstrip())
         if "}}" not in text[start:]:
-            return self.source.error(start, "'{{' is not closed by '}}'")
+            return self.source.make_error(start, "'{{' is not closed by '}}'")
         if text[start] in "'\"":
-            return self.source.error(start, "a quoted text is not closed")
-        found = re.match(r"[\w.]+|.", text[start:], re.DOTALL)
-        return self.source.error(start, f"{found and found.group()!r} is not allowed; expected {ALLOWED}")
+            return self.source.make_error(start, "a quoted text is not closed")
+        word = re.match(r"[\w.]+|.", text[start:], re.DOTALL)
+        return self.source.make_error(start, f"{word and word.group()!r} is not allowed; expected {ALLOWED}")
 
     def _make_unexpected_error(self) -> ManifestError:
         what = "an expression ends too early" if self.lexeme == "}}" else f"unexpected {self.lexeme!r}"
-        return self.source.error(self.start, f"{what}; expected {ALLOWED}")
+        return self.source.make_error(self.start, f"{what}; expected {ALLOWED}")
 
     def _count(self, depth: int) -> None:
+        """Count an operand or an operator; ManifestError if there are too many, or they are nested too deeply."""
         self.terms += 1
         if self.terms > self.limits.terms or depth > self.limits.depth:
             allowed = f"{self.limits.terms} operands and operators and {self.limits.depth} levels of nesting"
-            raise self.source.error(self.start, f"the expression is too long: at most {allowed}")
+            raise self.source.make_error(self.start, f"the expression is too long: at most {allowed}")
 
     def _parse_expression(self, tightness: int, depth: int) -> None:
-        """Parse operands, and operators between them of at least this ``tightness``."""
+        """Parse operands, and the operators between them that bind at least as tightly as ``tightness``."""
         self._parse_operand(depth)
         while _TIGHTNESS.get(self.lexeme, 0) >= tightness:
             self._count(depth)
             sign, position = self.lexeme, self.start
             if sign == "/":
-                raise self.source.error(position, "'/' makes fractions, which keys and ranges cannot have: use '//'")
+                raise self.source.make_error(
+                    position, "'/' makes fractions, which keys and ranges cannot have: use '//'"
+                )
             self._advance()
             self._parse_expression(_TIGHTNESS[sign] + 1, depth)
             self.operations.append(Binary(sign, position))
@@ -224,7 +233,7 @@ class _Parser:
             case "number":
                 digits = lexeme.replace("_", "")
                 if len(digits) > 19 or int(digits) not in INTEGERS:
-                    raise self.source.error(position, f"{lexeme[:40]} does not fit into 64 bits")
+                    raise self.source.make_error(position, f"{lexeme[:40]} does not fit into 64 bits")
                 self.operations.append(Constant(int(digits), position))
             case "text":
                 text = _ESCAPE.sub(lambda match: self._unescape(match, position), lexeme[1:-1])
@@ -247,9 +256,9 @@ class _Parser:
             kind, name, position = self.kind, self.lexeme, self.start
             self._advance()
             if kind != "name" or self.lexeme != "=":
-                raise self.source.error(position, "a template takes keyword arguments: name(argument=value)")
+                raise self.source.make_error(position, "a template takes keyword arguments: name(argument=value)")
             if name in names:
-                raise self.source.error(position, f"the argument {name!r} is given twice")
+                raise self.source.make_error(position, f"the argument {name!r} is given twice")
             self._advance()
             self._parse_expression(1, depth)
             names.append(name)
@@ -265,7 +274,7 @@ class _Parser:
 
     def _unescape(self, match: re.Match[str], position: int) -> str:
         if match[1] not in _ESCAPED:
-            raise self.source.error(position, f"the escape {match[0]!r} is not allowed in a quoted text")
+            raise self.source.make_error(position, f"the escape {match[0]!r} is not allowed in a quoted text")
         return _ESCAPED[match[1]]
 
 
@@ -275,7 +284,7 @@ class _Parser:
 _PATTERN: Final = re.compile(r"(?:[^%]|%%)*%0?(?:[1-9][0-9]?)?d(?:[^%]|%%)*", re.DOTALL)
 
 
-def _power(base: int, exponent: int) -> int:
+def _compute_power(base: int, exponent: int) -> int:
     """Return ``base ** exponent``. Raise ValueError if the result is not an integer or does not fit into 64 bits."""
     if exponent < 0:
         raise ValueError(f"{base} ** {exponent} is not an integer")
@@ -291,28 +300,28 @@ _ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
     "*": operator.mul,
     "//": operator.floordiv,
     "%": operator.mod,
-    "**": _power,
+    "**": _compute_power,
 }
 
 
 class SimpleExpander:
-    """Expands texts in this module's language within ``limits``."""
+    """Expand texts in the language of this module, within ``limits``."""
 
     def __init__(self, definitions: Mapping[str, TemplateText], limits: TemplateLimits) -> None:
         self.limits = limits
         self.definitions = definitions
         self._parsed: dict[str, tuple[Part, ...]] = {}
 
-    def column(self, source: TemplateText, rows: Rows, spent: Spent) -> Column:
-        """Expand ``source`` in each row, to integers if it is a single integer expression."""
+    def expand_column(self, source: TemplateText, rows: Rows, cost: Cost) -> Column:
+        """Expand ``source`` in each row, to integers if it is a single integer expression. Add the cost to ``cost``."""
         try:
             parts = parse(source, self.definitions, self.limits)
-            return _Expansion(self, source, rows, rows.columns, spent, ()).column(parts)
-        except RecursionError:  # the caller's stack was deep already
-            raise source.error(None, "its templates and expressions are nested too deeply") from None
+            return _Expansion(self, source, rows, rows.columns, cost, ()).expand_parts(parts)
+        except RecursionError:  # the limits prevent it, unless the caller's stack is deep already
+            raise source.make_error(None, "its templates and expressions are nested too deeply") from None
 
-    def body(self, name: str) -> tuple[Part, ...]:
-        """Return the parts of a template. A text without ``{{`` is literal, even with jinja's other marks."""
+    def parse_definition(self, name: str) -> tuple[Part, ...]:
+        """Return the parts of a template. A text without ``{{`` is literal, even if it has ``{%`` or ``{#``."""
         if name not in self._parsed:
             source = self.definitions[name]
             literal = "{{" not in source.text and len(source.text) <= self.limits.text
@@ -321,36 +330,40 @@ class SimpleExpander:
 
 
 class _Expansion(msgspec.Struct):
-    """One text that is expanded: the values of its names, and the templates that it is part of."""
+    """The expansion of a text: the values of its ``variables``, and the templates that led to it (``active``)."""
 
     expander: SimpleExpander
     source: TemplateText
     rows: Rows
     variables: Mapping[str, Column]
-    spent: Spent
+    cost: Cost
     active: tuple[str, ...]
 
-    def column(self, parts: Sequence[Part]) -> Column:
+    def expand_parts(self, parts: Sequence[Part]) -> Column:
+        """Expand the parts of the text in each row."""
         columns = [[part] * self.rows.count if isinstance(part, str) else self._evaluate(part) for part in parts]
         return columns[0] if len(columns) == 1 else self._join_columns(columns, 0)
 
     def _join_columns(self, columns: Sequence[Column], position: int) -> list[str]:
-        """Join the columns' values as text, row by row."""
-        found = list(map("".join, zip(*[map(str, column) for column in columns], strict=True)))
-        found = found or [""] * self.rows.count
-        longest = max(map(len, found))
+        """Join the values of columns to a text in each row."""
+        texts = list(map("".join, zip(*[map(str, column) for column in columns], strict=True)))
+        texts = texts or [""] * self.rows.count
+        longest = max(map(len, texts))
         if longest > self.expander.limits.output:
-            reason = f"the expanded text has more than {self.expander.limits.output} characters"
-            raise self.source.error(position, reason)
-        self.spent.characters += longest
-        return found
+            reason = f"the expanded text has more than {self.expander.limits.output} characters, the limit"
+            raise self.source.make_error(position, reason)
+        self.cost.characters += longest
+        return texts
 
     def _evaluate(self, operations: Sequence[Operation]) -> Column:
+        """Return the value of an expression in each row."""
         stack: list[Column] = []
         for operation in operations:
-            self.spent.steps += 1
-            if self.spent.steps > self.expander.limits.steps:
-                raise self.source.error(0, f"its expansion takes more than {self.expander.limits.steps} operations")
+            self.cost.steps += 1
+            if self.cost.steps > self.expander.limits.steps:
+                raise self.source.make_error(
+                    0, f"its expansion takes more than {self.expander.limits.steps} operations"
+                )
             match operation:
                 case Constant(value):
                     stack.append([value] * self.rows.count)
@@ -365,39 +378,41 @@ class _Expansion(msgspec.Struct):
     def _resolve_name(
         self, name: str, arguments: tuple[str, ...] | None, values: Sequence[Column], position: int
     ) -> Column:
+        """Return the value of a variable or a template, which may be called with ``arguments``, in each row."""
         definitions, active = self.expander.definitions, self.active
         if name in self.variables:
             if arguments is not None:
-                raise self.source.error(position, f"{name!r} is a variable, which takes no arguments")
+                raise self.source.make_error(position, f"{name!r} is a variable, which takes no arguments")
             return self.variables[name]
         if name not in definitions:
             if active:
                 advice = f"pass it as an argument: {{{{{active[-1]}({name}=...)}}}}"
             else:
                 known = ", ".join(sorted({*self.variables, *definitions})[:20])
-                advice = f"known here: {known or 'none'}"
-            raise self.source.error(position, f"there is no template or variable {name!r}; {advice}")
+                advice = f"expected one of: {known or 'none'}"
+            raise self.source.make_error(position, f"there is no template or variable {name!r}; {advice}")
         if name in active:
             cycle = " -> ".join([*active, name])
-            raise self.source.error(position, f"the template {name!r} uses itself: {cycle}")
+            raise self.source.make_error(position, f"the template {name!r} uses itself: {cycle}")
         if len(active) >= self.expander.limits.depth:
-            raise self.source.error(position, f"templates nest more than {self.expander.limits.depth} levels deep")
-        given = dict(zip(arguments or (), values, strict=True))
-        inner = _Expansion(self.expander, definitions[name], self.rows, given, self.spent, (*active, name))
-        made = inner.column(self.expander.body(name))
-        return made if isinstance(made[0], str) else list(map(str, made))
+            raise self.source.make_error(position, f"templates nest more than {self.expander.limits.depth} levels deep")
+        variables = dict(zip(arguments or (), values, strict=True))
+        inner = _Expansion(self.expander, definitions[name], self.rows, variables, self.cost, (*active, name))
+        column = inner.expand_parts(self.expander.parse_definition(name))
+        return column if isinstance(column[0], str) else list(map(str, column))
 
     def _apply(self, sign: str, left: Column, right: Column, position: int) -> Column:
+        """Return the result of an operator in each row."""
         is_text = isinstance(left[0], str), isinstance(right[0], str)
         if sign == "~" or (sign == "+" and all(is_text)):
             return self._join_columns([left, right], position)
         if sign == "%" and is_text == (True, False):
             if not all(map(_PATTERN.fullmatch, set(left))):
-                raise self.source.error(position, "text before '%' may have only one %d, %4d or %04d (and %%)")
+                raise self.source.make_error(position, "text before '%' may have only one %d, %4d or %04d (and %%)")
             return self._join_columns([list(map(operator.mod, left, right))], position)
         if any(is_text):
             advice = "; '~' joins texts" if sign == "+" else ""
-            raise self.source.error(position, f"{sign!r} needs two integers, but an operand is text{advice}")
+            raise self.source.make_error(position, f"{sign!r} needs two integers, but an operand is text{advice}")
         values: list[int] = []
         try:
             values.extend(map(_ARITHMETIC[sign], left, right))
@@ -406,8 +421,8 @@ class _Expansion(msgspec.Struct):
             row = next(row for row, value in enumerate(values) if value not in INTEGERS)
             reason = "the result does not fit into 64 bits"
         except ZeroDivisionError as error:
-            where = self.rows.at(len(values))
-            raise DivisionByZero(str(self.source.error(position, f"{sign!r}: division by zero{where}"))) from error
+            where = self.rows.describe(len(values))
+            raise DivisionByZero(str(self.source.make_error(position, f"{sign!r}: division by zero{where}"))) from error
         except ValueError as error:
             row, reason = len(values), str(error)
-        raise self.source.error(position, f"{sign!r}: {reason}{self.rows.at(row)}")
+        raise self.source.make_error(position, f"{sign!r}: {reason}{self.rows.describe(row)}")

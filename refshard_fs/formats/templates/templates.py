@@ -1,8 +1,8 @@
-"""Expand templates and `gen` of kerchunk's sets of version 1. A manifest cannot run code here. No I/O here.
+"""Expand templates and "gen" of kerchunk's sets of version 1. No I/O here.
 
-By default, templates use the small language of `expressions`; with ``simple=False``, jinja2 in its sandbox, for
-manifests that the user trusts. In both, an undefined name is an error; plain jinja would leave a gap in the URL.
-Specification: kerchunk's "References specification", version 1.
+By default, templates are in the small language of `expressions`, which cannot run code. With ``simple=False``, jinja2
+expands them in its sandbox, for sets that the user trusts. In both, an undefined name is an error; jinja's default is
+to leave it out of the URL. Specification: kerchunk's "References specification", version 1.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from refshard_fs.errors import DivisionByZero, ManifestError
 from refshard_fs.formats.templates.expressions import (
     INTEGERS,
     Column,
+    Cost,
     Rows,
     SimpleExpander,
-    Spent,
     TemplateLimits,
     TemplateText,
     clip,
 )
 
 DEFAULT_LIMITS: Final = TemplateLimits()
-COMPILED: Final = 256  # size of the cache of templates that jinja2 compiled
-ROWS: Final = 8192  # keys that are generated at a time,
-CHARACTERS: Final = 1 << 24  # or fewer, so that they have at most this many characters together
+COMPILED: Final = 256  # the most templates in the cache that jinja2 has compiled
+# At most ROWS keys are generated at a time, and fewer if they have more than about CHARACTERS characters together.
+ROWS: Final = 8192
+CHARACTERS: Final = 1 << 24
 _WIDEST: Final = 20  # characters of -2**63: a text is at most this many times longer in one row than in another
 
 Generated = tuple[str, str, int | None, int | None]
 
 
 class Templates:
-    """The templates of one manifest. Thread-safe.
+    """The templates of a set. Thread-safe.
 
-    ``definitions`` are the manifest's, and ``overrides`` the reader's, which take precedence. A template with
+    ``definitions`` are those in the set; ``overrides`` are the user's, which take precedence. A template with
     ``{{name}}`` takes ``name`` as a keyword argument, unless another template has that name. As in jinja, a template
     ignores arguments that it does not use. Raises ManifestError if a definition is not text.
 
@@ -61,8 +62,8 @@ class Templates:
             name: _check_definition(name, text) for name, text in chain(definitions.items(), (overrides or {}).items())
         }
         self._expander = (SimpleExpander if simple else JinjaExpander)(self._sources, limits)
-        self._spent = Spent()  # for all texts
-        self._given = 0  # characters of all these texts
+        self._cost = Cost()  # of all texts that were expanded
+        self._characters = 0  # of all these texts before their expansion
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -74,34 +75,34 @@ class Templates:
         """
         if "{{" not in text:
             return text
-        spent = Spent()
-        found = str(self.column(text, Rows(1, {}), spent)[0])
-        self._spent.steps += spent.steps
-        self._spent.characters += len(found)
-        self._given += len(text)
-        if self._spent.steps > self.limits.expanded_steps:
-            raise ManifestError("all texts together take more operations than limits.expanded_steps")
-        most = max(self.limits.expanded_text, self.limits.swells * self._given)
-        if self._spent.characters > most:
-            raise ManifestError(f"all texts together expand to more than {most} characters")
-        return found
+        cost = Cost()
+        expanded = str(self.expand_column(text, Rows(1, {}), cost)[0])
+        self._cost.steps += cost.steps
+        self._cost.characters += len(expanded)
+        self._characters += len(text)
+        if self._cost.steps > self.limits.expanded_steps:
+            raise ManifestError(f"all its templates together take more than {self.limits.expanded_steps} operations")
+        most = max(self.limits.expanded_text, self.limits.swells * self._characters)
+        if self._cost.characters > most:
+            raise ManifestError(f"all its templates together expand to more than {most} characters")
+        return expanded
 
-    def column(self, text: str, rows: Rows, spent: Spent) -> Column:
-        """Expand ``text`` in each row, to integers if it is a single integer expression."""
-        return self._expander.column(TemplateText(text), rows, spent)
+    def expand_column(self, text: str, rows: Rows, cost: Cost) -> Column:
+        """Expand ``text`` in each row, to integers if it is a single integer expression. Add the cost to ``cost``."""
+        return self._expander.expand_column(TemplateText(text), rows, cost)
 
 
 class JinjaExpander:
-    """Expands texts with jinja2 in its own sandbox; see `SimpleExpander`.
+    """Expand texts with jinja2 in its own sandbox; see `SimpleExpander`.
 
-    A template with ``{{`` is a function of keyword arguments, any other is a text. The sandbox hides Python's objects
-    from templates, but it does not bound time and memory. So this is only for trusted manifests; the caller checks
+    A template with ``{{`` is a function of keyword arguments; other templates are texts. The sandbox hides Python's
+    objects from templates, but it does not limit time and memory. So this is only for trusted sets; the caller checks
     that.
     """
 
     def __init__(self, definitions: Mapping[str, TemplateText], limits: TemplateLimits) -> None:
         try:
-            import jinja2.sandbox  # an extra
+            import jinja2.sandbox  # an optional dependency
         except ImportError as error:
             raise ImportError("simple_templates=False needs jinja2: pip install 'refshard_fs[jinja]'") from error
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -114,11 +115,12 @@ class JinjaExpander:
             for name, source in definitions.items()
         }
 
-    def column(self, source: TemplateText, rows: Rows, spent: Spent) -> Column:
-        spent.steps += 1
-        spent.characters += self._limits.output
+    def expand_column(self, source: TemplateText, rows: Rows, cost: Cost) -> Column:
+        """Expand ``source`` in each row to a text."""
+        cost.steps += 1
+        cost.characters += self._limits.output
         variables = ({name: column[row] for name, column in rows.columns.items()} for row in range(rows.count))
-        return [self._render(source, some) for some in variables]
+        return [self._render(source, values) for values in variables]
 
     def _make_function(self, source: TemplateText) -> Callable[..., str]:
         return lambda **arguments: self._render(source, arguments)
@@ -129,163 +131,171 @@ class JinjaExpander:
         except ManifestError:
             raise
         except ZeroDivisionError as error:
-            raise DivisionByZero(str(source.error(None, str(error)))) from error
+            raise DivisionByZero(str(source.make_error(None, str(error)))) from error
         except RecursionError:
-            raise source.error(None, "its templates are nested too deeply, or one of them uses itself") from None
+            raise source.make_error(None, "its templates are nested too deeply, or one of them uses itself") from None
         except Exception as error:  # templates raise the errors of Python's operators and methods
-            raise source.error(None, str(error) or type(error).__name__) from error
+            raise source.make_error(None, str(error) or type(error).__name__) from error
         if len(text) > self._limits.output:
-            raise source.error(None, f"the expanded text has more than {self._limits.output} characters")
+            raise source.make_error(
+                None, f"the expanded text has more than {self._limits.output} characters, the limit"
+            )
         return text
 
 
 def _check_definition(name: object, text: object) -> TemplateText:
+    """Return the text of a template; ManifestError if it is not text."""
     match name, text:
         case str(), str():
             return TemplateText(text, f"template {name!r}")
     raise ManifestError(f"template {clip(str(name))!r}: expected text, found {type(text).__name__}")
 
 
-class _Steps(msgspec.Struct, frozen=True):
+class _Range(msgspec.Struct, frozen=True):
+    """The values of a dimension of `gen`, as in a Python range."""
+
     stop: int
     start: int = 0
     step: int = 1
 
 
 class _GenEntry(msgspec.Struct, frozen=True):
-    """One entry of `gen`; fields that the specification does not define are ignored."""
+    """An entry of `gen`. Fields that the specification does not define are ignored."""
 
     key: str
     url: str
-    dimensions: dict[str, list[int] | _Steps]
+    dimensions: dict[str, list[int] | _Range]
     offset: int | str | None = None
     length: int | str | None = None
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """One checked entry of `gen`: its texts expand for the first of ``count`` keys, and each key costs ``spent``."""
+class _CheckedEntry(msgspec.Struct, frozen=True):
+    """An entry of `gen` with ``count`` keys, of which the first was expanded for a check; each key has the ``cost``."""
 
     where: str
     entry: _GenEntry
     dimensions: Mapping[str, Sequence[int]]
     count: int
-    spent: Spent
+    cost: Cost
 
 
 def expand_gen(
     entries: Sequence[object], templates: Templates, *, limits: TemplateLimits | None = None
 ) -> Iterator[Generated]:
-    """Yield (key, url, offset, length) for every combination of every entry's dimensions.
+    """Yield (key, url, offset, length) for each combination of the dimensions of each entry.
 
-    The last dimension varies fastest, as in itertools.product. A key may come twice; the last one counts. All entries
-    are checked before the first is returned: ManifestError, with the entry's index and key, if one breaks the
-    specification or exceeds ``limits`` (default: those of ``templates``). A ``step`` may be negative, as in a Python
-    range. An offset or a length may be an integer in place of a template.
+    The last dimension varies fastest, as in itertools.product. If a key comes twice, the last reference is valid. All
+    entries are checked before the first key is yielded. ManifestError, with the index and the key of an entry, is
+    raised if the entry is invalid, or exceeds ``limits`` (default: those of ``templates``). A ``step`` may be negative,
+    as in a Python range. An offset or a length may be an integer in place of a template.
     """
     limits = limits or templates.limits
-    plans = [_check_entry(number, entry, templates) for number, entry in enumerate(entries)]
-    total = sum(plan.count for plan in plans)
+    checked = [_check_entry(number, entry, templates) for number, entry in enumerate(entries)]
+    total = sum(entry.count for entry in checked)
     if total > limits.generated:
-        raise ManifestError(f"gen: it expands to {total} keys: expected at most {limits.generated} (limits.generated)")
-    steps = sum(plan.count * plan.spent.steps for plan in plans)
+        raise ManifestError(f"gen: it expands to {total} keys: expected at most {limits.generated}")
+    steps = sum(entry.count * entry.cost.steps for entry in checked)
     if steps > limits.generated_steps:
-        raise ManifestError(f"gen: it takes {steps} operations: limits.generated_steps allows {limits.generated_steps}")
-    return _generate(plans, templates, limits)
+        raise ManifestError(f"gen: it takes {steps} operations: expected at most {limits.generated_steps}")
+    return _generate(checked, templates, limits)
 
 
-def _check_entry(number: int, spelled: object, templates: Templates) -> _Plan:
-    match spelled:
+def _check_entry(number: int, member: object, templates: Templates) -> _CheckedEntry:
+    """Check a member of `gen`, and expand its first key. ManifestError if it is invalid."""
+    match member:
         case {"key": str(key)}:
             where = f"gen[{number}] (key {clip(key)!r})"
         case _:
             where = f"gen[{number}]"
     try:
-        entry = msgspec.convert(spelled, _GenEntry)
+        entry = msgspec.convert(member, _GenEntry)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # UnicodeEncodeError: half of a surrogate pair
         raise ManifestError(f"{where}: {clip(_reword(error), 400)}") from None
     if (entry.offset is None) != (entry.length is None):
-        there, missing = ("length", "offset") if entry.offset is None else ("offset", "length")
-        raise ManifestError(f"{where}: it has {there!r} but no {missing!r}: give both or neither")
+        present, missing = ("length", "offset") if entry.offset is None else ("offset", "length")
+        raise ManifestError(f"{where}: it has {present!r} but no {missing!r}: expected both or neither")
     dimensions = {
         name: _parse_dimension(f"{where}: dimension {clip(name)!r}", spec) for name, spec in entry.dimensions.items()
     }
     for name in dimensions:
         if name in templates:
             raise ManifestError(f"{where}: {clip(name)!r} is the name of both a dimension and a template")
-    spent = Spent()
-    count = math.prod(map(_count, dimensions.values()))
+    cost = Cost()
+    count = math.prod(map(_count_values, dimensions.values()))
     if count:
         first = Rows(1, {name: values[:1] for name, values in dimensions.items()})
-        _expand_rows(where, entry, first, templates, spent)
-    return _Plan(where, entry, dimensions, count, spent)
+        _expand_rows(where, entry, first, templates, cost)
+    return _CheckedEntry(where, entry, dimensions, count, cost)
 
 
 def _reword(error: Exception) -> str:
-    """Reword an error of msgspec without its notation for JSON paths."""
+    """Return the text of an error of msgspec, with the place in words instead of a JSON path."""
     reason, _, path = str(error).partition(" - at `$.")
     return f"{reason[0].lower()}{reason[1:]}" + (f" in {path.rstrip('`')}" if path else "")
 
 
-def _parse_dimension(where: str, spec: list[int] | _Steps) -> Sequence[int]:
+def _parse_dimension(where: str, spec: list[int] | _Range) -> Sequence[int]:
+    """Return the values of a dimension; ManifestError, which begins with ``where``, if they are invalid."""
     match spec:
         case list():
             values: Sequence[int] = spec
             bounds = spec
-        case _Steps(stop, start, step):
+        case _Range(stop, start, step):
             if step == 0:
-                raise ManifestError(f"{where}: its step is 0")
+                raise ManifestError(f"{where}: its step is 0: expected another number")
             bounds = [stop, start, step]
             values = range(start, stop, step)
     if not all(bound in INTEGERS for bound in bounds):
-        raise ManifestError(f"{where}: it has an integer that does not fit into 64 bits")
+        raise ManifestError(f"{where}: it has an integer that does not fit into 64 bits: expected -2**63 to 2**63-1")
     return values
 
 
-def _count(values: Sequence[int]) -> int:
-    """Return the number of values, also of a range that is too long for len()."""
+def _count_values(values: Sequence[int]) -> int:
+    """Return the number of values. ``len`` would fail for a range of more than 2**63-1 values."""
     match values:
         case range(start=start, stop=stop, step=step):
             return max(0, -((start - stop) // step))
     return len(values)
 
 
-def _iter_blocks(plan: _Plan, size: int) -> Iterator[Rows]:
+def _iterate_blocks(checked: _CheckedEntry, size: int) -> Iterator[Rows]:
     """Yield all combinations of dimensions, ``size`` rows at a time; the last dimension varies fastest."""
-    counts = tuple(map(_count, plan.dimensions.values()))
-    for start in range(0, plan.count, size):
-        numbers = np.arange(start, min(start + size, plan.count))
+    counts = tuple(map(_count_values, checked.dimensions.values()))
+    for start in range(0, checked.count, size):
+        numbers = np.arange(start, min(start + size, checked.count))
         places = np.unravel_index(numbers, counts) if counts else ()
         columns = {
             name: list(map(values.__getitem__, column.tolist()))
-            for (name, values), column in zip(plan.dimensions.items(), places, strict=True)
+            for (name, values), column in zip(checked.dimensions.items(), places, strict=True)
         }
         yield Rows(len(numbers), columns)
 
 
-def _generate(plans: Sequence[_Plan], templates: Templates, limits: TemplateLimits) -> Iterator[Generated]:
+def _generate(entries: Sequence[_CheckedEntry], templates: Templates, limits: TemplateLimits) -> Iterator[Generated]:
+    """Yield the keys of checked entries, and their references."""
     characters = 0
-    for plan in plans:
-        size = max(1, min(ROWS, CHARACTERS // max(1, _WIDEST * plan.spent.characters)))
-        for rows in _iter_blocks(plan, size):
-            keys, urls, offsets, lengths = _expand_rows(plan.where, plan.entry, rows, templates, Spent())
-            characters += sum(map(len, keys)) + (sum(map(len, urls)) if "{{" in plan.entry.url else 0)
+    for checked in entries:
+        size = max(1, min(ROWS, CHARACTERS // max(1, _WIDEST * checked.cost.characters)))
+        for rows in _iterate_blocks(checked, size):
+            keys, urls, offsets, lengths = _expand_rows(checked.where, checked.entry, rows, templates, Cost())
+            characters += sum(map(len, keys)) + (sum(map(len, urls)) if "{{" in checked.entry.url else 0)
             if characters > limits.generated_text:
-                raise ManifestError(f"{plan.where}: gen expands to more than {limits.generated_text} characters")
+                raise ManifestError(f"{checked.where}: gen expands to more than {limits.generated_text} characters")
             yield from zip(keys, urls, offsets, lengths, strict=True)
 
 
 def _expand_rows(
-    where: str, entry: _GenEntry, rows: Rows, templates: Templates, spent: Spent
+    where: str, entry: _GenEntry, rows: Rows, templates: Templates, cost: Cost
 ) -> tuple[Sequence[str], Sequence[str], Column, Column]:
-    """Expand the keys, URLs, offsets and lengths of some rows."""
+    """Expand the key, URL, offset and length of each row. ManifestError, which begins with ``where``, if impossible."""
     fields: dict[str, Column] = {}
     for field, value in msgspec.structs.asdict(entry).items():
         try:
             match value:
                 case str():
-                    fields[field] = templates.column(value, rows, spent)
+                    fields[field] = templates.expand_column(value, rows, cost)
                 case int() if value not in INTEGERS:
-                    raise ManifestError("it does not fit into 64 bits")
+                    raise ManifestError("it does not fit into 64 bits: expected a number from 0 to 2**63-1")
                 case int() | None:
                     fields[field] = [value] * rows.count
             if field in ("offset", "length") and value is not None:
@@ -296,17 +306,18 @@ def _expand_rows(
 
 
 def _check_numbers(column: Column, rows: Rows) -> Column:
-    """Convert offsets or lengths, as integers or text, to integers. Raise ManifestError if one is out of range."""
+    """Convert offsets or lengths, integers or texts, to integers. Raise ManifestError if one is out of range."""
     if isinstance(column[0], str):
         column = [_parse_integer(text, rows, row) for row, text in enumerate(column)]
     if min(column) < 0 or max(column) not in INTEGERS:
         row = next(row for row, value in enumerate(column) if value < 0 or value not in INTEGERS)
-        raise ManifestError(f"{column[row]} is not between 0 and 2**63-1{rows.at(row)}")
+        raise ManifestError(f"{column[row]} is not between 0 and 2**63-1{rows.describe(row)}")
     return column
 
 
 def _parse_integer(text: str, rows: Rows, row: int) -> int:
+    """Return the integer in the text of a row; ManifestError if it is another text."""
     digits = text.strip()
     if digits.removeprefix("-").isdecimal() and digits.isascii() and len(digits) <= 20:
         return int(digits)
-    raise ManifestError(f"{text[:80]!r} is not an integer{rows.at(row)}")
+    raise ManifestError(f"{text[:80]!r} is not an integer{rows.describe(row)}")

@@ -1,4 +1,4 @@
-"""Hierarchies written by zarr: every object below a prefix is a key. Recognised by a document of a group or array."""
+"""Recognise hierarchies that zarr wrote by a document of a group or an array. Every object below a prefix is a key."""
 
 from __future__ import annotations
 

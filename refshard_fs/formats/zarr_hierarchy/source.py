@@ -1,4 +1,4 @@
-"""A zarr hierarchy as a source. No I/O here."""
+"""Open a zarr hierarchy, and pin it: make references to all its keys in their current versions. No I/O here."""
 
 from __future__ import annotations
 
@@ -25,39 +25,38 @@ from refshard_fs.security.policy import locator, protocol_of
 
 
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
-    """Open a zarr hierarchy."""
-    if probe.absent:  # the documents of the root were requested, and nothing was listed
+    """Open a zarr hierarchy: read the metadata documents of its root, unless they were read to recognise it."""
+    if probe.absent:  # the source was recognised by requests for the documents of the root, without a listing
         documents = {name: document.data for name, document in probe.documents.items()} | dict.fromkeys(probe.absent)
         listable = None if protocol_of(probe.url) in WEB else True
         return ZarrHierarchy(probe.url, listable=listable, documents=documents)
     names: Sequence[Listed] | None = yield Names(probe.url)
-    found = [listed.name for listed in names or () if listed.name in DOCUMENTS]
+    existing = [listed.name for listed in names or () if listed.name in DOCUMENTS]
     locate = locator(probe.url)
-    answers: Sequence[Any] = yield tuple(Load(Span(locate(name), optional=True), Raw()) for name in found)
-    return ZarrHierarchy(probe.url, listable=names is not None, documents=dict(zip(found, answers, strict=True)))
+    answers: Sequence[Any] = yield tuple(Load(Span(locate(name), optional=True), Raw()) for name in existing)
+    return ZarrHierarchy(probe.url, listable=names is not None, documents=dict(zip(existing, answers, strict=True)))
 
 
 class ZarrHierarchy(Hierarchy):
-    """A zarr hierarchy that can be pinned."""
+    """A zarr hierarchy, of which a snapshot can be made."""
 
-    def snapshot(self, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
+    def snapshot(self, threshold: int, on_progress: OnProgress) -> Steps[ReferenceSet]:
         return (yield from _pin_hierarchy(self, threshold, on_progress))
 
 
-# A pinned hierarchy: references to all keys, each with the current version of its object. No I/O here.
-#
-# If the target can list, listings give sizes, ETags and times. If not, consolidated metadata give the possible keys,
-# and each key is requested.
+# A pinned hierarchy has references to all keys, each with the current version of its object. If the target can list,
+# listings have sizes, ETags and times. Otherwise consolidated metadata have the keys that may exist, and each is
+# requested.
 
 
-Tell = Callable[[int], object]
+OnProgress = Callable[[int], object]
 
 
-def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> Steps[ReferenceSet]:
+def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: OnProgress) -> Steps[ReferenceSet]:
     """Return references to all keys of ``hierarchy``; metadata of up to ``threshold`` bytes are inline.
 
-    ``on_progress(n)`` is called when n more keys are resolved. Raises NotListable if neither listings nor consolidated
-    metadata give the keys.
+    ``on_progress(n)`` is called when n more keys are resolved. Raises NotListable if the target cannot list, and there
+    are no consolidated metadata.
     """
     if (yield from hierarchy.can_list()):
         pins = yield from _list_pins(hierarchy, on_progress)
@@ -76,7 +75,7 @@ def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> S
     side: dict[str, Value] = {}
     rows: dict[str, list[tuple[int, Row]]] = {path: [] for path in grids}
     urls: list[str] = []
-    kept: list[Pin] = []
+    url_pins: list[Pin] = []
     for key, pin in pins.items():
         data = documents.get(key)
         if data is not None and len(data) <= threshold:
@@ -84,58 +83,62 @@ def _pin_hierarchy(hierarchy: Hierarchy, threshold: int, on_progress: Tell) -> S
             continue
         at = None if data is not None else find_chunk(grids, key)
         urls.append(hierarchy.url_of(key))
-        kept.append(pin)
+        url_pins.append(pin)
         if at is None:
             side[key] = Row(len(urls) - 1, 0, None)
         else:
             rows[at.array].append((at.number, Row(len(urls) - 1, 0, pin.size)))
     tables = {path: ChunkTable.from_parts(grid, [Part.from_rows(rows[path])]) for path, grid in grids.items()}
-    return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(kept))
+    return ReferenceSet(Texts.of(urls), tables, side, pins=Pins.of(url_pins))
 
 
-def _list_pins(hierarchy: Hierarchy, on_progress: Tell) -> Steps[dict[str, Pin]]:
-    found: dict[str, Pin] = {}
-    known = yield from hierarchy.directories("")
+def _list_pins(hierarchy: Hierarchy, on_progress: OnProgress) -> Steps[dict[str, Pin]]:
+    """List all keys, with the versions of their objects, in order of key."""
+    pins: dict[str, Pin] = {}
+    listed_before = yield from hierarchy.directories("")
     directories = [""]
     while directories:
-        now, directories = directories[:TOGETHER], directories[TOGETHER:]
-        urls = [hierarchy.url_of(directory) for directory in now]
-        listings = (yield tuple(map(Names, urls))) if known is None else [known.get(url) for url in urls]
-        for directory, names in zip(now, listings, strict=True):
+        batch, directories = directories[:TOGETHER], directories[TOGETHER:]
+        urls = [hierarchy.url_of(directory) for directory in batch]
+        if listed_before is None:
+            listings = yield tuple(map(Names, urls))
+        else:
+            listings = [listed_before.get(url) for url in urls]
+        for directory, names in zip(batch, listings, strict=True):
             for listed in names or ():
                 key = join(directory, listed.name)
                 if listed.is_directory:
                     directories.append(key)
                 else:
-                    found[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
+                    pins[key] = Pin(listed.etag, listed.last_modified, listed.size, exact=True)
                     on_progress(1)
-    return dict(sorted(found.items()))
+    return dict(sorted(pins.items()))
 
 
-def _request_pins(hierarchy: Hierarchy, keys: Iterable[str], on_progress: Tell) -> Steps[dict[str, Pin]]:
-    """Request the versions of ``keys``, and return those that exist."""
-    found: dict[str, Pin] = {}
+def _request_pins(hierarchy: Hierarchy, keys: Iterable[str], on_progress: OnProgress) -> Steps[dict[str, Pin]]:
+    """Request the versions of ``keys``; return them by key for the keys that exist."""
+    pins: dict[str, Pin] = {}
     left = iter(keys)
-    while part := list(islice(left, TOGETHER)):
-        answers = yield from ask_versions([hierarchy.url_of(name) for name in part])
-        found |= {name: pin for name, facts in zip(part, answers, strict=True) if (pin := pin_of(facts)) is not None}
-        on_progress(len(part))
-    return found
+    while batch := list(islice(left, TOGETHER)):
+        answers = yield from ask_versions([hierarchy.url_of(key) for key in batch])
+        pins |= {key: pin for key, facts in zip(batch, answers, strict=True) if (pin := pin_of(facts)) is not None}
+        on_progress(len(batch))
+    return pins
 
 
 def _read_documents(
     hierarchy: Hierarchy, pins: Mapping[str, Pin]
 ) -> Steps[tuple[dict[str, bytes], dict[str, ChunkGrid]]]:
-    """Read all metadata in the versions of ``pins``. Return them by key, and the grids of arrays."""
+    """Read all metadata in the versions of ``pins``. Return the documents by key, and the grids of arrays by path."""
     keys = [key for key in pins if zarrmeta.is_metadata(key)]
-    found: dict[str, bytes] = {}
-    for part in batches(keys, TOGETHER):
-        answers: Sequence[Any] = yield tuple(Load(Span(hierarchy.url_of(key), pin=pins[key]), Raw()) for key in part)
-        found.update(zip(part, answers, strict=True))
+    documents: dict[str, bytes] = {}
+    for batch in batches(keys, TOGETHER):
+        answers: Sequence[Any] = yield tuple(Load(Span(hierarchy.url_of(key), pin=pins[key]), Raw()) for key in batch)
+        documents.update(zip(batch, answers, strict=True))
     grids: dict[str, ChunkGrid] = {}
-    for key, data in found.items():
+    for key, data in documents.items():
         path, _, name = key.rpartition("/")
         grid = grid_of(key, data, hierarchy.url) if name in METADATA else None
         if grid is not None:
             grids[path] = grid
-    return found, grids
+    return documents, grids

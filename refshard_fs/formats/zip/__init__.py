@@ -1,4 +1,4 @@
-"""ZIP archives: their members are the keys. Recognised by the signature of a member, or of an empty archive's end."""
+"""Recognise ZIP archives, whose members are keys, by the signature of a member, or of the end of an empty archive."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Parse the directory of a ZIP into columns: names, sizes, and the location of each member's bytes. No I/O here.
+"""Parse the directory of a ZIP to columns: names, sizes, and the place of each member's bytes. No I/O here.
 
-PKWARE's APPNOTE 6.3.10, section 4.3.12. A member's bytes follow its local header, and the directory does not give the
-length of this header. Often the length is certain without reading it: if no bytes are left between a member and the
-next, the member's bytes end where the next begins. If bytes are left, they may be the header's extra field: if the
-extra field in the directory predicts exactly this length, it is certain, too. Otherwise the local header must be read.
+Specification: PKWARE's APPNOTE 6.3.10, section 4.3.12. A member's bytes follow its local header, and the directory does
+not state the length of this header. The length is certain if a header without an extra field, and the member's bytes,
+fill all bytes up to the next member. It is also certain if bytes are left, and the member's extra field in the
+directory predicts an extra field of exactly this length in the local header. Otherwise the local header must be read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from refshard_fs.core.keys import MOST_STEPS, is_key, normalise
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.zip import END
 
-# The end of a ZIP: the location of its directory, and the number of members. No I/O here.  PKWARE's APPNOTE 6.3.10,
-# sections 4.3.14 to 4.3.16. An error is raised if a record contradicts the file, or if two records fit (one may hide in
-# the comment of the other).
+# The end record of a ZIP locates its directory, and states the number of members. See sections 4.3.14 to 4.3.16. A
+# record that contradicts the file is an error, and so are two valid records: one may hide in the comment of the other.
 
 
 TAIL = 65 * 1024 + 512  # bytes: the longest comment, the end record, and the zip64 records before it
-MAX_DIRECTORY = 1 << 30  # bytes; a longer directory is forged and is never read
-SMALLEST_ENTRY = 46
+MAX_DIRECTORY = 1 << 30  # bytes: a longer directory is forged, and never read
+SMALLEST_ENTRY = 46  # bytes
 
 _DISKS = "it spans several disks, which is not supported: join its parts first"
 _LOCATOR, _END64 = b"PK\6\7", b"PK\6\6"
@@ -46,10 +45,10 @@ _END_FIELDS, _LOCATOR_FIELDS, _END64_FIELDS = struct.Struct("<4H2LH"), struct.St
 
 
 class End(msgspec.Struct, frozen=True):
-    """The content of an end record.
+    """The content of an end record: the directory has ``size`` bytes from byte ``start`` of the file on.
 
-    The directory is the bytes ``[start, start + size)`` of the file. ``shift`` bytes lie before the archive: add them
-    to the offsets in it. The number of members is stored modulo ``modulo``.
+    ``shift`` bytes lie before the archive; offsets in the archive do not count them. ``entries`` is the number of
+    members modulo ``modulo``.
     """
 
     entries: int
@@ -62,61 +61,66 @@ class End(msgspec.Struct, frozen=True):
 def read_end(tail: bytes, size: int | None) -> tuple[End, int]:
     """Return the end record in ``tail``, the last bytes of a file, and the position of ``tail`` in the file.
 
-    Without the file's ``size``, the archive is assumed to begin at the first byte. Raises ValueError if there is no
-    valid record, or more than one.
+    If the ``size`` of the file is unknown, the archive is assumed to begin with the file. Raises ValueError if there is
+    no valid record, or more than one.
     """
-    found: list[tuple[End, int]] = []
-    reason = "it has no end record: it is cut short or not a ZIP"
+    records: list[tuple[End, int]] = []
+    reason = "it has no end record: it is cut short, or not a ZIP"
     at = tail.rfind(END)
     while at >= 0:
         if len(tail) - at >= _END_SIZE:
             try:
-                found.append(_parse_end(tail, at, size))
+                records.append(_parse_end(tail, at, size))
             except ValueError as e:
                 reason = str(e)
         at = tail.rfind(END, 0, at)
-    if not found:
+    if not records:
         raise ValueError(reason)
-    if len(found) > 1:
-        raise ValueError("it has two valid end records, one in the comment of the other")
-    return found[0]
+    if len(records) > 1:
+        raise ValueError("it has two valid end records, one in the comment of the other: expected one")
+    return records[0]
 
 
 def _parse_end(tail: bytes, at: int, size: int | None) -> tuple[End, int]:
-    *found, comment = _END_FIELDS.unpack_from(tail, at + 4)
+    """Parse the end record at position ``at`` of ``tail``; ValueError if it contradicts the file."""
+    *fields, comment = _END_FIELDS.unpack_from(tail, at + 4)
     left = len(tail) - at - _END_SIZE
     if comment != left:
-        raise ValueError(f"its end record announces a comment of {comment} bytes: {left} follow")
+        raise ValueError(f"its end record states a comment of {comment} bytes, but {left} bytes follow")
     stop, modulo, record = at, 1 << 16, None
     if at >= _LOCATOR_SIZE and tail.startswith(_LOCATOR, at - _LOCATOR_SIZE):
-        stop, record, found = _parse_end64(tail, at - _LOCATOR_SIZE, found)
+        stop, record, fields = _parse_end64(tail, at - _LOCATOR_SIZE, fields)
         modulo = 1 << 64
-    disk, first_disk, here, entries, length, offset = found
-    if disk or first_disk or here != entries:
+    disk, first_disk, entries_on_disk, entries, length, offset = fields
+    if disk or first_disk or entries_on_disk != entries:
         raise ValueError(_DISKS)
     if length > MAX_DIRECTORY or (modulo > 1 << 16 and length < entries * SMALLEST_ENTRY):
         raise ValueError(
-            f"its end record has {entries} members in {length} bytes: expected at most {MAX_DIRECTORY} bytes"
+            f"its end record states a directory of {entries} members in {length} bytes: expected at least "
+            f"{SMALLEST_ENTRY} bytes for each, and at most {MAX_DIRECTORY} bytes"
         )
     begin = offset + length - stop if size is None else size - len(tail)
     start = begin + stop - length
     shift = start - offset
     if begin < 0 or start < 0 or shift < 0:
         raise ValueError(
-            f"its end record announces a directory of {length} bytes at {offset}, but it ends elsewhere: "
+            f"its end record states a directory of {length} bytes at byte {offset}, which is not before the record: "
             "bytes of the file are lost"
         )
     if record is not None and record + shift != begin + stop:
-        raise ValueError(f"its zip64 end record is not at {record}, as its locator says")
+        raise ValueError(
+            f"its zip64 end record is at byte {begin + stop}: expected byte {record + shift}, as its locator states"
+        )
     if length and start >= begin and not tail.startswith(b"PK\1\2", start - begin):
-        raise ValueError(f"expected its directory at byte {start}, as its end record says, found other bytes")
+        raise ValueError(f"expected its directory at byte {start}, as its end record states, found other bytes")
     return End(entries, start, length, shift, modulo), begin
 
 
 def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int, list[int]]:
-    """Find the zip64 end record before the ``locator``. Return its start in ``tail``, its announced offset, its fields.
+    """Find the zip64 end record by its locator, at position ``locator`` of ``tail``.
 
-    The fields are the same as in the end record (``short``), with room for larger numbers.
+    Return its position in ``tail``, its offset as the locator states it, and its fields: those of the end record
+    (``short``), with room for larger numbers.
     """
     disk, offset, disks = _LOCATOR_FIELDS.unpack_from(tail, locator + 4)
     if disk or disks > 1:
@@ -127,22 +131,23 @@ def _parse_end64(tail: bytes, locator: int, short: list[int]) -> tuple[int, int,
     if at < 0:
         raise ValueError("its zip64 locator has no zip64 end record before it")
     if locator - at < _END64_HEAD + _END64_FIELDS.size:
-        raise ValueError("its zip64 end record is too short")
-    _, _, *found = _END64_FIELDS.unpack_from(tail, at + _END64_HEAD)
+        raise ValueError(f"its zip64 end record has {locator - at} bytes: expected {_END64_HEAD + _END64_FIELDS.size}")
+    _, _, *fields = _END64_FIELDS.unpack_from(tail, at + _END64_HEAD)
     limits = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
-    if any(other not in (limit, value) for value, other, limit in zip(found, short, limits, strict=True)):
-        raise ValueError("its zip64 end record contradicts its end record")
-    return at, offset, found
+    if any(other not in (limit, value) for value, other, limit in zip(fields, short, limits, strict=True)):
+        raise ValueError("its zip64 end record contradicts its end record: it is damaged")
+    return at, offset, fields
 
 
-# Many names in byte order, as one run of bytes and the end of each: found by bisection, without an object for each.
+# Many names in byte order: one run of bytes, and the end of each name. Names are found by bisection. An object for each
+# name would take several times the memory.
 
 
-_AFTER_SLASH = b"0"  # the byte after "/": names that begin with "a/" come before "a0"
+_AFTER_SLASH = b"0"  # the byte after "/": all names that begin with "a/" come before "a0"
 
 
 class SortedNames:
-    """Distinct UTF-8 names without NUL in byte order; the place of a name is its number in that order."""
+    """Distinct names in byte order; the place of a name is its index. Names are UTF-8 without NUL."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
         ends = np.zeros(len(names) + 1, np.uint64)
@@ -153,7 +158,10 @@ class SortedNames:
 
     @classmethod
     def sort(cls, names: Sequence[bytes]) -> tuple[SortedNames, list[int], set[bytes]]:
-        """Sort ``names``. Return them, their old positions, and repeated names; the last of equal names stays."""
+        """Sort ``names``. Of equal names, only the last is kept.
+
+        Return the sorted names, the index of each in ``names``, and the names that are repeated.
+        """
         order = sorted(range(len(names)), key=names.__getitem__)
         ordered = list(map(names.__getitem__, order))
         repeated = set(compress(ordered, map(eq, ordered, islice(ordered, 1, None))))
@@ -173,22 +181,25 @@ class SortedNames:
         place = bisect_left(self, name)
         return place if place < len(self) and self[place] == name else None
 
-    def below(self, directory: bytes) -> range:
+    def find_below(self, directory: bytes) -> range:
         """Return the places of the names that begin with ``directory``, which is empty or ends with a slash."""
         if not directory:
             return range(len(self))
         first = bisect_left(self, directory)
         return range(first, bisect_left(self, directory[:-1] + _AFTER_SLASH, first))
 
-    def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """Yield name and place of each child of ``directory``; a subdirectory has no place."""
-        places = self.below(directory)
-        place, stop, cut = places.start, places.stop, len(directory)
+    def list_children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
+        """Yield name and place of each child of ``directory``; the place of a subdirectory is None."""
+        places = self.find_below(directory)
+        place, stop = places.start, places.stop
         while place < stop:
-            head, slash, _ = self[place][cut:].partition(b"/")
+            head, slash, _ = self[place][len(directory) :].partition(b"/")
             if head:
                 yield head, None if slash else place
             place = bisect_left(self, directory + head + _AFTER_SLASH, place, stop) if slash else place + 1
+
+
+# The entries of the directory.
 
 
 HEADER = 30  # bytes of a local header, without its name and extra field
@@ -201,9 +212,9 @@ _ENTRY.names = (
 _LENGTHS, _FIELD = struct.Struct("<3H"), struct.Struct("<2H")
 _SIGNATURE = b"PK\1\2"
 _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1, 8, 0x800
-_STRONG = 0x40 | 0x2000
-_ODD = re.compile(rb"\\|\0/|//|(?<=[/\0])\.{1,2}(?=[/\0])")
-_MOST_WITHHELD = 1000
+_STRONG = 0x40 | 0x2000  # flags of strong encryption
+_ODD = re.compile(rb"\\|\0/|//|(?<=[/\0])\.{1,2}(?=[/\0])")  # in names with NUL before and after each
+_MOST_WITHHELD = 1000  # names that are not shown; an archive with more is refused
 _ZIP64, _UNIX_TIMES, _UNIX_OWNER, _UNICODE_PATH = 0x0001, 0x5455, 0x7875, 0x7075
 _UNICODE_MARK = struct.pack("<H", _UNICODE_PATH)
 
@@ -211,10 +222,11 @@ _UInt64s = npt.NDArray[np.uint64]
 
 
 class Member(NamedTuple):
-    """One member of an archive: its local header begins at ``local`` and is ``head`` bytes long.
+    """A member of an archive: its local header begins at byte ``local``, and has ``head`` bytes.
 
-    If ``head`` is 0, the local header must be read first. The member, with a descriptor that may follow it, ends before
-    ``limit``. The other fields are copied from the directory.
+    If ``head`` is 0, the length is unknown, and the local header must be read. The member, and a descriptor that may
+    follow it, end at ``limit`` at the latest. The other fields are those of the directory: ``stored`` is the size in
+    the archive, ``size`` the size after decompression.
     """
 
     local: int
@@ -231,7 +243,11 @@ _MEMBER = np.dtype([*zip(Member._fields, ("u8", "u8", "u4", "u8", "u8", "u4", "u
 
 
 class Members(NamedTuple):
-    """The members of an archive, in order of name; ``withheld`` are keys whose names could lead out of a folder."""
+    """The members of an archive, sorted by name: their names, and their `Member` as ``rows``.
+
+    ``withheld`` are members with names that could lead out of a folder: their names by the keys which other readers
+    make of them.
+    """
 
     names: SortedNames
     rows: npt.NDArray[np.void]
@@ -243,7 +259,7 @@ class Members(NamedTuple):
 
 
 def parse_directory(data: bytes, where: str, end: End) -> Members:
-    """Parse the directory ``data`` of the archive at ``where``, as ``end`` announces it."""
+    """Parse the directory of an archive, which ``end`` describes. ManifestError, which names ``where``, if damaged."""
     try:
         return _parse_members(data, end)
     except ValueError as e:
@@ -251,9 +267,9 @@ def parse_directory(data: bytes, where: str, end: End) -> Members:
 
 
 def parse_tail(data: bytes, where: str, size: int | None) -> Members | End:
-    """Parse the last bytes of the archive at ``where``; return only its `End` if the directory begins before them.
+    """Parse the last bytes of an archive. Return its `End` if the directory begins before these bytes.
 
-    ``size`` is the size of the archive, if known.
+    ``size`` is the size of the archive, if known. Raises ManifestError, which names ``where``, if it is damaged.
     """
     try:
         end, begin = read_end(data, len(data) if size is None and len(data) < TAIL else size)
@@ -265,9 +281,12 @@ def parse_tail(data: bytes, where: str, size: int | None) -> Members | End:
 
 
 def _parse_members(data: bytes, end: End) -> Members:
-    entries, names = _walk_entries(data)
+    """Parse the directory ``data``; ValueError if it is damaged."""
+    entries, names = _parse_names(data)
     if len(entries) % end.modulo != end.entries:
-        raise ValueError(f"its directory lists {len(entries)} members: its end record announces {end.entries}")
+        raise ValueError(
+            f"its directory lists {len(entries)} members: expected {end.entries}, as its end record states"
+        )
     rows = np.empty(0, _ENTRY)
     if len(entries):
         windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _ENTRY.itemsize)
@@ -275,53 +294,58 @@ def _parse_members(data: bytes, end: End) -> Members:
     members = np.zeros(len(rows), _MEMBER)
     for field in ("stored", "size", "local", "crc", "method"):
         members[field] = rows[field]
-    _widen(data, entries, rows, members)
+    _apply_zip64(data, entries, rows, members)
     members["local"] += np.uint64(end.shift)
     members["encrypted"] = (rows["flags"] & (_ENCRYPTED | _STRONG)) != 0
     slack = _set_limits(members, rows["name"], end)
     _check_sizes(members)
-    proven = slack == 0
-    wide = (rows["stored"] == 0xFFFFFFFF) | (rows["size"] == 0xFFFFFFFF)
-    has_extra = np.flatnonzero((slack > 0) & (rows["extra"] > 0))  # without it, the local header must be read
+    is_certain = slack == 0
+    is_wide = (rows["stored"] == 0xFFFFFFFF) | (rows["size"] == 0xFFFFFFFF)
+    has_extra = np.flatnonzero((slack > 0) & (rows["extra"] > 0))
     starts = entries[has_extra].astype(np.int64) + SMALLEST_ENTRY + rows["name"][has_extra]
     stops = starts + rows["extra"][has_extra]
     extras = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-    proven[has_extra] = slack[has_extra] == list(map(_predict_local_extra, extras, wide[has_extra].tolist()))
-    proven &= (rows["flags"] & _DESCRIPTOR) == 0
-    if not end.shift:  # with a shift, bytes may also have been inserted between members
-        members["head"] = np.where(proven, HEADER + rows["name"].astype(np.uint64) + slack, 0)
+    is_certain[has_extra] = slack[has_extra] == list(map(_predict_local_extra, extras, is_wide[has_extra].tolist()))
+    is_certain &= (rows["flags"] & _DESCRIPTOR) == 0
+    if not end.shift:  # where bytes were inserted before the archive, others may have been inserted between members
+        members["head"] = np.where(is_certain, HEADER + rows["name"].astype(np.uint64) + slack, 0)
     withheld = _find_odd_names(names)
-    at = np.array([i for i in range(len(names)) if i not in withheld] if withheld else range(len(names)), np.intp)
-    found, order, repeated = SortedNames.sort([names[i] for i in at] if withheld else names)
-    for i in at if repeated else ():
-        if names[i] in repeated:
-            members["head"][i] = 0  # the local header has to confirm the name
-    return Members(found, members[at[order]], {normalise(name): name for name in withheld.values()})
+    shown = [index for index in range(len(names)) if index not in withheld] if withheld else range(len(names))
+    indexes = np.array(shown, np.intp)
+    sorted_names, order, repeated = SortedNames.sort([names[index] for index in indexes] if withheld else names)
+    for index in indexes if repeated else ():
+        if names[index] in repeated:
+            members["head"][index] = 0  # the local header has to confirm the name
+    return Members(sorted_names, members[indexes[order]], {normalise(name): name for name in withheld.values()})
 
 
-def _walk_entries(data: bytes) -> tuple[_UInt64s, list[bytes]]:
-    """Return the position and the name of each entry."""
+def _parse_names(data: bytes) -> tuple[_UInt64s, list[bytes]]:
+    """Return the position and the name of each entry; ValueError if the entries are damaged."""
     entries, names = array("Q"), list[bytes]()
     at = 0
     while at < len(data):
         if data[at : at + 4] != _SIGNATURE or len(data) - at < SMALLEST_ENTRY:
-            raise ValueError(f"after {len(entries)} members, its directory continues with {data[at : at + 4]!r}")
+            raise ValueError(
+                f"after {len(entries)} members, its directory continues with {data[at : at + 4]!r}: expected "
+                f"{_SIGNATURE!r}, as at each member"
+            )
         name_length, extra, comment = _LENGTHS.unpack_from(data, at + 28)
         stop = at + SMALLEST_ENTRY + name_length
         name = data[at + SMALLEST_ENTRY : stop]
         if not name.isascii() or (extra and _UNICODE_MARK in data[stop : stop + extra]):
             name = _decode_name(name, data[at + 8 : at + 10], data[stop : stop + extra])
-        names.append(name.partition(b"\0")[0])  # like zipfile, cut it at a NUL
+        names.append(name.partition(b"\0")[0])  # zipfile cuts names at NUL, too
         entries.append(at)
         at = stop + extra + comment
     if at > len(data):
         raise ValueError("its directory ends within an entry")
     if b"" in names:
-        raise ValueError("a member has no name")
+        raise ValueError("a member has an empty name: expected a name")
     return np.array(entries, np.uint64), names
 
 
 def _decode_name(name: bytes, flags: bytes, extra: bytes) -> bytes:
+    """Return a name in UTF-8: by the flag for UTF-8, by the extra field with a Unicode path, or by code page 437."""
     if int.from_bytes(flags, "little") & _UTF8:
         name.decode()  # UnicodeDecodeError is a ValueError
         return name
@@ -346,60 +370,69 @@ def split_extra(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _find_field(extra: bytes, wanted: int) -> bytes:
+    """Return the content of the field of the kind ``wanted``; b"" if there is none."""
     return next((content for kind, content in split_extra(extra) if kind == wanted), b"")
 
 
-def _widen(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: npt.NDArray[np.void]) -> None:
-    """Replace numbers that do not fit into the entries by those in zip64 extra fields."""
+def _apply_zip64(data: bytes, entries: _UInt64s, rows: npt.NDArray[np.void], members: npt.NDArray[np.void]) -> None:
+    """Set the numbers of ``members`` that do not fit into 32 bits from zip64 extra fields."""
     columns = (members["size"], members["stored"], members["local"])
-    full = np.stack([column == 0xFFFFFFFF for column in columns])
-    for i in np.flatnonzero(full.any(axis=0) | (rows["disk"] == 0xFFFF)).tolist():
-        start = int(entries[i]) + SMALLEST_ENTRY + int(rows["name"][i])
-        field = _find_field(data[start : start + int(rows["extra"][i])], _ZIP64)
-        wanted = [column for column, is_full in zip(columns, full[:, i].tolist(), strict=True) if is_full]
-        disk = 4 * int(rows["disk"][i] == 0xFFFF)
-        if len(field) < 8 * len(wanted) + disk:
-            raise ValueError(f"the zip64 field of member {i + 1} is missing or too short")
-        for column, number in zip(wanted, struct.unpack_from(f"<{len(wanted)}Q", field), strict=True):
-            column[i] = number
-        if any(field[8 * len(wanted) : 8 * len(wanted) + disk]):
+    is_full = np.stack([column == 0xFFFFFFFF for column in columns])
+    for index in np.flatnonzero(is_full.any(axis=0) | (rows["disk"] == 0xFFFF)).tolist():
+        start = int(entries[index]) + SMALLEST_ENTRY + int(rows["name"][index])
+        field = _find_field(data[start : start + int(rows["extra"][index])], _ZIP64)
+        wide = [column for column, full in zip(columns, is_full[:, index].tolist(), strict=True) if full]
+        disk = 4 * int(rows["disk"][index] == 0xFFFF)
+        if len(field) < 8 * len(wide) + disk:
+            raise ValueError(
+                f"the zip64 field of member {index + 1} has {len(field)} bytes: expected {8 * len(wide) + disk}"
+            )
+        for column, number in zip(wide, struct.unpack_from(f"<{len(wide)}Q", field), strict=True):
+            column[index] = number
+        if any(field[8 * len(wide) : 8 * len(wide) + disk]):
             raise ValueError(_DISKS)
     if (rows["disk"] % 0xFFFF).any():
         raise ValueError(_DISKS)
 
 
 def _set_limits(members: npt.NDArray[np.void], names: npt.NDArray[np.uint16], end: End) -> _UInt64s:
-    """Set the start of the next member or the directory as limit. Return the number of unexplained bytes before it."""
+    """Set ``limit`` of each member: the start of the next member, or of the directory.
+
+    Return the bytes before it that neither the member nor a local header without an extra field explain.
+    """
     local, stored = members["local"], members["stored"]
     order = np.argsort(local, kind="stable")
     limit = np.empty_like(local)
     limit[order] = np.append(local[order][1:], np.uint64(end.start))
-    need = np.uint64(HEADER) + names.astype(np.uint64) + stored
-    wrong = (local > end.start) | (stored > end.start) | (need > limit - np.minimum(local, limit))
-    if wrong.any():
-        raise ValueError(f"member {int(wrong.argmax()) + 1} of its directory overlaps the next one or the directory")
+    least = np.uint64(HEADER) + names.astype(np.uint64) + stored
+    is_wrong = (local > end.start) | (stored > end.start) | (least > limit - np.minimum(local, limit))
+    if is_wrong.any():
+        raise ValueError(f"member {int(is_wrong.argmax()) + 1} of its directory overlaps the next one or the directory")
     members["limit"] = limit
-    found: _UInt64s = limit - local - need
-    return found
+    slack: _UInt64s = limit - local - least
+    return slack
 
 
 def _check_sizes(members: npt.NDArray[np.void]) -> None:
+    """Raise ValueError if a member cannot have its size after decompression."""
     method, stored, size, is_plain = members["method"], members["stored"], members["size"], ~members["encrypted"]
-    wrong = (method == STORED) & is_plain & (stored != size)
+    is_wrong = (method == STORED) & is_plain & (stored != size)
     for number, known in METHODS.items():
-        wrong |= (method == number) & (size // np.uint64(known.most) > stored)
-    wrong |= (size == 0) & is_plain & (members["crc"] != 0)
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise ValueError(f"member {i + 1} of its directory cannot have {size[i]} bytes, stored in {stored[i]}")
+        is_wrong |= (method == number) & (size // np.uint64(known.most) > stored)
+    is_wrong |= (size == 0) & is_plain & (members["crc"] != 0)
+    if is_wrong.any():
+        index = int(is_wrong.argmax())
+        raise ValueError(
+            f"member {index + 1} of its directory cannot have {size[index]} bytes, stored in {stored[index]} bytes"
+        )
 
 
 @lru_cache(1 << 10)  # members that are written within a second have equal extra fields
 def _predict_local_extra(extra: bytes, is_wide: bool) -> int:
-    """Predict the length of a local header's extra field from the directory's ``extra``; -1 if that is impossible.
+    """Predict the length of the extra field in a local header from the one in the directory; -1 if that is impossible.
 
-    Possible for Info-ZIP's fields: times (the local field has all times that its flags announce) and owners (both are
-    equal). A zip64 field is in the local header if a size needs it (``is_wide``).
+    It is possible for the fields of Info-ZIP: the local field of times has all times that the flags state, and fields
+    of owners are equal. A local header has a zip64 field if a size needs it (``is_wide``).
     """
     total = 0
     for kind, content in split_extra(extra):
@@ -415,53 +448,55 @@ def _predict_local_extra(extra: bytes, is_wide: bool) -> int:
 
 
 def _find_odd_names(names: Sequence[bytes]) -> dict[int, str]:
-    """Return the names that are absolute, contain "..", or are not separated by single slashes."""
+    """Return by index the names that are absolute, contain "..", or are not separated by single slashes."""
     if not _ODD.search(b"\0".join([b"", *names, b""])) and max(map(len, names), default=0) < 2 * MOST_STEPS:
         return {}
     odd = {
-        i: name.decode()
-        for i, name in enumerate(names)
+        index: name.decode()
+        for index, name in enumerate(names)
         if _ODD.search(b"\0" + name + b"\0") or (len(name) >= 2 * MOST_STEPS and not is_key(name.decode().strip("/")))
     }
     if len(odd) > _MOST_WITHHELD:
         raise ValueError(
-            "many of its names are absolute, contain '..', are too long, or have backslashes or doubled slashes"
+            f"{len(odd)} of its names are absolute, contain '..', are too long, or have backslashes or doubled "
+            f"slashes: expected at most {_MOST_WITHHELD}"
         )
     return odd
 
 
-# Compression methods: each member is decompressed to the size in the directory. No I/O here.
-#
-# PKWARE's APPNOTE 6.3.10, sections 4.4.5 and 5.8.
+# Compression methods: a member is decompressed to the size in the directory. See sections 4.4.5 and 5.8.
 
 
-STORED: Final = 0
-XZ_MEMORY: Final = 1 << 28  # most bytes of a dictionary of xz
-_LZMA_HEAD: Final = struct.Struct("<2xHBL")  # the first two bytes are the version of the writer's library
-_LZMA_PROPERTIES: Final = 5  # bytes: one for three small numbers, four for the dictionary's size
-_SMALLEST_DICTIONARY: Final = 4096
-_MOST_PROPERTIES: Final = 9 * 5 * 5
+STORED: Final = 0  # the method of members without compression
+XZ_MEMORY: Final = 1 << 28  # the most bytes that decompressing xz may take
+_LZMA_HEAD: Final = struct.Struct("<2xHBL")  # after two bytes with the version of the writer's library
+_LZMA_PROPERTIES: Final = 5  # bytes: one for three small numbers, four for the size of the dictionary
+_SMALLEST_DICTIONARY: Final = 4096  # bytes
+_MOST_PROPERTIES: Final = 9 * 5 * 5  # the three small numbers are lc < 9, lp < 5 and pb < 5
 
 
 class Method(NamedTuple):
     """A compression method."""
 
     name: str
-    open: Callable[[bytes, int], tuple[Any, bytes]]  # compressed bytes and size -> a decompressor and its input
-    most: int  # approximate largest ratio of decompressed to compressed bytes: a larger one is forged
+    open: Callable[[bytes, int], tuple[Any, bytes]]  # compressed bytes and size → a decompressor and its input
+    most: int  # the largest ratio of decompressed to compressed bytes, about; a member with a larger ratio is forged
 
 
 def _open_lzma(raw: bytes, size: int) -> tuple[Any, bytes]:
     if len(raw) < _LZMA_HEAD.size:
-        raise ValueError("its LZMA header is cut short")
-    length, packed, dictionary = _LZMA_HEAD.unpack_from(raw)
-    if length != _LZMA_PROPERTIES or packed >= _MOST_PROPERTIES:
-        raise ValueError("its LZMA header has invalid properties")
-    rest, lc = divmod(packed, 9)
+        raise ValueError(f"its LZMA header is cut short: it has {len(raw)} bytes, expected {_LZMA_HEAD.size}")
+    length, properties, dictionary = _LZMA_HEAD.unpack_from(raw)
+    if length != _LZMA_PROPERTIES or properties >= _MOST_PROPERTIES:
+        raise ValueError(
+            f"its LZMA header has properties {properties} in {length} bytes: expected less than {_MOST_PROPERTIES} in "
+            f"{_LZMA_PROPERTIES}"
+        )
+    rest, lc = divmod(properties, 9)
     pb, lp = divmod(rest, 5)
-    # A member refers to its own earlier bytes only, so its size is enough for the dictionary.
-    room = max(min(dictionary, size), _SMALLEST_DICTIONARY)
-    filters = [{"id": lzma.FILTER_LZMA1, "lc": lc, "lp": lp, "pb": pb, "dict_size": room}]
+    # A member refers to its own earlier bytes only, so a dictionary of its size is enough.
+    dictionary = max(min(dictionary, size), _SMALLEST_DICTIONARY)
+    filters = [{"id": lzma.FILTER_LZMA1, "lc": lc, "lp": lp, "pb": pb, "dict_size": dictionary}]
     return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), raw[_LZMA_HEAD.size :]
 
 
@@ -473,26 +508,29 @@ METHODS: Final = {
     8: Method("deflate", lambda raw, _: (zlib.decompressobj(-zlib.MAX_WBITS), raw), 1032),
     12: Method("bzip2", lambda raw, _: (bz2.BZ2Decompressor(), raw), 1 << 20),
     14: Method("LZMA", _open_lzma, 1 << 14),
-    20: Method("Zstandard", _open_zstd, 1 << 16),  # its number before version 6.3.8
+    20: Method("Zstandard", _open_zstd, 1 << 16),  # the number before version 6.3.8 of the APPNOTE
     93: Method("Zstandard", _open_zstd, 1 << 16),
     95: Method("XZ", lambda raw, _: (lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY), raw), 1 << 14),
 }
-# Methods that are not supported.
+# Names of methods that are not supported, for errors.
 OTHERS: Final = {1: "shrink", 6: "implode", 9: "deflate64", 98: "PPMd"}
 
 
 def decompress_member(number: int, raw: bytes, size: int, crc: int) -> bytes:
-    """Decompress ``raw`` by the method ``number`` to ``size`` bytes. Raise ValueError if it is damaged."""
+    """Decompress ``raw`` by the method ``number`` to ``size`` bytes with the CRC-32 ``crc``; ValueError if damaged."""
     method = METHODS[number]
     try:
-        stream, data = method.open(raw, size)
-        made = decompress(stream, data, size, has_end=number != 14)  # LZMA streams need not mark their end
+        stream, compressed = method.open(raw, size)
+        data = decompress(stream, compressed, size, has_end=number != 14)  # LZMA streams need not mark their end
     except ImportError as e:
         raise ValueError(f"it is compressed with {method.name}, for which a package is missing: {e}") from e
     except ValueError as e:
         raise ValueError(f"{method.name}: {e}") from e
-    if len(made) != size or stream.unused_data:
-        raise ValueError(f"its bytes do not decompress to {size} bytes, as the directory announces")
-    if zlib.crc32(made) != crc:
-        raise ValueError(f"its CRC-32 is {zlib.crc32(made):08x}: expected {crc:08x}")
-    return made
+    if len(data) != size or stream.unused_data:
+        raise ValueError(
+            f"it decompresses to {len(data)} bytes, and {len(stream.unused_data)} bytes follow: expected {size} bytes, "
+            "as in the directory, and none after them"
+        )
+    if zlib.crc32(data) != crc:
+        raise ValueError(f"its CRC-32 is {zlib.crc32(data):08x}: expected {crc:08x}")
+    return data

@@ -1,4 +1,4 @@
-"""Expressions in templates have jinja2's values; everything else is refused."""
+"""Expressions in templates have the values of jinja2, and other syntax is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refshard_fs.errors import ManifestError
 from refshard_fs.formats.templates.templates import Templates
-from tests.support.template_texts import DEFINITIONS, _hole, generated
+from tests.support.template_texts import DEFINITIONS, expand_key, in_braces
 
 
 @pytest.fixture(params=[True, False], ids=["simple", "jinja"])
@@ -56,13 +56,13 @@ BOTH_MODES = [
 
 
 @pytest.mark.parametrize(("text", "expanded"), BOTH_MODES)
-def test_texts_expand_equally_in_both_modes(templates: Templates, text: str, expanded: str) -> None:
+def test_texts_expand_alike_with_and_without_jinja(templates: Templates, text: str, expanded: str) -> None:
     assert templates.expand(text) == expanded
     assert templates.expand(text) == expanded
 
 
 REFUSED = [
-    ("{{missing}}", "no template or variable 'missing'; known here: both, "),
+    ("{{missing}}", "no template or variable 'missing'; expected one of: both, "),
     ("{{f}}", "no template or variable 'c'; pass it"),
     ("{{f()}}", r"template 'f' '\{\{c\}\}', column 3: there is no template or variable 'c'"),
     ("{{u.upper()}}", r"column 4: '\.upper' is not allowed"),
@@ -129,21 +129,21 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
-def test_forbidden_template_syntax_is_one_clear_error(text: str, reason: str) -> None:
+def test_error_of_other_syntax_has_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason) as caught:
         Templates(DEFINITIONS).expand(text)
     assert len(str(caught.value)) < 600
 
 
-def test_errors_quote_short_excerpts() -> None:
+def test_errors_quote_long_texts_in_part() -> None:
     name = "n" * 5_000
-    for text in (_hole(name), _hole(f"f(c={name})"), "{{" + name):
+    for text in (in_braces(name), in_braces(f"f(c={name})"), "{{" + name):
         with pytest.raises(ManifestError) as caught:
             Templates({"f": "{{c}}", name + "x": "{{ 1"}).expand(text)
         assert len(str(caught.value)) < 1000
 
 
-def test_without_jinja2_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_jinja2_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"refshard_fs\[jinja\]"):
         Templates({}, simple=False)
@@ -180,21 +180,19 @@ def test_expansion_equals_jinja2(parts: list[str]) -> None:
     text = "".join(parts)
     definitions = {"u": "s3://b", "f": "{{c}}"}
     try:
-        ours = generated(Templates(definitions), text, i=3, j=-4)
+        simple = expand_key(Templates(definitions), text, i=3, j=-4)
     except ManifestError:
-        ours = None
+        simple = None
     try:
-        held = generated(Templates(definitions, simple=False), text, i=3, j=-4)
+        by_jinja = expand_key(Templates(definitions, simple=False), text, i=3, j=-4)
     except ManifestError:
-        held = None
-    if ours is None and held is None:
-        return
-    # Its optimizer makes -1 of - 1, without parentheses: then - 1 ** j is another number than - i ** j where i is 1.
-    for mine, optimized in ((ours, False), (held, True)):
-        if mine is not None:
+        by_jinja = None
+    # jinja's optimizer turns - 1 into -1 without parentheses, so that - 1 ** j differs from - i ** j if i is 1.
+    for expanded, optimized in ((simple, False), (by_jinja, True)):
+        if expanded is not None:
             environment = sandbox.SandboxedEnvironment(optimized=optimized)
             called = environment.from_string(definitions["f"]).render
-            assert mine == environment.from_string(text).render(u="s3://b", i=3, j=-4, f=called)
+            assert expanded == environment.from_string(text).render(u="s3://b", i=3, j=-4, f=called)
 
 
 @given(st.text("{}()'\"%~+-*/= ,.ifcu0129_\\\n|[]é", max_size=40))
@@ -202,4 +200,4 @@ def test_any_text_expands_or_is_a_manifest_error(text: str) -> None:
     for definitions in ({"u": text, "f": "{{c}}"}, {"u": "x", "f": "{{" + text + "}}"}):
         for wanted in ("{{u}}", "{{" + text + "}}", "{{f(c=1)}}"):
             with contextlib.suppress(ManifestError):
-                assert isinstance(generated(Templates(definitions), wanted, i=1), str)
+                assert isinstance(expand_key(Templates(definitions), wanted, i=1), str)

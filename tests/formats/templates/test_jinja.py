@@ -1,4 +1,4 @@
-"""jinja2 in the templates of a trusted manifest: supported features, and the limits of its sandbox."""
+"""Templates of a trusted set, expanded by jinja2: its features, and the limits of its sandbox."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def templates() -> Templates:
         ("{{- 'a' -}} {# comment #}{% raw %}{{u}}{% endraw %}\n", "a{{u}}\n"),
     ],
 )
-def test_jinja_expressions_and_statements_work(templates: Templates, text: str, expanded: str) -> None:
+def test_jinja_expressions_and_statements_are_expanded(templates: Templates, text: str, expanded: str) -> None:
     assert templates.expand(text) == expanded
 
 
-def test_gen_may_have_statements(templates: Templates) -> None:
+def test_gen_with_statements_is_expanded(templates: Templates) -> None:
     entry = {
         "key": "{% if i %}x{% endif %}/{{i}}",
         "url": "{{u}}/{{ month(m=i + 9) }}",
@@ -83,7 +83,7 @@ def test_jinja_errors_are_manifest_errors(templates: Templates, text: str) -> No
     assert len(str(caught.value)) < 700
 
 
-def test_expanded_text_is_bounded(templates: Templates) -> None:
+def test_expanded_text_is_limited(templates: Templates) -> None:
     with pytest.raises(ManifestError, match="more than 65536 characters"):
         templates.expand("{{ 'x' * 70000 }}")
     with pytest.raises(ManifestError, match="more than 10 characters"):

@@ -1,4 +1,4 @@
-"""A zarr hierarchy as a source: local, in memory, over HTTP with and without listings and consolidated metadata."""
+"""Zarr hierarchies: local, in memory, and over HTTP, with and without listings and consolidated metadata."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(http_server: RangeServer) -> RangeServer:
     return http_server
 
 
-def test_any_fsspec_filesystem_is_accepted() -> None:
+def test_hierarchy_in_any_fsspec_filesystem_is_read() -> None:
     memory = fsspec.filesystem("memory")
     for name, data in FILES.items():
         memory.pipe_file(f"/hierarchy/{name}", data)
@@ -39,7 +39,7 @@ def test_any_fsspec_filesystem_is_accepted() -> None:
     memory.rm("/hierarchy", recursive=True)
 
 
-def test_http_without_listing_reads_by_name(server: RangeServer) -> None:
+def test_hierarchy_over_http_is_read_without_listings(server: RangeServer) -> None:
     fs = opened(f"{server.url}/d")
     assert fs.cat_file("g/a/0") == b"12345678"
     assert not fs.exists("g/a/1")
@@ -56,7 +56,7 @@ def test_http_lists_groups_from_consolidated_metadata(server: RangeServer) -> No
     fs = opened(f"{server.url}/d")
     assert [r["name"] for r in fs.ls("")] == [".zgroup", ".zmetadata", "g"]
     assert [r["name"] for r in fs.ls("g")] == ["g/.zgroup", "g/a"]
-    with pytest.raises(NotListable):  # its chunks: nobody knows which there are
+    with pytest.raises(NotListable):  # it is unknown which chunks exist
         fs.ls("g/a")
 
 
@@ -72,7 +72,7 @@ def test_http_lists_groups_from_consolidated_v3_metadata(http_server: RangeServe
         fs.ls("g/a")
 
 
-def test_names_are_quoted_and_queries_kept(http_server: RangeServer) -> None:
+def test_keys_are_quoted_in_urls_that_keep_their_query(http_server: RangeServer) -> None:
     for name in ("a b", "100%", "q?x", "#1", "é"):
         http_server.put(f"/d/{name}", name.encode())
     http_server.put("/d/.zgroup", ZGROUP)
@@ -83,12 +83,12 @@ def test_names_are_quoted_and_queries_kept(http_server: RangeServer) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_refused_directory_request_is_tolerated(server: RangeServer, status: int) -> None:
+def test_hierarchy_is_read_if_its_directory_is_refused(server: RangeServer, status: int) -> None:
     server.fault(status, "/d")
     assert opened(f"{server.url}/d", retries=0).cat_file("g/a/0") == b"12345678"
 
 
-def test_failing_target_is_not_a_missing_chunk(server: RangeServer) -> None:
+def test_chunk_that_cannot_be_read_is_an_error(server: RangeServer) -> None:
     fs = opened(f"{server.url}/d", retries=0)
     fs.cat_file("g/a/.zarray")
     server.fault(503, "/d/g/a/1")

@@ -1,4 +1,4 @@
-"""Sorted names without an object for each give the look-ups and listings of a sorted list of bytes."""
+"""The directory of a ZIP: sorted names, names in other encodings, and directories that contradict the archive."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.support.zip_archives import URL, contents, opened, some_members, zipp
 name = st.text(st.sampled_from("ab/é\x01"), min_size=1, max_size=26).map(str.encode)
 
 
-def build(names: Sequence[bytes]) -> tuple[SortedNames, list[int]]:
+def sort_names(names: Sequence[bytes]) -> tuple[SortedNames, list[int]]:
     found, order, repeated = SortedNames.sort(names)
     assert repeated == {name for name in names if names.count(name) > 1}
     return found, order
 
 
 @given(st.lists(name, max_size=30))
-def test_names_sort_by_bytes_and_last_duplicate_wins(names: list[bytes]) -> None:
-    found, order = build(names)
+def test_names_are_sorted_and_the_last_of_equal_ones_is_kept(names: list[bytes]) -> None:
+    found, order = sort_names(names)
     want = sorted(set(names))
     assert [found[i] for i in range(len(found))] == want
     assert [names[i] for i in order] == want
@@ -39,7 +39,7 @@ def test_names_sort_by_bytes_and_last_duplicate_wins(names: list[bytes]) -> None
 
 @given(st.lists(name, max_size=30), name)
 def test_name_is_found_at_its_index(names: list[bytes], wanted: bytes) -> None:
-    found, _ = build(names)
+    found, _ = sort_names(names)
     ordered = sorted(set(names))
     place = bisect.bisect_left(ordered, wanted)
     assert found.find(wanted) == (place if wanted in names else None)
@@ -47,21 +47,21 @@ def test_name_is_found_at_its_index(names: list[bytes], wanted: bytes) -> None:
 
 
 @given(st.lists(name, max_size=30), st.sampled_from([b"", b"a/", b"b/a/", b"ab/", "é/".encode()]))
-def test_children_are_names_and_directories_below(names: list[bytes], directory: bytes) -> None:
-    found, _ = build(names)
+def test_children_of_a_directory_are_names_and_directories(names: list[bytes], directory: bytes) -> None:
+    found, _ = sort_names(names)
     below = [n for n in sorted(set(names)) if n.startswith(directory)]
-    assert [found[i] for i in found.below(directory)] == below
+    assert [found[i] for i in found.find_below(directory)] == below
     tails = [n[len(directory) :].partition(b"/") for n in below]
     want = {(head, bool(slash)) for head, slash, _ in tails if head}
-    children = list(found.children(directory))
+    children = list(found.list_children(directory))
     assert {(head, place is None) for head, place in children} == want
     assert len(children) == len(want)
     assert all(found[place] == directory + head for head, place in children if place is not None)
 
 
-def test_long_names_with_equal_prefixes_are_sorted() -> None:
+def test_long_names_with_equal_beginnings_are_sorted() -> None:
     names = [b"x" * 60_000 + bytes([97 + i]) for i in (2, 0, 1)]
-    assert build(names)[1] == [1, 2, 0]
+    assert sort_names(names)[1] == [1, 2, 0]
 
 
 def test_last_of_equal_members_is_read() -> None:
@@ -74,10 +74,10 @@ def test_last_of_equal_members_is_read() -> None:
     assert contents(opened(buffer.getvalue())) == {"a": b"new", "b": b"other"}
 
 
-def test_non_ascii_names_follow_flag_or_code_page() -> None:
+def test_names_that_are_not_ascii_are_decoded() -> None:
     data = zipped({"Käse/Å": b"1"})
     assert contents(opened(data)) == {"Käse/Å": b"1"}
-    old = zipped({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # code page 437, no flag
+    old = zipped({"K?se": b"2"}).replace(b"K?se", b"K\x84se")  # in code page 437, without the flag for UTF-8
     assert contents(opened(old)) == {"Käse": b"2"}
 
 
@@ -91,7 +91,7 @@ def test_truncated_archive_is_refused() -> None:
             opened(data[:start] + data[stop:], format="zip").ls("")
 
 
-def test_ambiguous_end_records_are_refused() -> None:
+def test_archive_with_two_end_records_is_refused() -> None:
     inner = zipped({"a": b"another"})
     with pytest.raises(ManifestError, match="two valid end records"):
         opened(zipped({"a": b"one"}, comment=inner)).ls("")
@@ -124,7 +124,7 @@ def test_zip64_counts_more_than_65535_members() -> None:
     assert fs.cat_file("a/65999") == b""
 
 
-def test_members_beyond_4_gib_have_their_places_in_zip64_fields() -> None:
+def test_members_beyond_4_gib_are_located_by_zip64_fields() -> None:
     size, start = 5_000_000_000, 6_000_000_000
     entry = struct.Struct("<4sHHHHHHLLLHHHHHLL")
     full = 0xFFFFFFFF
@@ -145,9 +145,9 @@ def test_members_beyond_4_gib_have_their_places_in_zip64_fields() -> None:
     assert isinstance(found, Members)
     keyspace = ZipKeySpace(URL, Span(URL, 0, whole), found)
     with pytest.raises(StopIteration) as entry_a:
-        next(keyspace.lookup("a"))  # its local header has a zip64 field: the room before the next member tells
+        next(keyspace.lookup("a"))  # the bytes up to the next member prove that its local header has a zip64 field
     assert entry_a.value.value == Span(URL, 51, 51 + size)
-    need = next(keyspace.lookup("b"))  # what comes after it is not told of
+    need = next(keyspace.lookup("b"))  # the length of its local header is uncertain
     assert isinstance(need, Load)
     assert isinstance(need.entry, Span)
     assert need.entry.start == size + 51
@@ -156,16 +156,16 @@ def test_members_beyond_4_gib_have_their_places_in_zip64_fields() -> None:
             parse_tail(bytes(66_560 - len(tail)) + broken, "it", whole)
 
 
-def test_large_directory_makes_no_object_for_each_member() -> None:
+def test_large_directory_takes_less_than_70_bytes_a_member() -> None:
     names = [f"a/{i // 100}/{i % 100}" for i in range(20_000)]
-    members = listed_from(names)
+    members = parse_archive_of(names)
     assert isinstance(members, Members)
     assert members.nbytes < 70 * len(names)
     assert [members.names[i].decode() for i in range(len(names))] == sorted(names)
 
 
-def listed_from(names: list[str]) -> Members:
-    """Return the columns of an archive with empty members."""
+def parse_archive_of(names: list[str]) -> Members:
+    """Parse an archive of empty members with these names."""
     parts, start = [], 0
     for name in names:
         head = struct.pack(
@@ -180,8 +180,8 @@ def listed_from(names: list[str]) -> Members:
     return found
 
 
-def archive_named(name: bytes, extra: bytes = b"") -> bytes:
-    """Return an archive of one stored member, with any bytes as its name in both headers."""
+def make_archive(name: bytes, extra: bytes = b"") -> bytes:
+    """Return an archive of one stored member, with these bytes as its name in both headers."""
     size, crc = len(name), zlib.crc32(b"data")
     local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, crc, 4, 4, size, 0) + name + b"data"
     entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, crc, 4, 4, size, len(extra), 0, 0, 0, 0, 0)
@@ -189,24 +189,24 @@ def archive_named(name: bytes, extra: bytes = b"") -> bytes:
     return local + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(directory), len(local), 0)
 
 
-def unicode_path(name: bytes, path: str) -> bytes:
+def make_unicode_path(name: bytes, path: str) -> bytes:
     text = path.encode()
     return struct.pack("<2HBL", 0x7075, 5 + len(text), 1, zlib.crc32(name)) + text
 
 
 @pytest.mark.parametrize("name", [b"?????.bin", b"\x81\x82.bin", b"plain.bin"])
-def test_unicode_paths_need_a_matching_checksum(name: bytes) -> None:
-    fs = opened(archive_named(name, unicode_path(name, "größe.bin")))
+def test_unicode_path_is_used_if_its_checksum_matches(name: bytes) -> None:
+    fs = opened(make_archive(name, make_unicode_path(name, "größe.bin")))
     assert fs.find("") == ["größe.bin"]
     assert fs.cat_file("größe.bin") == b"data"
-    other = opened(archive_named(name, unicode_path(b"renamed since", "größe.bin")))
+    other = opened(make_archive(name, make_unicode_path(b"renamed since", "größe.bin")))
     assert other.find("") == [name.decode("cp437")]
     assert other.cat_file(name.decode("cp437")) == b"data"
 
 
 @pytest.mark.parametrize("name", [b"a/b\0hidden", b"a/b\0", b"a/b\0\0c/d"])
-def test_names_end_at_a_nul_as_zipfile_cuts_them(name: bytes) -> None:
-    data = archive_named(name)
+def test_name_is_cut_at_nul_as_by_zipfile(name: bytes) -> None:
+    data = make_archive(name)
     with zipfile.ZipFile(io.BytesIO(data)) as theirs:
         assert theirs.namelist() == ["a/b"]
     fs = opened(data)

@@ -1,4 +1,4 @@
-"""ZIP archives by zipfile, Info-ZIP and others: members are keys, and damage never gives wrong bytes."""
+"""ZIP archives of zipfile, Info-ZIP and others: members are keys, and damage is an error or has no effect."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ DATA = Path(__file__).parents[2] / "data" / "zips"
 MEMBERS = some_members()
 
 
-def listed(data: bytes) -> Members:
+def parse_members(data: bytes) -> Members:
     found = parse_tail(data[-66_000:], "it", len(data))
     assert isinstance(found, Members)
     return found
 
 
-def entry_of(data: bytes, key: str) -> tuple[Any, list[Any]]:
-    """Return the entry of ``key`` in an archive at `URL`, and the loads that it needed."""
-    steps: Steps[Any] = ZipKeySpace(URL, Span(URL, 0, len(data)), listed(data)).lookup(key)
+def look_up(data: bytes, key: str) -> tuple[Any, list[Any]]:
+    """Look up ``key`` in an archive at `URL`. Return its entry, and the needs of the look-up."""
+    steps: Steps[Any] = ZipKeySpace(URL, Span(URL, 0, len(data)), parse_members(data)).lookup(key)
     needs: list[Any] = []
     answer = None
     try:
@@ -86,14 +86,14 @@ def test_members_written_by_info_zip_are_keys(options: str, tmp_path: Path) -> N
     run = subprocess.run(command, cwd=tmp_path / "in", stdout=subprocess.PIPE, check=True)
     data = run.stdout if piped else (tmp_path / "out.zip").read_bytes()
     assert contents(opened(data)) == MEMBERS
-    entry, needs = entry_of(data, "a/1/x1")
+    entry, needs = look_up(data, "a/1/x1")
     if "-0" in options:
         assert isinstance(entry, Span)
         assert data[entry.start : entry.stop] == MEMBERS["a/1/x1"]
-        assert len(needs) == int(piped), "its extra fields are those that the directory tells of"
+        assert len(needs) == int(piped), "the directory predicts the extra fields"
 
 
-def test_public_archives_equal_zipfile() -> None:
+def test_archives_of_other_writers_equal_zipfile() -> None:
     for path in sorted(DATA.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
             want = {n: archive.read(n) for n in archive.namelist() if not n.endswith("/")}
@@ -103,12 +103,12 @@ def test_public_archives_equal_zipfile() -> None:
 def test_directory_alone_locates_stored_members() -> None:
     data = zipped(MEMBERS)
     for key, value in MEMBERS.items():
-        entry, needs = entry_of(data, key)
+        entry, needs = look_up(data, key)
         assert isinstance(entry, Span)
         assert (data[entry.start : entry.stop], needs) == (value, [])
 
 
-def test_gap_between_members_makes_the_local_header_necessary() -> None:
+def test_local_header_is_read_if_bytes_lie_between_members() -> None:
     parts = [zipped({"a": b"one"}), zipped({"b": b"two"})]
     ends = [part.index(b"PK\1\2") for part in parts]
     first = parts[0][: ends[0]]
@@ -118,24 +118,24 @@ def test_gap_between_members_makes_the_local_header_necessary() -> None:
     entry_a, entry_b = parts[0][ends[0] :][:47], bytes(second[:47])
     data = body + entry_a + entry_b + b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 2, 2, 94, len(body), 0)
     assert contents(opened(data)) == {"a": b"one", "b": b"two"}
-    assert [len(entry_of(data, key)[1]) for key in "ab"] == [1, 0]
+    assert [len(look_up(data, key)[1]) for key in "ab"] == [1, 0]
 
 
-def test_local_extra_field_outside_the_directory_is_read() -> None:
+def test_extra_field_of_a_local_header_only_is_read() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive, archive.open("a", "w", force_zip64=True) as member:
         member.write(b"data")
-    entry, needs = entry_of(buffer.getvalue(), "a")
+    entry, needs = look_up(buffer.getvalue(), "a")
     assert len(needs) == 1
     assert buffer.getvalue()[entry.start : entry.stop] == b"data"
 
 
-def test_self_extracting_archive_needs_format_zip() -> None:
+def test_self_extracting_archive_is_opened_with_format_zip() -> None:
     data = b"#!/bin/sh\nexit 0\n" + zipped(MEMBERS)
     with pytest.raises(ManifestError, match="Pass the format with format="):
         opened(data).ls("")
     assert contents(opened(data, format="zip")) == MEMBERS
-    assert len(entry_of(data, "a/0/x0")[1]) == 1, "what was put before it may as well be within"
+    assert len(look_up(data, "a/0/x0")[1]) == 1, "other bytes may have been inserted between members, too"
 
 
 def test_empty_archive_is_an_empty_directory() -> None:
@@ -149,15 +149,15 @@ def test_empty_archive_is_an_empty_directory() -> None:
     [("../evil", "evil"), ("a/../../b", "b"), ("/abs", "abs"), ("a\\b", "a/b"), ("a//b", "a/b"), ("./a", "./a")],
 )
 @pytest.mark.case(id="P21")
-def test_invalid_names_are_never_served(name: str, key: str) -> None:
+def test_members_with_invalid_names_are_not_keys(name: str, key: str) -> None:
     plain = "x" * len(name)
     data = zipped({plain: b"data", "fine": b"1"}).replace(plain.encode(), name.encode())
     fs = opened(data)
     assert fs.find("") == ["fine"]
-    for asked in (name, key):
+    for path in (name, key):
         with pytest.raises((ManifestError, FileNotFoundError)):
-            fs.cat_file(asked)
-    if key in ("abs", "a/b"):  # what a reader may mean by that key is there, so that it is not missing
+            fs.cat_file(path)
+    if key in ("abs", "a/b"):  # other readers make this key of the name, so the key is an error and not missing
         with pytest.raises(ManifestError, match="not a path below its root"):
             fs.cat_file(key)
 
@@ -170,27 +170,27 @@ def test_error_of_an_unreadable_member_has_the_reason() -> None:
         encrypted[at] |= 1
     for at in (8, entry + 10):
         packed[at] = 98
-    for harmed, reason in ((encrypted, "encrypted"), (packed, r"PPMd \(98\)")):
-        fs = opened(bytes(harmed))
+    for damaged, reason in ((encrypted, "encrypted"), (packed, r"PPMd \(98\)")):
+        fs = opened(bytes(damaged))
         assert fs.find("") == ["a", "b"]
         assert fs.cat_file("b") == b"bcd"
         with pytest.raises(ReferenceNotReachable, match=reason):
             fs.cat_file("a")
 
 
-def test_deflated_member_is_inflated_whole_and_checked() -> None:
+def test_deflated_member_is_decompressed_whole_and_checked() -> None:
     data = zipped({"a": b"text " * 999}, zipfile.ZIP_DEFLATED)
-    entry, needs = entry_of(data, "a")
+    entry, needs = look_up(data, "a")
     assert isinstance(entry, Packed)
     assert (entry.size, needs) == (4995, [])
     raw = data[entry.source.start : entry.source.stop]
     assert entry.window(5, 9).finish([raw]) == b"text"
-    for harmed in (raw[:-1], raw[:40] + bytes([raw[40] ^ 1]) + raw[41:], b"PK\3\5" + raw[4:]):
+    for damaged in (raw[:-1], raw[:40] + bytes([raw[40] ^ 1]) + raw[41:], b"PK\3\5" + raw[4:]):
         with pytest.raises(ValueError, match=r"\w"):
-            entry.finish([harmed])
+            entry.finish([damaged])
 
 
-def test_member_with_too_small_a_size_is_inflated_in_bounds() -> None:
+def test_member_with_a_false_size_is_refused() -> None:
     data = zipped({"a": bytes(50_000_000)}, zipfile.ZIP_DEFLATED)
     size, crc = struct.pack("<L", 50_000_000), struct.pack("<L", zlib.crc32(bytes(50_000_000)))
     small = data.replace(size, struct.pack("<L", 10)).replace(crc, struct.pack("<L", zlib.crc32(bytes(10))))
@@ -200,7 +200,7 @@ def test_member_with_too_small_a_size_is_inflated_in_bounds() -> None:
         opened(data.replace(size, struct.pack("<L", 4_000_000_000))).ls("")
 
 
-def test_damaged_directory_is_an_error_each_time() -> None:
+def test_damaged_directory_is_an_error_each_time_without_leak() -> None:
     good = zipped({"a": b"a" * 100, "b": b"b" * 100})
     end = good.rindex(b"PK\5\6")
     (begin,) = struct.unpack_from("<I", good, end + 16)
@@ -210,7 +210,7 @@ def test_damaged_directory_is_an_error_each_time() -> None:
     gc.collect()
     gc.disable()
     try:
-        with taking(6 << 20):  # one reading takes 1 MiB, and its bytes 0.3 MiB
+        with taking(6 << 20):  # one attempt takes 1 MiB, and the bytes of the archive 0.3 MiB
             for _ in range(10):
                 with pytest.raises(ManifestError, match="overlaps the next one"):
                     fs.cat_file("a")
@@ -225,21 +225,22 @@ MIXED = zipped(SMALL, zipfile.ZIP_DEFLATED)
 
 @given(data=st.sampled_from([INDEXED, MIXED]), place=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, bit: int) -> None:
-    """Exceptions are bits that nothing checks: names in the directory, and the stored bytes themselves."""
+    """Bits that nothing checks are left out: those of names in the directory, and of members without compression."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         infos = archive.infolist()
-        blind = [range(i.header_offset + 30, i.header_offset + 30 + len(i.filename) + i.compress_size) for i in infos]
+        starts = [(info, info.header_offset + 30) for info in infos]
+        unchecked = [range(start, start + len(info.filename) + info.compress_size) for info, start in starts]
         start = archive.start_dir
     for info in infos:
-        blind.append(range(start + 46, start + 46 + len(info.filename)))
+        unchecked.append(range(start + 46, start + 46 + len(info.filename)))
         start += 46 + len(info.filename)
     place %= len(data)
-    if any(place in span for span in blind) and data is INDEXED:
+    if any(place in span for span in unchecked) and data is INDEXED:
         return
-    harmed = bytearray(data)
-    harmed[place] ^= 1 << bit
+    damaged = bytearray(data)
+    damaged[place] ^= 1 << bit
     try:
-        fs = opened(bytes(harmed), format="zip")
+        fs = opened(bytes(damaged), format="zip")
         names = fs.find("")
     except RefShardError:
         return
@@ -253,13 +254,13 @@ def test_flipped_bit_gives_an_error_or_the_right_bytes(data: bytes, place: int, 
         assert got == SMALL[name]
 
 
-def test_opening_takes_one_request_and_members_their_bytes(http_server: RangeServer) -> None:
+def test_opening_takes_two_requests_and_members_their_bytes(http_server: RangeServer) -> None:
     members = some_members(3, 60_000)
     url = http_server.put("/a.zip", zipped(members))
     fs = RefShardFileSystem(fo=url)
     assert sorted(fs.find("")) == sorted(members)
-    asked = [r for r in http_server.requests() if r.method == "GET"]
-    assert len(asked) == 2, "its first bytes, to recognise it, and its last ones"
+    gets = [r for r in http_server.requests() if r.method == "GET"]
+    assert len(gets) == 2, "the first bytes, to recognise the archive, and the last ones"
     http_server.clear()
     assert fs.cat(list(members)) == members
     total = sum(map(len, members.values()))
@@ -300,7 +301,7 @@ def test_large_directory_takes_its_own_request(http_server: RangeServer) -> None
     assert len(fs.ls("group/array/c")) == 40
 
 
-def test_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServer) -> None:
+def test_replaced_archive_is_an_error(http_server: RangeServer) -> None:
     url = http_server.put("/a.zip", zipped(MEMBERS))
     fs = RefShardFileSystem(fo=url)
     assert fs.cat_file("a/0/x0") == MEMBERS["a/0/x0"]
@@ -311,9 +312,9 @@ def test_archive_replaced_while_it_is_read_is_noticed(http_server: RangeServer) 
     assert again.cat_file("a/1/x5") == some_members(9)["a/1/x5"]
 
 
-def test_archive_in_memory_stays_in_memory() -> None:
+def test_member_of_an_archive_in_memory_is_inline() -> None:
     data = zipped({"a": b"one"})
-    keyspace = ZipKeySpace("it", Inline(data), listed(data))
+    keyspace = ZipKeySpace("it", Inline(data), parse_members(data))
     with pytest.raises(StopIteration) as found:
         next(keyspace.lookup("a"))
     assert found.value.value == Inline(b"one")
@@ -322,43 +323,43 @@ def test_archive_in_memory_stays_in_memory() -> None:
 TEXT = b"".join(b"line %d of the text\n" % (i % 97) for i in range(5000))
 
 
-def archive_of(number: int, data: bytes) -> bytes:
+def make_archive(number: int, data: bytes) -> bytes:
     """Return an archive of one member ``a``, compressed by the method ``number``."""
     if number in (12, 14):
         return zipped({"a": data}, number)
     packed = lzma.compress(data) if number == 95 else zstd().compress(data)
-    made = bytearray(zipped({"a": packed}))
-    entry = made.index(b"PK\1\2")
+    archive = bytearray(zipped({"a": packed}))
+    entry = archive.index(b"PK\1\2")
     for method, numbers in ((8, 14), (entry + 10, entry + 16)):
-        struct.pack_into("<H", made, method, number)
-        struct.pack_into("<LLL", made, numbers, zlib.crc32(data), len(packed), len(data))
-    return bytes(made)
+        struct.pack_into("<H", archive, method, number)
+        struct.pack_into("<LLL", archive, numbers, zlib.crc32(data), len(packed), len(data))
+    return bytes(archive)
 
 
 @pytest.mark.parametrize("number", [12, 14, 20, 93, 95])
 def test_members_of_every_common_method_are_read_and_checked(number: int) -> None:
-    data = archive_of(number, TEXT)
+    data = make_archive(number, TEXT)
     fs = opened(data)
     assert fs.cat_file("a") == TEXT
     assert fs.cat_file("a", 5, 90) == TEXT[5:90]
     assert fs.size("a") == len(TEXT)
     for at in range(52, data.index(b"PK\1\2"), 41):
-        harmed = bytearray(data)
-        harmed[at] ^= 0x11
+        damaged = bytearray(data)
+        damaged[at] ^= 0x11
         with pytest.raises(ReferenceNotReachable):
-            opened(bytes(harmed)).cat_file("a")
+            opened(bytes(damaged)).cat_file("a")
 
 
 @pytest.mark.parametrize("number", [12, 14, 93, 95])
-def test_member_inflates_at_most_to_its_declared_size(number: int) -> None:
-    data = bytearray(archive_of(number, TEXT))
+def test_member_decompresses_at_most_to_its_stated_size(number: int) -> None:
+    data = bytearray(make_archive(number, TEXT))
     for at in (22, data.index(b"PK\1\2") + 24):
         struct.pack_into("<L", data, at, 1000)
     with pytest.raises(ReferenceNotReachable, match="decode to more than 1000"):
         opened(bytes(data)).cat_file("a")
 
 
-def test_oversized_dictionary_is_refused() -> None:
+def test_stated_dictionary_size_is_not_allocated() -> None:
     filters = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 16}]
     packed = struct.pack("<2xHBL", 5, 93, 0xFFFFFFFF) + lzma.compress(TEXT, lzma.FORMAT_RAW, filters=filters)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
