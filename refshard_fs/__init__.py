@@ -122,7 +122,7 @@ _EXTRAS = {
     "upath": "universal_pathlib",
     "zarr": '"refshard_fs[zarr]"',
     "zarr.abc": '"zarr>=3.1"',
-}  # what to install, by the package that an import misses
+}  # the arguments of "pip install", by the name of the module that cannot be imported
 
 
 def _import_name(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Run the command ``refshard`` as ``python -m refshard_fs``, for when its script is not on the PATH."""
+"""Run the command ``refshard`` as ``python -m refshard_fs``, which works also if its script is not on the PATH."""
 
 from refshard_fs.cli import main
 

@@ -24,7 +24,7 @@ _CONTROL: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
     r"\ud800-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U0010ffff]"
 )
-# Each pattern visits a character at most some hundred times, for any text of any length.
+# Each pattern visits a character at most a few hundred times, whatever the text is.
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#\s@]++@")
 _PASSWORD: Final = re.compile(
     r"(?<![\w/])[^\s/:@'\"()\[\]]{1,256}+:[^\s/:@'\"]++@(?=[\w\[])"
@@ -130,7 +130,7 @@ class NotListable(RefShardError, NotImplementedError):
 class ReferenceNotReachable(RefShardError, _FsspecNotReachable):
     """A key exists, but its bytes cannot be read. The original error is the ``__cause__``.
 
-    It derives from fsspec's error of the same name, and not from ``OSError``: zarr and mappers
+    It derives from fsspec's error of the same name, and not from ``OSError``: zarr and fsspec's mappers
     treat several OSErrors as a missing chunk, and would return the fill value.
     """
 
@@ -157,7 +157,7 @@ class DamagedIndex(ReferenceNotReachable):
 
 
 class NotYetThere(ReferenceNotReachable):
-    """A field of a forecast is not published yet: by its rule the archive will have it, but the file does not exist."""
+    """The file of a forecast's field does not exist yet; its URL follows from the rule of an archive."""
 
 
 class TargetChanged(ReferenceNotReachable):

@@ -45,7 +45,7 @@ from refshard_fs.tools.counters import Counters
 from refshard_fs.tools.filesystem_view import render_filesystem
 from refshard_fs.tools.plan_view import Plan
 from refshard_fs.tools.progress import progress
-from refshard_fs.tuning import hook_zarr, pipeline_problem
+from refshard_fs.tuning import hook_zarr, find_pipeline_problem
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.writer import Writer
@@ -110,8 +110,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     max_gap:
         Ranges of one target are merged over gaps of at most this many bytes (negative: never).
     max_block:
-        Ranges are merged into requests of at most this many bytes, or of a quarter more if these would be a request of
-        their own. A longer range is read in several requests of about this size, but of at least 1 MiB.
+        The most bytes of a request that merges ranges; it may have a quarter more, if the last range would otherwise
+        need another request. A longer range is read in several requests of about this size, but of at least 1 MiB.
     retries:
         How often a request is repeated if it fails for a temporary reason.
     timeout:
@@ -149,7 +149,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         ``"inner"`` shows sharded arrays as ordinary arrays of their inner chunks; ``"whole"``
         leaves them as they are.
     shard_options:
-        Layout of shards of zarr v2 prototypes, which their files do not state: ``{"endian": "big"}``,
+        Layout of the shards that prototypes for zarr v2 wrote, whose metadata do not state it: ``{"endian": "big"}``,
         ``{"slots": "morton"}``.
     zarr_format:
         Version, 2 or 3, of the metadata that are made for a source without zarr metadata (bcolz, bloscpack).
@@ -380,7 +380,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> list[str]:
         """Return the sorted keys and directories that ``path`` names, and with ``recursive`` all below them.
 
-        Unlike fsspec's, it never takes the name of an existing key or directory for a pattern.
+        Unlike fsspec's method, this never takes the name of an existing key or directory for a pattern.
         """
         found: set[str] = set()
         for name in [path] if isinstance(path, (str, os.PathLike)) else path:
@@ -402,8 +402,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> tuple[list[str], list[str]]:
         """Return the keys that ``source`` names, and the path to which fsspec copies each.
 
-        Unlike fsspec's, it never takes an existing key for a pattern, and it can copy keys of the root into a
-        directory: fsspec's shortens only paths that begin with a slash.
+        Unlike fsspec's code, this never takes an existing key for a pattern, and gives keys of the root a path in the
+        directory ``target``: fsspec shortens only paths that begin with a slash.
         """
         is_one = isinstance(source, (str, os.PathLike))
         keys = await self._expand_path(source, recursive=recursive, maxdepth=maxdepth)
@@ -514,8 +514,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     def modified(self, path: str) -> datetime:
         """Return the time at which the bytes of ``path`` were last changed.
 
-        If the bytes lie in several targets, this is the time of their last change; if they lie in the manifest, of the
-        manifest's. Raise NotImplementedError if a target has no time of modification.
+        If the bytes lie in several targets, return the latest time; if they lie in the manifest, the time of the
+        manifest's last change. Raise NotImplementedError if a target has no time of modification.
         """
         key = self._strip_protocol(path)
         return self.source.wait(files.read_modification_time, self.source, key)
@@ -703,8 +703,8 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
     ) -> RefShardFileSystem:
         """Return a read-only filesystem that shows a part of this one, without copying chunks.
 
-        All names are those of this filesystem. A name without a slash means the variables, or groups, of that name in
-        every group; a name with a slash is one path (``"/air"`` in the root).
+        All arguments take the names of this filesystem. A name without a slash means the variables, or groups, of that
+        name in every group; a name with a slash is one path (``"/air"`` in the root).
 
         ``drop`` leaves out variables and groups. ``keep`` keeps only these and their coordinates, as ``ds[["air"]]``
         does in xarray. ``rename`` gives variables, groups and dimensions other names, also in the attributes that name
@@ -719,7 +719,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         array's name, or ``(dims, values, attrs)``, as in ``ds.assign_coords``.
 
         Raise ManifestError, with the names that exist, for a name that does not exist, and for a slice that begins
-        within a chunk that cannot be decoded; an asynchronous filesystem does so at its first read. Raise ValueError
+        within a chunk that cannot be decoded; an asynchronous filesystem raises it at its first read. Raise ValueError
         if there are uncommitted writes. Keys outside of arrays and groups are not shown.
 
         >>> import json, refshard_fs
@@ -756,7 +756,7 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         passing whole selections (see `tune_zarr`), a line below the table says so.
         """
         counters = Counters(self.source.stats.snapshot())
-        problem = pipeline_problem()
+        problem = find_pipeline_problem()
         if problem is not None:
             counters.note = f"zarr reads chunk by chunk: {problem}"
         return counters
@@ -881,9 +881,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         maxdepth: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remove keys, and with ``recursive`` all keys below them. Unlike fsspec's, it takes no patterns.
+        """Remove keys, and with ``recursive`` all keys below them. Unlike fsspec's method, this takes no patterns.
 
-        zarr removes chunks with this, also of arrays whose names look like patterns.
+        zarr calls it to remove chunks, also those of arrays whose names look like patterns.
         """
         writer = self.require_writer(f"remove {path!r}")
         for name in [path] if isinstance(path, (str, os.PathLike)) else list(path):
@@ -1047,9 +1047,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
 
         writer = self.require_writer("merge")
         overlays = [fork.source.ensure_transaction() for fork in forks]
-        if any(not each.fork or each.origin != writer.overlay.id for each in overlays):
+        if any(not overlay.fork or overlay.origin != writer.overlay.id for overlay in overlays):
             raise ValueError("merge() expects forks of this filesystem: pass filesystems that fs.fork() returned")
-        merge_forks(writer, *([{each.fork for each in overlays}] if forks else []))
+        merge_forks(writer, *([{overlay.fork for overlay in overlays}] if forks else []))
 
     def flush(self) -> None:
         """Commit, under the name of fsspec's ``LazyReferenceMapper``; do nothing if the source is in memory."""
@@ -1150,8 +1150,8 @@ def _drop_credentials(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) > LONGEST else redact(value)
     if isinstance(value, dict):
-        kept = {name: inner for name, inner in value.items() if not _gives_access(str(name))}
-        return {_drop_credentials(name): _drop_credentials(inner) for name, inner in kept.items()}
+        public = {name: inner for name, inner in value.items() if not _gives_access(str(name))}
+        return {_drop_credentials(name): _drop_credentials(inner) for name, inner in public.items()}
     if isinstance(value, list):
         pairs = [isinstance(inner, list) and len(inner) == 2 and _gives_access(str(inner[0])) for inner in value]
         return [

@@ -82,11 +82,11 @@ async def _read_consolidated(source: Source, zarr_format: int | None) -> dict[st
     for name, document in (await _read_documents(source, names)).items():
         if isinstance(document.get("consolidated_metadata" if name == "zarr.json" else "metadata"), Mapping):
             nodes: dict[str, Documents] = {"": {name: document}} if name == "zarr.json" else {}
-            for path, each, content, _ in iterate_consolidated_nodes(document, repr(name)):
-                key = join(path, each)
-                own = object_in(content, repr(key)) if isinstance(content, str) else content
-                _check_version(key, own)
-                nodes.setdefault(path, {})[each] = own if isinstance(own, Mapping) else {}
+            for path, member, content, _ in iterate_consolidated_nodes(document, repr(name)):
+                key = join(path, member)
+                value = object_in(content, repr(key)) if isinstance(content, str) else content
+                _check_version(key, value)
+                nodes.setdefault(path, {})[member] = value if isinstance(value, Mapping) else {}
             return nodes
     raise ValueError(
         "consolidated=True: expected consolidated metadata at the root of the source, found none; pass "

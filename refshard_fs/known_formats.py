@@ -1,4 +1,4 @@
-"""The table of all formats of sources: of this package, and of other packages that registered one."""
+"""The table of all formats of sources: the built-in formats, and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ BUILT_IN = (
 
 @cache
 def all_formats() -> dict[str, Format]:
-    """Return every format by its name: built-in ones, and those that other packages registered."""
+    """Return all formats by name: the built-in formats, and those of plug-ins."""
     return {format.name: format for format in (*BUILT_IN, *load_plugins("refshard.formats", Format))}

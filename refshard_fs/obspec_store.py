@@ -99,7 +99,7 @@ class ObspecStore:
         bounds = options.get("range")
         if bounds is None and not options.get("head"):
             data = await self.fs._cat_file(path)
-            return Result(data, _meta(path, len(data)), (0, len(data)))
+            return Result(data, _make_meta(path, len(data)), (0, len(data)))
         meta = await self.head_async(path)
         size = meta["size"]
         match bounds:
@@ -121,13 +121,13 @@ class ObspecStore:
 
     def get_range(self, path: str, *, start: int, end: int | None = None, length: int | None = None) -> bytes:
         """Return a range of an object, or the part of it before the object's end; ValueError if that is empty."""
-        return _check_not_empty(path, start, self.fs.cat_file(path, start, _end(start, end, length)))
+        return _check_not_empty(path, start, self.fs.cat_file(path, start, _find_end(start, end, length)))
 
     async def get_range_async(
         self, path: str, *, start: int, end: int | None = None, length: int | None = None
     ) -> bytes:
         """Return a range of an object, or the part of it before the object's end; ValueError if that is empty."""
-        return _check_not_empty(path, start, await self.fs._cat_file(path, start, _end(start, end, length)))
+        return _check_not_empty(path, start, await self.fs._cat_file(path, start, _find_end(start, end, length)))
 
     def get_ranges(
         self,
@@ -152,7 +152,7 @@ class ObspecStore:
         absent = [None] * len(starts)
         ranges = zip(starts, ends or absent, lengths or absent, strict=True)
         key = self.fs._strip_protocol(path)
-        requests = [Request(key, start, _end(start, end, length)) for start, end, length in ranges]
+        requests = [Request(key, start, _find_end(start, end, length)) for start, end, length in ranges]
         out: list[bytes] = []
         for start, data in zip(starts, await self.fs.source.read_all(requests), strict=True):
             if isinstance(data, BaseException):
@@ -169,7 +169,7 @@ class ObspecStore:
         info = await self.fs._info(path)
         if info["type"] != "file":
             raise FileNotFoundError(path)
-        return _meta(path, info["size"])
+        return _make_meta(path, info["size"])
 
     def list(self, prefix: str | None = None, *, offset: str | None = None) -> Iterator[Sequence[Meta]]:
         """Yield lists of the objects below ``prefix``; with ``offset``, only of keys that sort after it."""
@@ -195,7 +195,7 @@ class ObspecStore:
             rows = await files.ls(self.fs.source, directory, detail=True)
         except FileNotFoundError:
             rows = []
-        rows = [row for row in rows if row["name"] != directory]  # a key is not a directory
+        rows = [row for row in rows if row["name"] != directory]  # `files.ls` lists a key as itself
         objects = [await self._find_meta(row) for row in rows if row["type"] == "file"]
         return {"common_prefixes": [row["name"] for row in rows if row["type"] == "directory"], "objects": objects}
 
@@ -207,13 +207,13 @@ class ObspecStore:
 
     async def _find_meta(self, row: Mapping[str, Any]) -> Meta:
         """Return the metadata of an object in a listing; find its size if the listing does not have it."""
-        return await self.head_async(row["name"]) if row["size"] is None else _meta(row["name"], row["size"])
+        return await self.head_async(row["name"]) if row["size"] is None else _make_meta(row["name"], row["size"])
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **named: Any) -> T:
         return self.fs.source.wait(partial(function, **named), *arguments)
 
 
-def _end(start: int, end: int | None, length: int | None) -> int:
+def _find_end(start: int, end: int | None, length: int | None) -> int:
     if end is None and length is None:
         raise ValueError("a range needs its end: pass end= or length=")
     stop = start + (length or 0) if end is None else end
@@ -224,9 +224,9 @@ def _end(start: int, end: int | None, length: int | None) -> int:
 
 def _check_not_empty(path: str, start: int, data: bytes) -> bytes:
     if not data:
-        raise ValueError(f"the range begins at byte {start}, but {path!r} ends before")
+        raise ValueError(f"expected bytes from {start} on, but {path!r} has at most {start} bytes")
     return data
 
 
-def _meta(path: str, size: int) -> Meta:
+def _make_meta(path: str, size: int) -> Meta:
     return {"path": path, "last_modified": UNKNOWN_TIME, "size": size, "e_tag": None, "version": None}

@@ -51,7 +51,7 @@ MAX_AGE: Final = 3600  # seconds that clients may keep chunks; they may keep met
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _GZIP: Final = re.compile(r"\b(gzip|\*)\s*(?!;\s*q=0(\.0*)?\s*(,|$))(;|,|$)")
 _SMALL: Final = 256  # metadata of at most this many bytes are sent uncompressed
-_SPECIAL: Final = frozenset([b"range", b"if-none-match", b"origin"])  # headers of requests that need more than a chunk
+_SPECIAL: Final = frozenset([b"range", b"if-none-match", b"origin"])  # their answers differ from the chunk's usual one
 _NAME: Final = re.compile(r"[^/{}?#]+")  # the name of a source, a segment of the URL's path
 CACHE_BYTES: Final = 64 << 20  # bytes of chunks in the cache: several clients often read the same chunks
 PICTURES: Final = 32  # pictures in the cache
@@ -138,7 +138,10 @@ def asgi(
 
 
 class _Application(Starlette):
-    """Answers ordinary requests for cached chunks itself: routes and middleware take half of the processor's time."""
+    """Answer usual requests for cached chunks without routes and middleware, which take half of the processor's time.
+
+    ``servers`` are the servers of sources by name; if it is empty, routes and middleware answer all requests.
+    """
 
     def __init__(self, servers: Mapping[str, _SourceServer], **options: Any) -> None:
         super().__init__(**options)
@@ -229,7 +232,7 @@ class _SourceServer:
         self._title = fs.fo.rstrip("/").rpartition("/")[2].partition("?")[0] if isinstance(fs.fo, str) else "A source"
         self._pictures: LRU[tuple[str, str], Response] = LRU(PICTURES)
         self._drawing = asyncio.Lock()
-        self._lasting = [
+        self._chunk_headers = [
             (b"accept-ranges", b"bytes"),
             (b"vary", b"Origin"),
             (b"cache-control", f"{self._sharing}, max-age={max_age}".encode()),
@@ -329,13 +332,16 @@ class _SourceServer:
         return Response(data, 200 if part is None else 206, headers, kind)
 
     def find_cached(self, key: str) -> tuple[bytes, list[tuple[bytes, bytes]]] | None:
-        """Return the bytes of a chunk and the headers of their answer; None unless the chunk is in the cache."""
+        """Return the bytes of a chunk and the headers of the answer, if the chunk is in the cache; otherwise None.
+
+        None also for metadata, and if the source takes writes.
+        """
         cached = self._cache.get(key)
         if cached is None or zarrmeta.is_metadata(key) or self._fs.source.transaction is not None:
             return None
         data, etag = cached
         kind = (b"content-type", b"application/octet-stream")
-        return data, [(b"etag", etag.encode()), *self._lasting, (b"content-length", b"%d" % len(data)), kind]
+        return data, [(b"etag", etag.encode()), *self._chunk_headers, (b"content-length", b"%d" % len(data)), kind]
 
     async def _read(self, key: str) -> tuple[bytes, str]:
         """Return the bytes of a key, and their ETag: from the cache, unless the source takes writes."""

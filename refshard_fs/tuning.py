@@ -19,22 +19,22 @@ def hook_zarr(*, wait: bool = True) -> None:
     """Make zarr 3, if it is imported, pass whole selections of our arrays to `refshard_fs.zarr_pipeline`.
 
     Without this, zarr reads one chunk at a time. Methods that zarr calls for reading call this function; the
-    constructor of the filesystem does not, since this changes a setting of zarr. With ``wait``, the function returns
-    when the trial of this version of zarr has ended.
+    constructor of the filesystem does not, since this changes a setting of zarr. If a thread is trying whether this
+    version of zarr works with the pipeline, ``wait`` waits for its end.
     """
     global _hooked, _problem
     if _hooked or "zarr.core.array" not in sys.modules:
         if wait and sys.modules.get(PIPELINE) is not None:
-            _pipeline().problem()  # if another thread is importing the module, this waits for it
+            _import_pipeline().wait_for_trial()  # if another thread is importing the module, this waits for it
         return
     _hooked = True
     if os.environ.get(VARIABLE, "1").lower() in ("0", "false", "no", "off"):
         _problem = f"turned off by {VARIABLE}"
         return
     try:
-        _pipeline().install()
+        _import_pipeline().install()
         if wait:
-            _pipeline().problem()
+            _import_pipeline().wait_for_trial()
     except Exception as e:  # noqa: BLE001  # reading must work with any later version of zarr
         _problem = _describe_change(e)
 
@@ -43,17 +43,17 @@ def _describe_change(error: Exception) -> str:
     return f"refshard's pipeline does not work with this version of zarr: {type(error).__name__}: {error}"
 
 
-def pipeline_problem() -> str | None:
+def find_pipeline_problem() -> str | None:
     """Return the reason why zarr 3 does not pass us whole selections; None if it does, or is not imported."""
     module = sys.modules.get(PIPELINE)
     if not _hooked or (module is not None and module.is_set()):
         return None
-    if module is not None and (error := module.problem()) is not None:
+    if module is not None and (error := module.wait_for_trial()) is not None:
         return _describe_change(error)
     return _problem or "zarr.config's codec_pipeline.path names another pipeline"
 
 
-def _pipeline() -> Any:
+def _import_pipeline() -> Any:
     return importlib.import_module(PIPELINE)
 
 
@@ -83,5 +83,5 @@ def tune_zarr(concurrency: int | None = 128, *, pipeline: bool | None = None) ->
     changes: dict[str, Any] = {} if concurrency is None else {"async.concurrency": concurrency}
     if pipeline is not None:
         _hooked = True
-        changes |= _pipeline().setting(pipeline)
+        changes |= _import_pipeline().make_setting(pipeline)
     return cast("AbstractContextManager[object]", config.set(changes))

@@ -1,8 +1,8 @@
 """Mask and scale values of packed variables block by block.
 
-xarray computes each step for all values, which takes three arrays of the full size. Its functions are used here on
-blocks that fit into a core's cache. They treat each element alone, so the values are the same, in a third of the time
-and of the memory.
+xarray computes each step for all values, which takes three arrays of the full size. This module applies xarray's
+functions to blocks that fit into a core's cache. The functions treat each element alone, so the values are the same,
+and a third of the time and of the memory is enough.
 """
 
 from __future__ import annotations

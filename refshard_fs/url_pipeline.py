@@ -1,7 +1,7 @@
 """zarr's URL pipelines: ``zarr.open("s3://bucket/scene.tif|refshard:")``.
 
-zarr finds this adapter by an entry point in ``zarr.url_adapters``, once a release has URL pipelines (zarr-python's pull
-request 4192).
+A release of zarr with URL pipelines (zarr-python's pull request 4192) will find this adapter by an entry point in
+``zarr.url_adapters``.
 
 Source: https://github.com/jbms/url-pipeline
 """

@@ -139,28 +139,28 @@ class _Manifests:
         inlined: dict[int, bytes] = {}
         for numbers, chunks in self._references.partitions(array, ROWS):
             targets, starts, sizes = chunks.ranges
-            there = targets != NO_TARGET
-            uris = np.array([_uri(url) or "" for url in (*chunks.urls, None)], dtype=np.dtypes.StringDType())
-            found = uris[np.where(there, targets, len(chunks.urls))]
-            is_virtual = (found != "") & (sizes != WHOLE)
+            has_target = targets != NO_TARGET
+            uris = np.array([_make_uri(url) or "" for url in (*chunks.urls, None)], dtype=np.dtypes.StringDType())
+            uris_by_row = uris[np.where(has_target, targets, len(chunks.urls))]
+            is_virtual = (uris_by_row != "") & (sizes != WHOLE)
             rows = np.flatnonzero(is_virtual)
-            at = rows + numbers.start
-            paths[at], offsets[at], lengths[at] = found[rows], starts[rows], sizes[rows]
+            virtual = rows + numbers.start
+            paths[virtual], offsets[virtual], lengths[virtual] = uris_by_row[rows], starts[rows], sizes[rows]
 
-            others: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
-            for row in np.flatnonzero(there & ~is_virtual).tolist():
+            copies: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
+            for row in np.flatnonzero(has_target & ~is_virtual).tolist():
                 stop = None if sizes[row] == WHOLE else int(starts[row] + sizes[row])
-                others[row] = Span(chunks.urls[targets[row]] or "", int(starts[row]), stop)
-            named = {join(array, grid.tail(numbers.start + row)): entry for row, entry in others.items()}
-            self._count(named)
-            for row, data in zip(others, self._references.read(named), strict=True):
+                copies[row] = Span(chunks.urls[targets[row]] or "", int(starts[row]), stop)
+            entries = {join(array, grid.tail(numbers.start + row)): entry for row, entry in copies.items()}
+            self._count_copies(entries)
+            for row, data in zip(copies, self._references.read(entries), strict=True):
                 inlined[numbers.start + row] = data
                 lengths[numbers.start + row] = len(data)
-            known = np.concatenate([at, np.array([*others], np.int64) + numbers.start])
-            for number in known[lengths[known] == 0].tolist():
+            existing = np.concatenate([virtual, np.array([*copies], np.int64) + numbers.start])
+            for number in existing[lengths[existing] == 0].tolist():
                 key = join(array, grid.tail(number))
                 raise ManifestError(f"{key!r} is empty: VirtualiZarr cannot hold a chunk of 0 bytes")
-        more: dict[str, Any] = {}
+        inlined_chunks: dict[str, Any] = {}
         if inlined:
             if "inlined" not in inspect.signature(ChunkManifest.from_arrays).parameters:
                 key = join(array, grid.tail(min(inlined)))
@@ -169,17 +169,17 @@ class _Manifests:
                 )
             module = importlib.import_module("virtualizarr.manifests.manifest")
             paths[list(inlined)] = vars(module)["INLINED_CHUNK_PATH"]  # older versions do not have it
-            more["inlined"] = {tuple(grid.coords(number)): data for number, data in inlined.items()}
+            inlined_chunks["inlined"] = {tuple(grid.coords(number)): data for number, data in inlined.items()}
         shape = tuple(grid.counts)
         return ChunkManifest.from_arrays(
             paths=paths.reshape(shape),
             offsets=offsets.reshape(shape),
             lengths=lengths.reshape(shape),
             validate_paths=False,
-            **more,
+            **inlined_chunks,
         )
 
-    def _count(self, entries: Mapping[str, Entry | bytes]) -> None:
+    def _count_copies(self, entries: Mapping[str, Entry | bytes]) -> None:
         """Count the bytes of ``entries`` that have to be copied; raise ManifestError above `MAX_INLINE` bytes."""
         for key, entry in entries.items():
             if not isinstance(entry, bytes):
@@ -193,7 +193,7 @@ class _Manifests:
                 )
 
 
-def _uri(url: str | None) -> str | None:
+def _make_uri(url: str | None) -> str | None:
     """Return ``url`` in the spelling of VirtualiZarr; None if its stores cannot read it."""
     if url is None or "::" in url or url.startswith("data:"):
         return None

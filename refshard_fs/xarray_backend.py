@@ -91,16 +91,18 @@ class RefShardBackend(BackendEntrypoint):
         self._check_names(options)
         options["drop_variables"] = drop_variables
         options |= open_dataset_options or {}
-        with _opening(_filesystem(filename_or_obj, storage_options), options) as opening:
+        with _opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
             path = (options.get("group") or "").strip("/")
             group = opening.read_groups(path, is_deep=False)[path]
-            if open_dataset_options:  # the engine does not know chunks and decode_cf, which may be among these
-                own = self.open_dataset_parameters
-                others = {name: value for name, value in options.items() if name not in own or name in _DECODING}
-                ds = xr.open_dataset(opening.store(group), engine="store", **others)
+            if open_dataset_options:  # only xr.open_dataset takes some of them, such as chunks and decode_cf
+                engine_names = self.open_dataset_parameters
+                arguments = {
+                    name: value for name, value in options.items() if name not in engine_names or name in _DECODING
+                }
+                ds = xr.open_dataset(opening.make_store(group), engine="store", **arguments)
                 unpack_in_blocks(ds.variables.values())
                 return ds
-            ds = opening.dataset(group)
+            ds = opening.make_dataset(group)
             _load_coordinates([ds])
         if not ds.variables:
             _warn_of_groups(group)
@@ -109,7 +111,7 @@ class RefShardBackend(BackendEntrypoint):
     def open_datatree(self, filename_or_obj: Any, **options: Any) -> xr.DataTree:
         """Open all groups as a DataTree, with the options of `open_groups_as_dict`.
 
-        ValueError, by xarray, if the coordinates of a group do not fit its parent's.
+        xarray raises ValueError if the coordinates of a group do not fit those of its parent.
         """
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, **options))
 
@@ -118,14 +120,14 @@ class RefShardBackend(BackendEntrypoint):
     ) -> dict[str, xr.Dataset]:
         """Open each group as a Dataset; return them by path.
 
-        Paths are relative to ``group``, or begin with "/" if it is not given.
+        Paths are relative to ``group``; without this option, they begin with "/".
         """
         self._check_names(options)
         root = (options.get("group") or "").strip("/")
         top = PurePosixPath("." if options.get("group") else "/")
-        with _opening(_filesystem(filename_or_obj, storage_options), options) as opening:
+        with _opening(_make_filesystem(filename_or_obj, storage_options), options) as opening:
             groups = {
-                str(top / make_relative(path, root)): opening.dataset(group)
+                str(top / make_relative(path, root)): opening.make_dataset(group)
                 for path, group in opening.read_groups(root, is_deep=True).items()
             }
             _load_coordinates(groups.values())
@@ -137,7 +139,7 @@ class RefShardBackend(BackendEntrypoint):
         return isinstance(url, str) and (url.startswith(("refshard://", "refshard::")) or url.endswith("|refshard:"))
 
     def _check_names(self, options: Iterable[str]) -> None:
-        """Raise TypeError for an option that xarray's zarr engine does not have; most often, it is for the source."""
+        """Raise TypeError if an option is not one of xarray's zarr engine; most often, it belongs to the source."""
         for name in options:
             if name not in self.open_dataset_parameters:
                 near = difflib.get_close_matches(name, self.open_dataset_parameters, 1)
@@ -149,7 +151,7 @@ class RefShardBackend(BackendEntrypoint):
 
 
 class _Opening:
-    """Opens groups of one source, with the options of one call."""
+    """Open groups of one source, with the options of one call of the engine."""
 
     def __init__(self, fs: RefShardFileSystem, options: Mapping[str, Any], guard: OpeningGuard | None) -> None:
         self._fs, self._options, self._guard = fs, options, guard
@@ -158,21 +160,24 @@ class _Opening:
         """Read the metadata of a group, and with ``is_deep`` of all groups below it; return them by path."""
         source, consolidated = self._fs.source, self._options.get("consolidated")
         if consolidated is None:
-            consolidated = self._consolidates(path)
+            consolidated = self._can_consolidate(path)
         zarr_format = self._options.get("zarr_format")
         return source.wait(
             partial(read_groups, source, path, consolidated=consolidated, zarr_format=zarr_format, is_deep=is_deep)
         )
 
-    def _consolidates(self, path: str) -> bool:
-        """Return whether the root has consolidated metadata: one request instead of one or more for each array."""
+    def _can_consolidate(self, path: str) -> bool:
+        """Return whether to read the root's consolidated metadata, which saves one or more requests for each array.
+
+        False if the root has none, and for a group below the root of a zarr hierarchy.
+        """
         source = self._fs.source
         if source.transaction is not None:  # uncommitted writes may change an array's metadata alone
             return False
         keyspace = source.open()
         return keyspace.consolidates and (not path or keyspace.format != "zarr-hierarchy")
 
-    def store(self, group: GroupNode) -> GroupStore:
+    def make_store(self, group: GroupNode) -> GroupStore:
         """Return xarray's store of a group."""
         dropped = self._options.get("drop_variables") or ()
         return GroupStore(
@@ -185,10 +190,10 @@ class _Opening:
             guard=self._guard,
         )
 
-    def dataset(self, group: GroupNode) -> xr.Dataset:
+    def make_dataset(self, group: GroupNode) -> xr.Dataset:
         """Return the dataset of a group, decoded."""
         decoding = {name: value for name, value in self._options.items() if name in _DECODING}
-        ds = StoreBackendEntrypoint().open_dataset(self.store(group), **decoding)
+        ds = StoreBackendEntrypoint().open_dataset(self.make_store(group), **decoding)
         unpack_in_blocks(ds.variables.values())
         return ds
 
@@ -223,14 +228,14 @@ def _load_coordinates(groups: Iterable[xr.Dataset]) -> None:
     coordinates = [v for ds in groups for name, v in ds.variables.items() if v.dims == (name,)]
     _load_together(coordinates)
     if GUARD.get() is not None:
-        for variable in coordinates:  # `_load_together` skips some, which xarray would load later, without the guard
+        for variable in coordinates:  # those that `_load_together` skipped: later, they would be loaded unguarded
             variable.load()
 
 
 @contextlib.contextmanager
 def _opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterator[_Opening]:
-    """Limit the memory and the time of decoding in this block, unless the source is the user's own."""
-    fs.source.open()  # `is_own` is known only then
+    """Return a context that limits the memory and the time of decoding, unless the source is the user's own."""
+    fs.source.open()  # only an open source has `is_own`
     guard = None if fs.source.is_own else OpeningGuard()
     token = GUARD.set(None if guard is None else guard.check)
     try:
@@ -240,8 +245,9 @@ def _opening(fs: RefShardFileSystem, options: Mapping[str, Any]) -> Iterator[_Op
 
 
 def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int], object] | None = None) -> None:
+    """Load ``variables`` at the same time; leave out those in dask, and those that xarray can only load by itself."""
     variables = list(variables)
-    if not hasattr(xr.Variable, "load_async"):  # old versions: xarray loads one after the other
+    if not hasattr(xr.Variable, "load_async"):  # an old xarray
         return
     if all(variable._in_memory or variable.chunks is not None for variable in variables):
         return
@@ -267,7 +273,7 @@ def _load_together(variables: Iterable[xr.Variable], on_progress: Callable[[int]
 
 
 def _warn_of_groups(group: GroupNode) -> None:
-    """Warn that a group has no arrays of its own, and name those below it."""
+    """Warn that a group has no arrays, and name the groups in it; do nothing if it has no groups."""
     if group.groups:
         names = sorted(group.groups)
         warnings.warn(
@@ -279,7 +285,7 @@ def _warn_of_groups(group: GroupNode) -> None:
         )
 
 
-def _filesystem(source: Any, storage_options: Mapping[str, Any] | None) -> RefShardFileSystem:
+def _make_filesystem(source: Any, storage_options: Mapping[str, Any] | None) -> RefShardFileSystem:
     options = dict(storage_options or {})
     if zarr_major() != 2:  # zarr 3 takes only asynchronous filesystems, if it has to read an array
         options["asynchronous"] = True

@@ -71,9 +71,9 @@ class RefShardCodecPipeline(CodecPipeline):
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: abc.Store) -> Any:
         """Make the pipeline of one array."""
         factory = (
-            _zarr_pipeline().from_codecs
-            if _filesystem(store) is None or problem() is not None
-            else partial(_make_selection_pipeline, _chunk_size(array_metadata))
+            _get_zarr_pipeline().from_codecs
+            if _find_filesystem(store) is None or wait_for_trial() is not None
+            else partial(_make_selection_pipeline, _compute_chunk_size(array_metadata))
         )
         token = _factory.set(factory)
         try:
@@ -87,7 +87,7 @@ class RefShardCodecPipeline(CodecPipeline):
 
         zarr calls this again for codecs inside a codec, such as those of shards: they get zarr's pipeline.
         """
-        factory = _factory.get() or _zarr_pipeline().from_codecs
+        factory = _factory.get() or _get_zarr_pipeline().from_codecs
         _factory.set(None)
         return factory(codecs, **options)
 
@@ -97,7 +97,7 @@ def _make_selection_pipeline(chunk_size: int, codecs: Iterable[Any], **options: 
     return SelectionPipeline.from_codecs([_use_libdeflate(codec, chunk_size) for codec in codecs], **options)
 
 
-def _chunk_size(metadata: ArrayMetadata) -> int:
+def _compute_chunk_size(metadata: ArrayMetadata) -> int:
     """Return the bytes of a decoded chunk; 0 if its elements have no fixed size."""
     grid: Any = metadata if metadata.zarr_format == 2 else metadata.chunk_grid
     chunks = getattr(grid, "chunks" if metadata.zarr_format == 2 else "chunk_shape", None)
@@ -111,9 +111,9 @@ def _use_libdeflate(codec: Any, chunk_size: int) -> Any:
     if isinstance(codec, V2Codec):
         return replace(codec, compressor=fast_codec(codec.compressor, chunk_size))
     for name in ("_codec", "_gzip_codec"):  # cached properties of zarr's codecs that hold a codec of numcodecs
-        own = getattr(codec, name, None) if isinstance(getattr(type(codec), name, None), cached_property) else None
-        fast = fast_codec(own, chunk_size)
-        if fast is not own:
+        original = getattr(codec, name, None) if isinstance(getattr(type(codec), name, None), cached_property) else None
+        fast = fast_codec(original, chunk_size)
+        if fast is not original:
             changed = replace(codec) if name == "_gzip_codec" else type(codec)(**codec.codec_config)
             changed.__dict__[name] = fast
             return changed
@@ -126,7 +126,7 @@ class SelectionPipeline(_Base):
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
         """Read the chunks of a selection into ``out``; fill chunks that do not exist, and raise all other errors."""
         batch = list(batch_info)
-        found = _filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
+        found = _find_filesystem(batch[0][0].store) if batch and isinstance(batch[0][0], StorePath) else None
         if found is None:
             return await super().read(batch, out, drop_axes)
         fs, root = found
@@ -194,7 +194,7 @@ class SelectionPipeline(_Base):
             for task in running:
                 task.cancel()
             try:
-                await asyncio.gather(*running, return_exceptions=True)  # they write into the caller's memory
+                await asyncio.gather(*running, return_exceptions=True)  # until then, they write into the caller's memory
             finally:
                 share.give_back(share.used)
         return tuple(result for results_of_shard in results for result in results_of_shard or ())
@@ -211,9 +211,8 @@ class SelectionPipeline(_Base):
                 step = share.take(repeat(2 * size, len(batch) - first))  # memory for a chunk's bytes and its values
                 infos, names = batch[first : first + step], keys[first : first + step]
                 chunks: list[bytes | None] = [None] * step
-                memory: SharedMemory = SharedMemory(
-                    2 * step * size
-                )  # `share` has reserved it until the end of decoding
+                # `share` has reserved this memory until the end of decoding.
+                memory: SharedMemory = SharedMemory(2 * step * size)
                 await fs.source.read_selection(names, chunks.__setitem__, chunk_size=size, threads=False, memory=memory)
                 in_memory = [(_InMemory(data), *info) for data, (_, *info) in zip(chunks, infos, strict=True)]
                 try:
@@ -252,7 +251,7 @@ class _InMemory:
         return None if self._data is None else prototype.buffer.from_bytes(self._data)
 
 
-def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
+def _find_filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
     """Return the `RefShardFileSystem` of ``store``, and the key of the store's root; None for other stores."""
     if isinstance(store, Store) and type(store).get is Store.get:
         return store.fs, ""
@@ -264,27 +263,27 @@ def _filesystem(store: Any) -> tuple[RefShardFileSystem, str] | None:
     return (fs, fs._strip_protocol(path)) if isinstance(fs, RefShardFileSystem) else None
 
 
-def _default_path() -> str:
+def _get_default_path() -> str:
     path: str = config.defaults[0]["codec_pipeline"]["path"]
     return path
 
 
-def _zarr_pipeline() -> Any:
+def _get_zarr_pipeline() -> Any:
     """Return zarr's own class of pipelines."""
-    module, _, name = _default_path().rpartition(".")
+    module, _, name = _get_default_path().rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-def setting(ours: bool) -> dict[str, str]:
-    """Return the setting of zarr for our pipeline (``ours``), or for zarr's own pipeline."""
+def make_setting(ours: bool) -> dict[str, str]:
+    """Return zarr's setting for our pipeline (``ours``), or for zarr's own pipeline."""
     factory: Any = RefShardCodecPipeline  # type checkers refuse an abstract class here; it is never instantiated
     register_pipeline(factory)
-    return {SETTING: OUR_PATH if ours else _default_path()}
+    return {SETTING: OUR_PATH if ours else _get_default_path()}
 
 
 def is_set() -> bool:
     """Return whether zarr uses our pipeline for our arrays."""
-    problem()
+    wait_for_trial()
     return bool(config.get(SETTING) == OUR_PATH)
 
 
@@ -293,12 +292,12 @@ def install() -> None:
 
     A version of zarr that is not in `TESTED` may have changed its pipelines. For such a version, a thread first reads
     two chunks on trial, so that users do not see an error. This takes some milliseconds, during the first request for a
-    source; `problem` waits for its end.
+    source; `wait_for_trial` waits for its end.
     """
     global _trial
-    if config.get(SETTING) != _default_path():
+    if config.get(SETTING) != _get_default_path():
         return
-    config.set(setting(True))
+    config.set(make_setting(True))
     if zarr.__version__.startswith(TESTED):
         return
     trial = _Trial(name="refshard-trial")
@@ -306,8 +305,11 @@ def install() -> None:
     _trial = trial  # after the start, since other threads join it
 
 
-def problem() -> Exception | None:
-    """Wait for the end of the trial; return its error, after which zarr uses its own pipeline, or None."""
+def wait_for_trial() -> Exception | None:
+    """Wait until the trial of this version of zarr has ended; return its error, or None.
+
+    After an error, zarr uses its own pipeline.
+    """
     trial = _trial
     if trial is None or trial is threading.current_thread():
         return None
@@ -316,7 +318,7 @@ def problem() -> Exception | None:
 
 
 class _Trial(threading.Thread):
-    """Read two chunks in a thread with its own event loop: the starting thread may be running another."""
+    """Read two chunks in a thread, on its own event loop: the starting thread may be running an event loop."""
 
     error: Exception | None = None
 
@@ -325,7 +327,7 @@ class _Trial(threading.Thread):
             asyncio.run(_read_two_chunks())
         except Exception as e:  # noqa: BLE001  # a later zarr may fail in any way
             self.error = e
-            config.set(setting(False))
+            config.set(make_setting(False))
 
 
 _trial: _Trial | None = None

@@ -90,7 +90,7 @@ class Store(abc.Store):
         """Return the bytes of ``key``, or a range of them; None if the key does not exist."""
         await self._ensure_open()
         try:
-            data = await self.fs._cat_file(key, *_bounds(byte_range))
+            data = await self.fs._cat_file(key, *_make_bounds(byte_range))
         except FileNotFoundError:
             return None
         return prototype.buffer.from_bytes(data)
@@ -100,7 +100,7 @@ class Store(abc.Store):
     ) -> Buffer | None:
         """Do what `get` does, as a blocking call."""
         try:
-            data = self.fs.cat_file(key, *_bounds(byte_range))
+            data = self.fs.cat_file(key, *_make_bounds(byte_range))
         except FileNotFoundError:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
@@ -110,7 +110,7 @@ class Store(abc.Store):
     ) -> list[Buffer | None]:
         """Do what `get` does for several keys, and read them together."""
         await self._ensure_open()
-        requests = [Request(self.fs._strip_protocol(key), *_bounds(span)) for key, span in key_ranges]
+        requests = [Request(self.fs._strip_protocol(key), *_make_bounds(span)) for key, span in key_ranges]
         out: list[Buffer | None] = []
         for data in await self.fs.source.read_all(requests):
             if isinstance(data, BaseException) and not isinstance(data, FileNotFoundError):
@@ -184,7 +184,7 @@ class Store(abc.Store):
             await self.fs._rm(prefix, recursive=True)
 
 
-def _bounds(span: abc.ByteRequest | None) -> tuple[int | None, int | None]:
+def _make_bounds(span: abc.ByteRequest | None) -> tuple[int | None, int | None]:
     """Return the bounds of zarr's byte range as those of a slice."""
     match span:
         case None:

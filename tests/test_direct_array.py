@@ -244,13 +244,13 @@ def test_invalidation_forgets_remembered_chunks(http_server: RangeServer) -> Non
 
 def test_pipeline_is_set_before_zarr_reads_an_array(http_server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """zarr reads what is not read here: bytes that cannot be decoded, whose error names the file, and points."""
-    pipeline: Any = tuning._pipeline()
+    pipeline: Any = tuning._import_pipeline()
     monkeypatch.setattr(tuning, "_hooked", False)
     url = http_server.put("/damaged.bin", b"no zlib stream")
     meta = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|u1", "order": "C", "fill_value": 0}
     document = json.dumps({**meta, "filters": None, "compressor": {"id": "zlib", "level": 1}})
     refs = {".zgroup": GROUP, "a/.zarray": document, "a/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}', "a/0": [url, 0, 14]}
-    with zarr.config.set({pipeline.SETTING: pipeline._default_path()}):
+    with zarr.config.set({pipeline.SETTING: pipeline._get_default_path()}):
         ds = xr.open_dataset(refs, engine=RefShardBackend, mask_and_scale=False)
         with pytest.raises(zlib.error) as caught:
             ds["a"].load()

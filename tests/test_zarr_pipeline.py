@@ -642,7 +642,7 @@ def test_trial_of_zarr_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> 
     start, told = zarr_pipeline._Trial.start, list[object]()
 
     def ask_first(trial: Any) -> None:
-        asking = threading.Thread(target=lambda: told.append(zarr_pipeline.problem()))
+        asking = threading.Thread(target=lambda: told.append(zarr_pipeline.wait_for_trial()))
         asking.start()
         asking.join()
         start(trial)
@@ -650,15 +650,15 @@ def test_trial_of_zarr_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(zarr_pipeline, "_trial", None)
     monkeypatch.setattr(zarr_pipeline, "TESTED", ())
     monkeypatch.setattr(zarr_pipeline._Trial, "start", ask_first)
-    with zarr.config.set(zarr_pipeline.setting(False)):
+    with zarr.config.set(zarr_pipeline.make_setting(False)):
         zarr_pipeline.install()
-        assert zarr_pipeline.problem() is None
+        assert zarr_pipeline.wait_for_trial() is None
     assert told == [None]
 
 
 def test_tested_zarr_versions_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zarr_pipeline, "_trial", None)
-    with zarr.config.set(zarr_pipeline.setting(False)):
+    with zarr.config.set(zarr_pipeline.make_setting(False)):
         zarr_pipeline.install()
         assert zarr_pipeline.is_set()
         assert zarr_pipeline._trial is None

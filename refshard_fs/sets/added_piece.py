@@ -52,11 +52,12 @@ def add_piece(
 ) -> LongerDocument | None:
     """Append the set at ``url`` to the document at ``name``; None if nothing is new.
 
-    The sets are given ``by_url``; the new one is what ``select`` shows of it.
+    ``by_url`` has the document's first set and the new set, by their URLs in the document. ``select`` is the part of
+    the new set that a function chose, which the document records.
     """
     dim, length = rules.dim, document.starts[-1]
     lead = document.pieces[document.first]
-    first, new = (stack_along(by_url[each], dim, document.stacked) for each in (lead.url, url))
+    first, new = (stack_along(by_url[spelled], dim, document.stacked) for spelled in (lead.url, url))
     shown = replace_metadata(first, document.metadata)
     if first.length(dim) != lead.total:
         raise ManifestError(
@@ -67,42 +68,42 @@ def add_piece(
     units = {path: variable.attributes.get("units") for path, variable in shown.variables.items()}
     times = convert_to_common_units([first, new], dim, lazy=True, fixed=units)
     first, new = times.parts
-    values, coming = _read_coordinate(document, shown), get_coordinate_values([new], dim)
-    extent, place = None, None  # the coordinate of the document, and where the new set lies in a gap
-    replaced_part = 0  # the length of a part that the new set takes the place of
+    values, new_values = _read_coordinate(document, shown), get_coordinate_values([new], dim)
+    extent, place = None, None  # a set with the coordinate of the document; the gap that the new set fills
+    replaced_length = 0  # of the piece that the new set replaces
     if values is not None and document.coordinate is not None:
         extent = make_extent(shown.variables[document.coordinate], values, shown, name)
-    if values is not None and extent is not None and coming is not None:
+    if values is not None and extent is not None and new_values is not None:
         known = make_comparable(shown.variables[str(document.coordinate)], values)
         if rules.on_duplicate == "replace":
-            document, replaced_part = replace_piece(document, known, coming[0])
-        place = find_gap(document, known, coming[0])
+            document, replaced_length = replace_piece(document, known, new_values[0])
+        place = find_gap(document, known, new_values[0])
         if place is not None:
             check_chunks_of_gap(document, new, place[1], name)
         else:
-            if np.isin(coming[0], list_values_in_gaps(document, known)).any():
+            if np.isin(new_values[0], list_values_in_gaps(document, known)).any():
                 raise ManifestError(
-                    f"{url} has values in several gaps of {name}, or in one and outside of it: "
+                    f"{url} has values in several gaps of {name}, or both inside and outside of a gap: "
                     "append one set for each gap"
                 )
-            kept = find_new_elements(extent, new, rules)
-            if kept is None:
+            elements = find_new_elements(extent, new, rules)
+            if elements is None:
                 return None
-            if not kept.old:
+            if not elements.old:
                 raise ManifestError(
                     f"{new.name} would replace the beginning of {name}: append replaces only its "
                     "end. Make the document anew"
                 )
-            document = cut_off(document, kept.old)
-            new = trim(new, dim, kept.start, kept.stop, lazy=True)
-            extent = make_extent(shown.variables[str(document.coordinate)], values[: kept.old], shown, name)
+            document = cut_off(document, elements.old)
+            new = trim(new, dim, elements.start, elements.stop, lazy=True)
+            extent = make_extent(shown.variables[str(document.coordinate)], values[: elements.old], shown, name)
     first, new = add_digests([first, new], [dim], rules.same)
-    # One set without chunks stands for all that the document has, the first among them: all are encoded as that, and
-    # documents of metadata, which have the first one's length, get its own.
+    # Join the new set to one set without chunks that stands for all pieces of the document: it has their total length
+    # and the encoding of the first piece. Metadata documents then give this length, not that of the first piece.
     metadata = {**document.metadata, **times.metadata}
     old = make_gap(replace_metadata(first, metadata), dim, name, document.starts[-1], extent, with_others=True)
     metadata |= {v.key: dict(v.meta.raw) for v in old.variables.values() if v.key in metadata and not v.is_coordinate}
-    found, whole = SetRow(
+    joined, whole = SetRow(
         dim,
         [lead.url, url],
         [old, new],
@@ -111,34 +112,34 @@ def add_piece(
         {**document.bounds, **times.bounds},
         document.chunks,
     ).make_document()
-    differing = found.unions.keys() - find_text_dims(found)
+    differing = joined.unions.keys() - find_text_dims(joined)
     if differing:
         raise ManifestError(
-            f"{url} has other values of {', '.join(map(repr, sorted(differing)))} than {name}, to which it cannot be "
-            "appended: make it anew"
+            f"{url} cannot be appended to {name}: it has other values of {', '.join(map(repr, sorted(differing)))}. "
+            "Make the document anew"
         )
-    if found.axes != document.axes or found.coordinate != document.coordinate:
+    if joined.axes != document.axes or joined.coordinate != document.coordinate:
         raise ManifestError(
-            f"{name} joins {sorted(document.axes)} (coordinate {document.coordinate!r}), and its sets now have "
-            f"{sorted(found.axes)} (coordinate {found.coordinate!r}) along {dim!r}: make the document anew"
+            f"{name} joins the arrays {sorted(document.axes)} (coordinate {document.coordinate!r}), but its sets now "
+            f"have {sorted(joined.axes)} (coordinate {joined.coordinate!r}) along {dim!r}: make the document anew"
         )
-    replaced = length - document.starts[-1]
-    line = msgspec.structs.replace(found.pieces[-1], url=url, select=select)
-    document = grow_texts(document.with_values(found.pieces[0].values), found, whole)
+    cut_length = length - document.starts[-1]
+    line = msgspec.structs.replace(joined.pieces[-1], url=url, select=select)
+    document = grow_texts(document.with_values(joined.pieces[0].values), joined, whole)
     document = msgspec.structs.replace(
         document,
         pieces=(*document.pieces, line),
-        chunks={**found.chunks, **document.chunks},
-        metadata=found.metadata,
-        bounds=found.bounds,
+        chunks={**joined.chunks, **document.chunks},
+        metadata=joined.metadata,
+        bounds=joined.bounds,
     )
     if place is not None:
         document = fill_gap(document, place)
-    return LongerDocument(document, whole, line.length - replaced - replaced_part)
+    return LongerDocument(document, whole, line.length - cut_length - replaced_length)
 
 
 def _read_coordinate(document: ConcatDocument, first: NamedSet) -> npt.NDArray[Any] | None:
-    """Decode the values of the coordinate in the pieces of a document; None if it has none."""
+    """Decode the coordinate's values, which the document holds for each piece; None if it does not hold them."""
     if document.coordinate is None or any(part.values is None for part in document.pieces):
         return None
     meta = first.variables[document.coordinate].meta

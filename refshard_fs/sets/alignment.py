@@ -1,8 +1,8 @@
 """Give sets the arrays and the coordinates of all others. No I/O here.
 
 `prepare_parts` gives every set all arrays, and the union of the coordinates along other dimensions. Chunks that a set
-lacks do not exist in the result. Readers show the fill value there, so an array needs one that means "missing": zeros
-would be taken for data.
+lacks do not exist in the result. Readers show the fill value there, so the fill value must mean "missing": zeros would
+look like data.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from refshard_fs.sets.variables import NamedSet
 
 
 class Aligned(NamedTuple):
-    """Sets with the same coordinates; where these differed, their ``unions`` by dimension.
+    """Sets with the same coordinates.
 
-    ``places`` say of each set where its elements lie along these.
+    ``unions`` has, for each dimension along which coordinates differed, the values of all sets. ``places`` has, for
+    each set, the places of its elements along these dimensions.
     """
 
     parts: list[NamedSet]
@@ -43,18 +44,18 @@ Regular = Mapping[str, str | float]  # the step between values of a coordinate, 
 def prepare_parts(
     parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy: bool, has_gaps: bool, is_outer: bool
 ) -> tuple[Aligned, dict[str, Any]]:
-    """Prepare ``parts`` for `concatenate`; return also the fill values, by path, that arrays need for it.
+    """Prepare ``parts`` for `concatenate`; return them, and the new fill values of arrays, by path.
 
-    If ``is_outer``, each gets all arrays along ``dim``, and the union of coordinates along other dimensions. If it
-    ``has_gaps``, sets without chunks will be put between the ``parts``. If ``lazy``, only metadata change, also of
-    texts of other widths: chunks are looked up when they are read. ManifestError if references alone cannot describe
-    the result, or if an array has no value that means "missing".
+    If ``is_outer``, each part gets all arrays along ``dim``, and the union of the coordinates along other dimensions.
+    ``has_gaps`` announces that sets without chunks will be put between the ``parts``. If ``lazy``, only metadata
+    change, and texts get the same width in all parts: chunks are looked up when they are read. ManifestError if
+    references cannot describe the result, or if an array needs a fill value that means "missing" and has none.
     """
     texts = widen_texts(parts, dim) if lazy else Widened(list(parts), [{}] * len(parts), {})
     parts = texts.parts
     aligned = _align(parts, dim, regular, lazy=lazy) if is_outer else Aligned(list(parts), [{}] * len(parts))
-    lacking = _find_lacking(parts, dim) if is_outer else []
-    incomplete = {*lacking, *_find_incomplete(parts, aligned.unions)}
+    missing = _find_missing_arrays(parts, dim) if is_outer else []
+    incomplete = {*missing, *_find_incomplete_arrays(parts, aligned.unions)}
     if has_gaps:
         incomplete |= {
             path for part in parts for path in part.axes_along(dim) if not part.variables[path].is_coordinate
@@ -62,22 +63,22 @@ def prepare_parts(
     fills = choose_fill_values(parts, incomplete, lazy=lazy)
     pairs = zip(aligned.places, texts.places, strict=True)
     places = [{**own, **of_texts} if of_texts else own for own, of_texts in pairs]
-    return Aligned(_add_lacking(aligned.parts, dim, lacking), places, {**aligned.unions, **texts.unions}), fills
+    return Aligned(_add_arrays(aligned.parts, dim, missing), places, {**aligned.unions, **texts.unions}), fills
 
 
-def _find_lacking(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
-    """Return the arrays along ``dim`` that not all sets have."""
+def _find_missing_arrays(parts: Sequence[NamedSet], dim: str | None) -> list[str]:
+    """Return the paths of the arrays along ``dim`` that some sets lack."""
     along = {path for part in parts for path in part.axes_along(dim)}
     return sorted(path for path in along if any(path not in part.variables for part in parts))
 
 
-def _add_lacking(parts: Sequence[NamedSet], dim: str | None, lacking: Sequence[str]) -> list[NamedSet]:
-    """Return ``parts`` with the arrays that are ``lacking`` in some: these get them without chunks."""
-    owners = {path: next(part for part in parts if path in part.variables) for path in lacking}
+def _add_arrays(parts: Sequence[NamedSet], dim: str | None, paths: Sequence[str]) -> list[NamedSet]:
+    """Return ``parts`` in which each set has the arrays ``paths``: without chunks, if it lacked the array."""
+    owners = {path: next(part for part in parts if path in part.variables) for path in paths}
     complete = []
     for part in parts:
         changed = ChangedSet(part)
-        missing = [path for path in lacking if path not in part.variables]
+        missing = [path for path in paths if path not in part.variables]
         for path in missing:
             changed.put_empty(owners[path], path, str(dim), part.length(str(dim)))
         complete.append(changed.result() if missing else part)
@@ -90,38 +91,39 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
         if other is not None and other != dim:
             parts = convert_to_common_units(parts, other, lazy=lazy).parts
     unions: dict[str, npt.NDArray[Any]] = {}  # the union of values by dimension, if sets differ
-    own: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set, by dimension
-    chosen: dict[str, str] = {}  # the path of the coordinate, by dimension
+    values_of: dict[str, list[npt.NDArray[Any] | None]] = {}  # the values of each set, by dimension
+    path_of: dict[str, str] = {}  # the path of the coordinate, by dimension
     for path in dict.fromkeys(path for part in parts for path, v in part.variables.items() if v.is_coordinate):
         first = next(part for part in parts if path in part.variables)
         name = first.variables[path].dims[0]
-        if name is None or name == dim or name in own:
+        if name is None or name == dim or name in values_of:
             continue
         values = [_get_values_to_compare(part, path) for part in parts]
-        known = [some for some in values if some is not None]
-        if len(known) < 2 or all(np.array_equal(some, known[0]) for some in known):
+        known = [coordinate for coordinate in values if coordinate is not None]
+        if len(known) < 2 or all(np.array_equal(coordinate, known[0]) for coordinate in known):
             continue
-        for part, some in zip(parts, values, strict=True):
+        for part, coordinate in zip(parts, values, strict=True):
             if path in part.variables:
-                _check_alignable(path, first, part, some)
+                _check_alignable(path, first, part, coordinate)
         union = np.unique(np.concatenate(known))
-        if all(some[0] > some[-1] for some in known if len(some) > 1) and any(len(some) > 1 for some in known):
+        longer = [coordinate for coordinate in known if len(coordinate) > 1]
+        if longer and all(coordinate[0] > coordinate[-1] for coordinate in longer):
             union = union[::-1]
         if name in regular and len(union):
             union = Steps.of(regular[name], first.variables[path], union[0], first.name).fill_in(union, first, name)
-        own[name], unions[name], chosen[name] = values, union, path
+        values_of[name], unions[name], path_of[name] = values, union, path
     for part in parts:
         for path, variable in part.variables.items():
             name = variable.dims[0] if variable.is_coordinate else None
-            if name is not None and name in unions and path != chosen[name]:
-                check_same_coordinate(part, name, chosen[name], path)
+            if name is not None and name in unions and path != path_of[name]:
+                check_same_coordinate(part, name, path_of[name], path)
     if not unions:
         return Aligned(list(parts), [{}] * len(parts))
     moved, places = [], []
     for number, part in enumerate(parts):
         placements: dict[str, Placement] = {}
         for name, union in unions.items():
-            values_here = own[name][number]
+            values_here = values_of[name][number]
             if values_here is not None:
                 order = np.argsort(union)
                 placements[name] = Placement.of(order[np.searchsorted(union, values_here, sorter=order)])
@@ -131,25 +133,25 @@ def _align(parts: Sequence[NamedSet], dim: str | None, regular: Regular, *, lazy
 
 
 def _get_values_to_compare(part: NamedSet, path: str) -> npt.NDArray[Any] | None:
-    """Return the values of a coordinate as they are compared, if the set has it and they are known."""
+    """Return the values of a coordinate in a form to compare; None if the set lacks it, or values are not known."""
     values = part.values(path) if path in part.variables else None
     return None if values is None else make_comparable(part.variables[path], values)
 
 
 def _check_alignable(path: str, first: NamedSet, part: NamedSet, values: npt.NDArray[Any] | None) -> None:
-    """Raise ManifestError unless the ``values`` of a coordinate tell where each element of the set belongs."""
+    """Raise ManifestError if the ``values`` of a coordinate do not decide where each element of the set lies."""
     if values is None:
         raise ManifestError(f"the values of {path!r} differ between sets, and those of {part.name} cannot be read")
     if len(np.unique(values)) < len(values):
-        raise ManifestError(f"{part.name} has a value of {path!r} twice: the place of the second is not known")
+        raise ManifestError(f"{part.name} has the same value of {path!r} twice: it does not tell where elements lie")
     for name in ("units", "calendar"):
-        mine, theirs = (each.variables[path].attributes.get(name) for each in (first, part))
+        mine, theirs = (owner.variables[path].attributes.get(name) for owner in (first, part))
         if mine != theirs:
             raise difference(path, f"attribute {name}", first.name, mine, part.name, theirs)
 
 
-def _find_incomplete(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
-    """Return the arrays with a dimension of ``unions`` along which some set lacks elements."""
+def _find_incomplete_arrays(parts: Sequence[NamedSet], unions: Mapping[str, npt.NDArray[Any]]) -> set[str]:
+    """Return the paths of the arrays that are shorter than the union of a dimension in some set."""
     return {
         path
         for part in parts
@@ -167,7 +169,7 @@ def _place_elements(
     *,
     lazy: bool,
 ) -> NamedSet:
-    """Return a set as long as ``unions`` along these dimensions, its elements at their ``placements``."""
+    """Return a set as long as the ``unions``, with its elements at their ``placements``, both by dimension."""
     changed = ChangedSet(part)
     for path, variable in part.variables.items():
         within = {axis: placements[d] for axis, d in enumerate(variable.dims) if d is not None and d in placements}
@@ -180,8 +182,8 @@ def _place_elements(
         for axis, placement in within.items():
             if placement.length != shape[axis]:
                 raise ManifestError(
-                    f"{path!r} of {part.name} has {shape[axis]} elements along {variable.dims[axis]!r}, which has "
-                    f"{placement.length}"
+                    f"{path!r} of {part.name} has {shape[axis]} elements along {variable.dims[axis]!r}, but the "
+                    f"coordinate has {placement.length}"
                 )
             shape[axis] = len(unions[str(variable.dims[axis])])
         doc = {**variable.meta.raw, "shape": shape}
@@ -196,13 +198,13 @@ def _place_elements(
             names = ", ".join(repr(variable.dims[axis]) for axis in within)
             raise ManifestError(
                 f"{path!r} of {part.name} has the dimension {names} and not {dim!r}, and the sets have different "
-                f"values of {names}: which set's values it has is not known"
+                f"values of {names}: the result would have only one set's values of it"
             )
     return changed.result()
 
 
 def _place_chunks(part: NamedSet, path: str, axis: int, placement: Placement, total: int) -> Move:
-    """Return where chunks go whose elements have a ``placement``; ManifestError where they do not stay whole."""
+    """Return the move of chunks for a ``placement`` of elements along ``axis``; ManifestError if it divides a chunk."""
     variable = part.variables[path]
     size = variable.meta.chunks[axis] if variable.meta.chunks else 0
     chunks = placement.in_chunks(size, total)
@@ -210,7 +212,7 @@ def _place_chunks(part: NamedSet, path: str, axis: int, placement: Placement, to
         start = placement.runs[0][0] if placement.runs else 0
         raise ManifestError(
             f"{path!r} of {part.name} has {placement.length} elements along {variable.dims[axis]!r} in chunks of "
-            f"{size}, and begins at {start} of the {total} of all sets: its chunks begin inside others, which "
-            "references cannot express. concat(..., lazy=True) joins pieces of them when they are read"
+            f"{size}, and begins at {start} of the {total} elements of all sets: its chunks begin inside others, which "
+            "references cannot describe. concat(..., lazy=True) joins pieces of chunks when they are read"
         )
     return chunks.find_places

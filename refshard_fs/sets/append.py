@@ -16,7 +16,7 @@ from refshard_fs.sets.expand import expand
 from refshard_fs.sets.grown_document import extend_document
 from refshard_fs.sets.grown_references import GrownReferences
 from refshard_fs.sets.new_elements import AppendRules, OnDuplicate
-from refshard_fs.sets.preprocess import Preprocess, show_by
+from refshard_fs.sets.preprocess import Preprocess, call_preprocess
 from refshard_fs.source.in_memory_source import source_of
 from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import progress
@@ -49,28 +49,28 @@ def append(
     >>> refshard_fs.RefShardFileSystem("memory://grows.json").references["a/1"]
     ['memory://two', 0, 2]
 
-    The set at ``target`` stays as it is until it has all new elements, whatever happens. Return the number of elements
-    that the set has more, or a gap has less; 0 if the set is as before, unless elements were replaced.
+    Readers see the old set until the new one is complete. Return the number of elements by which the set is longer, or
+    a gap shorter: elements that replace others do not count.
 
     Parameters
     ----------
     target:
         The URL of a JSON or parquet set, of an Icechunk repository, or of a document that `concat` made with
-        ``lazy=True``. A document gets one line more. A repository gets one commit, to the branch ``branch=``.
+        ``lazy=True``. A document gets one more piece. A repository gets one commit, to the branch ``branch=``.
     fo:
         A set as `RefShardFileSystem` takes it; for a document, its URL. A pattern or a list of URLs is appended one
         after the other, in natural order, and URLs that a document has already are not opened again: a job that runs
         every day costs only its new files. If a document joins files of different variables, give the new files of all
         variables together: one commit writes them.
     dim:
-        The dimension. A document tells it.
+        The dimension. For a document, it is not needed.
     same:
         Variables without the dimension that are not compared, as in `concat`.
     on_duplicate:
-        What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only the
-        others; ``"replace"`` takes the new set's elements in place of the last ones of the old set. In a document,
-        ``"replace"`` also takes the new set in place of one piece with the same values, which may be damaged or gone,
-        unless this piece is the first one.
+        What happens to values of the coordinate that the set has already: ``"error"``; ``"skip"`` appends only
+        elements with other values; ``"replace"`` replaces the last elements of the old set by those of the new set. In
+        a document, ``"replace"`` also replaces a piece with the same values, which may be damaged or gone, unless it is
+        the first piece.
     any_order:
         Permit values that are out of order. A set that fits in a gap of a document (``freq=`` of `concat`) takes
         its place there in any case.
@@ -102,8 +102,8 @@ def append(
         if made is not None:
             return made
     if isinstance(fo, list) or (isinstance(fo, str | os.PathLike) and "*" in os.fspath(fo)):
-        new, are_together = _expand_new(target, fo, options, knows_names=on_duplicate != "replace")
-        groups = [new] if are_together else [[each] for each in new]
+        new, are_together = _expand_new(target, fo, options, skips_known=on_duplicate != "replace")
+        groups = [new] if are_together else [[source] for source in new]
         return sum(_append(target, group, rules, preprocess, callback, options) for group in groups if group)
     return _append(target, [fo], rules, preprocess, callback, options)
 
@@ -116,8 +116,8 @@ def _append(
     callback: Callback,
     options: Mapping[str, Any],
 ) -> int:
-    """Append ``sets`` in one commit; return by how much the target is longer. Only a document takes several."""
-    urls = [os.fspath(each) for each in (target, *sets) if isinstance(each, str | os.PathLike)]
+    """Append ``sets`` in one commit; return by how much the target is longer. Several sets need a document."""
+    urls = [os.fspath(source) for source in (target, *sets) if isinstance(source, str | os.PathLike)]
     options = prepare_keywords(options, urls, append)
     url = source_of(os.fspath(target), options.get("target_protocol"), None, True)
     fs = RefShardFileSystem(
@@ -141,7 +141,7 @@ def _append(
                 shown.set_size(len(sets))
                 shown.relative_update(len(sets))
             return added
-        (fo,) = sets if preprocess is None else (show_by(fo, options, preprocess) for fo in sets)
+        (fo,) = sets if preprocess is None else (call_preprocess(fo, options, preprocess) for fo in sets)
         whole = GrownReferences.of(
             fs, str(url), fo, rules, options, holds_pins=base.keyspace.source.references is not None
         )
@@ -159,10 +159,10 @@ def _append(
             warnings.warn(whole.remark, UserWarning, stacklevel=3)
         return whole.added
     except BaseException as e:
-        fs.discard()  # nothing is left to be committed
+        fs.discard()  # a later commit of this filesystem must not write a part of the edits
         if isinstance(e, ConflictError):
-            done = "Nothing was appended" if e.is_certain else "What was to be appended may be there, or not"
-            conflict = ConflictError(f"somebody else wrote {sanitize(str(url))} meanwhile. {done}: append again")
+            done = "Nothing was appended" if e.is_certain else "The elements may have been appended, or not"
+            conflict = ConflictError(f"another writer changed {sanitize(str(url))} meanwhile. {done}: append again")
             conflict.is_certain = e.is_certain
             raise conflict from e
         raise
@@ -180,22 +180,23 @@ def _create(
     try:
         RefShardFileSystem(os.fspath(target), **prepare_keywords(options, [os.fspath(target)], append)).source.open()
     except NoSuchSource:
-        made = open(fo, dim, same=same, preprocess=preprocess, **options)
-        made.save(os.fspath(target))
-        return made.document.starts[-1]
+        cube = open(fo, dim, same=same, preprocess=preprocess, **options)
+        cube.save(os.fspath(target))
+        return cube.document.starts[-1]
     return None
 
 
 def _expand_new(
-    target: str | os.PathLike[str], fo: Any, options: Mapping[str, Any], *, knows_names: bool
+    target: str | os.PathLike[str], fo: Any, options: Mapping[str, Any], *, skips_known: bool
 ) -> tuple[list[Any], bool]:
-    """List the sets of ``fo``, and say whether they are appended in one commit.
+    """Return the sets of ``fo``, and whether one commit appends all of them.
 
-    If it ``knows_names``, sets that the target names already are left out.
+    If it ``skips_known``, sets that the document at ``target`` already names are left out.
     """
-    urls = [os.fspath(each) for each in (target, *(fo if isinstance(fo, list) else [fo])) if not isinstance(each, dict)]
-    found = expand(fo, prepare_keywords(options, urls, append))
+    sources = (target, *(fo if isinstance(fo, list) else [fo]))
+    urls = [os.fspath(source) for source in sources if not isinstance(source, dict)]
+    every = expand(fo, prepare_keywords(options, urls, append))
     joined = RefShardFileSystem(os.fspath(target), **options).source.open().cube
-    known = set() if joined is None or not knows_names else {joined.resolve(url) for url in joined.document.urls}
-    new = [each for each in found if not isinstance(each, str) or source_of(each, None, None, True) not in known]
+    known = set() if joined is None or not skips_known else {joined.resolve(url) for url in joined.document.urls}
+    new = [fo for fo in every if not isinstance(fo, str) or source_of(fo, None, None, True) not in known]
     return new, joined is not None

@@ -17,11 +17,11 @@ from refshard_fs.sets.coordinates import (
 )
 from refshard_fs.sets.variables import NamedSet
 
-# The set from which a value is taken that several sets have.
+# Which set a value is taken from, if several sets have it.
 Overlap = Literal["error", "first", "last"]
 
 
-class Kept(NamedTuple):
+class SetSlice(NamedTuple):
     """The elements ``[start, stop)`` of the set ``number``, along the dimension."""
 
     number: int
@@ -31,17 +31,17 @@ class Kept(NamedTuple):
 
 def arrange(
     parts: Sequence[NamedSet], dim: str, *, sort: bool = False, overlap: Overlap = "error"
-) -> list[Kept] | None:
-    """Return the elements of sets that are joined along ``dim``, in order; None for all elements in the given order.
+) -> list[SetSlice] | None:
+    """Return the slices of the sets to join along ``dim``, in order; None for all sets, whole, in the given order.
 
-    With ``sort`` the sets are ordered by their first value. A set is divided if others have values between its own.
-    ManifestError if sets have values of the coordinate in common and ``overlap`` is "error".
+    With ``sort``, the sets are ordered by their first value. A set is divided if another set has values between its
+    values. ManifestError if sets have values of the coordinate in common and ``overlap`` is "error".
     """
     values = get_coordinate_values(parts, dim)
     if values is None:
         if sort or overlap != "error":
             without = name_set_without_values(parts, dim)
-            raise ManifestError(f"{without} has no coordinate {dim!r} of numbers, by which the sets could be sorted")
+            raise ManifestError(f"sort= and overlap= need a coordinate {dim!r} of numbers: {without} has none")
         return None
     order = [number for number, own in enumerate(values) if len(own)]
     if not order:
@@ -62,18 +62,18 @@ def arrange(
         one, other = (parts[order[position]].name for position in (owners[place], owner[distinct[place]]))
         raise ManifestError(
             f"{one} has {dim} = {format_value(taken[place], parts[0], dim)}, and so has {other}: overlap='first' or "
-            "overlap='last' says whose is taken"
+            "overlap='last' decides from which set it is taken"
         )
     rows = np.flatnonzero(keep)
     if sort and all(is_ordered(own) and (len(own) < 2 or (own[0] > own[-1]) == is_descending) for own in values):
         rows = rows[np.argsort(taken[rows], kind="stable")[:: -1 if is_descending else 1]]
     cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(owners[rows]) != 0)) + 1
-    kept = [
-        Kept(order[owners[run[0]]], int(run[0] - starts[owners[run[0]]]), int(run[-1] - starts[owners[run[0]]]) + 1)
+    slices = [
+        SetSlice(order[owners[run[0]]], int(run[0] - starts[owners[run[0]]]), int(run[-1] - starts[owners[run[0]]]) + 1)
         for run in np.split(rows, cuts)
     ]
-    if kept == [Kept(number, 0, len(own)) for number, own in enumerate(values)]:
+    if slices == [SetSlice(number, 0, len(own)) for number, own in enumerate(values)]:
         return None
-    if not keep.all() or len(kept) > len(order):
+    if not keep.all() or len(slices) > len(order):
         check_one_coordinate(parts, dim)
-    return kept
+    return slices

@@ -1,6 +1,6 @@
 """Sets with some arrays changed: other metadata, other chunks, a part along a dimension, smaller chunks. No I/O here.
 
-Only references change: chunks are taken whole, and pieces of chunks without a codec as ranges.
+No chunk is read: references are to whole chunks, or to ranges of chunks without a codec.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, chang
 NO_CHUNKS: Final = Part(np.zeros(0, np.uint64), Ranges.absent(0))
 
 
-# Moves by axis, and the byte range of each chunk that is moved so (None: all of it).
-Moved = tuple[Mapping[int, Move], tuple[int, int] | None]
+# The moves of chunks along each axis, and the byte range that is taken of each chunk (None: the whole chunk).
+ChunkMove = tuple[Mapping[int, Move], tuple[int, int] | None]
 
 
-def grid_of(doc: Mapping[str, Any], where: str) -> ChunkGrid:
-    """Return the chunk grid of an array; ManifestError, which begins with ``where``, if it is not known."""
+def make_grid(doc: Mapping[str, Any], where: str) -> ChunkGrid:
+    """Return the chunk grid of an array with the metadata ``doc``; ManifestError, which names ``where``, without it."""
     meta = zarrmeta.array_meta(doc, where)
     if meta is None or meta.grid is None:
         raise ManifestError(f"{where} has no chunk grid")
@@ -39,7 +39,7 @@ def grid_of(doc: Mapping[str, Any], where: str) -> ChunkGrid:
 
 
 class ChangedSet:
-    """A set some of whose arrays are replaced; `result` returns it."""
+    """Replace arrays of a set; `result` returns the changed set."""
 
     def __init__(self, part: NamedSet) -> None:
         self.part = part
@@ -56,7 +56,7 @@ class ChangedSet:
     ) -> ChunkGrid:
         """Replace an array by one with the metadata ``doc`` and only these inline ``chunks``; return its grid."""
         path = variable.path
-        grid = grid_of(doc, f"{path!r} of {self.part.name}")
+        grid = make_grid(doc, f"{path!r} of {self.part.name}")
         for number in self.part.inline_chunks(path):
             self.members.pop(join(path, self.part.refs.tables[path].grid.tail(number)), None)
         self.members[variable.key] = dict(doc)
@@ -68,19 +68,19 @@ class ChangedSet:
         return grid
 
     def put_values(self, variable: Variable, values: npt.NDArray[Any], attributes: Value | None = None) -> None:
-        """Replace an array by one of ``values`` in one inline chunk, of a type that holds them."""
+        """Replace an array by ``values``, in one inline chunk; change its data type if it does not hold them."""
         doc, data = plain(change_type(variable.meta, values.dtype), values)
         self.put(variable, doc, attributes, {0: data} if values.size else {})
 
     def put_empty(self, like: NamedSet, path: str, dim: str, length: int) -> None:
-        """Add an array of another set, of some ``length`` along ``dim`` and without chunks."""
+        """Add an array without chunks: like ``path`` of the set ``like``, but with this ``length`` along ``dim``."""
         variable = like.variables[path]
         shape = list(variable.meta.shape)
         shape[variable.dims.index(dim)] = length
         self.put(variable, {**variable.meta.raw, "shape": shape}, like.refs.side.get(join(path, ".zattrs")))
 
-    def put_moved(self, variable: Variable, doc: Mapping[str, Any], moves: Iterable[Moved]) -> None:
-        """Replace an array by one with the metadata ``doc`` and this one's chunks, moved; those outside are dropped."""
+    def put_moved(self, variable: Variable, doc: Mapping[str, Any], moves: Iterable[ChunkMove]) -> None:
+        """Replace an array by one with the metadata ``doc`` and the old chunks, moved; drop chunks that leave it."""
         path = variable.path
         grid, parts = self.put(variable, doc), []
         for along, piece in moves:
@@ -108,13 +108,14 @@ class ChangedSet:
 def place_chunks(
     part: NamedSet, path: str, grid: ChunkGrid, along: Mapping[int, Move], piece: tuple[int, int] | None = None
 ) -> tuple[Part, dict[str, bytes]]:
-    """Return the chunks of a set's array as they lie in another ``grid``: references by number, inline ones by key.
+    """Return the chunks of an array, moved to another ``grid``: references by number, inline chunks by key.
 
-    They are moved ``along`` these axes; along all others both grids are the same. Those that come to lie outside are
-    dropped. ``piece`` is the byte range that is taken of each (None: all of it).
+    ``along`` has the move along each axis; along other axes, both grids are the same. Chunks that would lie outside
+    of the grid are dropped. ``piece`` is the byte range to take of each chunk, as offset and length; None takes whole
+    chunks.
     """
     table, chunks = part.refs.tables[path], part.inline_chunks(path)
-    if not chunks and not len(table):  # the usual case of 100,000 files without look-ups of chunks
+    if not chunks and not len(table):  # usual for lazy joins of many files, whose chunks were not looked up
         return NO_CHUNKS, {}
     numbers, ranges = table.part()
     places, is_inside = move_numbers(numbers, table.grid, grid, along)
@@ -142,7 +143,7 @@ def replace_metadata(part: NamedSet, documents: Mapping[str, Mapping[str, Any]])
 
 
 def convert_to_version_3(part: NamedSet) -> NamedSet:
-    """Return a set with metadata of zarr version 3, whichever it has; ManifestError where that cannot say the same."""
+    """Return the set with metadata of zarr version 3; ManifestError if version 3 cannot express its metadata."""
     refs = part.refs
     if not any(key.rpartition("/")[2] in (".zarray", ".zgroup") for key in refs.side):
         return part
@@ -150,5 +151,5 @@ def convert_to_version_3(part: NamedSet) -> NamedSet:
     nodes = convert_documents(documents.items(), {path: table.grid for path, table in refs.tables.items()})
     members = {key: value for key, value in refs.side.items() if key not in documents}
     members |= {join(path, "zarr.json"): node for path, node in nodes.items()}
-    made = ReferenceSet(refs.urls, dict(refs.tables), members, pins=refs.pins, origins=refs.origins)
-    return msgspec.structs.replace(part, refs=made, variables=VariableReader().read(made, part.name))
+    converted = ReferenceSet(refs.urls, dict(refs.tables), members, pins=refs.pins, origins=refs.origins)
+    return msgspec.structs.replace(part, refs=converted, variables=VariableReader().read(converted, part.name))

@@ -1,11 +1,11 @@
-"""CF times whose units differ between sets, as numbers of common units.
+"""Convert CF times whose units differ between sets to common units.
 
 Each file of an archive may count from the beginning of its own year. A coordinate and the bounds of its cells, which
-have the coordinate's units (CF conventions, section 7.1), are recoded together. The first set's units are kept where
-they hold all values, else finer ones are taken.
+have the coordinate's units (CF conventions, section 7.1), are converted together. The common units are those of the
+first set if they hold all times exactly, otherwise finer units.
 
-References alone cannot say that: the numbers are read, and kept in the set. A lazy cube keeps only the coordinate's;
-chunks of bounds are recoded when they are read.
+References cannot describe converted numbers, so the numbers are read and kept in the set. A lazy cube keeps only the
+numbers of the coordinate, and converts chunks of bounds when they are read.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from refshard_fs.sets.variables import BOUNDS, NamedSet, Variable, change_type, 
 class CommonUnits(NamedTuple):
     """Sets whose times along a dimension are in common units.
 
-    For the document of a lazy cube: ``bounds`` are arrays in the units of a coordinate, by path, and ``metadata`` are
-    documents (by key) with other units than the first set's.
+    The document of a lazy cube needs two more: ``bounds`` has, by path of an array, the path of the coordinate whose
+    units it has. ``metadata`` has, by key, the documents whose units are not those that the first set stores.
     """
 
     parts: list[NamedSet]
@@ -56,7 +56,7 @@ class CommonUnits(NamedTuple):
 def convert_to_common_units(
     parts: Sequence[NamedSet], dim: str | None, *, lazy: bool = False, fixed: Mapping[str, Any] = {}
 ) -> CommonUnits:
-    """Return ``parts`` with times along ``dim`` in common units; ManifestError, which says why, where that cannot be.
+    """Return ``parts`` with times along ``dim`` in common units; ManifestError, with the reason, if it is impossible.
 
     ``fixed`` are units, by path, that must be kept.
     """
@@ -83,20 +83,20 @@ class _Times(NamedTuple):
         return [(n, path) for path in (self.path, *self.bounds) for n in self.owners if path in parts[n].variables]
 
     def differ(self, parts: Sequence[NamedSet], fixed: str | None) -> bool:
-        """Whether the units of the sets are not the same, or not the ``fixed`` ones."""
+        """Return whether units differ between the sets, or from the ``fixed`` units."""
         every = {id(v): v.attributes for v in (parts[number].variables[self.path] for number in self.owners)}
         first = next(iter(every.values()))
         shown = {**first, "units": fixed or first.get("units")}
         return any(own.get("units") != shown["units"] or not are_alike(own, shown) for own in every.values())
 
-    def attributes(self, part: NamedSet, path: str) -> dict[str, Any]:
-        """Return the attributes with the units of an array: its own, or else the attributes of the times."""
+    def get_units(self, part: NamedSet, path: str) -> dict[str, Any]:
+        """Return the attributes that give the units of an array; it inherits from the times those that it lacks."""
         both = part.variables[self.path].attributes, part.variables[path].attributes
         return {name: given[name] for given in both for name in UNITS if name in given}
 
 
 def find_times(parts: Sequence[NamedSet], dim: str | None) -> dict[str, list[str]]:
-    """Return the arrays of times along a dimension, each with those along it that have its units."""
+    """Return the paths of the times along a dimension, each with the paths of its bounds, which have its units."""
     times: dict[str, list[str]] = {}
     seen: set[int] = set()
     for part in parts:
@@ -114,9 +114,9 @@ def find_times(parts: Sequence[NamedSet], dim: str | None) -> dict[str, list[str
 
 
 def _check_calendars(parts: Sequence[NamedSet], times: _Times) -> None:
-    """Raise ManifestError where a time has another date in the calendar of the first set than in its own.
+    """Raise ManifestError if a time would get another date in the calendar of the first set.
 
-    Days of the standard calendar and the proleptic one follow each other alike, and have the same names since 1582.
+    The standard and the proleptic Gregorian calendar have the same dates since 1582.
     """
     first = parts[times.owners[0]]
     mine = calendar_of(first.variables[times.path].attributes)
@@ -129,39 +129,40 @@ def _check_calendars(parts: Sequence[NamedSet], times: _Times) -> None:
 
 
 def _are_gregorian(part: NamedSet, path: str) -> bool:
+    """Return whether times have the same dates in the standard and the proleptic calendar, as far as they are known."""
     values = part.values(path)
     try:
         units = TimeUnits.of(part.variables[path].attributes)
-    except ValueError:  # `_recode` says so
+    except ValueError:  # `_recode` raises the error
         return True
     return values is None or units.is_gregorian(values[~_find_missing(part, path)])
 
 
 def make_comparable(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the ``values`` of a coordinate so that those of one instant are equal, and missing times are NaN."""
+    """Return the ``values`` of a coordinate in a form to compare: equal instants are equal, missing times are NaN."""
     if not is_time(variable.attributes) or values.dtype.kind not in "iuf":
         return values
-    with suppress(ValueError):  # fails for months
+    with suppress(ValueError):  # units of months have no fixed length
         values = TimeUnits.of(variable.attributes).snap(values)
     missing = _is_missing(variable, values)
     return np.where(missing, np.nan, values) if missing.any() else values
 
 
 def _is_missing(variable: Variable, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which of the ``values`` of an array stand for missing ones."""
+    """Return a mask of the ``values`` of an array that mean "missing"."""
     found: npt.NDArray[np.bool_] = np.isin(values, _get_marks(variable, values.dtype))
     return found | np.isnan(values) if values.dtype.kind == "f" else found
 
 
 def _find_missing(part: NamedSet, path: str) -> npt.NDArray[np.bool_]:
-    """Return which values of an array are missing; all its values are known."""
+    """Return a mask of the missing values of an array, whose values must be known."""
     values = part.values(path)
-    assert values is not None, "they are known"
+    assert values is not None, "the values are known"
     return _is_missing(part.variables[path], values)
 
 
 def _get_marks(variable: Variable, dtype: np.dtype[Any]) -> list[int | float]:
-    """Return the values of an array that stand for missing ones."""
+    """Return the numbers that mean "missing" in an array."""
     fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
     fills = [fill] if isinstance(fill, int | float) else []
     return [*fills, *get_missing_values(variable.meta, variable.attributes, dtype)]
@@ -174,7 +175,7 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
     coordinate = first.variables[times.path]
     units: dict[tuple[int, str], TimeUnits] = {}
     for number, path in times.list_arrays(parts):
-        attributes = times.attributes(parts[number], path)
+        attributes = times.get_units(parts[number], path)
         try:
             units[number, path] = TimeUnits.of(attributes)
             packed = next((name for name in PACKING if name in parts[number].variables[path].attributes), None)
@@ -187,24 +188,24 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
             raise difference(path, "attribute calendar", first.name, mine, parts[number].name, theirs)
     if not lazy:
         _read_values(common, times)
-    kept = {at for at in units if not lazy or (coordinate.is_coordinate and at[1] == times.path)}
-    if any(parts[number].values(path) is None for number, path in kept):
+    read = {at for at in units if not lazy or (coordinate.is_coordinate and at[1] == times.path)}
+    if any(parts[number].values(path) is None for number, path in read):
         return
     own = str(coordinate.attributes["units"])
     texts = [fixed] if fixed else [own, *finer(finest(units.values()), own)]
     closest = fixed or finer(min(SECOND, parse_units(own)[0]), own)[0]  # if no units hold all times exactly
     errors: list[ManifestError] = []
-    for text, rounded in dict.fromkeys([*((each, False) for each in texts), (closest, True)]):
+    for text, rounded in dict.fromkeys([*((exact, False) for exact in texts), (closest, True)]):
         to = TimeUnits.of({**coordinate.attributes, "units": text})
         converted: dict[tuple[int, str], npt.NDArray[Any] | None] = {}
         try:
             for at in units:
                 like = first.variables.get(at[1], parts[at[0]].variables[at[1]])
-                converted[at] = _convert(parts[at[0]], at[1], like, units[at], to, rounded=rounded, lazy=at not in kept)
+                converted[at] = _convert(parts[at[0]], at[1], like, units[at], to, rounded=rounded, lazy=at not in read)
         except ValueError as e:
             errors.append(_make_error(times, parts, at[0], e))
             continue
-        stored = {(number, path): times.attributes(parts[number], path) for number, path in units}
+        stored = {(number, path): times.get_units(parts[number], path) for number, path in units}
         for (number, path), numbers in converted.items():
             if numbers is not None:
                 part = parts[number]
@@ -221,9 +222,9 @@ def _recode(common: CommonUnits, times: _Times, *, lazy: bool, fixed: str | None
 def _convert(
     part: NamedSet, path: str, like: Variable, units: TimeUnits, to: TimeUnits, *, rounded: bool, lazy: bool
 ) -> npt.NDArray[Any] | None:
-    """Return the values of an array in other units, in its own type if that holds them; None where it is ``lazy``.
+    """Return the values of an array in the units ``to``, in its own type if this holds them; None if ``lazy``.
 
-    Missing values become those of ``like``, the first set's array. ValueError where an instant would change.
+    Missing values become the fill value of ``like``, the array of the first set. ValueError if an instant would change.
     """
     if lazy:
         dtype = dtype_of(part.variables[path].meta)
@@ -231,13 +232,13 @@ def _convert(
             raise ValueError("some numbers cannot be converted exactly to the other units")
         return None
     values = part.values(path)
-    assert values is not None, "they were read"
+    assert values is not None, "the values were read"
     missing, dtype = _find_missing(part, path), dtype_of(like.meta)
     known = units.convert(values[~missing], to, rounded=rounded and values.dtype.kind == "f")
     marks = [] if dtype is None else _get_marks(like, dtype)
     for mark in marks:
         if np.isin(known, mark).any():
-            raise ValueError(f"the value {mark}, the fill value, is among its values")
+            raise ValueError(f"the first set's fill value {mark} is among its values")
     is_float = known.dtype.kind == "f" or (missing.any() and dtype is not None and dtype.kind == "f")
     if missing.any() and not marks and not is_float:
         raise ValueError(f"values are missing, and the first set has no fill value of the type {dtype} for them")
@@ -250,21 +251,21 @@ def _convert(
 
 
 def _make_error(times: _Times, parts: Sequence[NamedSet], number: int, error: ValueError) -> ManifestError:
-    """Return the error for times that cannot have the units of the first set, or the reverse."""
+    """Return the error for times that cannot be converted to common units: it names two sets with different units."""
     units = {n: parts[n].variables[times.path].attributes.get("units") for n in times.owners}
     first = times.owners[0]
     other = number if units[number] != units[first] else next((n for n in units if units[n] != units[first]), number)
     return ManifestError(
         f"{times.path!r} has the attribute units {units[first]!r} in {parts[first].name}, and {units[other]!r} in "
-        f"{parts[other].name}, and cannot be carried over: {error}. Leave one out, or write its times anew in the "
-        "units of the other"
+        f"{parts[other].name}, and cannot be converted: {error}. Leave one of these sets out, or rewrite its times in "
+        "the units of the other set"
     )
 
 
 def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False) -> None:
-    """Read the values of arrays of times, so that sets have them; ManifestError where that fails.
+    """Read the values of times and of their bounds into the sets; ManifestError if that fails.
 
-    If ``only_mixed``, those of arrays whose values some sets have: such arrays are joined as values.
+    If ``only_mixed``, read only arrays whose values some sets have and others lack: they are joined as values.
     """
     wanted: dict[int, list[str]] = {}
     for path in (times.path, *times.bounds):
@@ -278,8 +279,9 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
         for path in wanted[number]:
             if path not in chunks:
                 raise ManifestError(
-                    f"{path!r} of {part.name} has the units of {times.path!r}, which are not those of other sets, and "
-                    "cannot be read to be held in the set: lazy=True recodes its chunks when they are read"
+                    f"{path!r} of {part.name} has the units of {times.path!r}, which differ between the sets. To "
+                    "convert it, its values must be read and held in the set, but it is too large, or cannot be read: "
+                    "lazy=True converts its chunks when they are read"
                 )
             changed = ChangedSet(part)
             changed.put(part.variables[path], part.variables[path].meta.raw, chunks=chunks[path])
@@ -288,9 +290,9 @@ def _read_values(common: CommonUnits, times: _Times, *, only_mixed: bool = False
 
 
 def _change_units(variable: Variable, units: str, like: Variable | None = None) -> dict[str, dict[str, Any]]:
-    """Return the documents, by key, of an array with other units, if it has units itself.
+    """Return the documents, by key, of an array with other ``units``, if it has units itself.
 
-    It has what means "missing" from the array ``like``, if that is given.
+    With ``like``, the fill value and the attributes of missing values are those of ``like``.
     """
     doc, attributes = dict(variable.meta.raw), dict(variable.attributes)
     if "units" not in attributes and like is None:
@@ -307,7 +309,7 @@ def _change_units(variable: Variable, units: str, like: Variable | None = None) 
 def _show_units(
     common: CommonUnits, times: _Times, stored: Mapping[tuple[int, str], Mapping[str, Any]], text: str
 ) -> None:
-    """Have a lazy cube show times and their bounds in the units ``text``, in place of those that are ``stored``."""
+    """Let a lazy cube show times and their bounds in the units ``text`` instead of the ``stored`` units."""
     first = times.owners[0]
     for (number, path), units in stored.items():
         part = common.parts[number]
@@ -315,7 +317,7 @@ def _show_units(
             documents = _change_units(part.variables[path], text)
             part = replace_metadata(part, documents)
             common.metadata.update(documents)
-        if number == first and path in times.bounds:  # their values are unknown, and may need a wider type
+        if number == first and path in times.bounds:  # values of bounds are unknown, and may need a wider type
             documents = _widen(part.variables[path])
             part = replace_metadata(part, documents)
             common.metadata.update(documents)
@@ -327,7 +329,7 @@ def _show_units(
 
 
 def _widen(variable: Variable) -> dict[str, dict[str, Any]]:
-    """Return the document, by key, of an array of numbers as one of 64-bit numbers, its chunks without codecs."""
+    """Return the document, by key, with which an array of numbers has 64-bit numbers, and no codecs."""
     meta, dtype = variable.meta, dtype_of(variable.meta)
     if dtype is None or meta.chunks is None or dtype.kind not in "iuf" or dtype.itemsize == 8:
         return {}

@@ -1,7 +1,7 @@
-"""Whether sets can be joined: their arrays along the dimension fit, and all others are equal.
+"""Check whether sets can be joined: arrays with the dimension must fit, and all other arrays must be equal.
 
-Each file of an archive has its own ``crs`` or ``lat_bnds``. They must be the same in all sets; where the references
-differ only the bytes can tell, so small arrays are read, and no others.
+Each file of an archive has its own copy of arrays such as ``crs`` or ``lat_bnds``. If the references to the copies
+differ, only their bytes show whether the copies are equal: small arrays are read for that, and no others.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from refshard_fs.sets.digests import ValueDigest, have_references, list_referenc
 from refshard_fs.sets.roomier_encodings import find_encoding
 from refshard_fs.sets.variables import NamedSet
 
-# What becomes of chunks that are joined.
+# How a join treats the chunks of an array.
 Joining = Literal["as they are", "of other lengths", "stored anew", "made when they are read"]
 
 
 def check_shapes(path: str, one: NamedSet, other: NamedSet, axis: int) -> None:
-    """Raise ManifestError if two sets' arrays ``path`` have other dimensions, or lengths along any but ``axis``."""
+    """Raise ManifestError if two sets' arrays ``path`` differ in dimensions, or in length along another axis."""
     a, b = one.variables[path], other.variables[path]
     if a.dims != b.dims:
-        found = difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
-        raise ManifestError(f"{found}: drop=[{path!r}] leaves the variable out")
+        reason = difference(path, "dimensions", one.name, list(a.dims), other.name, list(b.dims))
+        raise ManifestError(f"{reason}: drop=[{path!r}] leaves the variable out")
     for k, (length, theirs) in enumerate(zip(a.meta.shape, b.meta.shape, strict=True)):
         if k != axis and length != theirs:
-            found = difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
-            raise ManifestError(f"{found}: join='outer' shows all values of {a.dims[k]!r}, if it is a coordinate")
+            reason = difference(path, f"length along {a.dims[k]!r}", one.name, length, other.name, theirs)
+            raise ManifestError(f"{reason}: join='outer' shows all values of {a.dims[k]!r}, if it is a coordinate")
 
 
 def check_joinable(
@@ -52,8 +52,8 @@ def check_joinable(
 ) -> None:
     """Raise ManifestError if two sets' arrays ``path`` cannot be joined along ``axis``.
 
-    ``how`` is what becomes of their chunks: where values are stored anew, how they are encoded does not matter; where
-    chunks are made when they are read, they are recoded, or ``recut``, as `fit` says.
+    ``how`` says how the join treats their chunks. If it stores values anew, encodings may differ. If chunks are made
+    when they are read, `fit` decides whether they can be recoded or ``recut``.
     """
     a, b = one.variables[path], other.variables[path]
     if a is b and recut is None:
@@ -64,7 +64,7 @@ def check_joinable(
     ignored = {"shape", *KEYS} | ({"chunk_grid"} if how == "of other lengths" else set())
     if how == "stored anew":
         ignored |= STORAGE | _list_ignored_fields(path, one, other)
-        if is_time(a.attributes) or is_time(b.attributes):  # bounds may inherit the units, in which all values are
+        if is_time(a.attributes) or is_time(b.attributes):  # values are in common units, which bounds may inherit
             ignored |= {"attribute units"}
     try:
         check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), ignored)
@@ -73,13 +73,13 @@ def check_joinable(
 
 
 def _add_advice(path: str, one: NamedSet, other: NamedSet, error: ManifestError) -> ManifestError:
-    """Return ``error`` with what would help: chunks that differ can be recoded, if not by references."""
+    """Return ``error``; if a lazy cube could recode the chunks, add this advice to its text."""
     shown = replace_metadata(one, find_encoding(one.variables[path], [other.variables[path]]))
     try:
         recoding_of(path, get_array_facts(path, shown), get_array_facts(path, other), is_recut=True)
     except ManifestError:
         return error
-    return ManifestError(f"{error}: references alone cannot say it; lazy=True recodes chunks when they are read")
+    return ManifestError(f"{error}: references cannot describe that; lazy=True converts chunks when they are read")
 
 
 def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> None:
@@ -103,8 +103,8 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
     elif isinstance(first := one.digests.get(path), ValueDigest) and isinstance(
         second := other.digests.get(path), ValueDigest
     ):
-        # What means "missing" makes no difference unless it is among the values.
-        ignored = KEYS | STORAGE | (frozenset() if first.is_mistaken(second) else TYPES)
+        # A fill value makes no difference unless it is among the values.
+        ignored = KEYS | STORAGE | (frozenset() if first.has_other_missing(second) else TYPES)
         check_metadata(path, get_array_facts(path, one), get_array_facts(path, other), ignored)
         what, is_equal = "values", first == second
     else:
@@ -115,15 +115,15 @@ def check_equal(path: str, one: NamedSet, other: NamedSet, dim: str | None) -> N
             what, is_equal = "bytes", one.digests[path] == other.digests[path]
     if not is_equal:
         raise ManifestError(
-            f"{one.name} and {other.name} have different {what} of {path!r}, which is not along {dim!r}: they must be "
-            f"equal, or name it in same= to take the first set's"
+            f"{one.name} and {other.name} have different {what} of {path!r}, which does not have the dimension "
+            f"{dim!r}: same=[{path!r}] takes those of the first set"
         )
 
 
 def _convert_instants(
     values: npt.NDArray[Any], attributes: Mapping[str, Any], to: Mapping[str, Any]
 ) -> npt.NDArray[Any]:
-    """Return times as they are compared, in the units of others; as they are where the units are not known."""
+    """Return times in the units ``to``, in a form to compare; unchanged if the units of either are not known."""
     try:
         own, wanted = TimeUnits.of(attributes), TimeUnits.of(to)
         return wanted.snap(values if own == wanted else own.convert(values, wanted, rounded=True))
@@ -132,19 +132,19 @@ def _convert_instants(
 
 
 def check_merged(path: str, one: NamedSet, other: NamedSet) -> None:
-    """Raise ManifestError if two sets' arrays ``path`` are not the same, where sets are merged: mostly by mistake."""
+    """Raise ManifestError if the arrays ``path`` of two sets to merge are not equal; suggest a dimension to join."""
     try:
         check_equal(path, one, other, None)
     except ManifestError as e:
         dim = _find_differing_coordinate(one, other) or next(filter(None, one.variables[path].dims), None)
         raise ManifestError(
-            f"{one.name} and {other.name} differ in {path!r}, and arrays are the same in all sets where none are "
-            f"joined: to join them, name a dimension (dim={'' if dim is None else repr(dim)})"
+            f"{one.name} and {other.name} differ in {path!r}, but without a dimension to join along, arrays must be "
+            f"the same in all sets: name a dimension (dim={'' if dim is None else repr(dim)})"
         ) from e
 
 
 def _find_differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
-    """Return the name of the first coordinate, or scalar, whose values two sets have, and not the same ones."""
+    """Return the name of the first coordinate, or scalar, whose known values differ between two sets."""
     for path, variable in one.variables.items():
         if path in other.variables and (variable.is_coordinate or not variable.dims):
             mine, theirs = one.values(path), other.values(path)
@@ -153,14 +153,14 @@ def _find_differing_coordinate(one: NamedSet, other: NamedSet) -> str | None:
     return None
 
 
-# What may differ where the values are known: these are stored anew.
+# Fields that may differ if the values are known, because the values are stored anew.
 TYPES: Final = frozenset({"dtype", "data_type", "fill_value", "attribute _FillValue", "attribute missing_value"})
 
 
 def _list_ignored_fields(path: str, one: NamedSet, other: NamedSet) -> frozenset[str]:
-    """Return the fields that make no difference to numbers that are known, of any type and byte order.
+    """Return the fields of metadata that may differ between two arrays whose numbers are known.
 
-    None where a number would be a missing value in the other set.
+    Empty if the numbers are not known, or if a number of one array means "missing" in the other one.
     """
     for part, of in ((one, other), (other, one)):
         values, variable = part.values(path), of.variables[path]
@@ -172,7 +172,7 @@ def _list_ignored_fields(path: str, one: NamedSet, other: NamedSet) -> frozenset
 
 
 def are_same_values(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether numbers are equal; those of types of other widths are, where the narrower one rounds them alike."""
+    """Return whether two arrays are equal; floating-point numbers are rounded to the narrower of both types first."""
     if one.dtype.kind == other.dtype.kind == "f":
         narrow = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
         one, other = one.astype(narrow), other.astype(narrow)

@@ -24,7 +24,7 @@ from refshard_fs.sets.grid_join import find_dims
 from refshard_fs.sets.inputs import Inputs, get_set_url, iter_urls
 from refshard_fs.sets.join import find_and_join, join_sets
 from refshard_fs.sets.lazy_set import LazySet, describe
-from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
+from refshard_fs.sets.preprocess import Preprocess, get_import_path, read_selected
 from refshard_fs.sets.rebase import MadeSet, make_set
 from refshard_fs.sets.remark import explain_document
 from refshard_fs.sets.rounding import equalize_coordinates
@@ -36,7 +36,7 @@ from refshard_fs.source.options import prepare_keywords
 from refshard_fs.tools.progress import progress
 
 logger = logging.getLogger(__package__)
-KEPT: Final = 4096  # sources whose first bytes are kept, 8 KiB of each; more would displace one another
+KEPT: Final = 4096  # sources: of more sources, no first bytes (8 KiB of each) are kept, as they would be evicted
 REASON: Final = 200  # characters of an error that a document keeps
 
 Join = Literal["exact", "outer"]  # "exact": all sources have the same variables, and the same coordinates
@@ -146,8 +146,8 @@ def concat(
     lazy:
         Return a cube instead of a set of references.
     sort:
-        Join sources in the order of their values along ``dim``. A source with values between those of another divides
-        it.
+        Join sources in the order of their values along ``dim``. A source is divided if another source has values
+        between its values.
     overlap:
         What happens to a value that two sources have: ``"error"``, or it is taken from the ``"first"`` or the
         ``"last"`` of them, in the order of joining.
@@ -172,7 +172,8 @@ def concat(
         ``"hole"`` of missing chunks, where ``freq``, a pattern with fields or a table tells its place. A document keeps
         the reason, and `check` reports it.
     tolerance:
-        The largest difference by rounding at which values of other coordinates count as those of the first source.
+        The largest difference between coordinates that counts as rounding: such a coordinate is shown with the values
+        of the first source.
     coords:
         Values of dimensions that the sources lack, for nested lists: ``{"member": ["r1", "r2"]}``.
     preprocess:
@@ -198,12 +199,12 @@ def concat(
     ManifestError
         Sources do not fit together. It names the sources, the variable and what differs.
     TargetNotAllowed
-        A source from elsewhere refers to what it may not reach.
+        A source that is not your own points to a URL that it may not point to.
     """
     _check_choices(join=join, overlap=overlap, on_error=on_error, grid=grid)
     finds = lazy and dim is None and dims is None  # along which dimensions sources are joined
     if dims is not None and dim is not None:
-        raise TypeError("give dim=, or dims= for nested lists")
+        raise TypeError("expected dim= or dims=, got both: dims= is for nested lists")
     if chunks is not None and not lazy:
         raise ValueError("chunks= is for lazy=True: references cannot join chunks")
     if lazy and grid != "regular":
@@ -248,7 +249,7 @@ def concat(
         if preprocess is None:
             read = read_sets(inputs.sources, options, count, errors, executor, resume, unread, heads)
         else:
-            read, own = read_chosen(inputs.sources, options, preprocess, count, errors, executor, resume, unread)
+            read, own = read_selected(inputs.sources, options, preprocess, count, errors, executor, resume, unread)
             rules = msgspec.structs.replace(rules, own=own)
     lost = {str(inputs.sources[number]): sanitize(str(error))[:REASON] for number, error in failed.items()}
     if failed:
@@ -265,15 +266,15 @@ def concat(
     document = joined.document
     if not isinstance(document, ConcatDocument):
         return make_set(joined.whole.refs, opened_with)
-    recorded = "" if preprocess is None else name_of(preprocess)
+    recorded = "" if preprocess is None else get_import_path(preprocess)
     data = msgspec.structs.replace(document, lost=lost, preprocess=recorded).dumps()
     remark = "; ".join(filter(None, [explain_document(joined.made), rounded]))
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, describe(document), opened_with, heads)
 
 
-def _check_choices(**given: Any) -> None:
-    """Raise ValueError if an argument has none of the values that its type lists."""
-    for name, value in given.items():
+def _check_choices(**arguments: Any) -> None:
+    """Raise ValueError if the value of an argument is not one of its `CHOICES`."""
+    for name, value in arguments.items():
         if value not in CHOICES[name]:
             more = ". 'inner' is 'outer' with sel=, and 'override' is tolerance=" if name == "join" else ""
             raise ValueError(f"{name}={value!r}: expected {' or '.join(map(repr, CHOICES[name]))}{more}")
@@ -285,14 +286,14 @@ def _check_dimensions(inputs: Inputs, rules: Rules, on_error: OnError, *, finds:
     if rules.lazy and not finds and None in dims:
         raise TypeError("lazy=True joins along dimensions that have names: give dim=, or dims=")
     if rules.freq is not None and dims[0] is None and not finds:
-        raise TypeError("freq= says how far values of a dimension are apart: name it, dim=")
+        raise TypeError("freq= is the step between values of a dimension: give the dimension, dim=")
     orders = rules.sort or rules.overlap != "error" or (on_error != "raise" and inputs.grid is None)
     if len(dims) != 1 and not finds and orders:
-        raise TypeError("sort=, overlap= and on_error= are for sets along one dimension, dim=")
+        raise TypeError("sort=, overlap= and on_error= need sets along one dimension: give dim=")
     if on_error == "hole" and inputs.grid is None and rules.freq is None:
         raise ValueError(
-            "on_error='hole' shows sets that cannot be read as missing: expected freq=, or a pattern with fields or a "
-            "table, which tell where they lie"
+            "on_error='hole' shows missing chunks for a set that cannot be read, and needs its place along the "
+            "dimension: expected freq=, a pattern with fields or a table"
         )
 
 

@@ -28,7 +28,7 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import object_in
 from refshard_fs.security.origins import NOTHING, Origins
-from refshard_fs.sets.changed_set import NO_CHUNKS, grid_of, place_chunks
+from refshard_fs.sets.changed_set import NO_CHUNKS, make_grid, place_chunks
 from refshard_fs.sets.common_units import find_times
 from refshard_fs.sets.compatibility import Joining, check_equal, check_joinable, check_merged, check_shapes
 from refshard_fs.sets.variables import NamedSet, Variable, VariableReader, change_type, put_attributes
@@ -42,21 +42,22 @@ def concatenate(
     recut: Mapping[str, tuple[int, ...]] | None = None,
     is_rectilinear: bool = False,
 ) -> NamedSet:
-    """Return ``sets`` as one: arrays with ``dim`` joined along it in order, all others merged.
+    """Join arrays with ``dim`` along it, in the order of ``sets``; merge all other arrays. Return one set.
 
-    Variables without ``dim`` must be equal in all sets that have them, but for those in ``same``, which are taken from
-    the first. ``recut`` is for a document: arrays along ``dim`` may be encoded differently then, for chunks are recoded
-    when they are read, and arrays in ``recut`` have chunks of that shape, without references: they are cut when they
-    are read. If it
-    ``is_rectilinear``, chunks may have another length along ``dim`` in each set.
+    Variables without ``dim`` must be equal in all sets that have them, except variables in ``same``, which are taken
+    from the first set. If ``recut`` is not None, the result is for the document of a cube, which recodes chunks when
+    they are read: encodings may differ between sets, and the arrays in ``recut`` get chunks of this shape, without
+    references. If it ``is_rectilinear``, chunks may have another length along ``dim`` in each set.
     """
     joined = _Concatenation(sets, dim, frozenset(same), recut, is_rectilinear)
     name = sets[0].name if len(sets) == 1 else f"{sets[0].name} to {sets[-1].name}"
-    refs = joined.references()
+    refs = joined.make_references()
     return NamedSet(name, refs, VariableReader().read(refs, name), joined.digests)
 
 
 class _Concatenation:
+    """Collect the columns, the other keys and the digests of the joined set; `concatenate` explains the arguments."""
+
     def __init__(
         self,
         sets: Sequence[NamedSet],
@@ -67,7 +68,7 @@ class _Concatenation:
     ) -> None:
         self.sets, self.dim, self.same, self.recut = sets, dim, same, recut
         self.is_rectilinear = is_rectilinear
-        # Where all values of times are known, these are joined as values, in one chunk; in a document only coordinates.
+        # Times whose values are all known are joined as values, in one chunk; in a document, only coordinates are.
         times = {} if recut is not None else find_times(sets, dim)
         self.joined_as_values = {path for coordinate, bounds in times.items() for path in (coordinate, *bounds)}
         self.first_targets = np.cumsum([0, *(len(part.refs.urls) for part in sets)]).tolist()
@@ -75,8 +76,8 @@ class _Concatenation:
         self.side: dict[str, Value] = {}
         self.digests: dict[str, Hashable] = {}
 
-    def references(self) -> ReferenceSet:
-        """Return all sets as one."""
+    def make_references(self) -> ReferenceSet:
+        """Join all sets."""
         dims = {dim for part in self.sets for variable in part.variables.values() for dim in variable.dims}
         if self.dim is not None and self.dim not in dims:
             self._check_scalars(self.dim)
@@ -114,6 +115,7 @@ class _Concatenation:
             )
 
     def _add_variable(self, path: str) -> None:
+        """Add an array: joined if it has the dimension, otherwise as the first set has it."""
         owners = [number for number, part in enumerate(self.sets) if path in part.variables]
         first = self.sets[owners[0]]
         variable = first.variables[path]
@@ -125,7 +127,7 @@ class _Concatenation:
                     check_merged(path, first, part)
                 else:
                     check_equal(path, first, part, self.dim)
-            self._take(path, owners[0])
+            self._copy_array(path, owners[0])
             return
         if len(owners) < len(self.sets):
             lacking = next(part.name for part in self.sets if path not in part.variables)
@@ -141,7 +143,7 @@ class _Concatenation:
         how: Joining = "as they are" if self.recut is None else "made when they are read"
         if self.is_rectilinear and variable.meta.zarr_format == 3:
             how = "of other lengths"
-        recut = self._recut(variable, axis) if values is None else None
+        recut = self._make_recut(variable, axis) if values is None else None
         if values is not None:
             how = "stored anew"
         for part in distinct if values is None else self.sets:
@@ -158,8 +160,8 @@ class _Concatenation:
         if values.size:
             self.side[join(path, grid.tail(0))] = data
 
-    def _recut(self, variable: Variable, axis: int) -> Recut | None:
-        """Return how an array is shown that is cut anew; None where it is not."""
+    def _make_recut(self, variable: Variable, axis: int) -> Recut | None:
+        """Return the recut form of a joined array; None if its chunks are not recut."""
         path = variable.path
         chunks = None if self.recut is None else self.recut.get(path)
         if chunks is None:
@@ -195,18 +197,18 @@ class _Concatenation:
             metadata = {k: object_in(v, repr(k)) for k, v in documents.items()}
             self.side[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": metadata}
 
-    def _take(self, path: str, number: int) -> None:
+    def _copy_array(self, path: str, number: int) -> None:
         """Add an array as one set has it."""
         part = self.sets[number]
         refs = part.refs
-        self._take_metadata(path, part)
+        self._copy_metadata(path, part)
         if path in refs.tables:
             grid = refs.tables[path].grid
             self.tables[path] = ChunkTable.from_parts(grid, [self._place_chunks(path, number, grid, {})])
         if path in part.digests:
             self.digests[path] = part.digests[path]
 
-    def _take_metadata(self, path: str, part: NamedSet) -> None:
+    def _copy_metadata(self, path: str, part: NamedSet) -> None:
         for name in (".zarray", "zarr.json", ".zattrs"):
             key = join(path, name)
             if key in part.refs.side:
@@ -214,8 +216,8 @@ class _Concatenation:
 
     def _add_metadata(self, variable: Variable, doc: Mapping[str, Any]) -> ChunkGrid:
         """Add the metadata of an array that is joined; return its grid."""
-        grid = grid_of(doc, f"{variable.path!r} of {self.sets[0].name}")
-        self._take_metadata(variable.path, self.sets[0])
+        grid = make_grid(doc, f"{variable.path!r} of {self.sets[0].name}")
+        self._copy_metadata(variable.path, self.sets[0])
         self.side[variable.key] = dict(doc)
         packing = {part.variables[variable.path].attributes.get(PACKING_TYPE) for part in self.sets}
         if len(packing) > 1 and PACKING_TYPE in variable.attributes:
@@ -224,7 +226,7 @@ class _Concatenation:
         return grid
 
     def _place_chunks(self, path: str, number: int, grid: ChunkGrid, along: Mapping[int, Move]) -> Part:
-        """Add a set's inline chunks of an array; return its references, by the targets of all sets."""
+        """Add a set's inline chunks of an array; return its references, with targets numbered over all sets."""
         rows, inline = place_chunks(self.sets[number], path, grid, along)
         self.side |= inline
         if rows is NO_CHUNKS:
@@ -241,8 +243,8 @@ class _Concatenation:
         for part, length, size in zip(self.sets[:-1], lengths, sizes, strict=False):
             if size and length % size:
                 raise ManifestError(
-                    f"{part.name} has {length} elements of {path!r} along {self.dim!r}, no multiple of its chunks of "
-                    f"{size}: only the last set may. lazy=True joins chunks when they are read"
+                    f"{part.name} has {length} elements of {path!r} along {self.dim!r}, not a multiple of its chunks "
+                    f"of {size}: only the last set may end inside a chunk. lazy=True joins chunks when they are read"
                 )
         doc = {**first.raw, "shape": [*first.shape[:axis], sum(lengths), *first.shape[axis + 1 :]]}
         if len(set(sizes)) > 1:
@@ -259,10 +261,10 @@ class _Concatenation:
             self.digests[path] = tuple(part.digests[path] for part in self.sets)
 
     def _find_chunk_length(self, part: NamedSet, path: str, axis: int) -> int:
-        """Return the length of chunks along the dimension; ManifestError where they differ along others."""
+        """Return the length of a set's chunks along the dimension; ManifestError if they differ along other axes."""
         chunks, first = part.variables[path].meta.chunks, self.sets[0].variables[path].meta.chunks
         if chunks is None or first is None:
-            raise ManifestError(f"{part.name}: the chunks of {path!r} are not of one size, or not known")
+            raise ManifestError(f"{part.name}: the chunks of {path!r} have different sizes, or their size is not known")
         if [*chunks[:axis], *chunks[axis + 1 :]] != [*first[:axis], *first[axis + 1 :]]:
             raise difference(path, "chunks", self.sets[0].name, list(first), part.name, list(chunks))
         return chunks[axis]
@@ -281,12 +283,15 @@ class _Concatenation:
             return stored  # the first set's type, if it holds all values
         for part, values in zip(self.sets, every, strict=True):
             if convert_exactly(values, joined.dtype) is None:
-                raise ManifestError(f"{path!r} of {part.name} is {values.dtype}, and not exactly {joined.dtype}")
+                raise ManifestError(
+                    f"{path!r} of {part.name} has values of type {values.dtype} that {joined.dtype}, the common type "
+                    "of all sets, cannot hold exactly"
+                )
         return joined
 
 
 def _choose_distinct_sets(sets: Sequence[NamedSet], path: str) -> list[NamedSet]:
-    """Return one set for each way to describe an array: sets that are alike share their `Variable`."""
+    """Return one set for each description of an array; sets with equal metadata share their `Variable`."""
     kinds: dict[Any, NamedSet] = {}
     for part in sets:
         kinds.setdefault((id(part.variables[path]), str(part.units.get(path))), part)
@@ -294,8 +299,11 @@ def _choose_distinct_sets(sets: Sequence[NamedSet], path: str) -> list[NamedSet]
 
 
 def _make_rectilinear_grid(first: ArrayMeta, axis: int, pieces: Iterable[tuple[int, int]]) -> dict[str, Any]:
-    """Return a grid of chunks of several lengths along ``axis``; ``pieces`` are each set's chunk length and length."""
-    edges: list[list[int]] = []  # length, and how often
+    """Return the metadata of a grid whose chunks have several lengths along ``axis``.
+
+    ``pieces`` has, for each set, the length of a chunk and of the set.
+    """
+    edges: list[list[int]] = []  # the length of chunks, and their number
     for size, length in pieces:
         count = -(-length // size) if size else 0
         if edges and edges[-1][0] == size:

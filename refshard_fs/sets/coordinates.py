@@ -50,8 +50,8 @@ def check_same_coordinate(part: NamedSet, dim: str, one: str, other: str) -> Non
         mine, theirs = part.values(one), part.values(other)
         if mine is None or theirs is None or not are_same_values(mine, theirs):
             raise ManifestError(
-                f"{one!r} and {other!r} of {part.name} are not the same, and so they are coordinates of two "
-                f"dimensions {dim!r}: elements are left out, moved or added along one that all groups share"
+                f"{one!r} and {other!r} of {part.name} have different values, so its groups have different dimensions "
+                f"{dim!r}: elements can only be left out, moved or added along a dimension that all groups share"
             )
 
 
@@ -68,7 +68,7 @@ def format_value(value: Any, part: NamedSet, dim: str) -> str:
 
 
 def is_ordered(values: npt.NDArray[Any]) -> bool:
-    """Whether values only ascend, or only descend."""
+    """Return whether values only ascend, or only descend."""
     steps = np.diff(values)
     return bool((steps > 0).all() or (steps < 0).all())
 

@@ -14,14 +14,14 @@ from refshard_fs.core.dtypes import dtype_of
 from refshard_fs.cubes.moving import shift_by
 from refshard_fs.cubes.sections import contiguous, is_plain
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.changed_set import ChangedSet, Moved
+from refshard_fs.sets.changed_set import ChangedSet, ChunkMove
 from refshard_fs.sets.variables import NamedSet
 
 
 def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> NamedSet:
-    """Return a set with chunks shown in smaller pieces, as long as ``subchunks`` says by dimension.
+    """Cut the chunks of a set to the lengths ``subchunks``, by dimension; return the set.
 
-    If ``lazy``, chunks are cut when they are read: the set is returned unchanged, once it is clear that they can be.
+    If ``lazy``, chunks are cut when they are read: only check that they can be cut, and return the set unchanged.
     """
     shapes = {path: _choose_smaller_chunks(part, path, subchunks) for path in part.variables}
     if lazy or not any(shapes.values()):
@@ -34,9 +34,9 @@ def cut_chunks(part: NamedSet, subchunks: Mapping[str, int], *, lazy: bool) -> N
 
 
 def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return the shape of an array's chunks by ``subchunks``; None for its own.
+    """Return the shape of an array's chunks after cutting; None if they are not cut.
 
-    ManifestError if a piece of a chunk is not one range.
+    ManifestError if a piece of a chunk is not one byte range.
     """
     variable = part.variables[path]
     chunks = variable.meta.chunks
@@ -45,31 +45,32 @@ def _choose_smaller_chunks(part: NamedSet, path: str, subchunks: Mapping[str, in
         return None
     where = f"the chunks of {path!r} of {part.name}"
     if chunks is None:
-        raise ManifestError(f"{where} are not of one size, or not known: they have no smaller pieces")
+        raise ManifestError(f"{where} have different sizes, or a size that is not known: they cannot be cut")
     shape = tuple(size if n is None else min(n, size) for n, size in zip(asked, chunks, strict=True))
     dtype = dtype_of(variable.meta)
     if shape == chunks:
         return None
     if dtype is None or not is_plain(variable.meta):
         codecs = ", ".join(zarrmeta.codecs_of(variable.meta)) or f"order {variable.meta.order}"
-        raise ManifestError(f"{where} are encoded ({codecs}), so that no range of one is a smaller chunk (subchunks=)")
+        raise ManifestError(f"{where} are encoded ({codecs}): subchunks= can only cut chunks without a codec")
     if contiguous(chunks, tuple((0, n) for n in shape), dtype.itemsize) is None:
         raise ManifestError(
-            f"{where} have the shape {list(chunks)}: pieces of {list(shape)} are not in one range each. "
-            "subchunks= divides the first dimension, or one before which chunks have the length 1"
+            f"{where} have the shape {list(chunks)}: a piece of {list(shape)} is not one range of bytes. subchunks= "
+            "can divide the first dimension, or a later one if chunks have the length 1 along all dimensions before it"
         )
     return shape
 
 
 def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
+    """Cut the chunks of an array to ``shape``; ManifestError if a chunk is not a whole number of pieces."""
     part, variable = changed.part, changed.part.variables[path]
     meta, dtype = variable.meta, dtype_of(variable.meta)
     chunks = meta.chunks or ()
-    assert dtype is not None, "`_choose_smaller_chunks` has looked at it"
+    assert dtype is not None, "`_choose_smaller_chunks` checked the data type"
     if any(size % n for size, n in zip(chunks, shape, strict=True)):
         raise ManifestError(
-            f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, no multiple of {list(shape)}: "
-            "lazy=True takes pieces of any length"
+            f"the chunks of {path!r} of {part.name} have the shape {list(chunks)}, which is not a multiple of "
+            f"{list(shape)}: lazy=True takes pieces of any length"
         )
     size = math.prod(chunks) * dtype.itemsize
     if not np.isin(changed.tables[path].part().ranges.lengths, (size, WHOLE)).all():
@@ -77,7 +78,7 @@ def _divide(changed: ChangedSet, path: str, shape: Sequence[int]) -> None:
             f"not all chunks of {path!r} of {part.name} have the {size} bytes of {list(chunks)} elements"
         )
     counts = tuple(a // b for a, b in zip(chunks, shape, strict=True))  # pieces of a chunk along each axis
-    moves: list[Moved] = []
+    moves: list[ChunkMove] = []
     for at in itertools.product(*map(range, counts)):
         box = tuple((k * n, (k + 1) * n) for k, n in zip(at, shape, strict=True))
         along = {axis: shift_by(k, factor=n) for axis, (n, k) in enumerate(zip(counts, at, strict=True))}

@@ -23,15 +23,15 @@ from refshard_fs.sets.rebase import open_read
 from refshard_fs.sets.scanning import can_scan, choose_reading_options
 from refshard_fs.sets.variables import NamedSet
 
-SMALL: Final = 1 << 20  # bytes of an array in one set that are read to be compared
-TEXT: Final = 1 << 10  # bytes that an element of unknown length, such as a text, is taken to have
+SMALL: Final = 1 << 20  # the most bytes of an array in one set that is read to be compared
+TEXT: Final = 1 << 10  # assumed bytes of an element of unknown length, such as a text
 SHOWN_BY: Final = ("format", "zarr_format")  # options that make no difference to the bytes of a reference
-TOGETHER: Final = 16  # sets that are read at a time, each by itself,
-AT_ONCE: Final = 32  # sets that one filesystem reads together: their small arrays take 32 MiB or more of memory
+THREADS: Final = 16  # sets that are read at the same time, each by its own filesystem
+BATCH: Final = 32  # sets that one filesystem reads together: their small arrays take 32 MiB or more of memory
 
 
 def have_references(path: str, *parts: NamedSet) -> bool:
-    """Whether the array of any of ``parts`` has chunks that are references."""
+    """Return whether the array has chunks that are references in any of ``parts``."""
     tables = [part.refs.tables.get(path) for part in parts]
     return any(table is None or len(table) for table in tables)
 
@@ -53,11 +53,11 @@ def add_digests(
     places: Sequence[Sequence[int]] | None = None,
     only: Container[str] | None = None,
 ) -> list[NamedSet]:
-    """Return ``parts`` with digests of the arrays that must be equal in several, but are other references there.
+    """Return ``parts`` with digests of small arrays that must be equal in several parts, but have other references.
 
-    These are the arrays that are not along all of ``dims``, but for those in ``same``: parts at different ``places``
-    along the other dimensions (by default all are in a row) have copies. Arrays that cannot be read get no digest, and
-    are taken to differ. If ``only`` some arrays are given, no others are looked at.
+    ``places`` are the positions of the parts along ``dims``; by default, all are in a row. Parts that differ only in
+    their places along dimensions that an array lacks must have equal copies of it, unless it is in ``same``. An array
+    that cannot be read gets no digest, and counts as different. With ``only``, all other arrays are left out.
     """
     places = [(number,) for number in range(len(parts))] if places is None else places
     wanted: dict[int, list[str]] = {}
@@ -70,12 +70,12 @@ def add_digests(
         axes = [axis for axis, dim in enumerate(dims) if dim is not None and dim in along]
         first: dict[tuple[int, ...], NamedSet] = {}
         for number in owners:
-            copied = first.setdefault(tuple(places[number][axis] for axis in axes), parts[number])
-            if not _refer_to_the_same(path, copied, parts[number]):
-                if all(_is_small(path, parts[each]) for each in owners):
-                    for each in owners:
-                        wanted.setdefault(each, []).append(path)
-                    stored = {id(v): v.meta.raw for v in (parts[each].variables[path] for each in owners)}
+            first_copy = first.setdefault(tuple(places[number][axis] for axis in axes), parts[number])
+            if not _have_same_references(path, first_copy, parts[number]):
+                if all(_is_small(path, parts[owner]) for owner in owners):
+                    for owner in owners:
+                        wanted.setdefault(owner, []).append(path)
+                    stored = {id(v): v.meta.raw for v in (parts[owner].variables[path] for owner in owners)}
                     if any(raw != next(iter(stored.values())) for raw in stored.values()):
                         by_value.add(path)
                 break
@@ -93,7 +93,7 @@ def add_digests(
 def read_small_arrays(
     parts: Sequence[NamedSet], wanted: Mapping[int, Sequence[str]]
 ) -> Iterator[tuple[int, dict[str, dict[int, bytes]]]]:
-    """Yield the chunks of the small arrays that are ``wanted`` of each part, by its number: by path, and by number.
+    """Yield the number of each part in ``wanted``, and the chunks of its wanted arrays, by path and by chunk number.
 
     Parts at URLs are read together, by one filesystem. An array that is not small, or cannot be read, is left out.
     """
@@ -101,13 +101,13 @@ def read_small_arrays(
     keys = {number: _list_chunk_keys(parts[number], paths) for number, paths in small.items()}
     at_urls = [n for n in keys if isinstance(parts[n].fo, str) and parts[n].refs.pins is None]
     at_urls = [n for n in at_urls if can_scan({k: v for k, v in parts[n].options.items() if k not in SHOWN_BY})]
-    for some in batches(at_urls, AT_ONCE):
-        refs = {f"{n}/{key}": _make_reference(parts[n], *chunk) for n in some for key, chunk in keys[n].items()}
+    for batch in batches(at_urls, BATCH):
+        refs = {f"{n}/{key}": _make_reference(parts[n], *chunk) for n in batch for key, chunk in keys[n].items()}
         fs = RefShardFileSystem(
-            refs, **choose_reading_options([ref[0] for ref in refs.values()], parts[some[0]].options)
+            refs, **choose_reading_options([ref[0] for ref in refs.values()], parts[batch[0]].options)
         )
         data = _read(fs, list(refs))
-        for n in some:
+        for n in batch:
             own = {key: data.get(f"{n}/{key}") for key in keys[n]}
             yield n, _add_inline(parts[n], small[n], keys[n], own)
 
@@ -116,11 +116,11 @@ def read_small_arrays(
         return _add_inline(parts[number], small[number], keys[number], data)
 
     alone = sorted(keys.keys() - set(at_urls))
-    with ThreadPoolExecutor(TOGETHER) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         yield from zip(alone, pool.map(read, alone), strict=True)
 
 
-def _refer_to_the_same(path: str, one: NamedSet, other: NamedSet) -> bool:
+def _have_same_references(path: str, one: NamedSet, other: NamedSet) -> bool:
     if one.refs is other.refs or not have_references(path, one, other):
         return True
     return list_references(path, one) == list_references(path, other)
@@ -134,13 +134,13 @@ def _is_small(path: str, part: NamedSet) -> bool:
     if None not in sizes:
         return sum(filter(None, sizes)) <= SMALL
     if any(row.offset and row.length is None for _, row in table.rows()):
-        return False  # no reference says "from here to the end"
-    meta = part.variables[path].meta  # chunks are whole objects, and only what they hold is known
+        return False  # a reference in JSON cannot express "from here to the end"
+    meta = part.variables[path].meta  # chunks are whole objects of unknown size: estimate it by the shape
     return meta.chunks is not None and len(table) * math.prod(meta.chunks) * (itemsize_of(meta) or TEXT) <= SMALL
 
 
 def _list_chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Return array and number of all chunks of arrays that are references, by key."""
+    """Return, by key, the array and the number of each chunk that is a reference."""
     keys: dict[str, tuple[str, int]] = {}
     for path in paths:
         table = part.refs.tables[path]
@@ -149,9 +149,9 @@ def _list_chunk_keys(part: NamedSet, paths: Sequence[str]) -> dict[str, tuple[st
 
 
 def _make_reference(part: NamedSet, path: str, number: int) -> list[Any]:
-    """Return the reference to a chunk as JSON has it."""
+    """Return the reference to a chunk as in JSON: ``[url, offset, length]``."""
     row = part.refs.tables[path].row(number)
-    assert row is not None, "only chunks that are present are asked for"
+    assert row is not None, "the chunk is a reference"
     return row.to_json(part.refs.urls[row.target])
 
 
@@ -167,7 +167,7 @@ def _read(fs: RefShardFileSystem, keys: list[str]) -> Mapping[str, Any]:
 def _add_inline(
     part: NamedSet, paths: Sequence[str], keys: Mapping[str, tuple[str, int]], data: Mapping[str, Any]
 ) -> dict[str, dict[int, bytes]]:
-    """Return all chunks of each array, those that are inline with those read, but for arrays that could not be read."""
+    """Return all chunks of each array, inline or in ``data``; leave out arrays of which a chunk could not be read."""
     chunks = {path: dict(part.inline_chunks(path)) for path in paths}
     for key, (path, number) in keys.items():
         found = data.get(key)
@@ -179,7 +179,10 @@ def _add_inline(
 
 
 class ValueDigest(msgspec.Struct, frozen=True, eq=False):
-    """The numbers of an array, however they are stored; ``marks`` mean "missing", and ``missing`` are among them."""
+    """A digest of the numbers of an array that does not depend on their encoding.
+
+    ``marks`` are the numbers that mean "missing" in the array, and ``missing`` the marks that occur in it.
+    """
 
     content: tuple[str, tuple[int, ...], bytes]  # type, shape, digest
     marks: frozenset[float]
@@ -187,7 +190,7 @@ class ValueDigest(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, part: NamedSet, path: str, chunks: Mapping[int, bytes]) -> ValueDigest | None:
-        """Return it; None for other values than numbers."""
+        """Return the digest; None if the values are not numbers."""
         values = part.decode(path, chunks)
         if values is None or values.dtype.kind not in "iuf":
             return None
@@ -200,12 +203,12 @@ class ValueDigest(msgspec.Struct, frozen=True, eq=False):
         content = plain.dtype.str, plain.shape, hashlib.sha256(plain.tobytes()).digest()
         return cls(content, frozenset(marks), frozenset(mark for mark in marks if np.isin(values, mark).any()))
 
-    def is_mistaken(self, other: ValueDigest) -> bool:
-        """Whether a value of one array means "missing" in the other only."""
+    def has_other_missing(self, other: ValueDigest) -> bool:
+        """Return whether a number in one of the arrays means "missing" in only one of them."""
         return not (self.missing | other.missing).isdisjoint(self.marks ^ other.marks)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ValueDigest) and self.content == other.content and not self.is_mistaken(other)
+        return isinstance(other, ValueDigest) and self.content == other.content and not self.has_other_missing(other)
 
     def __hash__(self) -> int:
         return hash(self.content)

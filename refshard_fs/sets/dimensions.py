@@ -1,7 +1,7 @@
 """Find the dimensions to join sets along, if the caller names none. No I/O here.
 
-The values of coordinates tell, as in xarray's ``combine_by_coords``: a dimension whose coordinate differs is joined.
-Where sets lack it, a scalar coordinate that differs tells, and then the length of a dimension without a coordinate.
+Sets are joined along a dimension whose coordinate differs between them, as in xarray's ``combine_by_coords``; else
+along a scalar coordinate that differs; else along a dimension without a coordinate whose length differs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from refshard_fs.sets.coordinates import get_coordinate_values
 from refshard_fs.sets.file_grid import FileGrid
 from refshard_fs.sets.variables import NamedSet, Variable, find_auxiliary
 
-# Scalars that CF and cfgrib derive from other scalars: the others are preferred as dimensions.
-FOLLOW: Final = frozenset(["valid_time", "forecast_reference_time"])
-RECORDS: Final = ("time", "t", "record", "Time")  # dimensions that grow from file to file, by custom
+# Scalars that CF and cfgrib derive from other scalars, which are preferred as dimensions.
+DERIVED: Final = frozenset(["valid_time", "forecast_reference_time"])
+RECORDS: Final = ("time", "t", "record", "Time")  # usual names of dimensions that grow from file to file
 ADVICE: Final = (
     "name it (dim=), give it in the names of files (a pattern with fields: '{time:%Y%m%d}.nc'), or with each URL "
     "([(url, {'time': ...}), ...])"
@@ -37,9 +37,9 @@ class Arrangement(NamedTuple):
 
 
 def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arrangement:
-    """Return along which dimensions ``parts`` differ; ManifestError, with the choices, where nothing tells.
+    """Return the dimensions along which ``parts`` differ; ManifestError, with the choices, if there are none.
 
-    If ``is_outer``, a grid of sets may lack some.
+    If ``is_outer``, places in a grid of sets may be empty.
     """
     in_a_row = [(number,) for number in range(len(parts))]
     coordinates = _identify_values(parts, _list_coordinates(parts))
@@ -49,7 +49,7 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     for kind, known in (("coordinate", coordinates), ("scalar", scalars)):
         differing = {dim: of for dim, of in known.items() if len(set(of)) > 1}
         if kind == "scalar" and len(differing) > 1:
-            differing = {dim: of for dim, of in differing.items() if dim not in FOLLOW} or differing
+            differing = {dim: of for dim, of in differing.items() if dim not in DERIVED} or differing
         found = _find_by_values(parts, differing, kind, is_outer=is_outer)
         if found is not None:
             return found
@@ -59,14 +59,15 @@ def find_dimensions(parts: Sequence[NamedSet], *, is_outer: bool = False) -> Arr
     known_dims = sorted({dim for part in parts for v in part.variables.values() for dim in v.dims if dim is not None})
     raise ManifestError(
         f"{parts[0].name} and the others have the same values of all coordinates ({', '.join(coordinates) or 'none'}), "
-        f"so that the dimension along which they are joined is not known ({', '.join(known_dims) or 'none'}): {ADVICE}"
+        "so that the dimension along which they are joined is not known. They have the dimensions "
+        f"{', '.join(known_dims) or '(none)'}: {ADVICE}"
     )
 
 
 def find_named_dimension(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> FileGrid:
-    """Return the grid with a dimension of the sets in place of a field of their names that only tells them apart.
+    """Replace fields of file names that only distinguish files by the dimension along which the sets differ.
 
-    In "tas_{year}.nc", ``year`` is not a dimension where the coordinate ``time`` differs from year to year.
+    In "tas_{year}.nc", ``year`` is not a dimension if the coordinate ``time`` differs from year to year.
     """
     known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
     dims = list(grid.dims)
@@ -88,14 +89,14 @@ def _drop_axis(at: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def _list_coordinates(parts: Sequence[NamedSet]) -> list[str]:
-    """Return the dimensions that have a coordinate in the first set, those of its variables in their order."""
+    """Return the dimensions with a coordinate in the first set, in the order of its variables."""
     variables = parts[0].variables.values()
     dims = dict.fromkeys(dim for v in sorted(variables, key=lambda v: v.is_coordinate) for dim in v.dims)
     return [dim for dim in dims if dim is not None and parts[0].coordinate(dim) is not None]
 
 
 def _list_scalars(parts: Sequence[NamedSet]) -> list[str]:
-    """Return the scalars of the first set that may be coordinates: times, and those that attributes call so."""
+    """Return the scalars of the first set that are times, or that attributes describe as coordinates."""
     variables = parts[0].variables
     named = find_auxiliary(variables)
     scalars = [v for v in variables.values() if v.meta.shape == () and not parts[0].axes_along(v.path)]
@@ -117,6 +118,7 @@ def _get_variable(part: NamedSet, name: str) -> Variable | None:
 
 
 def _identify(part: NamedSet, variable: Variable | None) -> Hashable:
+    """Return the bytes, the type and the units of an array's values; None if they are not known."""
     values = None if variable is None else part.values(variable.path)
     if variable is None or values is None:
         return None
@@ -126,7 +128,10 @@ def _identify(part: NamedSet, variable: Variable | None) -> Hashable:
 def _find_by_values(
     parts: Sequence[NamedSet], differing: Mapping[str, list[Hashable]], kind: str, *, is_outer: bool
 ) -> Arrangement | None:
-    """Return the dimensions whose values place each set; None where none differ."""
+    """Return the dimensions along which ``differing`` values place each set; None if no values differ.
+
+    ManifestError if sets do not form a grid along these dimensions, and no dimension of times orders them.
+    """
     if not differing:
         return None
     numbers = range(len(parts))
@@ -158,7 +163,7 @@ def _is_of_times(part: NamedSet, dim: str) -> bool:
 
 
 def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashable]) -> list[int]:
-    """Return where each set lies along a dimension, in the order of the first values."""
+    """Return the position of each set along a dimension, by the order of the sets' first values."""
     examples = dict(zip(reversed(identities), reversed(parts), strict=True))
     order = list(dict.fromkeys(identities))
     some = convert_to_common_units([examples[identity] for identity in order], dim, lazy=True).parts
@@ -178,7 +183,7 @@ def _order_sets(parts: Sequence[NamedSet], dim: str, identities: Sequence[Hashab
 
 
 def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
-    """Return the dimension without a coordinate along which sets follow one another: of differing lengths, or names."""
+    """Return the only dimension whose length differs; if none does, the only one of `RECORDS` without a coordinate."""
     lengths: dict[str, set[int]] = {}
     for part in parts:
         for variable in part.variables.values():
@@ -193,8 +198,8 @@ def _find_record_dimension(parts: Sequence[NamedSet]) -> str | None:
 
 
 def _choose_dimension(part: NamedSet, coordinates: Iterable[str], scalars: Iterable[str]) -> str:
-    """Return along which dimension a single set would be joined with further ones."""
-    names = [*coordinates, *(name for name in scalars if name not in FOLLOW)]
+    """Return the dimension along which a single set would be joined with further sets."""
+    names = [*coordinates, *(name for name in scalars if name not in DERIVED)]
     times = [name for name in names if _is_of_times(part, name)]
     dims = [dim for variable in part.variables.values() for dim in variable.dims if dim is not None]
     found = next(iter([*times, *names, *dims]), None)

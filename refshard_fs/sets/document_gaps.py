@@ -15,15 +15,18 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def replace_piece(
-    document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any]
+    document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]
 ) -> tuple[ConcatDocument, int]:
-    """Put a gap in place of the piece with exactly the values ``coming``; return also its length, or 0 without one."""
-    first = np.flatnonzero(np.isin(values, coming[:1]))
+    """Replace the piece that has exactly the coordinate ``new_values`` by a gap; return the document and its length.
+
+    The length is 0, and the document unchanged, if there is no such piece, or if it is the first one.
+    """
+    first = np.flatnonzero(np.isin(values, new_values[:1]))
     number = bisect_right(document.starts, int(first[0])) - 1 if len(first) == 1 else 0
     start, stop = document.starts[number : number + 2]
     part = document.pieces[number]
     is_first = number == document.first  # the metadata of the first piece describe all pieces
-    if len(first) != 1 or is_first or part.is_gap or not np.array_equal(values[start:stop], coming):
+    if len(first) != 1 or is_first or part.is_gap or not np.array_equal(values[start:stop], new_values):
         return document, 0
     gap_there = Piece("", part.length, part.values)
     parts = [*document.pieces[:number], gap_there, *document.pieces[number + 1 :]]
@@ -36,15 +39,17 @@ def list_values_in_gaps(document: ConcatDocument, values: npt.NDArray[Any]) -> n
     return np.concatenate([values[:0], *(v for v, part in zip(pieces, document.pieces, strict=True) if part.is_gap)])
 
 
-def find_gap(document: ConcatDocument, values: npt.NDArray[Any], coming: npt.NDArray[Any]) -> tuple[int, int] | None:
-    """Find the gap that has the values ``coming`` in a row; return its number, and the offset of the first value."""
-    first = np.flatnonzero(np.isin(values, coming[:1]))
+def find_gap(
+    document: ConcatDocument, values: npt.NDArray[Any], new_values: npt.NDArray[Any]
+) -> tuple[int, int] | None:
+    """Find the gap with ``new_values`` in a row; return its number, and the offset of the first value."""
+    first = np.flatnonzero(np.isin(values, new_values[:1]))
     if len(first) != 1:
         return None
-    start, stop = int(first[0]), int(first[0]) + len(coming)
+    start, stop = int(first[0]), int(first[0]) + len(new_values)
     number = bisect_right(document.starts, start) - 1
     begin, end = document.starts[number], document.starts[number + 1]
-    is_in_gap = document.pieces[number].is_gap and stop <= end and np.array_equal(values[start:stop], coming)
+    is_in_gap = document.pieces[number].is_gap and stop <= end and np.array_equal(values[start:stop], new_values)
     return (number, start - begin) if is_in_gap else None
 
 

@@ -29,12 +29,12 @@ from refshard_fs.source.in_memory_source import parse_references
 from refshard_fs.source.recognition import names_manifests
 from refshard_fs.writing.save import make_speller
 
-DIFFERING: Final = 1024  # differing bytes of two files among which inline values are looked for
+DIFFERING: Final = 1024  # the most differing bytes of two files at which inline values are looked for
 SMALL: Final = 1 << 18  # bytes of a document: larger ones are parsed as fast as they are compared
 
 
 class _Range(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A reference as JSON has it."""
+    """A reference in JSON: ``[url, offset, length]``."""
 
     url: str
     offset: Annotated[int, msgspec.Meta(ge=0)]
@@ -45,6 +45,8 @@ _Values = dict[str, str | _Range | dict[str, Any]]
 
 
 class _Extension(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The member ``refshard`` of a document: pins and origins of targets."""
+
     pins: dict[str, Any] | None = None
     origins: dict[str, tuple[str, ...]] = msgspec.field(name=MEMBER, default_factory=dict)
 
@@ -67,11 +69,11 @@ class Members(NamedTuple):
     """The members of a set, with the pins and origins of its targets."""
 
     values: _Values
-    said: _Extension = _Extension()
+    extension: _Extension = _Extension()
 
 
 def decode_members(document: bytes | Mapping[str, Any]) -> Members | None:
-    """Return the members of a set, in JSON or decoded; None where it has templates, or values of other kinds."""
+    """Return the members of a set, which is JSON or decoded; None if it has templates, or values of other kinds."""
     for shape, decoder in zip(_SHAPES, _decoders, strict=True):
         try:
             match decoder.decode(document) if isinstance(document, bytes) else msgspec.convert(document, shape):
@@ -85,15 +87,15 @@ def decode_members(document: bytes | Mapping[str, Any]) -> Members | None:
 
 
 class _Array(NamedTuple):
-    """The chunks of one array: their numbers, ascending, and the positions of their references among all of the set."""
+    """The chunks of one array: their numbers, ascending, and the positions of their references among all references."""
 
     table: ChunkTable
     numbers: UInt64s
-    positions: Any  # a slice, which takes no copy, where they follow one another; else an array
+    positions: Any  # a slice, which takes no copy, if they are consecutive; else an array
 
 
 class DocumentTemplate(msgspec.Struct, frozen=True):
-    """What sets that are alike have in common."""
+    """The keys, the metadata and the places of references that similar sets have in common."""
 
     keys: list[str]
     are_ranges: list[bool]  # whether each member is a reference
@@ -130,7 +132,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
         return cls(list(members.values), are_ranges, arrays, others)
 
     def read(self, members: Members) -> ReferenceSet | None:
-        """Return the set that parsing the members would give; None if they are not like the template's."""
+        """Return the set that parsing the members would give; None if they do not fit the template."""
         if list(members.values) != self.keys:
             return None
         values: list[Any] = list(members.values.values())
@@ -147,7 +149,7 @@ class DocumentTemplate(msgspec.Struct, frozen=True):
             texts = Texts.of(url.encode() for url in codes)
             offsets = np.array([row.offset for row in rows], np.int64)
             lengths = np.array([row.length for row in rows], np.int64)
-        except (AttributeError, OverflowError, UnicodeEncodeError):  # data, or a value that only the parser can judge
+        except (AttributeError, OverflowError, UnicodeEncodeError):  # only the parser can tell what the value means
             return None
         if any("{{" in url for url in codes):
             return None  # version 1 expands it, even without templates
@@ -171,19 +173,19 @@ def is_document(url: str) -> bool:
 
 
 class DocumentParser:
-    """Parses documents one after the other; those that are like the last one that was parsed, fast."""
+    """Parse documents one after the other; a document that fits the template of the last one is parsed faster."""
 
     def __init__(self) -> None:
         self._template: DocumentTemplate | None = None
 
     def parse(self, document: Any, fo: Any) -> ReferenceSet | None:
-        """Return the references, URLs absolute; None if only opening the set tells its meaning."""
+        """Return the references, with absolute URLs; None if the set has to be opened as a source."""
         if isinstance(document, MadeSet):
             return document.columns if _is_plain(document.columns) else None
         try:
             refs = self._parse_document(document, fo if isinstance(fo, str) else "the references in memory")
         except RefShardError:
-            return None  # who opens it tells why
+            return None  # opening it as a source raises the error with its reason
         if refs is None:
             return None
         return respell_urls(refs, make_speller(OpenOptions(), fo))
@@ -194,8 +196,9 @@ class DocumentParser:
         if members is not None and self._template is not None:
             refs = self._template.read(members)
             if refs is not None:
-                pins = None if members.said.pins is None else Pins.read(members.said.pins, refs.urls, where)
-                return msgspec.structs.replace(refs, pins=pins, origins=Origins(members.said.origins))
+                extension = members.extension
+                pins = None if extension.pins is None else Pins.read(extension.pins, refs.urls, where)
+                return msgspec.structs.replace(refs, pins=pins, origins=Origins(extension.origins))
         refs = parse_references(document, where)
         if not _is_plain(refs):
             return None
@@ -205,7 +208,7 @@ class DocumentParser:
 
 
 def _is_plain(refs: ReferenceSet) -> bool:
-    """Whether all metadata are inline and none refer to chunk manifests: then the references are what readers see."""
+    """Return whether all metadata are inline, and none refer to chunk manifests: then readers see the references."""
     for key, value in refs.side.items():
         if not zarrmeta.is_metadata(key):
             continue

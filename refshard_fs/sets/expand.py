@@ -17,16 +17,16 @@ from refshard_fs.sets.scanning import choose_reading_options
 from refshard_fs.source.in_memory_source import source_of
 
 SIDECARS: Final = (".idx", ".index")  # sidecars of GRIB files are left out if the files match
-DEEPEST: Final = 64  # directories within directories that a pattern looks through
+DEEPEST: Final = 64  # levels of directories that ``**`` searches
 WEB: Final = ("http", "https")  # URLs of these protocols have a query after "?"
 _DIGITS: Final = re.compile(r"(\d+)")
 _ONE_OF: Final = re.compile(r"\[[^\]/]+\]")
 
 
 def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Return ``sets``, a source or a list of them, with all that patterns (``*``, ``?`` and ``[...]``) match.
+    """Return the sources ``sets``, one or a list, with each pattern (``*``, ``?``, ``[...]``) replaced by its matches.
 
-    ManifestError where one matches nothing, or lies where nothing can be listed.
+    ManifestError if a pattern matches nothing, or its directory cannot be listed.
     """
     if isinstance(sets, str | os.PathLike):
         sets = [os.fspath(sets)]
@@ -35,11 +35,11 @@ def expand(sets: Any, options: Mapping[str, Any]) -> list[Any]:
     found: list[Any] = []
     for fo in sets:
         if isinstance(fo, str) and "::" not in fo and ("*" in fo or ("?" in fo and protocol_of(fo) not in WEB)):
-            found += _matches(fo, options)
+            found += _find_matches(fo, options)
         elif isinstance(fo, str) and "::" not in fo and _ONE_OF.search(fo.partition("://")[2].partition("/")[2] or fo):
             try:
-                found += _matches(fo, options)
-            except ManifestError:  # a name with brackets, where nothing is listed
+                found += _find_matches(fo, options)
+            except ManifestError:  # not a pattern, but a name with brackets on a server that lists nothing
                 found.append(fo)
         else:
             found.append(fo)
@@ -51,18 +51,18 @@ def make_natural_key(text: str) -> tuple[list[Any], str]:
     return [int(part) if number % 2 else part for number, part in enumerate(_DIGITS.split(text))], text
 
 
-def _matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
+def _find_matches(pattern: str, options: Mapping[str, Any]) -> list[str]:
     url = source_of(pattern, options.get("target_protocol"), None, True)
     fs = RefShardFileSystem({}, **choose_reading_options([str(url)], options))
     found = set(fs.source.run("", lambda: _walk(str(url))))
-    found -= {one for one in found if one.endswith(SIDECARS) and one.rpartition(".")[0] in found}
+    found -= {name for name in found if name.endswith(SIDECARS) and name.rpartition(".")[0] in found}
     return sorted(found, key=make_natural_key)
 
 
 def _walk(url: str) -> Steps[list[str]]:
-    """Return all URLs that a pattern matches, level by level: the directories of one are listed together.
+    """Return all URLs that a pattern matches. The directories of one level are listed together.
 
-    ``**`` stands for any number of directories. ManifestError, with near names, where nothing matches.
+    ``**`` stands for any number of directories. ManifestError, with similar names, if nothing matches.
     """
     scheme, colons, path = url.rpartition("://")
     first, *steps = path.split("/")
@@ -81,7 +81,7 @@ def _walk(url: str) -> Steps[list[str]]:
         below: list[str] = []
         for folder in known:
             names = [n.name for n in listed[folder] if is_last or n.is_directory]
-            exact = [name for name in names if name == step]  # a name with brackets is itself
+            exact = [name for name in names if name == step]  # a name with brackets that is not a pattern
             below += [f"{folder}/{name}" for name in exact or filter(matches, names)]
         if not below:
             others = list(dict.fromkeys(n.name for folder in known for n in listed[folder]))

@@ -22,7 +22,7 @@ class FileGrid(NamedTuple):
 
     @classmethod
     def by_names(cls, pattern: Pattern, urls: Sequence[str], dims: Sequence[str]) -> tuple[FileGrid, list[str]]:
-        """Return the grid of files, and those that do not match; ManifestError where two files have one place."""
+        """Return the grid of the files that match, and all others; ManifestError if two files have the same place."""
         named = [(url, pattern.parse_places(url)) for url in urls]
         others = [url for url, places in named if places is None]
         return cls.of([(url, places) for url, places in named if places is not None], dims), others
@@ -34,7 +34,7 @@ class FileGrid(NamedTuple):
         dims: Sequence[str],
         assets: Sequence[str] | None = None,
     ) -> FileGrid:
-        """Return the grid of ``files``, given with their places; ManifestError where two files have one place.
+        """Return the grid of ``files``, which come with their places; ManifestError if two have the same place.
 
         Places are sorted, except those along ``asset`` if ``assets`` gives their order.
         """
@@ -42,7 +42,7 @@ class FileGrid(NamedTuple):
         for url, places in files:
             key = tuple(places[dim] for dim in dims)
             if key in by_place:
-                raise ManifestError(f"{by_place[key]} and {url} have the same place, {_place_text(dims, key)}")
+                raise ManifestError(f"{by_place[key]} and {url} have the same place, {_format_place(dims, key)}")
             by_place[key] = url
         along = {dim: sorted({key[axis] for key in by_place}, key=_make_sort_key) for axis, dim in enumerate(dims)}
         if assets is not None and "asset" in along and set(along["asset"]) <= set(assets):
@@ -61,21 +61,21 @@ class FileGrid(NamedTuple):
         return [at for at in np.ndindex(self.shape) if at not in self.files]
 
     def check_whole(self) -> None:
-        """Raise ManifestError, which names the places, where files are missing."""
+        """Raise ManifestError, which names the places, if places have no file."""
         if self.holes:
             shown = list_some(list(map(self.describe, self.holes)), "; ")
             raise ManifestError(f"no file has {shown}: with join='outer', values without a file are missing")
 
     def describe(self, at: Sequence[int]) -> str:
-        """Return a place, or the first numbers of several places, as an error says it."""
+        """Return the text of a place for an error; ``at`` may have only the numbers along the first dimensions."""
         dims = self.dims[: len(at)]
-        return _place_text(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
+        return _format_place(dims, [self.places[dim][number] for dim, number in zip(dims, at, strict=True)])
 
     def without_empty(self, dims: Container[str | None] | None = None) -> FileGrid:
-        """Return the grid without places along any dimension, or those in ``dims``, that have no file at all."""
-        kept = [range(len(self.places[dim])) for dim in self.dims]
+        """Return the grid without the places along ``dims`` (None: all dimensions) at which no file lies."""
+        every = [range(len(self.places[dim])) for dim in self.dims]
         numbers = [
-            sorted({at[axis] for at in self.files}) if dims is None or dim in dims else list(kept[axis])
+            sorted({at[axis] for at in self.files}) if dims is None or dim in dims else list(every[axis])
             for axis, dim in enumerate(self.dims)
         ]
         places = {dim: [self.places[dim][n] for n in some] for dim, some in zip(self.dims, numbers, strict=True)}
@@ -84,6 +84,7 @@ class FileGrid(NamedTuple):
         return FileGrid(self.dims, places, files)
 
     def is_of_times(self, dim: str) -> bool:
+        """Return whether the places along ``dim`` are times."""
         return isinstance(self.places[dim][0], datetime)
 
 
@@ -96,6 +97,6 @@ def _make_sort_key(place: Place) -> Any:
     return make_natural_key(place) if isinstance(place, str) else place
 
 
-def _place_text(dims: Sequence[str], key: Sequence[Place]) -> str:
+def _format_place(dims: Sequence[str], key: Sequence[Place]) -> str:
     shown = [place.isoformat()[:19] if isinstance(place, datetime) else place for place in key]
     return ", ".join(f"{dim} = {place}" for dim, place in zip(dims, shown, strict=True))

@@ -24,32 +24,32 @@ from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.sets.document_template import DIFFERING
 
-SIZES: Final = 16  # templates that are remembered, each of another file size: some 64 KiB each
+SIZES: Final = 16  # templates that are remembered, one for each file size, of about 64 KiB each
 FLIPPED: Final = (0xFF, 0x55)  # bits that are flipped in chunks, to see whether the references depend on them
 T = TypeVar("T")
 
 
-# Returns the steps that find what a source refers to.
-Look = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
+# Returns the steps that collect the references of a source.
+Collect = Callable[["FirstBytes"], Steps[ReferenceSet | None]]
 
 
-# Tables without the chunks that are to be inline, and where these lie, by key.
-Inlined = tuple[Mapping[str, ChunkTable], Mapping[str, Span]]
+# The tables without the chunks to make inline, and the spans of these chunks, by key.
+InlineSplit = tuple[Mapping[str, ChunkTable], Mapping[str, Span]]
 
 
 class FirstBytes:
-    """The first bytes of the object at ``url``: they are read once, and nothing that lies in them is read again."""
+    """The first bytes of the object at ``url``, which are read once: needs that lie in them cost no further request."""
 
     def __init__(self, url: str, length: int) -> None:
         self.url = url
         self.facts: Facts | None = None
         self.data = b""
-        self.are_all = True  # whether all reads were answered
+        self.are_all = True  # whether the first bytes have answered all needs
         self._head = Head(url, length)
         self._answers: dict[Head, Any] = {}  # None for an object that does not exist, or the error of the request
 
     def read(self) -> Steps[None]:
-        """Read them; an error is kept, and raised when they are asked for."""
+        """Read the first bytes. An error is kept, and raised by the steps that need them."""
         try:
             found = yield self._head
         except Exception as e:  # noqa: BLE001
@@ -66,11 +66,11 @@ class FirstBytes:
         return other
 
     def run(self, steps: Steps[T]) -> Steps[T]:
-        """Return what ``steps`` return."""
+        """Run ``steps``, and answer their needs from the first bytes if possible."""
         return (yield from drive(steps, partial(answer_unknown, find=self._find)))
 
     def _find(self, need: Need) -> tuple[Any] | None:
-        """Answer from the first bytes; None if bytes lie elsewhere, or are damaged: the engine composes the error."""
+        """Answer a need; None if its bytes lie elsewhere, or are damaged, which the engine then reports."""
         match need:
             case Head() if need in self._answers:
                 found = self._answers[need]
@@ -93,8 +93,9 @@ class FirstBytes:
 class FileTemplate(NamedTuple):
     """A file that was parsed: its first bytes, which of them are outside of chunks, and its references.
 
-    ``values`` are where the bytes of inline coordinates lie, by key: offset and end; ``has_all`` once these are all.
-    ``is_safe`` tells whether references do not depend on chunks; None until that was tried.
+    ``values`` has, by key, offset and end of the bytes of inline coordinates in the file, and ``has_all`` says whether
+    these are all coordinates. ``is_safe`` says whether references are independent of the bytes of chunks; None if that
+    has not been tried.
     """
 
     data: npt.NDArray[np.uint8]
@@ -106,7 +107,7 @@ class FileTemplate(NamedTuple):
 
     @classmethod
     def of(cls, first: FirstBytes, refs: ReferenceSet) -> FileTemplate | None:
-        """Return the template; None where more than the first bytes were read, or references are to other files."""
+        """Return the template; None if more than the first bytes was read, or if references point to other files."""
         if not first.are_all or refs.pins is not None or len(refs.urls) != 1 or refs.urls[0] != first.url:
             return None
         is_outside = np.ones(len(first.data), bool)
@@ -118,7 +119,7 @@ class FileTemplate(NamedTuple):
         return cls(np.frombuffer(first.data, np.uint8), is_outside, refs)
 
     def compare(self, other: FileTemplate) -> FileTemplate:
-        """Return the template that knows where inline values lie which differ from those of another file."""
+        """Return the template with the places of the inline values that differ between its file and another one."""
         if len(self.data) != len(other.data):
             return self
         differing = np.flatnonzero((self.data != other.data) & self.is_outside).tolist()[:DIFFERING]
@@ -136,7 +137,7 @@ class FileTemplate(NamedTuple):
                     break
         return self._replace(is_outside=is_outside, values=values)
 
-    def with_inline(self, first: FirstBytes, wanted: Inlined | None) -> FileTemplate:
+    def with_inline(self, first: FirstBytes, wanted: InlineSplit | None) -> FileTemplate:
         """Return the template with the ``wanted`` chunks inline, if they lie in the first bytes of a file."""
         if wanted is None:
             return self._replace(has_all=True)
@@ -150,7 +151,7 @@ class FileTemplate(NamedTuple):
         return self._replace(refs=refs, values=values, has_all=True)
 
     def fits(self, first: FirstBytes) -> bool:
-        """Whether a file has the same bytes outside of chunks."""
+        """Return whether a file has the same bytes outside of chunks."""
         data = np.frombuffer(first.data, np.uint8)
         return len(data) == len(self.data) and not ((data ^ self.data) * self.is_outside).any()
 
@@ -159,7 +160,7 @@ class FileTemplate(NamedTuple):
         data = np.frombuffer(first.data, np.uint8) ^ (~self.is_outside * np.uint8(bits))
         return first.with_data(data.tobytes())
 
-    def at(self, first: FirstBytes) -> ReferenceSet:
+    def make_references(self, first: FirstBytes) -> ReferenceSet:
         """Return the references of a file that `fits`."""
         members = {key: first.data[start:stop] for key, (start, stop) in self.values.items()}
         side = SharedMembers(self.refs.side, members) if members else self.refs.side
@@ -167,17 +168,19 @@ class FileTemplate(NamedTuple):
 
 
 class FileTemplates:
-    """The last files that were parsed, by size. ``inlined`` says which of their chunks are to be inline."""
+    """Templates of the last files that were parsed, by size. ``split`` chooses the chunks to make inline, by URL."""
 
-    def __init__(self, look: Look, inlined: Callable[[str, ReferenceSet], Inlined | None] | None = None) -> None:
-        self._look = look
-        self._inlined = inlined
+    def __init__(
+        self, collect: Collect, split: Callable[[str, ReferenceSet], InlineSplit | None] | None = None
+    ) -> None:
+        self._collect = collect
+        self._split = split
         self._by_size: LRU[int, FileTemplate] = LRU(SIZES)
 
     def find(self, first: FirstBytes) -> tuple[ReferenceSet, bool] | None:
-        """Return the references of a file that is like one that was parsed; None if it has to be parsed, too.
+        """Return the references of a file that fits a template, and whether all chunks to make inline are inline.
 
-        With them goes whether all chunks that are to be inline are.
+        None if the file has to be parsed.
         """
         size = None if first.facts is None else first.facts.size
         template = None if size is None else self._by_size.get(size)
@@ -185,12 +188,12 @@ class FileTemplates:
             return None
         if template.is_safe is None:
             template = template._replace(
-                is_safe=all(self._finds(template, template.flip(first, bits)) for bits in FLIPPED)
+                is_safe=all(self._is_right(template, template.flip(first, bits)) for bits in FLIPPED)
             )
-            if template.is_safe and self._inlined is not None:
-                template = template.with_inline(first, self._inlined(first.url, template.at(first)))
+            if template.is_safe and self._split is not None:
+                template = template.with_inline(first, self._split(first.url, template.make_references(first)))
             self._by_size.put(size, template)
-        return (template.at(first), template.has_all) if template.is_safe else None
+        return (template.make_references(first), template.has_all) if template.is_safe else None
 
     def add(self, first: FirstBytes, refs: ReferenceSet) -> None:
         """Remember a file that was parsed."""
@@ -198,16 +201,18 @@ class FileTemplates:
         if template is None or first.facts is None or first.facts.size is None:
             return
         last = self._by_size.get(first.facts.size)
-        if last is not None:  # of a size that was not safe once none will ever do
+        if last is not None:  # if one template of a size was not safe, no other template of this size is used
             template = last if last.is_safe is False else template.compare(last)
         self._by_size.put(first.facts.size, template)
 
-    def _finds(self, template: FileTemplate, first: FirstBytes) -> bool:
-        """Whether parsing a file gives the references that its template has for it."""
+    def _is_right(self, template: FileTemplate, first: FirstBytes) -> bool:
+        """Return whether parsing a file gives the same references as its template."""
         try:
-            next(self._look(first))
+            next(self._collect(first))
         except StopIteration as stop:
-            return isinstance(stop.value, ReferenceSet) and shrink(stop.value) == shrink(template.at(first))
-        except Exception:  # noqa: BLE001  # the references do depend on chunks
+            if not isinstance(stop.value, ReferenceSet):
+                return False
+            return shrink(stop.value) == shrink(template.make_references(first))
+        except Exception:  # noqa: BLE001  # the references depend on the bytes of chunks
             return False
-        return False  # it asks for more
+        return False  # the parser needs more than the first bytes

@@ -16,12 +16,12 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def choose_fill_values(parts: Sequence[NamedSet], paths: Iterable[str], *, lazy: bool = False) -> dict[str, Any]:
-    """Return by path the fill values that arrays need, so that readers show chunks that do not exist as missing.
+    """Return the new fill values of arrays, by path, with which readers show chunks that do not exist as missing.
 
-    An array without one gets its ``_FillValue`` or ``missing_value``, or NaN if it is of floating-point numbers, if all
-    of its chunks exist so far. ManifestError where neither can be.
+    An array without such a fill value gets its ``_FillValue`` or ``missing_value``; floating-point numbers get NaN.
+    ManifestError if an array has none of these, or has chunks that do not exist already, whose values would change.
     """
-    return {path: fill for path in sorted(paths) if (fill := _fill(path, parts, lazy=lazy)) is not None}
+    return {path: fill for path in sorted(paths) if (fill := _choose_fill(path, parts, lazy=lazy)) is not None}
 
 
 def set_fill_values(part: NamedSet, fills: Mapping[str, Any]) -> NamedSet:
@@ -30,10 +30,10 @@ def set_fill_values(part: NamedSet, fills: Mapping[str, Any]) -> NamedSet:
     return replace_metadata(part, {v.key: {**v.meta.raw, "fill_value": fills[path]} for path, v in shown.items()})
 
 
-def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
-    """Return the fill value that an array needs; None where it has one already.
+def _choose_fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
+    """Return the fill value that an array needs; None if its own means "missing".
 
-    If ``lazy``, chunks of sets with another one are recoded when they are read.
+    If ``lazy``, chunks of sets with another fill value are recoded when they are read.
     """
     parts = [part for part in parts if path in part.variables]
     first = parts[0].variables[path]
@@ -52,10 +52,14 @@ def _fill(path: str, parts: Sequence[NamedSet], *, lazy: bool = False) -> Any:
     elif dtype is not None and dtype.kind == "f":
         wanted = next((value for value in named if math.isfinite(value)), "NaN")
     if wanted is None or not (lazy or not any(_has_gaps(part, path) for part in parts)):
-        what = "and has chunks that do not exist" if wanted is not None else "or none of its type"
+        advice = (
+            "Give it a _FillValue of its type"
+            if wanted is None
+            else f"{wanted} cannot become its fill value, because some of its chunks do not exist already"
+        )
         raise ManifestError(
-            f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value for its gaps, {what}: "
-            "they would be read as numbers. Give it a _FillValue"
+            f"{path!r} of {parts[0].name} ({meta.dtype}) has no fill value for its gaps, which would be read as "
+            f"numbers. {advice}"
         )
     return wanted
 

@@ -16,7 +16,7 @@ from refshard_fs.sets.variables import NamedSet, Variable
 
 
 def make_extent(variable: Variable, values: npt.NDArray[Any], like: NamedSet, name: str) -> NamedSet:
-    """Return a set of nothing but a coordinate with ``values``, stored as in another set."""
+    """Return a set with only a coordinate: ``variable`` with other ``values``, and the attributes as in ``like``."""
     changed = ChangedSet(NamedSet(name, ReferenceSet(Texts.of([]), {}, {}), {}))
     changed.put_values(variable, values, like.refs.side.get(join(variable.path, ".zattrs")))
     return changed.result()
@@ -25,9 +25,10 @@ def make_extent(variable: Variable, values: npt.NDArray[Any], like: NamedSet, na
 def make_gap(
     like: NamedSet, dim: str, name: str, length: int, extent: NamedSet | None, *, with_others: bool = False
 ) -> NamedSet:
-    """Return a set with the arrays of another one along ``dim``, without chunks, but with the coordinate of ``extent``.
+    """Return a set of this ``length`` for a gap: the arrays of ``like`` along ``dim``, without chunks.
 
-    Without ``extent`` the coordinate has no chunks either. ``with_others`` it has all other arrays as well.
+    The coordinate has the values in the set ``extent``; without ``extent``, it has no chunks either. ``with_others``
+    keeps the arrays without ``dim``, too.
     """
     stored = None if extent is None else extent.coordinate(dim)
     values = None if extent is None or stored is None else extent.values(stored.path)
@@ -43,5 +44,5 @@ def make_gap(
         path = stored.path
         changed.put(stored, stored.meta.raw, extent.refs.side.get(join(path, ".zattrs")), extent.inline_chunks(path))
         if len(extent.refs.tables[path]):
-            raise ManifestError(f"the values of {path!r} at {extent.name} are not known: other sets refer to them")
+            raise ManifestError(f"the values of {path!r} at {extent.name} are not known: their chunks were not read")
     return changed.result()

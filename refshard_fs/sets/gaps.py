@@ -22,7 +22,7 @@ from refshard_fs.sets.variables import MOST, NamedSet
 
 
 class PlannedPiece(NamedTuple):
-    """A planned piece: a set or a part of it, by the set's ``number``; without a number a gap of known values."""
+    """A piece of the join: the set ``number`` or a part of it; or, if ``number`` is None, a gap of known values."""
 
     number: int | None
     part: NamedSet
@@ -49,7 +49,7 @@ def insert_regular_gaps(
     ends = [int(own.max(initial=0)) + 1 for own in places]
     if max(ends) > MOST:
         name = parts[ends.index(max(ends))].name
-        raise ManifestError(f"{dim!r} would have more than {MOST:,} values, one every {freq}, with those of {name}")
+        raise ManifestError(f"with {name}, {dim!r} would have more than {MOST:,} values, one every {freq}")
     return _insert_gaps(parts, dim, places, max(ends), steps.values, lazy=lazy)
 
 
@@ -80,13 +80,13 @@ def _insert_gaps(
     """Insert gaps between ``parts`` at all places before ``stop`` that are not among their ``places`` along ``dim``.
 
     ``values_at`` returns the values of the coordinate at some places. A part with gaps within it becomes several
-    pieces. ManifestError where places do not ascend.
+    pieces. ManifestError if places do not ascend.
     """
     if (np.diff(np.concatenate(places), prepend=-1, append=stop) == 1).all():
         return [PlannedPiece(number, part) for number, part in enumerate(parts)]
     check_one_coordinate(parts, dim)
     first = parts[0].coordinate(dim)
-    assert first is not None, "its values are known"
+    assert first is not None, "the values of the coordinate are known"
     pieces: list[PlannedPiece] = []
     expected = 0
 

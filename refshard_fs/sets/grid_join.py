@@ -32,10 +32,10 @@ class GridJoin(msgspec.Struct, frozen=True):
     units: Mapping[str, Any]  # units of the first set's coordinates, by path: all sets get them
     rules: Rules
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]] = []
-    examples: dict[tuple[str | None, int], NamedSet] = {}  # a set at each number along dimensions that sets have
+    examples: dict[tuple[str | None, int], NamedSet] = {}  # a set, by dimension and number along it
 
     def join(self, leaves: Mapping[Position, Leaf]) -> Leaf:
-        """Join all ``leaves``, sets by their positions, to one set; if lazy, with the document that shows it."""
+        """Join all ``leaves``, sets by their positions, to one set; return it with its document, or else its name."""
         rules = self.rules
         parts = {place: part for place, (_, part) in leaves.items()}
         if rules.subchunks:
@@ -70,7 +70,7 @@ class GridJoin(msgspec.Struct, frozen=True):
         stacking = self._stack(dim, parts, list(below))
         parts = parts if stacking is None else stacking.parts
         holes = self._make_holes(start, below, parts[0])
-        # Holes come last: all are recoded to the units of the first set.
+        # Holes come last, because all sets get the units of the first one.
         times = CommonUnits([*parts, *holes.values()], {}, {})
         if self.rules.lazy:
             times = convert_to_common_units(times.parts, dim, lazy=True, fixed=self.units)
@@ -101,7 +101,7 @@ class GridJoin(msgspec.Struct, frozen=True):
         return Stacking.of(self.grid, dim, parts, numbers, [name for name in self.dims if name in known])
 
     def _make_holes(self, start: Position, numbers: Container[int], like: NamedSet) -> dict[int, NamedSet]:
-        """Return by number, for places without a file, sets that have only a length or a coordinate."""
+        """Return, by number, sets for the places without a file: they have only a coordinate, or only a length."""
         axis, dim = len(start), self.dims[len(start)]
         if self.grid is None or dim is None:
             return {}

@@ -18,7 +18,7 @@ from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.grown_texts import find_text_dims
 from refshard_fs.sets.inputs import get_set_url
 from refshard_fs.sets.new_elements import AppendRules
-from refshard_fs.sets.preprocess import Preprocess, name_of, read_chosen
+from refshard_fs.sets.preprocess import Preprocess, get_import_path, read_selected
 from refshard_fs.sets.sources import read_sets
 from refshard_fs.sets.variables import NamedSet
 from refshard_fs.source.collect import UnreadArrays
@@ -38,17 +38,17 @@ def extend_document(
 ) -> int:
     """Append each set, as ``preprocess`` shows it, to the document that has its variables.
 
-    Return how many elements are added.
+    Return the number of elements that are added.
     """
     document = joined.document
     before = [document, *document.beside]
     _check_function(document, preprocess, base.url)
-    for each in before:
-        _check_growable(each, document, rules.dim, base.url)
+    for part in before:
+        _check_growable(part, document, rules.dim, base.url)
     if document.select:
         options = {**options, "select": [choice.to_json() for choice in document.select]}
     urls = [get_set_url(fo, options, base.url) for fo in sets]
-    leads = {lead.url: lead.select for lead in (each.pieces[each.first] for each in before)}
+    leads = {lead.url: lead.select for lead in (part.pieces[part.first] for part in before)}
     unread = UnreadArrays(frozenset([rules.dim]), rules.same)
     lines = [make_relative_speller(base.url)(url) for url in urls]  # as spelled in the document
     chosen: Mapping[str, tuple[Choice, ...]] = {}
@@ -56,19 +56,19 @@ def extend_document(
         read = read_sets([*map(joined.resolve, leads), *urls], options, lambda _: None, unread=unread)
     else:
         read = [_read_lead(joined.resolve(url), select, options, unread) for url, select in leads.items()]
-        new, chosen = read_chosen(urls, options, preprocess, lambda _: None, unread=unread)
+        new, chosen = read_selected(urls, options, preprocess, lambda _: None, unread=unread)
         read += new
-        document = msgspec.structs.replace(document, preprocess=name_of(preprocess))
+        document = msgspec.structs.replace(document, preprocess=get_import_path(preprocess))
         before[0] = document
     by_url = dict(zip([*leads, *lines], read, strict=True))
     after, wholes = list(before), dict[int, NamedSet]()
     added = [0 for _ in before]
     for url, line in zip(urls, lines, strict=True):
         number = _find_cube(after, by_url[line], base.url)
-        found = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
-        if found is not None:
-            after[number], wholes[number] = found.document, found.whole
-            added[number] += found.added
+        longer = add_piece(after[number], base.url, by_url, line, rules, chosen.get(url, ()))
+        if longer is not None:
+            after[number], wholes[number] = longer.document, longer.whole
+            added[number] += longer.added
     if not wholes:
         return 0
     _check_together(before, after, wholes, base.url)
@@ -101,9 +101,9 @@ def _check_growable(document: ConcatDocument, whole: ConcatDocument, dim: str, n
 
 def _check_function(document: ConcatDocument, preprocess: Preprocess | None, name: str) -> None:
     """Raise ManifestError unless ``preprocess`` is the function that chose the pieces of the document at ``name``."""
-    given = "" if preprocess is None else name_of(preprocess)
-    if document.preprocess and given != document.preprocess:
-        found = f"preprocess={given}" if given else "no preprocess="
+    function = "" if preprocess is None else get_import_path(preprocess)
+    if document.preprocess and function != document.preprocess:
+        found = f"preprocess={function}" if function else "no preprocess="
         raise ManifestError(
             f"{name} joins parts of sets that {document.preprocess} selects: expected this function as preprocess=, "
             f"found {found}"
@@ -111,7 +111,7 @@ def _check_function(document: ConcatDocument, preprocess: Preprocess | None, nam
 
 
 def _read_lead(url: str, select: Sequence[Choice], options: Mapping[str, Any], unread: UnreadArrays) -> NamedSet:
-    """Read the first set of a document; a function chose the part ``select`` of it."""
+    """Read the first set of a document, of which a function selected the part ``select``."""
     every = [*(options.get("select") or ()), *(choice.to_json() for choice in select)]
     (lead,) = read_sets([url], {**options, "select": every} if every else options, lambda _: None, unread=unread)
     return lead
@@ -128,8 +128,8 @@ def _find_cube(cubes: Sequence[ConcatDocument], new: NamedSet, name: str) -> int
         known = ", ".join(map(repr, sorted(set().union(*only))))
         has = "variables of several of these" if found else "none of these"
         raise ManifestError(
-            f"{name} joins files of different variables ({known}), and {new.name} has {has}: expected a file for each, "
-            "as the files that it was made of; or make it anew"
+            f"{name} joins files of different variables ({known}), and {new.name} has {has}: expected one file for "
+            "each variable, like the first files; or make the document anew"
         )
     return found[0]
 
@@ -139,23 +139,23 @@ def _check_together(
 ) -> None:
     """Raise ManifestError unless documents of different variables have the same length and coordinate."""
     grown = [
-        n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _read_extent(old) != _read_extent(new)
+        n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _get_extent(old) != _get_extent(new)
     ]
     if not grown:
         return
     first, whole = after[grown[0]], wholes[grown[0]]
     for number, document in enumerate(after):
         if number not in grown or document.starts[-1] != first.starts[-1]:
-            some = [min(each.axes.keys() - {each.coordinate}) for each in (first, document)]
+            names = [min(cube.axes.keys() - {cube.coordinate}) for cube in (first, document)]
             raise ManifestError(
-                f"{name} would have {first.starts[-1]} elements of {some[0]!r} along {first.dim!r}, and "
-                f"{document.starts[-1]} of {some[1]!r}: append the files of all variables together, as a list or a "
+                f"{name} would have {first.starts[-1]} elements of {names[0]!r} along {first.dim!r}, and "
+                f"{document.starts[-1]} of {names[1]!r}: append the files of all variables together, as a list or a "
                 "pattern"
             )
         if document.coordinate in whole.variables:
             check_merged(str(document.coordinate), whole, wholes[number])
 
 
-def _read_extent(document: ConcatDocument) -> tuple[int, bytes]:
+def _get_extent(document: ConcatDocument) -> tuple[int, bytes]:
     """Return the length of a document, and the values of its coordinate."""
     return document.starts[-1], b"".join(part.values or b"" for part in document.pieces)

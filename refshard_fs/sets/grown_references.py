@@ -1,4 +1,4 @@
-"""A set of references that grows: the keys that differ from the longer set become edits."""
+"""Append to a set of references: the keys that differ in the longer set become edits of the stored set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 
 
 class GrownReferences(NamedTuple):
-    """A set of references as it is stored, and with a new set at its end."""
+    """A stored set of references (``before``), and the same set with a new one at its end (``whole``)."""
 
     before: ReferenceSet
     whole: ReferenceSet
@@ -66,14 +66,14 @@ class GrownReferences(NamedTuple):
         if new.refs.pins is not None and not holds_pins:
             raise ManifestError(f"{new.name} has pinned versions, which {url} cannot hold: remove them with unpinned()")
         old, new = hold_texts(convert_to_common_units([old, new], dim).parts, [dim])
-        kept = find_new_elements(old, new, rules)
-        if kept is None:
+        elements = find_new_elements(old, new, rules)
+        if elements is None:
             return None
-        if not kept.old:
+        if not elements.old:
             raise ManifestError(
                 f"{new.name} would replace the beginning of {old.name}: append replaces only the end. Make the set anew"
             )
-        pieces = [trim(old, dim, 0, kept.old), trim(new, dim, kept.start, kept.stop)]
+        pieces = [trim(old, dim, 0, elements.old), trim(new, dim, elements.start, elements.stop)]
         whole = concatenate(add_digests(pieces, [dim], rules.same), dim, rules.same)
         added = whole.length(dim) - old.length(dim)
         return cls(before, whole.refs, frozenset(old.axes_along(dim)), added, holds_pins, new.refs.origins.remark)
@@ -94,7 +94,7 @@ class GrownReferences(NamedTuple):
                     yield key, _parse_span(whole, row, key)
         for key, value in whole.side.items():
             if key == ".zmetadata" and not self.holds_pins:
-                continue  # a parquet set has its own
+                continue  # a parquet set makes its own
             if type(value) is Row:
                 if value.target >= first_new:
                     yield key, _parse_span(whole, value, key)
@@ -105,9 +105,9 @@ class GrownReferences(NamedTuple):
 def _find_removed(
     path: str, known: ChunkTable, whole: ReferenceSet, before: ReferenceSet
 ) -> Iterator[tuple[str, Edit]]:
-    """Yield removals of an array's chunks, if a coordinate is in one chunk now."""
+    """Yield removals of an array's old chunks, if one inline chunk now holds its values, as for a coordinate."""
     if len(whole.tables[path]) and whole.tables[path].grid.size >= known.grid.size:
-        return  # references go on where they are
+        return  # references stay at their keys
     keys = {join(path, known.grid.tail(number)) for number in known.present().tolist()}
     keys |= {key for key in before.side if key.startswith(path + "/") and not zarrmeta.is_metadata(key)}
     yield from ((key, REMOVED) for key in sorted(keys) if key not in whole.side)

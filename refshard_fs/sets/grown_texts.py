@@ -1,4 +1,4 @@
-"""Arrays of characters in the document of a cube that grows by a piece of other widths. No I/O here."""
+"""Widen arrays of characters in the document of a cube, if a new piece has longer texts. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def find_text_dims(document: ConcatDocument) -> set[str]:
-    """Return the dimensions of characters that pieces have some elements of; other dimensions have coordinates."""
+    """Return the dimensions that count characters, among those in ``unions``: the others have coordinates."""
     return document.unions.keys() - {parent(path)[1] for path in document.held}
 
 
-def grow_texts(document: ConcatDocument, found: ConcatDocument, whole: NamedSet) -> ConcatDocument:
-    """Return ``document`` with its characters where ``found`` places them, which joins all of it with a new piece.
+def grow_texts(document: ConcatDocument, joined: ConcatDocument, whole: NamedSet) -> ConcatDocument:
+    """Return ``document`` with its characters placed as in ``joined``, the document of its pieces and a new one.
 
-    ``whole`` is the set that ``found`` shows.
+    ``whole`` is the set that ``joined`` shows.
     """
-    places = {path: dim for dim in find_text_dims(found) for path in found.unions[dim]}
+    places = {path: dim for dim in find_text_dims(joined) for path in joined.unions[dim]}
     if not places:
         return document
     before = {path: dim for dim, paths in document.unions.items() for path in paths if path in places}
     unions = {dim: {p: axis for p, axis in paths.items() if p not in before} for dim, paths in document.unions.items()}
-    unions = {dim: paths for dim, paths in unions.items() if paths} | found.unions
-    own = found.pieces[0].places
+    unions = {dim: paths for dim, paths in unions.items() if paths} | joined.unions
+    own = joined.pieces[0].places
     pieces = tuple(piece if piece.is_gap else _place(piece, places, before, own) for piece in document.pieces)
     widths = {path: whole.variables[path].meta.shape[-1] for path in places if path in document.chunks}
     chunks = {path: (*document.chunks[path][:-1], width) for path, width in widths.items()}

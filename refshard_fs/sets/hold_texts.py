@@ -19,7 +19,7 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[NamedSet]:
-    """Return ``parts`` with texts along ``dims`` as data, in chunks that meet, if their references cannot be joined.
+    """Return ``parts`` with texts along ``dims`` inline, in equal chunks, if their references cannot be joined.
 
     An array that is not small, or cannot be read, stays as it is.
     """
@@ -45,14 +45,14 @@ def hold_texts(parts: Sequence[NamedSet], dims: Sequence[str | None]) -> list[Na
         cut = [math.gcd(*lengths) if d in dims else lengths[0] for d, *lengths in zip(lead.dims, *shapes, strict=True)]
         for number, shape in zip(owners, shapes, strict=True):
             values = read[number][path]
-            assert dtype is not None, "`_must_be_held` has seen that"
-            assert values is not None, "these are not held"
+            assert dtype is not None, "`_must_be_held` checked the types"
+            assert values is not None, "arrays without values are not in `held`"
             _put(changed[number], shown[number], path, _pad(values.astype(dtype), shape), [max(n, 1) for n in cut])
-    return [each.result() for each in changed]
+    return [part.result() for part in changed]
 
 
 def _must_be_held(path: str, parts: Sequence[NamedSet], dims: Sequence[str | None]) -> bool:
-    """Whether an array is of texts, and references cannot join those of all ``parts``."""
+    """Return whether an array has texts, and references cannot join the texts of all ``parts``."""
     owners = [part for part in parts if path in part.variables]
     variables = [part.variables[path] for part in owners]
     types = [find_decoded_type(variable.meta) for variable in variables]
@@ -82,7 +82,7 @@ def _must_be_held(path: str, parts: Sequence[NamedSet], dims: Sequence[str | Non
 
 
 def _pad(values: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
-    """Add empty characters at the end of the last dimension, if ``shape`` has more of them."""
+    """Pad the last dimension with empty characters to the length in ``shape``."""
     if values.shape == tuple(shape):
         return values
     out = np.zeros(shape, values.dtype)
@@ -91,6 +91,7 @@ def _pad(values: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
 
 
 def _put(changed: ChangedSet, part: NamedSet, path: str, values: npt.NDArray[Any], cut: Sequence[int]) -> None:
+    """Replace an array by ``values`` in inline chunks of the shape ``cut``."""
     variable = part.variables[path]
     counts = [-(-length // size) for length, size in zip(values.shape, cut, strict=True)]
     chunks = {}

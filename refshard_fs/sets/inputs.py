@@ -22,7 +22,7 @@ Position = tuple[int, ...]  # the number of a set along each dimension
 class Inputs(NamedTuple):
     """Sources, and the number of each along every dimension of ``dims``.
 
-    ``grid`` is there if a pattern with fields, a table or ``coords=`` gives the places.
+    ``grid`` is None unless a pattern with fields, a table or ``coords=`` gives the places.
     """
 
     dims: tuple[str | None, ...]
@@ -47,7 +47,10 @@ class Inputs(NamedTuple):
         are no sources; ManifestError if two sources have the same place.
         """
         order = (None,) if dims is None else dims
-        grid = _find_grid(sets, dims, on_error, options, assets) if coords is None else _nest(sets, order, coords)
+        if coords is None:
+            grid = _find_grid(sets, dims, on_error, options, assets)
+        else:
+            grid = _make_nested_grid(sets, order, coords)
         if grid is not None:
             leaves: Iterable[tuple[Position, Any]] = sorted(grid.files.items())
             order = tuple(grid.dims)
@@ -59,7 +62,7 @@ class Inputs(NamedTuple):
         return cls(order, positions, sources, grid)
 
     def without(self, failed: Container[int], dims: Container[str | None] | None, *, is_outer: bool) -> Inputs:
-        """Return the inputs without the sources whose numbers ``failed``.
+        """Return the inputs without the sources whose numbers are in ``failed``.
 
         Places without any source are removed along ``dims``, or along all dimensions if None. Unless the join
         ``is_outer``, ManifestError names the places that lack a source.
@@ -90,7 +93,7 @@ def _find_grid(
     if rows is not None:
         dims = list(rows[0][1])
         if order is not None and any(order) and set(order) != set(dims):
-            raise ValueError(f"URLs come with their places along {dims}, and the dimensions are {list(order)}")
+            raise ValueError(f"expected URLs with places along {list(order)}, got URLs with places along {dims}")
         return FileGrid.of(rows, dims if order is None or not any(order) else [str(dim) for dim in order], assets)
     pattern = Pattern.of(os.fspath(sets), order) if isinstance(sets, str | os.PathLike) else None
     if pattern is None:
@@ -98,14 +101,14 @@ def _find_grid(
     dims = list(pattern.fields) if order is None else [str(dim) for dim in order]
     grid, others = FileGrid.by_names(pattern, expand(pattern.glob, options), dims)
     if others:
-        misnamed = f"{list_some(others)} are not named as {pattern.text!r} says"
+        misnamed = f"{list_some(others)} are not named like {pattern.text!r}"
         if on_error == "raise" or not grid.files:
             raise ManifestError(f"{misnamed}: on_error='skip' leaves them out")
         warnings.warn(f"{misnamed}, and left out", UserWarning, stacklevel=4)
     return grid
 
 
-def _nest(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[Any]]) -> FileGrid:
+def _make_nested_grid(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[Any]]) -> FileGrid:
     """Return the grid of sets in nested lists; ``coords`` has the values of dimensions that the sets lack."""
     unknown = coords.keys() - set(order)
     if unknown:
@@ -123,19 +126,19 @@ def _nest(sets: Any, order: Sequence[str | None], coords: Mapping[str, Sequence[
     return grid
 
 
-def get_set_url(fo: Any, options: Mapping[str, Any], who: str) -> str:
+def get_set_url(fo: Any, options: Mapping[str, Any], owner: str) -> str:
     """Return the URL of the set ``fo``, as the document of a cube names it.
 
-    TypeError, which names the argument or function ``who``, if it has no URL, or if options name a version of it.
+    TypeError, which names the document or argument ``owner``, if the set has no URL, or if options choose a version.
     """
     for name in ("branch", "tag", "snapshot", "as_of"):
         if options.get(name) is not None:
-            raise TypeError(f"{who} saves URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
+            raise TypeError(f"{owner} saves URLs of its parts, without {name}={options[name]!r}: leave lazy=True out")
     is_path = isinstance(fo, str | os.PathLike)
     url = source_of(os.fspath(fo), options.get("target_protocol"), None, True) if is_path else fo
     if not isinstance(url, str):
         raise TypeError(
-            f"{who} saves the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
+            f"{owner} saves the URLs of its parts: expected a URL or a path, got {reprlib.repr(fo)}; save it first"
         )
     return url
 
@@ -145,8 +148,8 @@ def iter_urls(sets: Any) -> Iterator[str]:
     if isinstance(sets, str | os.PathLike):
         yield os.fspath(sets)
     elif isinstance(sets, Sequence) and not isinstance(sets, bytes):
-        for each in sets:
-            yield from iter_urls(each)
+        for member in sets:
+            yield from iter_urls(member)
 
 
 def _iter_leaves(nested: Any, depth: int, position: Position = ()) -> Iterator[tuple[Position, Any]]:

@@ -1,4 +1,4 @@
-"""Join sets along given dimensions, or along those in which they differ."""
+"""Join sets along dimensions that the caller names, or along those in which the sets differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from refshard_fs.core.stats import count_text
 from refshard_fs.cubes.cf_times import is_time
 from refshard_fs.cubes.document import ConcatDocument
 from refshard_fs.errors import ManifestError
-from refshard_fs.sets.arrange import Kept, arrange
+from refshard_fs.sets.arrange import SetSlice, arrange
 from refshard_fs.sets.common_units import convert_to_common_units
 from refshard_fs.sets.compatibility import check_merged
 from refshard_fs.sets.coordinates import get_coordinate_values, is_ordered
@@ -35,10 +35,10 @@ from refshard_fs.sets.variables import BOUNDS, DESCRIBING, NamedSet, find_named_
 logger = logging.getLogger(__package__)
 
 
-class Joined(NamedTuple):
-    """Many sets as one: the document of a cube and the set that it shows, or the set alone.
+class JoinResult(NamedTuple):
+    """The result of a join: the document of a cube, and the set that it shows; or a set's name, and the set itself.
 
-    ``made`` has the sets that were read for each document.
+    ``made`` has each document of the cube, with the sets that were read for it.
     """
 
     document: Any
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
     made: list[tuple[ConcatDocument, Sequence[NamedSet]]]
 
 
-def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> Joined:
+def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> JoinResult:
     """Join sets along the dimensions in which they differ, in the order of their values.
 
     Sets with different variables become documents beside each other.
@@ -64,7 +64,7 @@ def find_and_join(inputs: Inputs, read: Sequence[NamedSet], rules: Rules) -> Joi
 
 def _find_and_join_group(
     sources: Sequence[Any], read: Sequence[NamedSet], rules: Rules, others: Sequence[NamedSet]
-) -> Joined:
+) -> JoinResult:
     """Join sets of the same variables; `join_sets` describes ``others``."""
     found = find_dimensions(read, is_outer=rules.is_outer)
     logger.info("joining %s along %s: %s", count_text(len(read), "set"), found.dims, found.reason)
@@ -77,13 +77,13 @@ def _find_and_join_group(
         _check_order(read, dim)
     counts = [1 + max(along) for along in zip(*positions, strict=True)]
     grid = None
-    if len(read) < math.prod(counts):  # some are missing
+    if len(read) < math.prod(counts):  # places of the grid are empty
         numbers: dict[str, list[Any]] = {d: list(range(n)) for d, n in zip(found.dims, counts, strict=True)}
         grid = FileGrid(found.dims, numbers, {at: part.name for at, part in zip(positions, read, strict=True)})
     return join_sets(Inputs(found.dims, positions, sources, grid), read, rules, others)
 
 
-def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Sequence[NamedSet] = ()) -> Joined:
+def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Sequence[NamedSet] = ()) -> JoinResult:
     """Join the sets that were ``read`` from ``inputs``, along their dimensions.
 
     ``others`` are sets of other variables: values of the coordinate that only they have become gaps here.
@@ -105,8 +105,8 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
     if dim is not None:
         kept = arrange(read, dim, sort=rules.sort, overlap=rules.overlap)
         if lazy and kept is None and all(part.axes_along(dim) for part in read):  # a line of a document has a length
-            every = [Kept(number, 0, part.length(dim)) for number, part in enumerate(read)]
-            filled = [each for each in every if each.stop]
+            every = [SetSlice(number, 0, part.length(dim)) for number, part in enumerate(read)]
+            filled = [whole for whole in every if whole.stop]
             kept = filled if 0 < len(filled) < len(every) else None
         if kept is not None:
             read = [trim(read[number], dim, start, stop, lazy=lazy) for number, start, stop in kept]
@@ -122,7 +122,7 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
     if not lazy:
         read = hold_texts(read, dims)
     read = add_digests(read, dims, rules.same, positions)
-    if lazy:  # documents say which dimensions are made
+    if lazy:  # a document names sets as they are stored, and the dimensions to make
         pairs = zip(stored, read, strict=True)
         read = [
             part if compared.digests == part.digests else msgspec.structs.replace(part, digests=compared.digests)
@@ -130,7 +130,7 @@ def join_sets(inputs: Inputs, read: Sequence[NamedSet], rules: Rules, others: Se
         ]
     cube = GridJoin(dims, grid, units, rules)
     document, whole = cube.join(dict(zip(positions, zip(sources, read, strict=True), strict=True)))
-    return Joined(document, whole, cube.made)
+    return JoinResult(document, whole, cube.made)
 
 
 def _check_order(read: Sequence[NamedSet], dim: str) -> None:
@@ -139,7 +139,7 @@ def _check_order(read: Sequence[NamedSet], dim: str) -> None:
     if values is None or not all(len(own) < 2 or is_ordered(own) for own in values):
         return
     filled = sorted((own for own in values if len(own)), key=lambda own: own[0])
-    whole = [np.concatenate(some) for some in (filled, filled[::-1]) if some]
+    whole = [np.concatenate(parts) for parts in (filled, filled[::-1]) if parts]
     if whole and len(np.unique(whole[0])) == len(whole[0]) > 1 and not any(map(is_ordered, whole)):
         raise ManifestError(
             f"the values of {dim!r} in {read[0].name} and others have no common order: dim={dim!r} joins sets in the "
@@ -148,7 +148,7 @@ def _check_order(read: Sequence[NamedSet], dim: str) -> None:
 
 
 def _group_by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> list[tuple[list[Any], list[NamedSet]]]:
-    """Group sets that have variables in common: a folder may have a file for each variable."""
+    """Group sets that have variables in common, not counting coordinates: a folder may have files of each variable."""
     groups: list[tuple[set[str], list[Any], list[NamedSet]]] = []
     for source, part in zip(sources, read, strict=True):
         every = {path for path, v in part.variables.items() if not v.is_coordinate and v.dims}
@@ -168,7 +168,7 @@ def _group_by_variables(sources: Sequence[Any], read: Sequence[NamedSet]) -> lis
     return [(theirs, parts) for _, theirs, parts in groups]
 
 
-def _merge_documents(groups: Sequence[Joined], same: frozenset[str]) -> Joined:
+def _merge_documents(groups: Sequence[JoinResult], same: frozenset[str]) -> JoinResult:
     """Merge documents of different variables; ManifestError if a variable that several have is not equal in all.
 
     Bounds are not compared: they are equal if their coordinate is.
@@ -192,7 +192,7 @@ def _merge_documents(groups: Sequence[Joined], same: frozenset[str]) -> Joined:
 
 
 def _find_regular_dimension(dims: Sequence[str | None], grid: FileGrid | None, parts: Sequence[NamedSet]) -> str:
-    """Return the dimension of ``freq=``: the first one whose coordinate has times, else the first one."""
+    """Return the dimension of ``freq=``: the first dimension of times, or else the first dimension."""
     first = parts[0].variables
     for dim in dims:
         coordinates = (v for v in first.values() if v.dims in ((dim,), ()) and parent(v.path)[1] == dim)

@@ -1,4 +1,4 @@
-"""Sets joined by a document that names them. Its parts are opened when they are read."""
+"""A cube in memory: a document that names the joined sets, its parts, which are opened when they are read."""
 
 from __future__ import annotations
 
@@ -57,18 +57,19 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @property
     def urls(self) -> list[str]:
-        """The URLs of all parts, of documents within it, too."""
+        """The URLs of all parts, also of those in nested documents."""
         return self.document.urls
 
     def __len__(self) -> int:
-        """Number of parts."""
+        """Return the number of parts."""
         return self.document.count
 
     def save(self, url: str, format: str | None = None, **storage_options: Any) -> str:
-        """Write the document to ``url``, parts that lie below its directory relative to it; it appears whole.
+        """Write the document to ``url``, in which URLs of parts below its directory are relative.
 
         With ``format``, or a name that ends with ``.icechunk``, it is written in a format that others read, too: see
-        `RefShardFileSystem.save`. Returns one line: why only this package can read it, or which bytes were copied.
+        `RefShardFileSystem.save`. Return one line: why only this package can read it, or which bytes were copied.
+        Readers never see a part of the file.
         """
         if format is not None or format_by_suffix(url) == "icechunk":
             return RefShardFileSystem(self).save(url, format, **storage_options) or ""
@@ -149,7 +150,7 @@ class LazySet(InMemorySource, frozen=True, eq=False, weakref=True):
 
 def describe(document: ConcatDocument) -> str:
     """Return in a few words what a document joins."""
-    dims = dict.fromkeys(dim for each in (document, *document.beside) for dim in _list_dims(each))
+    dims = dict.fromkeys(dim for cube in (document, *document.beside) for dim in _list_dims(cube))
     return f"{count_text(document.count, 'set')} joined along {' and '.join(dims)}"
 
 
@@ -162,7 +163,7 @@ def _list_dims(document: ConcatDocument) -> Iterator[str]:
 
 
 def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -> tuple[ConcatDocument, Choice]:
-    """Return a document without the parts that ``choice`` leaves out, and the rest of the choice."""
+    """Return a document without the parts that ``choice`` leaves out, and the choice that remains to be made of it."""
     dim, starts = document.dim, document.starts
     if dim not in choice.isel or document.view or document.beside:
         return document, choice
@@ -173,7 +174,7 @@ def _shorten(fs: RefShardFileSystem, document: ConcatDocument, choice: Choice) -
     metadata = document.metadata
     if document.first not in range(first, last):
         joined = fs.source.open().cube
-        assert joined is not None, "it shows a document"
+        assert joined is not None, "the filesystem shows a document"
         metadata = fs.source.run("", joined.documents_of_first)
     isel = {name: bounds for name, bounds in choice.isel.items() if name != dim}
     if (start, stop) != (starts[first], starts[last]):

@@ -41,17 +41,17 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
     values = get_coordinate_values([old, new], dim)
     if values is None:
         return NewElements(old.length(dim), 0, new.length(dim))
-    before, coming = values
-    known = np.isin(coming, before)
+    before, new_values = values
+    known = np.isin(new_values, before)
     if known.any() and rules.on_duplicate != "error":
         check_one_coordinate([old, new], dim)
     if known.all() and rules.on_duplicate == "skip":
         return None
-    kept = NewElements(len(before), 0, len(coming))
+    elements = NewElements(len(before), 0, len(new_values))
     if known.any():
         if rules.on_duplicate == "error":
             raise ManifestError(
-                f"{old.name} has {dim} = {format_value(coming[known][0], old, dim)} already: on_duplicate='skip' "
+                f"{old.name} has {dim} = {format_value(new_values[known][0], old, dim)} already: on_duplicate='skip' "
                 "appends what is new, on_duplicate='replace' takes the new elements"
             )
         overlap: Overlap = "first" if rules.on_duplicate == "skip" else "last"
@@ -59,12 +59,12 @@ def find_new_elements(old: NamedSet, new: NamedSet, rules: AppendRules) -> NewEl
         pieces = {piece.number: piece for piece in arranged}
         if len(pieces) < len(arranged):
             raise ManifestError(
-                f"some values of {dim!r} of {new.name}, between others, are in {old.name} already: append what is new "
-                "as a set of its own"
+                f"{old.name} already has values of {dim!r} that lie between other values of {new.name}: append the new "
+                "values as a separate set"
             )
         if 0 not in pieces or pieces[0].start != 0 or 1 not in pieces:
-            return NewElements(0, 0, len(coming))
-        kept = NewElements(pieces[0].stop, pieces[1].start, pieces[1].stop)
+            return NewElements(0, 0, len(new_values))
+        elements = NewElements(pieces[0].stop, pieces[1].start, pieces[1].stop)
     if not rules.any_order:
-        check_order(before[: kept.old], coming[kept.start : kept.stop], old, new.name, dim)
-    return kept
+        check_order(before[: elements.old], new_values[elements.start : elements.stop], old, new.name, dim)
+    return elements

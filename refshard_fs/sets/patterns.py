@@ -34,7 +34,7 @@ class Pattern(NamedTuple):
 
     @classmethod
     def of(cls, text: str, dims: Sequence[str | None] | None) -> Pattern | None:
-        """Return the pattern that ``text`` is; None where it has no fields. ValueError unless these are ``dims``.
+        """Parse a pattern; None if ``text`` has no fields. ValueError unless the fields are the dimensions ``dims``.
 
         Without ``dims``, the fields are the dimensions, in their order.
         """
@@ -67,8 +67,8 @@ class Pattern(NamedTuple):
             return None
         groups = match.groupdict()
         try:
-            return {dim: _place(dim, kind, groups) for dim, kind in self.fields.items()}
-        except ValueError:  # no such day
+            return {dim: _parse_place(dim, kind, groups) for dim, kind in self.fields.items()}
+        except ValueError:  # the month has no such day
             return None
 
 
@@ -93,7 +93,7 @@ def _parse_times(form: str, name: str, seen: set[str]) -> str:
     return regex + re.escape(form[at:])
 
 
-def _place(dim: str, kind: str, groups: Mapping[str, str]) -> Place:
+def _parse_place(dim: str, kind: str, groups: Mapping[str, str]) -> Place:
     if kind == "text":
         return groups[dim]
     if kind == "number":

@@ -1,4 +1,4 @@
-"""Sets shown as a function of the user's selects of each, when they are joined and never later."""
+"""Select a part of each set by a function of the user (``preprocess=``), when sets are joined and never later."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Preprocess = Callable[[RefShardFileSystem], RefShardFileSystem]
 PIECE: Final = 64  # sets that a worker opens in one call
 
 
-def name_of(function: Preprocess) -> str:
+def get_import_path(function: Preprocess) -> str:
     """Return the import path of a function, for people; ValueError for one without a name.
 
-    >>> name_of(open_read)
+    >>> get_import_path(open_read)
     'refshard_fs.sets.rebase:open_read'
     """
     name = getattr(function, "__qualname__", "<none>")
@@ -41,7 +41,7 @@ def name_of(function: Preprocess) -> str:
     return f"{function.__module__}:{name}"
 
 
-def read_chosen(
+def read_selected(
     sets: Sequence[Any],
     options: Mapping[str, Any],
     function: Preprocess,
@@ -51,10 +51,10 @@ def read_chosen(
     resume: str | os.PathLike[str] | None = None,
     unread: UnreadArrays | None = None,
 ) -> tuple[list[NamedSet], dict[str, tuple[Choice, ...]]]:
-    """Return the sets as ``function`` shows them, and by URL the choices that it takes of each.
+    """Return the part of each set that ``function`` selects, and by URL the selections.
 
     The other arguments are those of `read_sets`. The workers of ``executor`` call the function, and must be able to
-    import it. ``resume`` keeps what it chose until the set or the function changes.
+    import it. The file ``resume`` keeps a selection until the set or the function changes.
     """
     urls = [str(source_of(fo, None, None, True)) if isinstance(fo, str) else "" for fo in sets]
     variables, parts, own = VariableReader(), dict[int, NamedSet](), dict[str, tuple[Choice, ...]]()
@@ -75,10 +75,10 @@ def read_chosen(
             own[fo] = tuple(map(Choice.read, found.select))
         count(1)
 
-    identity = f"{name_of(function)} {_digest(function)}"
+    identity = f"{get_import_path(function)} {_digest(function)}"
     with open_scans(resume, filter(None, urls), options, unread, identity) as (known, resolve):
         pieces = list(batches(range(len(sets)), PIECE))
-        choose = partial(choose_parts, options=dict(options), function=function, known=known, unread=unread)
+        choose = partial(select_parts, options=dict(options), function=function, known=known, unread=unread)
         tasks = [[sets[number] for number in piece] for piece in pieces]
         for piece, results in zip(pieces, (map if executor is None else executor.map)(choose, tasks), strict=True):
             for number, result in zip(piece, results, strict=True):
@@ -86,22 +86,22 @@ def read_chosen(
     return [parts[number] for number in sorted(parts)], own
 
 
-def show_by(fo: Any, options: Mapping[str, Any], function: Preprocess) -> RefShardFileSystem:
-    """Return the filesystem of a set as ``function`` shows it; TypeError if that is another set."""
+def call_preprocess(fo: Any, options: Mapping[str, Any], function: Preprocess) -> RefShardFileSystem:
+    """Return the filesystem that ``function`` returns for a set; TypeError if it is not a selection of this set."""
     source = open_read(fo, options)
     shown = function(source)
     if getattr(shown, "fo", None) != source.fo:
         raise TypeError(
-            f"{name_of(function)} returned {shown!r} for {source!r}: expected what select() of that returns"
+            f"{get_import_path(function)} returned {shown!r} for {source!r}: expected the result of its method select()"
         )
     return shown
 
 
-def choose_parts(
+def select_parts(
     sets: Sequence[Any], *, options: Mapping[str, Any], function: Preprocess, known: Known, unread: UnreadArrays | None
 ) -> list[Scanned | Unchanged | Exception]:
     """Return the part of each set that ``function`` chooses, or the error of a set that cannot be read."""
-    name = name_of(function)
+    name = get_import_path(function)
 
     def choose(fo: Any) -> Scanned | Unchanged | Exception:
         try:
@@ -115,7 +115,7 @@ def choose_parts(
             source.source.open()
         except (RefShardError, FileNotFoundError) as e:
             return e
-        shown = show_by(source, options, function)
+        shown = call_preprocess(source, options, function)
         try:
             refs = adopt(collect_references(shown, unread), shown.source.admission)
             part = NamedSet(name, refs, VariableReader().read(refs, name))
@@ -141,7 +141,7 @@ def _digest(function: Preprocess) -> str:
 
 
 def _describe(code: CodeType) -> tuple[Any, ...]:
-    """Return what decides what code does, alike in each process."""
+    """Return the instructions, names and constants of code, in a form that is equal in all processes."""
     consts = [_describe(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    plain = [c for c in consts if not str(c).startswith("frozenset")]  # whose order differs
+    plain = [c for c in consts if not str(c).startswith("frozenset")]  # the order of a frozenset differs
     return code.co_code, code.co_names, plain

@@ -1,4 +1,4 @@
-"""A reference set whose targets have moved."""
+"""`rebase` changes the URLs of a reference set whose targets have moved; `MadeSet` is a reference set in memory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from refshard_fs.writing.cube_document import REMARK
 class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     """A reference set in memory: an ``fo`` for `RefShardFileSystem`, and for everything that takes one. Immutable.
 
-    URLs in it are absolute. Equal if the content is. ``opened_with`` are the arguments by which its sources were
-    opened: filesystems of it open its targets so. They are not saved.
+    Its URLs are absolute. Two sets are equal if their content is. Filesystems of this set open its targets with
+    ``opened_with``, the arguments that opened its sources. They are not saved.
     """
 
     opened_with: Mapping[str, Any] = {}
@@ -45,17 +45,17 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
 
     @property
     def references(self) -> Mapping[str, Any]:
-        """The references as the mapping that their JSON would be: text, object, bytes or ``[url, ...]``."""
+        """The references by key, as in their JSON: text, an object, bytes, or ``[url, offset, length]``."""
         return References(self.columns)
 
     @property
     def columns(self) -> ReferenceSet:
         """The columns of the set."""
-        assert isinstance(self.content, ReferenceSet), "a set that was made is in columns"
+        assert isinstance(self.content, ReferenceSet), "the content of a MadeSet is columns"
         return self.content
 
     def __len__(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return len(self.columns)
 
     def unpinned(self) -> MadeSet:
@@ -73,14 +73,14 @@ class MadeSet(InMemorySource, frozen=True, eq=False, weakref=True):
     ) -> str:
         """Write the set to ``url``, as `RefShardFileSystem.save` does.
 
-        Returns one line on the parts that only this package reads, and why; "" if other software reads all.
+        Return one line on the targets that only this package can read, and why; "" if other software reads all.
         """
         RefShardFileSystem(self).save(url, format, record_size, overwrite, callback, **storage_options)
         return self.remark
 
     @property
     def remark(self) -> str:
-        """The parts of the set that only this package can read, in one line; empty if other programs read all."""
+        """One line on the targets that only this package can read, and why; empty if other software reads all."""
         chained = [url for url in self.columns.urls if url is not None and len(links(url)) > 1]
         if not chained:
             return ""
@@ -133,12 +133,14 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = ..., **op
 def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", **options: Any) -> MadeSet | LazySet:
     """Return the set ``fo`` with URL prefixes replaced: the longest that fits wins, and a prefix ends at a slash.
 
-    ``fo`` is whatever `RefShardFileSystem` takes (``options`` are its further arguments), or such a filesystem.
-    Relative URLs become absolute before they are compared, and ``file:///data`` is ``/data``; chunk data are not read.
-    ValueError if a prefix is empty, or no URL begins with it (``missing="ignore"`` lets that be).
-    A lazily joined set whose parts are not where it names them stays a lazily joined set, of the moved parts.
-    Of pinned targets (`refshard_fs.snapshot`) that move, the pin keeps the size alone, with a warning: another server
-    gives other ETags and times. TargetNotAllowed where a set from elsewhere points to where it may not.
+    ``fo`` is a source or a filesystem; ``options`` are further arguments of `RefShardFileSystem`. Relative URLs become
+    absolute before they are compared, and ``file:///data`` is ``/data``. Chunks are not read.
+
+    A cube whose parts are not at their URLs any more becomes a cube of the moved parts. The pin of a target that moves
+    (`refshard_fs.snapshot`) keeps only the size, with a warning, because another server gives other ETags and times.
+
+    Raise ValueError if a prefix is empty, or if no URL begins with it (unless ``missing="ignore"``); TargetNotAllowed
+    if a set that is not your own points to a URL that it may not point to.
 
     >>> import refshard_fs
     >>> old = {"a/.zgroup": '{"zarr_format": 2}', "a/0": ["s3://old/x.nc", 0, 4], "a/1": ["s3://older/x.nc", 4, 4]}
@@ -150,14 +152,14 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         raise TypeError(f"prefixes={prefixes!r}: expected a mapping of old prefixes of URLs to new ones")
     if not all(prefixes):
         raise ValueError("expected old prefixes that are not empty")
-    by_place = {_place(prefix): new for prefix, new in prefixes.items()}
+    by_old_prefix = {_normalize(prefix): new for prefix, new in prefixes.items()}
 
     def respell(url: str | None) -> str | None:
-        found = None if url is None else longest_prefix(by_place, _place(url))
+        found = None if url is None else longest_prefix(by_old_prefix, _normalize(url))
         if url is None or found is None:
             return url
         stem, new = found
-        rest = _place(url)[len(stem) :].removeprefix("/")
+        rest = _normalize(url)[len(stem) :].removeprefix("/")
         base = new if new.endswith("://") else new.rstrip("/") + "/"
         return base + rest if rest else new.rstrip("/")
 
@@ -169,11 +171,11 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         if joined is None:
             raise
         if missing == "raise":
-            _check_all_begin_some(prefixes, joined.urls)
+            _check_prefixes(prefixes, joined.urls)
         return joined.respell_urls(lambda url: respell(url) or url)
     origins = _find_moved_origins(refs, respell, dict.fromkeys(prefixes.values(), True), fs.source.admission)
     if missing == "raise":
-        _check_all_begin_some(prefixes, [url for url in refs.urls if url is not None])
+        _check_prefixes(prefixes, [url for url in refs.urls if url is not None])
     new = msgspec.structs.replace(respell_urls(refs, respell), origins=origins)
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]
@@ -181,8 +183,8 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
         lost = sum(1 for i, gone in enumerate(moved) if gone and pins.pin(i) != refs.pins.pin(i))
         if lost:
             warnings.warn(
-                f"{count_text(lost, 'target that moved is', 'targets that moved are')} held to sizes alone now: "
-                "ETags and times belong to the old place. Take a snapshot of the new set to pin them there",
+                f"{count_text(lost, 'target that moved is', 'targets that moved are')} now checked only by size, "
+                "because ETags and times belong to the old URLs. Take a snapshot of the new set to pin them again",
                 UserWarning,
                 stacklevel=2,
             )
@@ -191,7 +193,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
 
 
 def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
-    """Return the user's own lazily joined set that ``fs`` could not open, its URLs absolute; None of other sources."""
+    """Return the user's own cube that ``fs`` could not open, with absolute URLs; None for other sources."""
     source = fs.source.options.source
     content = content_of(source)
     if isinstance(source, str) and fs.source.admission.trusts_source:
@@ -211,13 +213,16 @@ def _get_lazy_set(fs: RefShardFileSystem) -> LazySet | None:
     return LazySet(data, hashlib.sha256(data).hexdigest(), remark, joined, arguments_of(source))
 
 
-def _place(url: str) -> str:
-    """Return ``url``, or the path that it is of a file of this machine, which may be spelled as either."""
+def _normalize(url: str) -> str:
+    """Return ``url``; for a file of this machine, which has a URL and a path, the path."""
     return "/" + url.partition("://")[2].lstrip("/") if protocol_of(url) in LOCAL and "::" not in url else url
 
 
 def _find_moved_origins(refs: ReferenceSet, respell: Respell, chosen: Mapping[str, bool], rule: Admission) -> Origins:
-    """Return the origins of ``refs`` respelled: what moves to one of the prefixes that the user chose is the user's."""
+    """Return the origins of the respelled ``refs``: targets that move to one of the ``chosen`` prefixes are the user's.
+
+    All other targets keep their origins.
+    """
     adoption = Adoption(rule)
     for url in refs.urls:
         if respell(url) == url:
@@ -228,21 +233,21 @@ def _find_moved_origins(refs: ReferenceSet, respell: Respell, chosen: Mapping[st
     strangers = () if rule.source is None or rule.trusts_source else (rule.source,)
     named: list[tuple[str, Origin]] = []
     for url, new in ((url, respell(url)) for url in refs.urls if url is not None):
-        is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # not if it leaves the prefix
+        is_chosen = new != url and longest_prefix(chosen, new or "") is not None  # "..": it may leave the prefix
         named.append((new or url, () if is_chosen else known.of(url) or strangers))
     return Origins.combine(named, known.servers)
 
 
-def _check_all_begin_some(prefixes: Iterable[str], urls: Sequence[str]) -> None:
-    """Raise ValueError for a prefix that none of ``urls`` begins with: it is most likely misspelled."""
+def _check_prefixes(prefixes: Iterable[str], urls: Sequence[str]) -> None:
+    """Raise ValueError if none of ``urls`` begins with a prefix: it is most likely misspelled."""
     for prefix in prefixes:
         if not urls:
             raise ValueError(
                 f"{prefix!r} begins no URL of the set, which has none: it holds the bytes of all of its keys itself, "
                 "and does not depend on where files are. missing='ignore' returns it unchanged"
             )
-        place = {_place(prefix): None}
-        if not any(longest_prefix(place, _place(url)) for url in urls):
+        normalized = {_normalize(prefix): None}
+        if not any(longest_prefix(normalized, _normalize(url)) for url in urls):
             raise ValueError(
                 f"{prefix!r} begins none of the set's {count_text(len(urls), 'URL')}, such as {redact(urls[0])!r}; a "
                 "prefix ends at a slash. missing='ignore' ignores such prefixes"

@@ -16,11 +16,11 @@ def choose_recut_shapes(
     subchunks: Mapping[str, int],
     places: Sequence[Mapping[str, Placement]],
 ) -> dict[str, tuple[int, ...]]:
-    """Return by path the shapes of chunks for arrays that are recut: their chunks do not meet along ``dim``.
+    """Return, by path, the new chunk shapes of arrays along ``dim`` that must be recut.
 
-    Along each dimension the length that most elements have is taken, or that of ``chunks``, and no more than
-    ``subchunks`` says. Arrays whose chunks meet, and have that shape, are not recut. ``places`` say of each set
-    where its elements lie along other dimensions.
+    An array is recut if its sets have other chunk shapes, or if a set begins inside a chunk. The length of a chunk
+    along each dimension is that in ``chunks``, or else the one that most elements have; it is at most that in
+    ``subchunks``. ``places`` has, for each set, the places of its elements along other dimensions.
     """
     recut = {}
     placements = {item for own in places for item in own.items()}
@@ -32,7 +32,7 @@ def choose_recut_shapes(
         metas = [part.variables[path].meta for part in sets if path in part.variables]
         shapes = [(m.chunks, m.shape[axis]) for m in metas if m.chunks is not None and len(m.shape) == len(first.dims)]
         if len(shapes) < len(sets):
-            continue  # `check_joinable` says why
+            continue  # `check_joinable` raises the error, with its reason
 
         def chunks_of(shape: Sequence[int], dims: Sequence[str | None] = first.dims) -> tuple[int, ...]:
             most = [chunks.get(name or "", size) for name, size in zip(dims, shape, strict=True)]

@@ -29,7 +29,7 @@ def explain_document(made: Sequence[tuple[ConcatDocument, Sequence[NamedSet]]]) 
         shown = replace_metadata(read[0], document.metadata)
         for path in document.axes.keys() - document.chunks.keys() - {document.coordinate}:
             one = get_array_facts(path, next(part for part in (shown, *read) if path in part.variables))
-            known: dict[Any, bool] = {}  # sets that are alike share their variables
+            known: dict[Any, bool] = {}  # by variable, which sets with equal metadata share
             for part in read:
                 if path in part.variables:
                     like = id(part.variables[path]), str(part.units.get(path))

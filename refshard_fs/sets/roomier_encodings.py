@@ -1,8 +1,8 @@
-"""Choose the encoding that a lazy cube shows of an array whose sets store it differently. No I/O here.
+"""Choose the encoding in which a lazy cube shows an array that its sets encode differently. No I/O here.
 
-Mostly it is the first set's, and chunks of others are recoded. If it cannot hold values of others exactly, the array is
-shown in an encoding that can: packed numbers as the 64-bit floating-point numbers that they mean (scale_factor differs
-from file to file), and numbers as a type that holds every type.
+Usually it is the encoding of the first set, and chunks of other sets are recoded. If it cannot hold all values exactly,
+another encoding is chosen: for packed numbers (scale_factor differs from file to file) their unpacked values, as 64-bit
+floating-point numbers; for other numbers a type that holds the types of all sets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNPACKED: Final = np.dtype("<f8")
 
 
 def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dict[str, Any]]:
-    """Return the metadata documents, by key, of arrays along ``dim`` for which the first set's encoding has no room."""
+    """Return the metadata documents, by key, of arrays along ``dim`` whose values the first set's type cannot hold."""
     found: dict[str, dict[str, Any]] = {}
     for path, first in parts[0].variables.items():
         if dim in first.dims and not first.is_coordinate:
@@ -38,7 +38,7 @@ def find_roomier_encodings(parts: Sequence[NamedSet], dim: str) -> dict[str, dic
 
 
 def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict[str, Any]]:
-    """Return the metadata documents, by key, of an array that holds the values of all; none if the ``first`` does."""
+    """Return the metadata documents, by key, of an encoding that holds all values; none if that of ``first`` does."""
     texts = [dtype for v in (first, *others) if (dtype := find_decoded_type(v.meta)) is not None]
     common = find_common_text_type(texts) if len(texts) > len(others) else None
     if common is not None and first.meta.chunks is not None:
@@ -56,7 +56,7 @@ def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict
     if all(_get_packing(other) == _get_packing(first) for other in others):
         dtype = np.result_type(*known).newbyteorder("<")
         if dtype.kind in "iu" and not _marks_missing(first) and any(map(_marks_missing, others)):
-            # No whole number can stand for missing ones: the first set may have it. Types are those xarray decodes to.
+            # Any integer may be a value of the first set, so none can mean "missing". xarray decodes to the same types.
             is_short = dtype.itemsize < 4 and not any(value is not None for value in _get_packing(first))
             attributes = {name: value for name, value in first.attributes.items() if name not in STORED}
             return _change_type(first, np.dtype("<f4") if is_short else _UNPACKED, "NaN", attributes)
@@ -71,7 +71,7 @@ def find_encoding(first: Variable, others: Sequence[Variable]) -> dict[str, dict
 
 
 def _marks_missing(variable: Variable) -> bool:
-    """Whether a value of the array stands for missing ones."""
+    """Return whether a value of the array means "missing"."""
     fill = variable.meta.raw.get("fill_value") if variable.meta.zarr_format == 2 else None
     dtype = dtype_of(variable.meta)
     return fill is not None or (
@@ -86,7 +86,7 @@ def _get_packing(variable: Variable) -> list[Any]:
 def _change_type(
     variable: Variable, dtype: np.dtype[Any], fill: Any, attributes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the documents of an array of another type, its chunks without codecs."""
+    """Return the documents, by key, of an array with another type, and without codecs."""
     meta, old = variable.meta, dtype_of(variable.meta)
     doc = make_plain_document(meta, meta.shape, meta.chunks or ()) | {"fill_value": fill}
     if meta.zarr_format == 3:

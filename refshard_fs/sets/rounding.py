@@ -1,4 +1,4 @@
-"""Coordinates of sets that are equal but for rounding. No I/O here."""
+"""Make coordinates equal that differ between sets only by rounding. No I/O here."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from refshard_fs.core.model import batches
 from refshard_fs.sets.scanning import Found, Known, scan
 from refshard_fs.source.collect import UnreadArrays
 
-PIECE: Final = 64  # sources that a worker scans in one call: some 100 ms, so that it is worth being sent
+PIECE: Final = 64  # sources in one call of a worker: about 100 ms of work, much more than the call itself takes
 
 
 def scan_by_workers(
@@ -21,13 +21,13 @@ def scan_by_workers(
     known: Known,
     unread: UnreadArrays | None = None,
 ) -> None:
-    """Scan with the workers of ``executor``; an error of theirs, or what ``found`` raises, ends it all."""
+    """Scan ``urls``, as `scan` does, by the workers of ``executor``. An error of a worker, or of ``found``, ends it."""
     futures: dict[Future[list[Any]], Sequence[int]] = {}
     try:
         for piece in batches(range(len(urls)), PIECE):
-            some = [urls[number] for number in piece]
-            theirs = {url: known[url] for url in some if url in known}
-            futures[executor.submit(scan_piece, some, dict(options), theirs, unread)] = piece
+            urls_of_piece = [urls[number] for number in piece]
+            versions = {url: known[url] for url in urls_of_piece if url in known}
+            futures[executor.submit(scan_piece, urls_of_piece, dict(options), versions, unread)] = piece
         for future in as_completed(futures):
             for number, result in zip(futures[future], future.result(), strict=True):
                 found(number, result)
@@ -39,7 +39,7 @@ def scan_by_workers(
 def scan_piece(
     urls: Sequence[str], options: Mapping[str, Any], known: Known, unread: UnreadArrays | None = None
 ) -> list[Any]:
-    """Return the result for each of ``urls``."""
+    """Return the result of the scan of each of ``urls``, in their order."""
     results: list[Any] = [None] * len(urls)
     scan(urls, options, results.__setitem__, known, unread)
     return results

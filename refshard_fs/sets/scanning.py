@@ -1,7 +1,7 @@
-"""Many sources scanned together: the references to each one's chunks, with the values of its coordinates.
+"""Scan many sources together: collect the references to the chunks of each source, and the values of its coordinates.
 
-All are opened by one source, and their look-ups are driven in the same rounds: a source that is small, or has its
-index at the beginning, takes one request. Only the references stay in memory.
+One source opens all of them, and drives their look-ups in the same rounds: a source that is small, or has its index at
+the beginning, takes one request. Only the references stay in memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROUNDS: Final = 16  # such rounds that are under way at once, so that some are d
 LIKENESSES: Final = 16  # kinds of files by one writer whose references are remembered in a scan
 REMEMBERED: Final = 32 << 20  # bytes of indexes of sources that are being scanned
 VERSIONS: Final = 4096  # versions of objects that are being read: many times `ROUND` × `ROUNDS`
-_OTHER_DOCUMENT: Final = re.compile(rb'\s*\{\s*"refshard"\s*:\s*"')  # JSON that is opened, and no set of references
+_OTHER_DOCUMENT: Final = re.compile(rb'\s*\{\s*"refshard"\s*:\s*"')  # JSON of a cube or a rule, not of references
 
 
 # Options that say how sources are read, and not what they mean.
@@ -57,7 +57,7 @@ _UNDERSTOOD: Final = READING | {
 
 
 class Scanned(NamedTuple):
-    """The references of a source, URLs absolute, coordinates inline; ``facts`` tell its version if it is one object.
+    """The references of a source, with absolute URLs and inline coordinates; its version, if it is one object.
 
     ``select`` is the part of the source that ``preprocess`` chose, as JSON.
     """
@@ -71,21 +71,20 @@ class Unchanged:
     """The answer for a source that was not read, since it still has the known version."""
 
 
-# Called with number and result of each source; None is a source that has to be opened by itself.
+# Called with number and result of each source; None if the source has to be opened by itself.
 Found = Callable[[int, Scanned | Exception | Unchanged | None], object]
 Known = Mapping[str, Facts]  # versions of sources in an earlier scan, by URL
 
 
 def can_scan(options: Mapping[str, Any]) -> bool:
-    """Whether sources can be scanned together with these options; others say of each source what it means."""
+    """Return whether sources can be scanned together with these options; other options change what a source means."""
     return options.keys() <= _UNDERSTOOD
 
 
 def find_scannable(urls: Mapping[int, str], options: Mapping[str, Any]) -> dict[int, str]:
     """Return the ``urls`` that can be scanned together; all others are opened one by one.
 
-    With ``allow=``, a source that is not listed may be opened, and no other source may point to it: it needs a rule of
-    its own. So does a file on this machine, whose links are judged.
+    With ``allow=``, each file on this machine, and each source that is not listed, needs a separate rule for targets.
     """
     rule = _rule_for(options)(None)
     return {number: url for number, url in urls.items() if "::" not in url and _is_listed(url, rule)}
@@ -101,7 +100,10 @@ def _is_listed(url: str, rule: Admission) -> bool:
 
 
 def _rule_for(options: Mapping[str, Any]) -> Callable[[str | None], Admission]:
-    """Return the rule for the targets of a source by its URL. Credentials for sources open nothing to other sources."""
+    """Return a function that makes the rule for the targets of a source from its URL.
+
+    Credentials for sources permit no references from one source to another.
+    """
     prefixes = [*(options.get("options") or {})]
     return partial(Admission.of, allow=options.get("allow"), protocols=(), prefixes=prefixes)
 
@@ -121,20 +123,20 @@ def choose_reading_options(urls: Iterable[str], options: Mapping[str, Any]) -> d
 
 
 def choose_opening_options(sources: Collection[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by which a set made of ``sources``, opened with the user's ``options``, opens its targets.
+    """Return the arguments with which a set made of ``sources``, opened with the user's ``options``, opens its targets.
 
-    What the filesystem of a source was given goes to its bucket, and nowhere else; over HTTP to the source alone,
-    because the prefix of a server would open it to the set of a stranger, whatever network it is in.
+    Credentials for a source are used for its bucket only; over HTTP only for the URL of the source, because a prefix
+    of the whole server would permit a stranger's set to point to this server, even in a private network.
     """
     found = {name: options[name] for name in ("fs", "remote_options", "remote_protocol") if options.get(name)}
     credentials = options.get("ref_storage_args") or options.get("target_options")
-    urls = [os.fspath(one) for one in sources if isinstance(one, str | os.PathLike)] if credentials else []
+    urls = [os.fspath(fo) for fo in sources if isinstance(fo, str | os.PathLike)] if credentials else []
     by_prefix: dict[str, Any] = {}
     for url in urls:
         is_alone = "::" in url or protocol_of(url) in WEB
         by_prefix[url if is_alone else place_of(url) or url] = dict(credentials or {})
-    for one in sources:
-        by_prefix |= arguments_of(one).get("options") or {}
+    for fo in sources:
+        by_prefix |= arguments_of(fo).get("options") or {}
     by_prefix |= options.get("options") or {}
     return found | ({"options": by_prefix} if by_prefix else {})
 
@@ -147,9 +149,9 @@ def scan(
     unread: UnreadArrays | None = None,
     heads: Heads | None = None,
 ) -> None:
-    """Call ``found`` with number and content of each source at ``urls``, in any order, or with its error.
+    """Call ``found`` with the number of each source in ``urls``, in any order, and with its content or error.
 
-    A parquet set, which is read a partition at a time, gives None. What ``found`` raises ends the scan.
+    A parquet set, which is read a partition at a time, gives None. An error that ``found`` raises ends the scan.
     The first bytes of the sources are put into ``heads``.
     """
     source = RefShardFileSystem({}, **choose_reading_options(urls, options), select=options.get("select")).source
@@ -164,7 +166,7 @@ def scan(
 
 
 class _Scanner(Engines):
-    """Opens many sources. What each may point to is judged by its own origin."""
+    """Open many sources; the origin of each decides to which targets it may point."""
 
     def __init__(self, options: Settings, known: Known, unread: UnreadArrays | None, heads: Heads | None) -> None:
         super().__init__(options, LRU(REMEMBERED), heads)
@@ -240,17 +242,17 @@ class _Scanner(Engines):
             raise make_source_error(url, e) from sanitize_cause(e)
         try:
             part = NamedSet(url, refs, self._variables.read(refs, url))
-            if likeness is not None and self._decides(likeness, part):
+            if likeness is not None and self._can_share(likeness, part):
                 self._common.put(likeness, refs)
             refs = (yield from first.run(add_coordinates(part))).refs
         except RefShardError:
             raise
-        except Exception as e:  # noqa: BLE001  # `blame` tells which
+        except Exception as e:  # noqa: BLE001  # `blame` makes one of our errors of it
             raise blame("", e) from sanitize_cause(e)
         return Scanned(refs, first.facts)
 
     def _parse_document(self, first: FirstBytes) -> Steps[ReferenceSet | None]:
-        """Return the references of a JSON document; None if only opening it tells its meaning."""
+        """Return the references of a JSON document; None if it has to be opened as a source."""
         facts, data = first.facts, first.data
         if facts is None or _OTHER_DOCUMENT.match(data):
             return None
@@ -258,10 +260,10 @@ class _Scanner(Engines):
             data = yield Load(Probe(first.url, facts, data).document(self.options.open.max_manifest_bytes), Raw())
         return self._parser.parse(data, first.url)
 
-    def _decides(self, likeness: Likeness, part: NamedSet) -> bool:
-        """Return whether all sources with this ``likeness`` have the references of ``part``, as far as they are read.
+    def _can_share(self, likeness: Likeness, part: NamedSet) -> bool:
+        """Return whether all sources with this ``likeness`` have the references of ``part``, except for their URL.
 
-        The chunks that vary are not read: only that an array has some.
+        This is so if the arrays whose chunks vary between such sources are not read, and no coordinate has to be.
         """
         refs = part.refs
         if self._unread is None or refs.pins is not None or list(refs.urls) != [part.name]:
@@ -280,6 +282,6 @@ class _Scanner(Engines):
     def _scan_references(self, first: FirstBytes, space: KeySpace) -> Steps[ReferenceSet | None]:
         try:
             refs = yield from first.run(collect_steps(space, self._unread))
-        except Exception as e:  # noqa: BLE001  # `blame` tells which
+        except Exception as e:  # noqa: BLE001  # `blame` makes one of our errors of it
             raise blame("", e) from sanitize_cause(e)
         return respell_urls(refs, make_speller(OpenOptions(), first.url))

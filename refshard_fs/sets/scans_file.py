@@ -1,9 +1,10 @@
-"""A file of scans, so that a run that failed goes on where it ended.
+"""Keep scans of sources in a file (``resume=``), so that a later run opens only new and changed sources.
 
-A line that names the format; then records, each the length and the CRC-32 of the rest (little-endian, four bytes
-each), and the rest as msgpack: URL, size, ETag and time of the source, the packed references. Of sources that are alike
-only the first has these: the others name the place of its record, the object they refer to, and inline data of their
-own. Records are only added; the last one of a URL counts. The last record of a run that was killed may be cut short.
+The file begins with a line that names its format. Records follow: the length and the CRC-32 of the record (four bytes
+each, little-endian), and the record as msgpack: URL, size, ETag and time of the source, and its packed references. If
+sources are alike, only the first record has the references: the others name its place in the file, the object to which
+they refer, and their own inline data. Records are only added, and the last record of a URL counts. The last record of a
+run that was killed may be cut short.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     like: tuple[int, int] = (0, 0)  # offset and length of the record of a source like this one
     target: str = ""
     data: dict[str, bytes] = {}
-    select: list[Any] = []  # what a function chose of the source
+    select: list[Any] = []  # the part of the source that a function selected
 
 
 class ScansFile:
-    """The scans in the file at ``path``, which is made where there is none. For one writer at a time.
+    """The scans in the file at ``path``, which is created if it does not exist. For one writer at a time.
 
-    ``options`` are those of a filesystem: a scan belongs to the part of the source that ``select`` shows, and to the
-    targets that ``allow`` and the prefixes of ``options`` permit; also to the ``unread`` arrays, and to ``function``, a
-    text that identifies the code of ``preprocess``.
+    A scan is found only with the arguments of which it depends: the ``unread`` arrays; ``function``, a text that
+    identifies the code of ``preprocess``; and three ``options`` of the filesystem: ``select``, ``allow`` and the
+    prefixes in ``options``.
     """
 
     def __init__(
@@ -102,22 +103,23 @@ class ScansFile:
         self._file.truncate()
 
     def find_versions(self, urls: Iterable[str]) -> dict[str, Facts]:
-        """Return the versions of those of ``urls`` that were scanned, without the unread arrays or as a whole."""
-        known = {url: self._place(url) for url in urls}
+        """Return the version of each of ``urls`` with a scan in the file, whether it lacks the unread arrays or not."""
+        known = {url: self._find_place(url) for url in urls}
         return {url: place[0] for url, place in known.items() if place is not None}
 
-    def _place(self, url: str) -> tuple[Facts, int, int] | None:
+    def _find_place(self, url: str) -> tuple[Facts, int, int] | None:
+        """Return the version in the scan of ``url``, and the offset and length of its record; None without a scan."""
         whole = url + self._function + self._conditions
         return self._places.get(url + self._function + self._kind + self._conditions) or self._places.get(whole)
 
     def find(self, url: str) -> Scanned | Exception:
-        """Return the kept scan of ``url``."""
-        place = self._place(url)
+        """Return the scan of ``url``, or an error if its record is damaged; KeyError if the file has none."""
+        place = self._find_place(url)
         if place is None:
             raise KeyError(url)
         facts, start, length = place
         try:
-            record = self._record(start, length)
+            record = self._read_record(start, length)
             if record.refs:
                 return Scanned(swell(record.refs), facts, record.select)
             base = self._read_references(*record.like)
@@ -127,22 +129,22 @@ class ScansFile:
         refs = msgspec.structs.replace(base, urls=Texts.of([record.target]), members=members)
         return Scanned(refs, facts, record.select)
 
-    def _record(self, start: int, length: int) -> _Record:
+    def _read_record(self, start: int, length: int) -> _Record:
         self._file.seek(start)
         data = self._file.read(length)
         self._file.seek(0, os.SEEK_END)
         return msgspec.msgpack.decode(data, type=_Record)
 
     def _read_references(self, start: int, length: int) -> ReferenceSet:
-        """Return the references of a record; sources that are like it share its columns."""
+        """Return the references of a record; similar sources share its columns."""
         if self._whole is None or self._whole[0] != (start, length):
-            refs = swell(self._record(start, length).refs)
+            refs = swell(self._read_record(start, length).refs)
             refs = msgspec.structs.replace(refs, chunks=refs.tables, members=dict(refs.side.items()))
             self._whole = (start, length), refs
         return self._whole[1]
 
-    def keep(self, url: str, scanned: Scanned) -> None:
-        """Add the scan of ``url``, if anything tells its version."""
+    def add(self, url: str, scanned: Scanned) -> None:
+        """Add the scan of ``url``, unless its version is unknown: no ETag and no time."""
         facts, refs, select = scanned.facts, scanned.refs, list(scanned.select)
         url += self._function + self._kind + self._conditions
         if facts is None or (facts.etag is None and facts.last_modified is None):
@@ -167,7 +169,7 @@ class ScansFile:
         self._file.close()
 
 
-# Called with the URL and the result of a scan; returns the result, or the kept scan of a source that is unchanged.
+# Called with the URL and the result of a scan; returns the result, or for an unchanged source the scan in the file.
 Resolve = Callable[[str, Scanned | Exception | Unchanged | None], Scanned | Exception | None]
 
 
@@ -179,9 +181,9 @@ def open_scans(
     unread: UnreadArrays | None,
     function: str = "",
 ) -> Iterator[tuple[Known, Resolve]]:
-    """Open the file of scans at ``path``; return the known versions of ``urls``, and a function that keeps results.
+    """Open the file of scans at ``path``; yield the known versions of ``urls``, and a function that adds results.
 
-    Without a path nothing is known, and nothing is kept.
+    Without a path, no version is known, and no result is kept.
     """
     file = None if path is None else ScansFile(os.fspath(path), options, unread, function)
 
@@ -190,7 +192,7 @@ def open_scans(
             assert file is not None, "only a known source is unchanged"
             return file.find(url)
         if file is not None and url and isinstance(result, Scanned):
-            file.keep(url, result)
+            file.add(url, result)
         return result
 
     try:

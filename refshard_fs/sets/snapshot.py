@@ -29,14 +29,14 @@ def snapshot(
     """Return a set of references to every key of ``fo`` as it is now, each pinned to size, ETag and time of its object.
 
     ``fo`` is the URL of a zarr hierarchy or of any other directory; or any source that `RefShardFileSystem` takes
-    (``options`` are its further arguments): then what its references point to is pinned. Metadata of up to
-    ``inline_threshold`` bytes are kept in the set. ``shards="inner"`` makes references to the inner chunks of sharded
-    arrays, so that no index is read later, and other software reads them.
+    (``options`` are its further arguments), whose targets are pinned. Metadata of up to ``inline_threshold`` bytes are
+    kept in the set. ``shards="inner"`` makes references to the inner chunks of sharded arrays, so that no index is read
+    later, and other software reads them.
 
-    Reading an object that was replaced since then raises TargetChanged; where there are ETags, the server is asked for
-    that version alone. Directories are listed; over plain HTTP consolidated metadata tell the keys, each of which is
-    asked for. Pins are kept by JSON sets, pickles and chunk manifests. NotListable where nothing tells the keys.
-    ``callback`` counts the objects.
+    Reading an object that was replaced since then raises TargetChanged; if it had an ETag, requests have the header
+    If-Match. Directories are listed; over plain HTTP, the keys come from consolidated metadata, and a request for each
+    key gets its version. Pins are kept by JSON sets, pickles and chunk manifests. NotListable if the keys cannot be
+    found. ``callback`` counts the objects.
 
     >>> import fsspec, refshard_fs
     >>> store = fsspec.filesystem("memory")
@@ -54,7 +54,7 @@ not the object that the manifest was made for: its size is 6 bytes, not 5; make 
 names all replaced objects
     """
     if shards not in ("whole", "inner"):
-        raise ValueError(f"shards={shards!r}: it is 'whole' or 'inner'")
+        raise ValueError(f"shards={shards!r}: expected 'whole' or 'inner'")
     flatten = shards == "inner"
     try:
         fs = open_read(fo, {**options, "shards": "whole"})

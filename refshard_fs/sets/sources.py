@@ -1,7 +1,7 @@
-"""Sets that are to be concatenated are read: their references, with the values of their coordinates.
+"""Read the sets to join: their references, and the values of their coordinates.
 
-Sources at URLs are scanned together, by `scanning`. Results of `concat` and mappings are taken directly. All others,
-and those with options that change what a document means, are opened one by one.
+Sources at URLs are scanned together, by `scanning`. Results of `concat`, and mappings, are used directly. All other
+sources, and those with options that change what a document means, are opened one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from refshard_fs.sets.variables import NamedSet, VariableReader
 from refshard_fs.source.collect import UnreadArrays
 from refshard_fs.source.in_memory_source import source_of
 
-OnError = Literal["raise", "skip", "hole"]  # how a set is treated that cannot be opened or read
+OnError = Literal["raise", "skip", "hole"]  # what happens to a set that cannot be opened or read
 TOGETHER: Final = 16  # sets that are opened at a time
 
 
@@ -50,12 +50,12 @@ def read_sets(
     unread: UnreadArrays | None = None,
     heads: Heads | None = None,
 ) -> list[NamedSet]:
-    """Return ``sets``, each of which `RefShardFileSystem` takes with ``options``; ``count(1)`` is called for each.
+    """Read the sources ``sets``, which `RefShardFileSystem` opens with ``options``; call ``count(1)`` for each.
 
-    Where ``failed`` is given, sets that cannot be opened or read are left out, and their errors put there by number.
-    ``executor`` scans those that have URLs, and ``resume`` is the file that keeps their scans. Chunks along dimensions
-    ``unread`` are not made. The first bytes of sources at URLs are put into ``heads``. TargetNotAllowed where a set
-    from elsewhere points to where it may not.
+    With ``failed``, sets that cannot be opened or read are left out, and their errors are put there, by number. The
+    workers of ``executor`` scan sources at URLs, and the file ``resume`` keeps the scans. Chunks of ``unread`` arrays
+    are not decoded. The first bytes of sources at URLs are put into ``heads``. TargetNotAllowed if a set that is not
+    the user's own points to a URL that it may not point to.
     """
     variables = VariableReader()
     found: dict[int, NamedSet] = {}
@@ -82,8 +82,9 @@ def read_sets(
         _scan(find_scannable(urls, options), options, take, executor, resume, unread, heads)
     elif executor is not None or resume is not None:
         raise ValueError(
-            "executor= and resume= are for sources that are opened alike: they take the options allow=, options= "
-            "and target_options=, and those that say how to read"
+            "executor= and resume= are for sources that are opened alike: expected only the options allow=, options=, "
+            "select=, target_options=, index_cache=, max_manifest_bytes=, concurrency=, fast_s3=, max_memory=, "
+            f"retries= and timeout=, got {', '.join(f'{name}=' for name in options)}"
         )
     if options.keys().isdisjoint(MEANING):
         parser = DocumentParser()
@@ -113,7 +114,7 @@ def read_sets(
             count(1)
         return part
 
-    # Threads wait for the network; local sets take the interpreter, which runs one thread at a time.
+    # Threads help only to wait for the network: reading local sets runs Python, in one thread at a time.
     left = [number for number in range(len(sets)) if number not in found and number not in (failed or ())]
     remote = any(isinstance(sets[number], str) and not _is_local(sets[number]) for number in left)
     with ThreadPoolExecutor(TOGETHER if remote else 1) as pool:
@@ -122,7 +123,7 @@ def read_sets(
 
 
 def _scan(
-    given: Mapping[int, str],
+    urls_by_number: Mapping[int, str],
     options: Mapping[str, Any],
     take: Callable[[int, Scanned | Exception | None], None],
     executor: Executor | None,
@@ -130,9 +131,9 @@ def _scan(
     unread: UnreadArrays | None,
     heads: Heads | None,
 ) -> None:
-    """Call ``take`` with the scan, or the error, of each source that is ``given`` by number."""
-    numbers = list(given)
-    urls = [str(source_of(url, None, None, True)) for url in given.values()]
+    """Call ``take`` with the number of each source, and with its scan or error."""
+    numbers = list(urls_by_number)
+    urls = [str(source_of(url, None, None, True)) for url in urls_by_number.values()]
     with open_scans(resume, urls, options, unread) as (known, resolve):
 
         def found(place: int, result: Scanned | Exception | Unchanged | None) -> None:
@@ -145,7 +146,7 @@ def _scan(
 
 
 def report_skipped(failed: Mapping[int, Exception], *, any_left: bool) -> None:
-    """Warn of each set that was left out; raise the first error where no other set is left."""
+    """Warn of each set that was left out; raise the first error if no set is left."""
     for number, error in sorted(failed.items()):
         if not any_left:
             raise error

@@ -27,7 +27,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Coordinate(NamedTuple):
-    """The values of a dimension that is made, and its attributes."""
+    """The values and the attributes of a new dimension's coordinate."""
 
     values: Any
     attributes: Mapping[str, Any]
@@ -54,7 +54,7 @@ def make_coordinate_set(grid: FileGrid, dim: str, number: int, like: NamedSet, n
 
 
 def stack_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> list[NamedSet]:
-    """Give the sets of a grid those of its dimensions that they lack."""
+    """Give the sets of a grid the dimensions of the grid that they lack."""
     found = dict(parts)
     known = {dim for part in parts.values() for variable in part.variables.values() for dim in variable.dims}
     inside = [dim for dim in grid.dims if dim in known]
@@ -71,10 +71,10 @@ def stack_grid(grid: FileGrid, parts: Mapping[tuple[int, ...], NamedSet]) -> lis
 
 
 class Stacking(NamedTuple):
-    """Sets without the dimension ``dim``, one place along it each: their arrays ``paths`` get it, of length 1.
+    """Sets at one place each along a new dimension: their arrays ``paths`` get it, with length 1.
 
-    The coordinate is made from the sets' names, or is a scalar of theirs. ``metadata`` are the documents (by key) that
-    a lazy cube shows in place of its first set's. ``values`` are those of a coordinate made from names.
+    The coordinate is made from the sets' names, or from a scalar of each set. ``metadata`` has, by key, the documents
+    that a lazy cube shows instead of those of its first set. ``values`` are the coordinate's, if it is made from names.
     """
 
     parts: list[NamedSet]
@@ -86,9 +86,9 @@ class Stacking(NamedTuple):
     def of(
         cls, grid: FileGrid, dim: str, parts: Sequence[NamedSet], numbers: Sequence[int], others: Sequence[str | None]
     ) -> Stacking:
-        """Return sets at the places ``numbers`` of a grid, by their own scalars if each has one, else by their names.
+        """Stack sets at the places ``numbers`` of a grid, by their scalars ``dim`` if each has one, else by their names.
 
-        By names, arrays along ``others`` are stacked, or all if none is; and scalars that differ.
+        By names, arrays with a dimension in ``others`` get ``dim`` (all, if this is empty), and scalars that differ.
         """
         found = None if grid.holes else cls.by_scalar(dim, parts)
         if found is not None:
@@ -107,9 +107,9 @@ class Stacking(NamedTuple):
 
     @classmethod
     def by_scalar(cls, dim: str, parts: Sequence[NamedSet]) -> Stacking | None:
-        """Return the sets if each has ``dim`` as a scalar variable; None otherwise.
+        """Stack sets by their scalar variables ``dim``; None if a set does not have it.
 
-        As in xarray, other scalars and coordinates of theirs get the dimension where their values differ.
+        As in xarray, other scalars and auxiliary coordinates get the dimension only if their values differ.
         """
         if not all(_is_scalar(part, dim) for part in parts):
             return None
@@ -128,7 +128,7 @@ class Stacking(NamedTuple):
 
 
 def stack_like(part: NamedSet, dim: str, other: NamedSet) -> NamedSet:
-    """Give a set with the scalar ``dim`` this dimension, on the arrays that have it in ``other``."""
+    """Give a set with the scalar ``dim`` this dimension, for the arrays that have it in ``other``."""
     if not _is_scalar(part, dim):
         return part
     theirs = other.variables
@@ -137,7 +137,7 @@ def stack_like(part: NamedSet, dim: str, other: NamedSet) -> NamedSet:
 
 
 def _is_scalar(part: NamedSet, dim: str) -> bool:
-    """Whether a set has one known value of a dimension, a scalar, and nothing along it."""
+    """Return whether a set has ``dim`` as a scalar with a known value, and no arrays along it."""
     variable = part.variables.get(dim)
     return (
         variable is not None and variable.meta.shape == () and not part.axes_along(dim) and part.values(dim) is not None
@@ -145,7 +145,7 @@ def _is_scalar(part: NamedSet, dim: str) -> bool:
 
 
 def _find_varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list[NamedSet], set[str]]:
-    """Return the ``parts`` with digests of arrays ``paths`` that are small, if not known, and those that differ."""
+    """Return ``parts`` with digests of the arrays whose values are not known, and the paths of arrays that differ."""
     paths = list(dict.fromkeys(paths))  # each is decoded once in each part
     unknown = {path for path in paths if any(path in p.variables and p.values(path) is None for p in parts)}
     known = add_digests(parts, [], frozenset(), only=unknown)
@@ -158,7 +158,7 @@ def _find_varying(parts: Sequence[NamedSet], paths: Sequence[str]) -> tuple[list
 
 
 def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
-    """Whether an array is known in both sets, and differs in its values or their units."""
+    """Return whether an array has other units or other known values in two sets."""
     if one.variables[path].attributes.get("units") != other.variables[path].attributes.get("units"):
         return True
     mine, theirs = one.values(path), other.values(path)
@@ -172,9 +172,9 @@ def _differ(path: str, one: NamedSet, other: NamedSet) -> bool:
 
 
 def _get_attributes(variables: Mapping[str, Variable], paths: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the attributes of arrays of version 2, which name their dimensions, by key."""
-    some = [variables[path] for path in paths if path in variables]
-    return {join(v.path, ".zattrs"): dict(v.attributes) for v in some if v.meta.zarr_format == 2}
+    """Return the attributes, by key, of arrays of version 2: there, attributes name the dimensions."""
+    arrays = [variables[path] for path in paths if path in variables]
+    return {join(v.path, ".zattrs"): dict(v.attributes) for v in arrays if v.meta.zarr_format == 2}
 
 
 def _stack_part(
@@ -185,7 +185,7 @@ def _stack_part(
     number: int,
     varying: Container[str],
 ) -> NamedSet:
-    """Return a set at one place along ``dim``: its arrays along ``others`` (all if there are none) and ``varying``."""
+    """Return a set with ``dim``, of length 1, on arrays along ``others`` (if empty, on all) and on ``varying``."""
 
     def gets_dim(variable: Variable) -> bool:
         along = any(other in variable.dims for other in others) if others else bool(variable.dims)
@@ -206,7 +206,7 @@ def _put_coordinate(changed: ChangedSet, dim: str, coordinate: _Coordinate, numb
 
 
 def stack_along(part: NamedSet, dim: str, paths: Sequence[str]) -> NamedSet:
-    """Return a set with ``dim``, of length 1, as the first dimension of those of its arrays that are in ``paths``."""
+    """Return a set with ``dim``, of length 1, as the first dimension of its arrays in ``paths``."""
     own = [path for path in paths if path in part.variables]
     return _add_axis(part, dim, own).result(keeps_digests=True) if own else part
 
@@ -218,12 +218,13 @@ def _add_axis(part: NamedSet, dim: str, paths: Sequence[str]) -> ChangedSet:
         meta = variable.meta
         if meta.chunks is None or (meta.zarr_format == 3 and not _is_simple(meta.raw)):
             raise ManifestError(
-                f"{path!r} of {part.name} cannot get the dimension {dim!r}: its chunks or codecs name its dimensions"
+                f"{path!r} of {part.name} cannot get the dimension {dim!r}: its chunks have no fixed shape, or its "
+                "codecs are for its present dimensions"
             )
         attributes: Value | None = None
         if meta.zarr_format == 2:
             attributes = {**variable.attributes, "_ARRAY_DIMENSIONS": [dim, *variable.dims]}
-        stored = changed.tables.get(path)  # None of an array that is recut
+        stored = changed.tables.get(path)  # None for an array that is recut
         grid = changed.put(variable, stack_metadata(meta.raw, meta.chunks, dim), attributes, part.inline_chunks(path))
         if stored is not None:  # a chunk keeps its number
             changed.tables[path] = ChunkTable(grid, stored.ranges, stored.numbers)

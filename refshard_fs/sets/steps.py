@@ -43,18 +43,19 @@ _MONTHS: Final = {"MS": 1, "QS": 3, "YS": 12, "AS": 12}
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """Values at equal distances: ``step`` units of the coordinate each, or ``months``, that long on average."""
+    """Values at equal distances of ``step`` units of the coordinate; or of ``months``, whose average is ``step``."""
 
     first: Any
     dtype: np.dtype[Any]
     step: Fraction
     months: int = 0
-    unit: int = SECOND  # in nanoseconds, where there are months
-    since: Any = None
+    unit: int = SECOND  # nanoseconds of a unit of the coordinate, for steps of months
+    since: Any = None  # the instant from which the coordinate counts, for steps of months
     units: TimeUnits | None = None
 
     @classmethod
     def of(cls, freq: str | float, variable: Variable, first: Any, name: str) -> Steps:
+        """Parse ``freq=`` for a coordinate of the set ``name`` that begins with ``first``; ManifestError if invalid."""
         dtype = np.dtype(first.dtype)
         where = f"freq={freq!r} and the units {variable.attributes.get('units')!r} of {variable.path!r} of {name}"
         if dtype.kind not in "iuf":
@@ -64,12 +65,12 @@ class Steps(msgspec.Struct, frozen=True):
                 steps = cls(first, dtype, Fraction(freq))
             else:
                 match = _FREQUENCY.fullmatch(freq)
-                count, name_of = (int(match[1] or 1), match[2]) if match else (0, "")
-                if not count or name_of not in {*_SECONDS, *_MONTHS}:
+                count, spelling = (int(match[1] or 1), match[2]) if match else (0, "")
+                if not count or spelling not in {*_SECONDS, *_MONTHS}:
                     raise ValueError(f"expected a number of {', '.join([*_SECONDS, *_MONTHS])}")
                 unit, since = parse_units(variable.attributes.get("units"))
-                if name_of in _SECONDS:
-                    length = Fraction(_SECONDS[name_of] * count * SECOND, unit)
+                if spelling in _SECONDS:
+                    length = Fraction(_SECONDS[spelling] * count * SECOND, unit)
                     steps = cls(first, dtype, length, units=TimeUnits.of(variable.attributes))
                 else:
                     calendar = calendar_of(variable.attributes)
@@ -78,7 +79,7 @@ class Steps(msgspec.Struct, frozen=True):
                     begin = instant(since)
                     if calendar != "proleptic_gregorian" and begin < datetime(*CHANGE):
                         raise ValueError("the standard calendar changes before 1582-10-15")
-                    months = _MONTHS[name_of] * count
+                    months = _MONTHS[spelling] * count
                     step = Fraction(months * _MONTH * SECOND, unit)
                     steps = cls(first, dtype, step, months, unit, np.datetime64(begin, "s"))
         except ValueError as e:
@@ -88,7 +89,7 @@ class Steps(msgspec.Struct, frozen=True):
         return steps
 
     def count_steps(self, values: npt.NDArray[Any], part: NamedSet, dim: str) -> npt.NDArray[Any]:
-        """Return the steps from the first value to each of ``values``; ManifestError if not an integer."""
+        """Return the number of steps from the first value to each of ``values``; ManifestError if not an integer."""
         numbers = values.astype(np.float64)
         places: npt.NDArray[Any] = np.rint((numbers - float(self.first)) / float(self.step)).astype(np.int64)
         near = float(self.step) * 1e-6 if self.dtype.kind == "f" and not self.months else 0.0
@@ -104,9 +105,7 @@ class Steps(msgspec.Struct, frozen=True):
         """Return ``values`` and all steps between them; ``values`` begin with ``first``."""
         last = int(self.count_steps(values[-1:], part, dim)[0])
         if not 0 <= last < MOST:
-            raise ManifestError(
-                f"{dim!r} would have {last + 1:,} values with those of {part.name}, of {MOST:,} at most"
-            )
+            raise ManifestError(f"with {part.name}, {dim!r} would have {last + 1:,} values: expected 1 to {MOST:,}")
         self.count_steps(values, part, dim)
         return self.values(np.arange(last + 1))
 

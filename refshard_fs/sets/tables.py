@@ -1,4 +1,4 @@
-"""Sources that come with their places: pairs, rows of a table, items of a STAC catalogue. No I/O here."""
+"""Parse sources that come with their places: pairs, rows of a table, items of a STAC catalogue. No I/O here."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ URLS: Final = ("url", "href", "uri", "path", "location")  # columns of a table t
 
 
 def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list[tuple[str, dict[str, Place]]] | None:
-    """Return URLs with their places by dimension; None where ``sets`` are not such a table.
+    """Return URLs with their places by dimension; None if ``sets`` is not such a table.
 
     A table is a sequence of pairs ``(url, {"time": ..., "band": ...})``, a DataFrame with a column of URLs, or items of
     STAC (of pystac, or as JSON), each with its ``datetime`` as ``time`` and its assets along ``asset``: those that
-    ``assets`` names, or else those with the role "data", or all if none has it. ValueError where rows lack a place, or
-    are of different dimensions.
+    ``assets`` names, or else those with the role "data", or all if none has it. ValueError if rows have no place, or
+    different dimensions.
     """
     rows = list(_parse_rows(sets, assets))
     if not rows:
@@ -38,9 +38,9 @@ def parse_placed_sources(sets: Any, assets: Sequence[str] | None = None) -> list
 
 
 def read_parquet_table(data: bytes, where: str, dims: Sequence[str] | None) -> list[Any]:
-    """Return what a Parquet file lists: URLs with their places along ``dims``, or items of STAC (stac-geoparquet).
+    """Return the rows of a Parquet file: URLs with their places along ``dims``, or items of STAC (stac-geoparquet).
 
-    Without ``dims``, all columns of times, numbers and texts but that of the URLs are dimensions.
+    Without ``dims``, all columns of times, numbers and texts except the URLs are dimensions.
     """
     try:
         import pyarrow
@@ -88,18 +88,21 @@ def _parse_rows(sets: Any, assets: Sequence[str] | None) -> Iterator[tuple[str, 
         sets = getattr(sets, "items", None)  # the items of an ItemCollection
     if not isinstance(sets, Sequence):
         return
-    items = [_parse_item(one) for one in sets]
+    items = [_parse_item(member) for member in sets]
     if items and all(item is not None for item in items):
         chosen = [(item, _choose_assets(item, assets)) for item in items if item is not None]
         has_several = any(len(names) > 1 for _, names in chosen)
         for item, names in chosen:
             if not names:
-                raise ValueError(f"an item has the assets {', '.join(item.hrefs)}: expected {', '.join(assets or ())}")
+                raise ValueError(
+                    f"expected one of the assets {', '.join(assets or ())} in each item, got an item with "
+                    f"{', '.join(item.hrefs) or 'no assets'}"
+                )
             for name in names:
                 yield item.hrefs[name], {"time": item.time, **({"asset": name} if has_several else {})}
         return
-    for one in sets:
-        match one:
+    for member in sets:
+        match member:
             case (str() | os.PathLike() as url, Mapping() as places):
                 yield os.fspath(url), {str(dim): value for dim, value in places.items()}
             case _:
@@ -114,21 +117,21 @@ class _Item(NamedTuple):
     data: list[str]
 
 
-def _parse_item(one: Any) -> _Item | None:
+def _parse_item(item: Any) -> _Item | None:
     """Return an item of STAC; None for anything else."""
-    if isinstance(one, Mapping):
-        if one.get("type") != "Feature" or "assets" not in one:
+    if isinstance(item, Mapping):
+        if item.get("type") != "Feature" or "assets" not in item:
             return None
-        properties = one.get("properties") or {}
+        properties = item.get("properties") or {}
         when = properties.get("datetime") or properties.get("start_datetime")
-        assets = one["assets"].items()
+        assets = item["assets"].items()
         data = [name for name, asset in assets if DATA in (asset.get("roles") or ())]
         return _Item(when, {name: str(asset["href"]) for name, asset in assets}, data)
-    if not (hasattr(one, "assets") and hasattr(one, "properties")):
+    if not (hasattr(item, "assets") and hasattr(item, "properties")):
         return None
-    when = getattr(one, "datetime", None) or one.properties.get("start_datetime")
-    data = [name for name, asset in one.assets.items() if DATA in (asset.roles or ())]
-    return _Item(when, {name: str(asset.href) for name, asset in one.assets.items()}, data)
+    when = getattr(item, "datetime", None) or item.properties.get("start_datetime")
+    data = [name for name, asset in item.assets.items() if DATA in (asset.roles or ())]
+    return _Item(when, {name: str(asset.href) for name, asset in item.assets.items()}, data)
 
 
 def _choose_assets(item: _Item, assets: Sequence[str] | None) -> list[str]:
@@ -139,7 +142,7 @@ def _choose_assets(item: _Item, assets: Sequence[str] | None) -> list[str]:
 
 
 def convert_to_place(value: Any, dim: str, url: str) -> Place:
-    """Return a value of a dimension as grids of files have it."""
+    """Convert a value of a dimension to a `Place`: a time with a time zone, a number or a text."""
     if isinstance(value, np.datetime64):
         value = value.astype("M8[us]").item()
     elif hasattr(value, "to_pydatetime"):

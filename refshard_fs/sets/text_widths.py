@@ -1,7 +1,7 @@
-"""Give arrays of characters, which NetCDF has as text, the same number of characters in all sets. No I/O here.
+"""Give arrays of characters, the text of NetCDF files, the same number of characters in all sets. No I/O here.
 
-The last dimension of such an array counts characters. Files name it by their longest text (``string5``), or have
-another length of it. Readers join characters to texts, and drop the dimension.
+The last dimension of such an array counts characters. Its name (``string5``) or its length depends on the longest text
+in a file. Readers join characters to texts, and drop the dimension.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class _Texts(NamedTuple):
 class Widened(NamedTuple):
     """Sets whose arrays of characters are equally wide.
 
-    ``places`` say of each set where its characters lie, and ``unions`` number all characters, by dimension.
+    ``places`` has, for each set, the places of its characters, and ``unions`` the numbers of all characters, both by
+    dimension.
     """
 
     parts: list[NamedSet]
@@ -47,9 +48,9 @@ class Widened(NamedTuple):
 
 
 def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str] | None = None) -> Widened:
-    """Return ``parts`` with metadata of arrays along ``dim`` in which all have the widest set's number of characters.
+    """Return ``parts`` with metadata in which texts along ``dim`` have the number of characters of the widest set.
 
-    ``only`` some arrays are widened, if given. Chunks are not changed.
+    With ``only``, all other arrays are left out. Chunks are not changed.
     """
     groups: dict[_Texts, list[str]] = {}
     for path, texts in _find_texts(parts, dim):
@@ -75,11 +76,11 @@ def widen_texts(parts: Sequence[NamedSet], dim: str | None, only: Collection[str
             if width is not None and width < texts.width:
                 places[number][name] = Placement(((0, width),))
         unions[name] = np.arange(texts.width)
-    return Widened([each.result() for each in changed], places, unions)
+    return Widened([part.result() for part in changed], places, unions)
 
 
 def _find_texts(parts: Sequence[NamedSet], dim: str | None) -> Iterator[tuple[str, _Texts]]:
-    """Yield the arrays of characters along ``dim``, whose last dimension no other kind of array has."""
+    """Yield the arrays of characters along ``dim``, if only arrays of characters have their last dimension."""
     of_others: set[str | None] = {dim}
     for part in parts:
         of_others.update(d for v in part.variables.values() for d in (v.dims[:-1] if _is_text(v) else v.dims))

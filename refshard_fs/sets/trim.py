@@ -12,9 +12,9 @@ from refshard_fs.sets.variables import NamedSet
 
 
 def trim(part: NamedSet, dim: str, start: int, stop: int, *, lazy: bool = False) -> NamedSet:
-    """Return a set with only elements ``[start, stop)`` along ``dim``; ManifestError unless these are whole chunks.
+    """Return a set with only the elements ``[start, stop)`` along ``dim``; ManifestError unless they are whole chunks.
 
-    If ``lazy``, any elements can be taken: chunks are cut when they are read.
+    If ``lazy``, chunks are cut when they are read, so that any elements can be taken.
     """
     changed, coordinate = ChangedSet(part), part.coordinate(dim)
     is_changed = False

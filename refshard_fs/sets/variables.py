@@ -1,4 +1,4 @@
-"""A reference set as it is concatenated: its arrays, their dimensions, and the values that are inline. No I/O here."""
+"""A reference set for joins: its arrays, their dimensions, and the values that are inline. No I/O here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST: Final = 1 << 24  # elements of an array that is decoded: a damaged shape m
 
 
 class Variable(NamedTuple):
-    """An array of a set: its metadata, attributes and the names of its dimensions, as far as it gives them."""
+    """An array of a set: its metadata, its attributes, and the names of its dimensions (None if one has no name)."""
 
     key: str  # key of the metadata
     meta: ArrayMeta
@@ -82,21 +82,21 @@ class NamedSet(msgspec.Struct, frozen=True):
     digests: Mapping[str, Hashable] = {}
     # Attributes ``units`` and ``calendar`` of arrays that inherit them from their coordinate, such as its bounds.
     units: Mapping[str, Mapping[str, Any]] = {}
-    # What reads its chunks: `RefShardFileSystem(fo, **options)`, or ``fo`` itself if it is a filesystem.
+    # The filesystem that reads its chunks is `RefShardFileSystem(fo, **options)`, or ``fo`` if it is a filesystem.
     fo: Any = None
     options: Mapping[str, Any] = {}
-    # Of a part of a set in a document: its first element along the dimension, and how many the set has; see `Piece`.
+    # For a part of a set in a document: its first element along the dimension, and the set's length; see `Piece`.
     take: tuple[int, int] | None = None
 
     def axes_along(self, dim: str | None) -> dict[str, int]:
-        """Return which axis of which array is the dimension, by path."""
+        """Return, by path, the axis of the dimension in each array that has it."""
         return {path: v.dims.index(dim) for path, v in self.variables.items() if dim is not None and dim in v.dims}
 
     def length(self, dim: str) -> int:
-        """Return the length of a dimension; ManifestError where arrays disagree."""
+        """Return the length of a dimension; ManifestError if no array has it, or if arrays have different lengths."""
         lengths = {path: self.variables[path].meta.shape[axis] for path, axis in self.axes_along(dim).items()}
         if not lengths:
-            raise ManifestError(f"{self.name} has nothing along {dim!r} that says how long it is")
+            raise ManifestError(f"{self.name} has no array along {dim!r}, so its length is not known")
         if len(set(lengths.values())) > 1:
             raise ManifestError(f"{self.name} has variables of several lengths along {dim!r}: {lengths}")
         return next(iter(lengths.values()))
@@ -106,7 +106,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         return next((v for v in self.variables.values() if v.dims == (dim,) and v.is_coordinate), None)
 
     def inline_chunks(self, path: str) -> dict[int, bytes]:
-        """Return by number the chunks of an array that are data in the set."""
+        """Return, by number, the chunks of an array whose bytes are in the set."""
         table, side = self.refs.tables.get(path), self.refs.side
         if table is None:
             return {}
@@ -128,7 +128,7 @@ class NamedSet(msgspec.Struct, frozen=True):
         return chunks
 
     def values(self, path: str) -> npt.NDArray[Any] | None:
-        """Return the numbers of an array whose chunks are all inline; None for another, or one that is not decoded."""
+        """Return the numbers of an array; None if a chunk is not inline, or if its type or codec is unknown."""
         table = self.refs.tables.get(path)
         if table is None or len(table) or dtype_of(self.variables[path].meta) is None:
             return None
@@ -161,7 +161,7 @@ class NamedSet(msgspec.Struct, frozen=True):
 
 
 class VariableReader:
-    """Reads the arrays of sets. The same metadata text is parsed once, so sets that are alike share what it returns."""
+    """Read the arrays of sets. The same metadata text is parsed once, so sets with equal metadata share `Variable`s."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Value, Value | None], Variable | None] = {}

@@ -68,7 +68,7 @@ def _replace_in_place(objects: Objects, manifests: Mapping[str, bytes], nodes: M
 
 
 def _is_unfinished(objects: Objects) -> bool:
-    """Whether there are only the remains of a save that was killed."""
+    """Return whether there are only the remains of a save that was killed."""
     return all(_OURS.fullmatch(name.rpartition("/")[2]) for name in objects.find(""))
 
 

@@ -167,7 +167,7 @@ def colour_chunks(files: Files) -> npt.NDArray[np.str_]:
 
 
 def have_own_colours(files: Files) -> bool:
-    """Whether each of several files has a colour of its own."""
+    """Return whether each of several files has a colour of its own."""
     return 1 < len(files.names) <= FEW
 
 

@@ -224,7 +224,7 @@ def _convert(documents: dict[str, Document], path: str) -> None:
 
 
 def _is_implied(path: str, nodes: Mapping[str, bool]) -> bool:
-    """Whether ``path`` has no metadata among ``nodes`` of version 2, and nodes below it."""
+    """Return whether ``path`` has no metadata among ``nodes`` of version 2, and nodes below it."""
     below = [is_version_3 for node, is_version_3 in nodes.items() if node != path and is_within(node, path)]
     return bool(below) and not any(below)
 

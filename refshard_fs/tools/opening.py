@@ -64,7 +64,7 @@ def refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether ``package`` can be imported."""
+    """Return whether ``package`` can be imported."""
     with contextlib.suppress(ValueError):  # it is switched off in sys.modules
         return importlib.util.find_spec(package) is not None
     return False
@@ -96,12 +96,12 @@ def _disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
 
 
 def _lacks_codec(error: Exception) -> bool:
-    """Whether a codec is not installed; numcodecs before 0.15 raises a plain ValueError for that."""
+    """Return whether a codec is not installed; numcodecs before 0.15 raises a plain ValueError for that."""
     return type(error).__name__ == "UnknownCodecError" or str(error).startswith("codec not available")
 
 
 def _has_multiscales(documents: Mapping[str, bytes], group: str) -> bool:
-    """Whether ``group`` is an image of several sizes: its arrays are opened one by one."""
+    """Return whether ``group`` is an image of several sizes: its arrays are opened one by one."""
     return any(b'"multiscales"' in documents.get(join(group, name), b"") for name in ("zarr.json", ".zattrs"))
 
 
@@ -236,14 +236,14 @@ def _is_consolidation(key: str, data: bytes) -> bool:
 
 
 def _is_harmful(meta: ArrayMeta) -> bool:
-    """Whether opening an array might run code, end the process or fill its memory."""
+    """Return whether opening an array might run code, end the process or fill its memory."""
     edges = 0 if meta.grid is None or meta.chunks is not None else sum(meta.grid.counts)  # zarr holds each of them
     is_wide = any(len(digits) > 7 or int(digits) > LONGEST for digits in _NUMBERS.findall(meta.dtype))
     return find_safety_problem(meta) is not None or edges > LONGEST or is_wide
 
 
 def _is_long_coordinate(extents: Extents) -> bool:
-    """Whether xarray would load many values, or look for many chunks, to make an index of the array."""
+    """Return whether xarray would load many values, or look for many chunks, to make an index of the array."""
     name = parent(extents.path)[1]
     return extents.dimensions == (name,) and (extents.meta.shape[0] > LONGEST or (extents.possible or 0) > MANY)
 

@@ -30,7 +30,7 @@ def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callb
 
 
 def _is_watched() -> bool:
-    """Whether somebody sees stderr as it is written: in a terminal, or in a notebook."""
+    """Return whether somebody sees stderr as it is written: in a terminal, or in a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel") or (sys.stderr is not None and sys.stderr.isatty())
 

@@ -16,7 +16,7 @@ import xarray as xr
 
 import refshard_fs
 from refshard_fs import ManifestError, RefShardFileSystem
-from refshard_fs.sets.preprocess import choose_parts
+from refshard_fs.sets.preprocess import select_parts
 from tests.support.cube_files import DAYS, X, opened, values, write
 
 CALLS: list[str] = []
@@ -84,7 +84,7 @@ def test_workers_call_the_function(folder: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         cube = refshard_fs.open(f"{folder}/*.nc", preprocess=day_of_name, executor=pool)
     xr.testing.assert_equal(xr.open_dataset(cube, engine="refshard").load(), expected)
-    choose = partial(choose_parts, options={}, function=day_of_name, known={}, unread=None)
+    choose = partial(select_parts, options={}, function=day_of_name, known={}, unread=None)
     sent = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(choose))([f"{folder}/1.nc"])))
     assert "odd" in str(sent[0].select)
 
