@@ -45,7 +45,7 @@ from refshard_fs.tools.counters import Counters
 from refshard_fs.tools.filesystem_view import render_filesystem
 from refshard_fs.tools.plan_view import Plan
 from refshard_fs.tools.progress import progress
-from refshard_fs.tuning import hook_zarr, find_pipeline_problem
+from refshard_fs.tuning import find_pipeline_problem, hook_zarr
 from refshard_fs.writing.references import ReferenceDict, WritableReferences
 from refshard_fs.writing.transaction import OverlayTransaction
 from refshard_fs.writing.writer import Writer

@@ -194,7 +194,9 @@ class SelectionPipeline(_Base):
             for task in running:
                 task.cancel()
             try:
-                await asyncio.gather(*running, return_exceptions=True)  # until then, they write into the caller's memory
+                await asyncio.gather(
+                    *running, return_exceptions=True
+                )  # until then, they write into the caller's memory
             finally:
                 share.give_back(share.used)
         return tuple(result for results_of_shard in results for result in results_of_shard or ())

@@ -138,9 +138,7 @@ def _check_together(
     before: Sequence[ConcatDocument], after: Sequence[ConcatDocument], wholes: Mapping[int, NamedSet], name: str
 ) -> None:
     """Raise ManifestError unless documents of different variables have the same length and coordinate."""
-    grown = [
-        n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _get_extent(old) != _get_extent(new)
-    ]
+    grown = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if _get_extent(old) != _get_extent(new)]
     if not grown:
         return
     first, whole = after[grown[0]], wholes[grown[0]]

@@ -86,7 +86,7 @@ class Stacking(NamedTuple):
     def of(
         cls, grid: FileGrid, dim: str, parts: Sequence[NamedSet], numbers: Sequence[int], others: Sequence[str | None]
     ) -> Stacking:
-        """Stack sets at the places ``numbers`` of a grid, by their scalars ``dim`` if each has one, else by their names.
+        """Stack sets at the places ``numbers`` of a grid, by their scalars ``dim`` if all have one, else by names.
 
         By names, arrays with a dimension in ``others`` get ``dim`` (all, if this is empty), and scalars that differ.
         """

@@ -1,4 +1,4 @@
-"""The formats that a set of references is written in, a file for each. `writing.save` feeds them.
+"""The formats in which sets of references are written, a file for each. `writing.save` calls them.
 
 Sinks of other packages are registered in the group of entry points ``refshard.sinks``: see `sinks.sink`.
 """

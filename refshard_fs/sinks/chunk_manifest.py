@@ -15,13 +15,13 @@ from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 from refshard_fs.stores.replaced_document import ReplacedDocument
 
-ROWS: Final = 10_000  # references that become JSON at a time
+ROWS: Final = 10_000  # references that are encoded as JSON at a time
 _ROOT: Final = "zarr.json"
 _OURS: Final = re.compile(r"zarr\.json|manifest(\.[0-9a-f]+)?\.json", re.ASCII)
 
 
 class ChunkManifestSink(Sink):
-    """Writes a hierarchy. Metadata of zarr version 2 become version 3."""
+    """Write a hierarchy of zarr version 3; metadata of version 2 are converted."""
 
     name = "chunk-manifest"
     holds_versions = True
@@ -35,36 +35,36 @@ class ChunkManifestSink(Sink):
             raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a hierarchy of zarr version 3")
         is_in_place = bool(names) and not objects.is_local
         manifest = f"manifest.{uuid.uuid4().hex}.json" if is_in_place else MANIFEST
-        written = {join(array, manifest): manifest_of(references, array) for array in references.grids}
+        written = {join(array, manifest): encode_manifest(references, array) for array in references.grids}
         origins = destination.origins()
         nodes |= {array: declare_manifest(nodes[array], origins, manifest) for array in references.grids}
         if is_in_place:
             _replace_in_place(objects, written, nodes)
             return
-        with objects.directory(replaces=bool(names)) as made:
-            made.put_all(written)
-            made.put_all(_list_below_root(nodes))
-            made.put_all({_ROOT: _root_of(nodes)})  # last: without it, nothing is there
+        with objects.directory(replaces=bool(names)) as directory:
+            directory.put_all(written)
+            directory.put_all(_encode_below_root(nodes))
+            directory.put_all({_ROOT: _encode_root(nodes)})  # last: readers open this document first
 
 
 def _replace_in_place(objects: Objects, manifests: Mapping[str, bytes], nodes: Mapping[str, Mapping[str, Any]]) -> None:
     """Replace a hierarchy in an object store: readers see the old one until one PUT of the root's document.
 
-    The ``manifests`` have new names. Until the documents below the root are put, the root's document has them.
+    The ``manifests`` have new names. Until the documents below the root are put, the root's document contains them.
     """
-    root, documents = ReplacedDocument(objects, _ROOT), _list_below_root(nodes)
+    root, documents = ReplacedDocument(objects, _ROOT), _encode_below_root(nodes)
     replaced = set(objects.find("")) - {_ROOT}
     paths = {path for path, name in map(parent, replaced) if name == _ROOT and is_key(path)}
     try:
         objects.put_all(manifests)
-        root.put(_root_of(nodes, pending=[path for path in nodes if path], gone=sorted(paths - nodes.keys())))
+        root.put(_encode_root(nodes, pending=[path for path in nodes if path], gone=sorted(paths - nodes.keys())))
     except BaseException:
         if root.is_unseen:
             objects.remove_all(manifests)
         raise
     objects.put_all(documents)
     objects.remove_all(replaced - documents.keys())
-    root.put(_root_of(nodes))
+    root.put(_encode_root(nodes))
 
 
 def _is_unfinished(objects: Objects) -> bool:
@@ -72,15 +72,18 @@ def _is_unfinished(objects: Objects) -> bool:
     return all(_OURS.fullmatch(name.rpartition("/")[2]) for name in objects.find(""))
 
 
-def _list_below_root(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+def _encode_below_root(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
     """Return the documents of all nodes but the root, by name."""
     return {join(path, _ROOT): zarrmeta.dumps(document) for path, document in nodes.items() if path}
 
 
-def _root_of(nodes: Mapping[str, Mapping[str, Any]], *, pending: Sequence[str] = (), gone: Sequence[str] = ()) -> bytes:
+def _encode_root(
+    nodes: Mapping[str, Mapping[str, Any]], *, pending: Sequence[str] = (), gone: Sequence[str] = ()
+) -> bytes:
     """Return the root's document with the documents of all other nodes in it.
 
-    Those of ``pending`` nodes count, whatever lies in their places. Nodes that are ``gone`` do not exist.
+    For ``pending`` nodes, readers use these documents, whatever the objects at their keys are. Nodes in ``gone`` do not
+    exist for readers, even if their objects still do.
     """
     root = nodes[""]
     if root.get("node_type") == "group":
@@ -91,7 +94,7 @@ def _root_of(nodes: Mapping[str, Mapping[str, Any]], *, pending: Sequence[str] =
     return zarrmeta.dumps(root)
 
 
-def manifest_of(references: ReferenceStream, array: str) -> bytes:
+def encode_manifest(references: ReferenceStream, array: str) -> bytes:
     """Return the chunk manifest of an array."""
     members: list[str] = []
     for numbers, partition in references.partitions(array, ROWS):

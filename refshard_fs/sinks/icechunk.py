@@ -1,7 +1,7 @@
-"""Icechunk repositories: references as virtual chunks, chunks that are not a range of an object as native ones.
+"""Icechunk repositories: references become virtual chunks, and chunks that are not a range of an object native chunks.
 
-Written with the package ``icechunk`` (extra ``icechunk``), which opens the repository's own storage. The repository is
-read by zarr-python, GDAL and others without this package. Specification: https://icechunk.io, version 2.
+The package ``icechunk`` (extra ``icechunk``) writes, and opens the repository's storage by itself. zarr-python, GDAL
+and others read the repository without this package. Specification: https://icechunk.io, version 2.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from refshard_fs.security.policy import protocol_of
 from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
-ROWS: Final = 100_000  # references that are handed over at a time
+ROWS: Final = 100_000  # references in one call of icechunk
 COPIED: Final = 16 << 20  # bytes of native chunks that are read at a time
 TOGETHER: Final = 64  # native chunks that are put at a time
 S3: Final = ("s3", "s3a")
 GCS: Final = ("gs", "gcs")
 WEB: Final = ("http", "https")
-NAMED: Final = 5  # keys that are left out
+NAMED: Final = 5  # the most keys that a message names
 MAIN_BRANCH: Final = "main"
 OTHER_CREDENTIALS: Final = ("profile", "session", "sas_token", "connection_string", "credential")  # fsspec's options
 REMAINS: Final = {"snapshots", "transactions", "repo#1"}  # left by a killed process that created the repository
 OLDEST: Final = (2, 3)  # version of icechunk, as setup.cfg has it
-_MADE_TWICE: Final = "somebody else made the repository {} meanwhile: nothing was written"
+_MADE_TWICE: Final = "another process created the repository {} meanwhile: nothing was written"
 _WHY: Final = "they are not ranges of objects that Icechunk can read"
 
 Read = Callable[[Mapping[str, Entry | bytes]], Sequence[bytes]]
@@ -57,10 +57,10 @@ logger = logging.getLogger(__package__)
 
 
 class IcechunkSink(Sink):
-    """Commits a set to a branch of a repository, which is made if there is none. Metadata become zarr version 3.
+    """Commit a set to a branch of a repository, which is created if it does not exist. Metadata become zarr version 3.
 
-    One commit makes all of it visible. With ``overwrite``, it takes the place of what the branch holds; the earlier
-    snapshots stay. Settings: ``branch`` (``"main"``), ``message`` of the commit, ``virtual_stores``: Icechunk's
+    One commit makes the whole set visible. With ``overwrite``, it replaces the content of the branch; earlier snapshots
+    stay. Settings: ``branch`` (``"main"``), ``message`` of the commit, ``virtual_stores``: Icechunk's
     `ObjectStoreConfig` by the prefix of URLs, for targets that need an endpoint or a region.
     """
 
@@ -77,21 +77,22 @@ class IcechunkSink(Sink):
         settings = destination.settings
         documents, left_out = _divide_documents(references)
         nodes = convert_documents(documents, references.grids)
-        stores = stores_of(references.targets(ROWS), settings.get("virtual_stores") or {})
+        stores = make_stores(references.targets(ROWS), settings.get("virtual_stores") or {})
         branch = settings.get("branch") or MAIN_BRANCH
         with translate_errors(destination.url):
-            repository, is_new = _open_repository(storage_at(destination.url, destination.options), stores, destination)
-            session = writable_session(repository, branch)
+            storage = make_storage(destination.url, destination.options)
+            repository, is_new = _open_repository(storage, stores, destination)
+            session = open_session(repository, branch)
             count, size = sync(get_loop(), _write, session.store, nodes, references, destination.url, is_new=is_new)
             commit(repository, branch, session, settings.get("message"), destination.origins())
-        said = []
+        remarks = []
         if count:
-            what = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
-            said.append(f"{what}, were copied into the repository: {_WHY}")
+            copies = f"{count_text(count, 'chunk')}, {bytes_text(size)}"
+            remarks.append(f"{copies}, were copied into the repository: {_WHY}")
         if left_out:
-            what = f"{count_text(len(left_out), 'key is', 'keys are')} left out"
-            said.append(f"{what}, since they are neither metadata nor chunks: {', '.join(left_out[:NAMED])}")
-        return "; ".join(said) or None
+            keys = f"{count_text(len(left_out), 'key is', 'keys are')} left out"
+            remarks.append(f"{keys}, since they are neither metadata nor chunks: {', '.join(left_out[:NAMED])}")
+        return "; ".join(remarks) or None
 
 
 def _require_icechunk() -> Any:
@@ -120,9 +121,9 @@ def translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except icechunk.IcechunkError as e:
-        said = str(e).partition("\n")[0]
-        way_out = ": client_kwargs={'region_name': ...} sets it, or AWS_REGION" if "region must be set" in said else ""
-        raise OSError(sanitize(f"Icechunk cannot write to {url}: {said}{way_out}")) from e
+        reason = str(e).partition("\n")[0]
+        advice = ": client_kwargs={'region_name': ...} sets it, or AWS_REGION" if "region must be set" in reason else ""
+        raise OSError(sanitize(f"Icechunk cannot write to {url}: {reason}{advice}")) from e
 
 
 # The repository, and the stores that its virtual chunks lie in.
@@ -164,7 +165,7 @@ def _create_repository(storage: Any, config: Any, destination: Destination) -> A
 
 
 def open_repository(storage: Any, stores: Mapping[str, Any]) -> Any:
-    """Open a repository, and add ``stores`` to its configuration: those of each prefix of URLs."""
+    """Open a repository, and add ``stores``, by the prefix of their URLs, to its configuration."""
     icechunk = _require_icechunk()
     config = icechunk.Repository.fetch_config(storage) or icechunk.RepositoryConfig.default()
     known = config.virtual_chunk_containers or {}
@@ -180,26 +181,26 @@ def _with_stores(config: Any, stores: Mapping[str, Any]) -> Any:
     return config
 
 
-def writable_session(repository: Any, branch: str) -> Any:
-    """Return a session at ``branch``, or at the main branch if there is none: then `commit` makes it."""
+def open_session(repository: Any, branch: str) -> Any:
+    """Return a writable session at ``branch``; if it does not exist, at the main branch: `commit` then creates it."""
     return repository.writable_session(branch if branch in repository.list_branches() else MAIN_BRANCH)
 
 
 def commit(repository: Any, branch: str, session: Any, message: str | None, origins: Origins) -> None:
-    """Commit what a session wrote to ``branch``. ConflictError if somebody else committed to it meanwhile."""
+    """Commit the writes of a session to ``branch``. ConflictError if another process committed to it meanwhile."""
     icechunk = _require_icechunk()
     message = message or "Written by refshard_fs"
     metadata = {ORIGINS: json.dumps(origins.to_json())} if origins else None
     try:
         if session.branch == branch:
             session.commit(message, metadata=metadata, allow_empty=True)
-        else:  # so a branch is never seen without its commit
+        else:  # create the branch last, so that readers never see it without its commit
             repository.create_branch(branch, session.flush(message, metadata=metadata))
     except (icechunk.ConflictError, icechunk.AlreadyExistsError) as e:
-        raise ConflictError(f"somebody else committed to the branch {branch!r}: nothing was written") from e
+        raise ConflictError(f"another process committed to the branch {branch!r}: nothing was written") from e
 
 
-def storage_at(url: str, options: Mapping[str, Any]) -> Any:
+def make_storage(url: str, options: Mapping[str, Any]) -> Any:
     """Return Icechunk's storage at ``url``, with fsspec's ``options``."""
     icechunk = _require_icechunk()
     protocol = protocol_of(url)
@@ -244,31 +245,31 @@ def storage_at(url: str, options: Mapping[str, Any]) -> Any:
     )
 
 
-def stores_of(targets: Iterable[str | None], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the store of each prefix that the URLs ``targets`` have; those that are ``given`` come first."""
+def make_stores(targets: Iterable[str | None], user_stores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a store for each prefix of the URLs ``targets``; ``user_stores`` come first."""
     icechunk = _require_icechunk()
-    found = dict(given)
+    stores = dict(user_stores)
     for url in targets:
-        location = _location(url)
-        if location is None or any(location.startswith(prefix) for prefix in found):
+        location = _make_location(url)
+        if location is None or any(location.startswith(prefix) for prefix in stores):
             continue
-        prefix = _prefix(location)
+        prefix = _find_prefix(location)
         protocol = protocol_of(location)
         if protocol == "file":
-            found[prefix] = icechunk.local_filesystem_store("/" + prefix.removeprefix("file:///"))
+            stores[prefix] = icechunk.local_filesystem_store("/" + prefix.removeprefix("file:///"))
         elif protocol == "s3":
-            found[prefix] = icechunk.s3_store()
+            stores[prefix] = icechunk.s3_store()
         elif protocol in GCS:
-            found[prefix] = icechunk.gcs_store()
+            stores[prefix] = icechunk.gcs_store()
         else:
-            found[prefix] = icechunk.http_store()
-    return found
+            stores[prefix] = icechunk.http_store()
+    return stores
 
 
-def _prefix(location: str) -> str:
+def _find_prefix(location: str) -> str:
     """Return the prefix of the store that holds ``location``: a bucket, a server, or a directory of this machine.
 
-    Icechunk finds no store by a prefix in which anything is quoted: the directory is one above such names.
+    Icechunk finds no store by a prefix with percent-encoded characters, so the directory is above names with these.
     """
     parts = urlsplit(location)
     if parts.scheme == "file":
@@ -276,15 +277,16 @@ def _prefix(location: str) -> str:
     return f"{parts.scheme}://{parts.netloc}/"
 
 
-def _location(url: str | None) -> str | None:
-    """Return ``url`` as Icechunk has it; None where it cannot read from there."""
+def _make_location(url: str | None) -> str | None:
+    """Return ``url`` in Icechunk's spelling; None if Icechunk cannot read it."""
     if url is None or "::" in url:
         return None
     protocol = protocol_of(url)
     if protocol in (None, "file", "local"):
         path = url.removeprefix("file://").removeprefix("local://")
         location = "file://" + quote(path)
-        return location if os.path.isabs(path) and _prefix(location) != "file:///" else None  # the root is not a prefix
+        can_read = os.path.isabs(path) and _find_prefix(location) != "file:///"  # the root cannot be a prefix
+        return location if can_read else None
     if protocol in WEB:
         return url
     if protocol in (*S3, *GCS):
@@ -297,7 +299,7 @@ def _location(url: str | None) -> str | None:
 
 
 def _divide_documents(references: ReferenceStream) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Return the documents for a repository, and the keys beside the arrays that it has no place for.
+    """Return the documents for a repository, and the keys outside of arrays that it cannot hold.
 
     Keys within an array are among the documents: they may be chunks that do not fit the metadata, which is an error.
     """
@@ -318,15 +320,15 @@ async def _write(
         await store.clear()
     for path in sorted(nodes):
         key = join(path, "zarr.json")
-        await put(store, {key: document_of(nodes[path], key)})
+        await put(store, {key: encode_document(nodes[path], key)})
     count = size = 0
     left: dict[str, list[range]] = {}
     for array, grid in references.grids.items():
-        partitions = references.partitions(array, rows_of(grid))
+        partitions = references.partitions(array, count_rows(grid))
         while (part := await asyncio.to_thread(next, partitions, None)) is not None:
-            some, bytes_ = await put_virtual(store, array, grid, *part)
-            count, size = count + some, size + bytes_
-            if some:
+            native, bytes_ = await put_virtual(store, array, grid, *part)
+            count, size = count + native, size + bytes_
+            if native:
                 left.setdefault(array, []).append(part[0])
     logger.log(
         logging.WARNING if size > COPIED else logging.INFO,
@@ -341,7 +343,7 @@ async def _write(
     return count, size
 
 
-def document_of(document: Mapping[str, Any], key: str) -> bytes:
+def encode_document(document: Mapping[str, Any], key: str) -> bytes:
     """Return the metadata of a node. Icechunk stores indexes of chunks, so it accepts only one encoding of keys."""
     if document.get("node_type") not in ("array", "group"):
         raise ManifestError(f"{key!r} describes neither an array nor a group")
@@ -360,13 +362,13 @@ def _refuse_empty(array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -
 
 
 async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks) -> tuple[int, int]:
-    """Set the chunks that are ranges of objects that Icechunk can read.
+    """Set virtual chunks: ranges of objects that Icechunk can read.
 
-    Return how many others there are, which `put_native` copies, and about how many bytes these are.
+    Return the number of the other chunks, which `put_native` copies, and about how many bytes they have.
     """
     _refuse_empty(array, grid, numbers, chunks)
-    locations = [_location(url) for url in chunks.urls]
-    others = _native(array, grid, numbers, chunks, locations)
+    locations = [_make_location(url) for url in chunks.urls]
+    others = _list_native(array, grid, numbers, chunks, locations)
     size = sum(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in others.values())
     left = len(others), size
     is_readable = np.array([location is not None for location in locations], bool)
@@ -392,7 +394,7 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
         )
         own = targets[rows].tolist()
         columns = indexes.tolist(), map(texts.__getitem__, own), offsets[rows].tolist(), lengths[rows].tolist()
-        specs = list(map(VirtualChunkSpec, *columns, *_versions(rows.tolist(), own, chunks.checks, texts)))
+        specs = list(map(VirtualChunkSpec, *columns, *_list_versions(rows.tolist(), own, chunks.checks, texts)))
         failed = await store.set_virtual_refs_async(array, specs)
     if failed:
         raise ManifestError(f"{array!r}: Icechunk refuses the references of {len(failed)} chunks, such as {failed[0]}")
@@ -401,41 +403,41 @@ async def put_virtual(store: Any, array: str, grid: ChunkGrid, numbers: range, c
 
 async def put_native(store: Any, array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, read: Read) -> int:
     """Copy the chunks that `put_virtual` leaves, about `COPIED` bytes at a time; return their bytes."""
-    found = _native(array, grid, numbers, chunks, [_location(url) for url in chunks.urls])
+    native = _list_native(array, grid, numbers, chunks, [_make_location(url) for url in chunks.urls])
     size = 0
-    ends = accumulate(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in found.values())
-    for _, some in groupby(zip(found, ends, strict=True), lambda pair: pair[1] // COPIED):
-        keys = [key for key, _ in some]
-        data = await asyncio.to_thread(read, {key: found[key] for key in keys})
+    ends = accumulate(len(entry) if isinstance(entry, bytes) else entry.size or 0 for entry in native.values())
+    for _, batch in groupby(zip(native, ends, strict=True), lambda pair: pair[1] // COPIED):
+        keys = [key for key, _ in batch]
+        data = await asyncio.to_thread(read, {key: native[key] for key in keys})
         await put(store, dict(zip(keys, data, strict=True)))
         size += sum(map(len, data))
     return size
 
 
-def rows_of(grid: ChunkGrid) -> int:
-    """Return how many chunks are handed over at a time: whole rows of the grid, which Icechunk takes as a block."""
+def count_rows(grid: ChunkGrid) -> int:
+    """Return the number of chunks in one call of icechunk: whole rows of the grid, which it takes as a block."""
     inner = max(1, math.prod(grid.counts[1:]))
     return max(1, ROWS // inner) * inner
 
 
-def _versions(
+def _list_versions(
     rows: Sequence[int], targets: Sequence[int], checks: Mapping[int, Mapping[str, str]], texts: Sequence[str]
 ) -> tuple[list[str | None], list[datetime | None]]:
-    """Return what Icechunk compares the targets of ``rows`` with: ETags and times.
+    """Return the versions of the targets of ``rows`` that Icechunk checks: ETags, and times of modification.
 
     Rows often share a few dicts of checks, so each is converted once for each target.
     """
-    some = [checks.get(row) for row in rows]
-    ids, codes = np.unique(np.fromiter(map(id, some), np.uint64, len(some)), return_inverse=True)
+    by_row = [checks.get(row) for row in rows]
+    ids, codes = np.unique(np.fromiter(map(id, by_row), np.uint64, len(by_row)), return_inverse=True)
     _, firsts, kinds = np.unique(np.array(targets, np.int64) * len(ids) + codes, return_index=True, return_inverse=True)
-    known = [_version(some[row] or {}, texts[targets[row]]) for row in firsts.tolist()]
+    known = [_find_version(by_row[row] or {}, texts[targets[row]]) for row in firsts.tolist()]
     etags = [version if isinstance(version, str) else None for version in known]
     times = [version if isinstance(version, datetime) else None for version in known]
     return [*map(etags.__getitem__, kinds.tolist())], [*map(times.__getitem__, kinds.tolist())]
 
 
-def _version(check: Mapping[str, str], location: str) -> str | datetime | None:
-    """Return what Icechunk compares the version of a target with: its ETag, or when it was last modified."""
+def _find_version(check: Mapping[str, str], location: str) -> str | datetime | None:
+    """Return the version of a target that Icechunk checks: its ETag, or the time of its last modification."""
     etag, time = check.get("etag"), check.get("last_modified")
     if etag is not None and protocol_of(location) not in WEB:  # Icechunk sends it without quotes: web servers refuse it
         return etag
@@ -451,28 +453,28 @@ def _version(check: Mapping[str, str], location: str) -> str | datetime | None:
         return datetime.fromisoformat(time)
 
 
-def _native(
+def _list_native(
     array: str, grid: ChunkGrid, numbers: range, chunks: Chunks, locations: Sequence[str | None]
 ) -> dict[str, Entry | bytes]:
     """Return the chunks that have to be copied, by their keys in the repository."""
-    found: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
+    native: dict[int, Entry | bytes] = {**chunks.inline, **chunks.packed}
     targets, offsets, lengths = chunks.ranges
     is_left = np.array([location is None for location in (*locations, "")], bool)[np.minimum(targets, len(locations))]
     for row in np.flatnonzero((targets != NO_TARGET) & (is_left | (lengths == WHOLE))).tolist():
         url = chunks.urls[targets[row]]
         stop = None if lengths[row] == WHOLE else int(offsets[row] + lengths[row])
         if url is not None:
-            found[row] = Span(url, int(offsets[row]), stop)
-    return {key_of(array, grid, numbers.start + row): found[row] for row in sorted(found)}
+            native[row] = Span(url, int(offsets[row]), stop)
+    return {make_key(array, grid, numbers.start + row): native[row] for row in sorted(native)}
 
 
-def key_of(array: str, grid: ChunkGrid, number: int) -> str:
+def make_key(array: str, grid: ChunkGrid, number: int) -> str:
     """Return the key that a chunk has in a repository."""
     return join(array, "/".join(["c", *map(str, grid.coords(number))]))
 
 
 async def put(store: Any, objects: Mapping[str, bytes]) -> None:
-    """Put ``objects``, by key."""
+    """Put ``objects``, by key, into zarr's ``store``, several at a time."""
     from zarr.core.buffer import default_buffer_prototype
 
     make = default_buffer_prototype().buffer.from_bytes

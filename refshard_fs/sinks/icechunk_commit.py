@@ -1,6 +1,6 @@
-"""Commits to a branch of an Icechunk repository: the edits of a source become one snapshot, or nothing does.
+"""Commits to a branch of an Icechunk repository: all edits of a source become one snapshot, or none is written.
 
-References become virtual chunks, values native ones. The branch must still be at the snapshot that was opened.
+References become virtual chunks, and values native chunks. The branch must still be at the snapshot that was opened.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from refshard_fs.errors import ConflictError, ManifestError, sanitize
 from refshard_fs.security.origins import Origins
 from refshard_fs.sinks.icechunk import (
     commit,
-    document_of,
-    key_of,
+    count_rows,
+    encode_document,
+    make_key,
+    make_storage,
+    make_stores,
     open_repository,
+    open_session,
     put,
     put_native,
     put_virtual,
-    rows_of,
-    storage_at,
-    stores_of,
     translate_errors,
-    writable_session,
 )
 from refshard_fs.source.source import Source
 from refshard_fs.source.transaction import Base
@@ -43,7 +43,7 @@ class IcechunkCommit:
     """One commit to the branch that the source at ``url`` shows."""
 
     def __init__(self, url: str, source: Source, base: Base, edits: Edits, message: str | None) -> None:
-        """Take the ``edits`` of ``base``, the repository as it was opened."""
+        """Prepare the ``edits`` of ``base``, the repository as it was opened."""
         self._url, self._source, self._edits, self._message = url, source, edits, message
         self._keyspace: Any = base.keyspace.source
         self._base = base
@@ -60,38 +60,38 @@ class IcechunkCommit:
             self._commit()
 
     def _commit(self) -> None:
-        given = self._source.options.pool.options_of(self._url)
-        storage = storage_at(self._url, given if isinstance(given, Mapping) else {})
+        options = self._source.options.pool.options_of(self._url)
+        storage = make_storage(self._url, options if isinstance(options, Mapping) else {})
         resolve = self._base.keyspace.resolve
         blocks = [(*at, self._resolve_chunks(builder.finish(), resolve)) for at, builder in self._blocks.items()]
-        repository = open_repository(storage, stores_of((url for *_, chunks in blocks for url in chunks.urls), {}))
-        session = writable_session(repository, self._keyspace.branch)
+        repository = open_repository(storage, make_stores((url for *_, chunks in blocks for url in chunks.urls), {}))
+        session = open_session(repository, self._keyspace.branch)
         if session.snapshot_id != self._keyspace.snapshot_name:
             raise ConflictError(
                 f"the branch {self._keyspace.branch!r} of {sanitize(self._url)} is at another snapshot than when "
-                "it was opened: somebody else committed to it. Nothing was committed, your writes are kept: "
-                "discard() goes on with what is there now, save() writes what you have to another place"
+                "it was opened: another process committed to it. Nothing was committed, and your writes are kept: "
+                "discard() drops them and shows the new snapshot, save() writes them to another place"
             )
         sync(get_loop(), self._write, session.store, blocks)
-        commit(repository, self._keyspace.branch, session, self._message, self._origins(blocks))
+        commit(repository, self._keyspace.branch, session, self._message, self._collect_origins(blocks))
 
-    def _origins(self, blocks: Sequence[tuple[str, range, Chunks]]) -> Origins:
+    def _collect_origins(self, blocks: Sequence[tuple[str, range, Chunks]]) -> Origins:
         """Return which servers named the targets of the repository, those of the edits included."""
         named = [pair for *_, chunks in blocks for pair in zip(chunks.urls, chunks.origins, strict=False)]
         origins: Origins = self._keyspace.origins
         return origins.with_urls(named)
 
     def _add(self, key: str, entry: Entry | None) -> None:
-        """Put an edit where it belongs; ManifestError where a repository cannot hold it."""
+        """Add an edit to the removals, documents or blocks of chunks; ManifestError if a repository cannot hold it."""
         grids = self._base.keyspace.grids
         if entry is None:
             at = find_chunk(grids, key)
-            self._removed.append(key if at is None else key_of(at.array, grids[at.array], at.number))
+            self._removed.append(key if at is None else make_key(at.array, grids[at.array], at.number))
         elif parent(key)[1] == DOCUMENT and isinstance(entry, Inline):
             document = {n: v for n, v in zarrmeta.object_in(entry.data, key).items() if n != "consolidated_metadata"}
-            self._documents[key] = document_of(document, key)
+            self._documents[key] = encode_document(document, key)
         elif (at := find_chunk(self._grids, key)) is not None:
-            size = rows_of(self._grids[at.array])
+            size = count_rows(self._grids[at.array])
             numbers = range(at.number // size * size, min((at.number // size + 1) * size, self._grids[at.array].size))
             block = self._blocks.setdefault((at.array, numbers), ChunksBuilder(len(numbers)))
             block.put_entry(at.number - numbers.start, entry)

@@ -1,4 +1,4 @@
-"""Kerchunk's references as one JSON document, compressed as the end of its name says."""
+"""Kerchunk's references as one JSON document, compressed if its name ends with .gz, .bz2, .xz or .zst."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from refshard_fs.references.values import decode
 from refshard_fs.security.origins import MEMBER
 from refshard_fs.sinks.sink import Destination, Sink
 
-ROWS: Final = 10_000  # references that become JSON at a time
+ROWS: Final = 10_000  # references that are encoded as JSON at a time
 _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file, mode="wb", mtime=0),
     "bz2": lambda file: bz2.BZ2File(file, "wb"),
@@ -29,9 +29,9 @@ _PACKING: Final[dict[str, Callable[[BinaryIO], Any]]] = {
 
 
 class JsonSink(Sink):
-    """Writes one document, which replaces an existing one.
+    """Write one document, which replaces an existing one.
 
-    It has version 1, the only one that every reader takes, or version 0 where a URL would be taken for a template.
+    It has version 1, which all readers support; or version 0 if a URL contains text that version 1 reads as a template.
     """
 
     name = "json"
@@ -71,15 +71,15 @@ def _write(references: ReferenceStream, destination: Destination, version: int) 
         ours = ({} if pins is None else {"pins": pins}) | ({MEMBER: origins.to_json()} if origins else {})
         if ours and not version:
             raise ManifestError(
-                "a URL looks like a template, which JSON that says where its URLs came from cannot hold: save the set "
-                "as parquet or as chunk manifests"
+                "a URL looks like a template. JSON cannot hold such a URL together with the origins of URLs, which "
+                "this set must record: save it as parquet or as chunk manifests"
             )
         file.write(b'},"refshard":' + zarrmeta.dumps(ours) + b"}" if ours else end)
 
 
 @contextlib.contextmanager
 def _compressing(url: str, file: BinaryIO) -> Iterator[BinaryIO]:
-    """Give a file whose content goes to ``file``, compressed as the end of ``url`` says, or as it is."""
+    """Yield a file whose content is written to ``file``, compressed by the suffix of ``url``, or unchanged."""
     suffix = url.rpartition(".")[2].lower()
     if suffix in _PACKING:
         with _PACKING[suffix](file) as packed:

@@ -23,17 +23,17 @@ from refshard_fs.sinks.sink import Destination, Sink
 from refshard_fs.stores.objects import Objects
 
 TOGETHER: Final = 16  # partitions that are written at a time
-FEW: Final = 100  # partitions of an array up to which empty ones are written too
+FEW: Final = 100  # partitions: of an array with at most this many, empty ones are written, too
 
 
 class ParquetSink(Sink):
-    """Writes a directory of parquet files. It cannot hold pins."""
+    """Write a directory of parquet files, which cannot hold pins."""
 
     name = "parquet"
     holds_relative_urls = True
 
     def passes(self, references: ReferenceStream) -> int:
-        return 2 if references.in_memory else 1  # the first sees whether parquet can hold all of it
+        return 2 if references.in_memory else 1  # the first one checks whether parquet can hold all references
 
     def write(self, references: ReferenceStream, destination: Destination) -> None:
         objects, size = destination.objects, destination.record_size
@@ -46,49 +46,49 @@ class ParquetSink(Sink):
                 "these references are pinned (size, ETag and time of their targets), which a parquet set cannot hold: "
                 "save them as JSON or as chunk manifests, or remove them with unpinned()"
             )
-        document = make_layout_document(references.documents(), size)  # ManifestError before any is written
+        document = make_layout_document(references.documents(), size)  # raises ManifestError before any write
         if references.in_memory:
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size):
                     encode_partition(array, grid, numbers, partition, dry=True)
-        there = objects.names()
-        replaced = _find_replaced(objects, there, overwrite=destination.overwrite)
-        # Readers that have the replaced set open recognise partitions of another one by their generation.
+        names = objects.names()
+        replaced = _find_replaced(objects, names, overwrite=destination.overwrite)
+        # Readers with the replaced set open recognise partitions of the new set by their generation.
         generation = 0 if replaced is None else replaced.generation + 1
         written = None if replaced is None else PartitionHistory(generation)
-        if replaced is None and there and not objects.is_local:
-            objects.remove_tree()  # the rest of a killed save
+        if replaced is None and names and not objects.is_local:
+            objects.remove_tree()  # the remains of a save that was killed
         if replaced is None or objects.is_local:
-            is_replaced = bool(there) and objects.is_local
+            is_replaced = bool(names) and objects.is_local
             directory: AbstractContextManager[PutsAll] = objects.directory(replaces=is_replaced)
         else:
             directory = replace_remote_set(objects, generation)
-        with directory as made:
+        with directory as target:
             files: dict[str, bytes] = {}
             for array, grid in references.grids.items():
                 for numbers, partition in references.partitions(array, size, FEW):
                     data = encode_partition(array, grid, numbers, partition, written)
                     files[make_partition_name(array, numbers.start // size)] = data
                     if len(files) == TOGETHER:
-                        made.put_all(files)
+                        target.put_all(files)
                         files = {}
-            made.put_all(files)
+            target.put_all(files)
             document = add_origins(document, destination.origins())
             if replaced is not None:
                 document = make_document(document, uuid.uuid4().hex, generation, {})
-            made.put_all({PARQUET: document})  # last: without it, there is no set
+            target.put_all({PARQUET: document})  # last: readers open this document first
 
 
-def _find_replaced(objects: Objects, there: Sequence[str], *, overwrite: bool) -> Layout | None:
-    """Return the parquet set that is to be replaced; None if nothing is ``there``, or the rest of a killed save.
+def _find_replaced(objects: Objects, names: Sequence[str], *, overwrite: bool) -> Layout | None:
+    """Return the parquet set to replace; None if the directory is empty, or has only the remains of a killed save.
 
-    FileExistsError if there is anything else.
+    ``names`` are the names of the objects in it. FileExistsError if there is anything else.
     """
-    if not there:
+    if not names:
         return None
     if not overwrite:
         raise FileExistsError(f"{objects.url} is not empty; overwrite=True replaces a parquet set")
-    if PARQUET not in there:
+    if PARQUET not in names:
         if all(map(is_partition, objects.find(""))):
             return None
         raise FileExistsError(f"{objects.url} is not empty, and does not hold a parquet set")

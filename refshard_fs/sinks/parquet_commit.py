@@ -1,7 +1,7 @@
-"""Commits to parquet sets: new partitions first, then the document that names them.
+"""Commits to parquet sets: new partitions are put first, then the document that names them.
 
-That one PUT is the commit. Readers that know no new names are served by what follows it. If that is interrupted, the
-document lists the remaining steps, and readers of this package follow it.
+The PUT of the document is the commit. Later steps give partitions their usual names, for readers that do not know the
+new names. If they are interrupted, the document lists the remaining steps, and readers of this package use it.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from refshard_fs.stores.store import is_same_version
 Finish = Callable[[], None]  # the remaining steps after a commit
 
 
-# Changed partitions are put under names of their own; after the commit they get their usual names. What they replace
-# there is copied before, for readers that have the set open; a later commit removes the copies.
+# Changed partitions are put under unique names; after the commit they get their usual names. The partitions that they
+# replace are copied first, for readers that have the set open; a later commit removes the copies.
 
 ABANDONED: Final = 900  # seconds after which an earlier commit no longer renames its partitions
 TIDYING: Final = 300  # seconds that a commit may take to rename them
-EARLIER: Final = 8  # versions of a partition that a reader may find by the latest one
+EARLIER: Final = 8  # earlier versions that the latest version of a partition names
 MOST_KEPT: Final = 1000  # copies of replaced partitions
 
-Renamed = dict[str, dict[int, str | None]]
+Renamed = dict[str, dict[int, str | None]]  # by array and number, the unique name of a partition; None: it is removed
 
 
 class ParquetCommit:
-    """One commit to the set at the source's URL, which is made if there is none."""
+    """One commit to the set at the source's URL, which is created if it does not exist."""
 
     def __init__(self, url: str, source: Source, base: Base, edits: Edits, record_size: int, sent: set[bytes]) -> None:
         """Take the ``edits`` of the set at ``url``, which was ``base`` when it was opened.
@@ -83,13 +83,13 @@ class ParquetCommit:
         self._copied: dict[str, str] = {}  # usual names of partitions that are replaced, and names of their copies
 
     def run(self) -> Finish:
-        """Make the commit: all of it or nothing. Return the remaining steps, for readers without the new names."""
+        """Commit all edits, or none. Return the remaining steps, which serve readers that do not know the new names."""
         data = None
         try:
             data, tidy = self._put_objects()
             self._document.put(data)
         except BaseException as e:
-            # Where the document may have been put, or may still be, the objects that it names stay.
+            # If the document may have been put, or may still be put, keep the objects that it names.
             is_refused = isinstance(e, ConflictError) and e.is_certain
             if data is None or is_refused or not self._document.may_be(data):
                 with contextlib.suppress(OSError):
@@ -97,15 +97,14 @@ class ParquetCommit:
             raise
 
         def finish() -> None:
-            with contextlib.suppress(
-                OSError, ConflictError
-            ):  # the commit is made, and its document lists the remaining steps
+            # The commit has succeeded, and its document lists the remaining steps.
+            with contextlib.suppress(OSError, ConflictError):
                 tidy()
 
         return finish
 
     def _put_objects(self) -> tuple[bytes, Finish]:
-        """Put all new objects. Return the new document, and what gives objects their usual names after the commit."""
+        """Put all new objects. Return the new document, and the steps after the commit that rename objects."""
         layout, document = make_layout(self._layout, self._edits, self._url)
         changes = plan(self._layout, layout, self._edits)
         for array in changes.removed:
@@ -139,7 +138,7 @@ class ParquetCommit:
             if before is not None:
                 history = before.history
                 earlier = (history.generation, *history.earlier)[:EARLIER]
-                if number not in self._layout.renamed.get(array, {}):  # else another version has its usual name
+                if number not in self._layout.renamed.get(array, {}):  # otherwise, an older one has the usual name
                     self._copied[name] = make_partition_name(array, number, history.generation)
                     self._kept[self._copied[name]] = self._now
             if before is not None or rows:
@@ -169,9 +168,9 @@ class ParquetCommit:
         self._kept.pop(make_partition_name(array, number), None)
 
     def _drop(self, array: str, start: int) -> None:
-        """Let there be none of the array's partitions from ``start`` on.
+        """Remove the partitions of the array from ``start`` on.
 
-        For a while an empty one has the usual name of each: it tells readers who have the set open to open it anew.
+        For a while, an empty partition has the usual name of each, which makes readers open the set again.
         """
         if self._old is None or array not in self._layout.grids:
             return
@@ -183,24 +182,24 @@ class ParquetCommit:
         self._kept.update((make_partition_name(array, n), self._now) for n, name in renamed.items() if name is None)
 
     def _copies(self) -> Iterator[str]:
-        """Yield the files that are kept as copies: a reader who misses one is told."""
+        """Yield the copies of replaced partitions; without its copy, a reader gets an error, not a missing chunk."""
         return (path for path in self._kept if path.count(".", path.rfind("/") + 1) == 3)
 
     def _may_rename(self) -> bool:
-        """Whether there are partitions to rename, and no other process is doing that: on this machine a lock tells."""
+        """Return whether partitions are to be renamed, and no other process does that; local processes use a lock."""
         is_abandoned = self._now - self._layout.renaming_since > ABANDONED
         is_free = self._store.is_local or not self._layout.renamed or is_abandoned
         return bool(self._renamed) and is_free
 
     def _rename(self, document: bytes, gone: list[str]) -> None:
-        """Give the partitions of the commit their usual names; ``document`` is then the one of the set.
+        """Give the partitions of the commit their usual names; then replace the document by ``document``.
 
-        Files that are ``gone`` are removed then: they were kept long enough.
+        Files in ``gone``, which were kept long enough, are removed.
         """
         with self._store.lock():
             made = self._document.made
             if made is not None and not is_same_version(made, self._store.version(PARQUET)):
-                return  # a later commit has all that this one would do
+                return  # a later commit does all of this
             unique = self._copy(time.monotonic() + TIDYING)
         if unique is not None:
             self._replace_document(document)
@@ -208,7 +207,7 @@ class ParquetCommit:
             self._store.remove_all([*unique, *gone])
 
     def _copy(self, until: float) -> list[str] | None:
-        """Copy partitions to their usual names; return the names that are no longer needed. None: there was no time."""
+        """Copy partitions to their usual names; return the names that are no longer needed, or None after ``until``."""
         unique: list[str] = []
         rows = self._layout.record_size
         empty = encode(Chunks((), Ranges.absent(rows), {}), PartitionHistory(self._generation))
@@ -235,4 +234,4 @@ class ParquetCommit:
 
 
 def _leave_partitions() -> None:
-    """Leave the partitions of the commit to another one."""
+    """Do nothing: a later commit renames the partitions of this one."""

@@ -1,7 +1,7 @@
-"""Replace a set in an object store: the old one can be read until a single PUT shows the new one.
+"""Replace a set in an object store: the old set can be read until a single PUT shows the new one.
 
-New objects have names of their own, and the document that names them is put after them. Then objects get their usual
-names, the objects of the old set are removed, and the document is put again, for other readers.
+New objects have unique names, and the document that names them is put after them. Then objects get their usual names,
+the objects of the old set are removed, and the document is put again, for other readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from refshard_fs.stores.replaced_document import ReplacedDocument
 
 
 class PutsAll(Protocol):
-    """Takes the files of a set, ``.zmetadata`` last."""
+    """A directory into which the files of a set are put, ``.zmetadata`` last."""
 
     def put_all(self, objects: Mapping[str, bytes]) -> None:
         """Put several files, by name."""
@@ -29,9 +29,10 @@ class PutsAll(Protocol):
 
 @contextlib.contextmanager
 def replace_remote_set(objects: Objects, generation: int) -> Iterator[PutsAll]:
-    """Yield what takes the files of a parquet set, which replaces the one at the URL of ``objects``.
+    """Yield a directory for the files of a parquet set that replaces the set at the URL of ``objects``.
 
-    ``generation`` is its number. An error before it is shown removes its files, and leaves the old set.
+    ``generation`` is the number of the new set. After an error before its document is put, its files are removed, and
+    the old set stays.
     """
     replacement = _Replacement(objects, generation)
     try:
@@ -51,7 +52,7 @@ class _Replacement:
         self._token = uuid.uuid4().hex
         self._document = ReplacedDocument(objects, PARQUET)
         self._replaced = set(objects.find("")) - {PARQUET}
-        self.names: dict[str, str] = {}  # under which partitions are put, by their usual names
+        self.names: dict[str, str] = {}  # the unique names of partitions, by their usual names
 
     @property
     def is_unseen(self) -> bool:
@@ -66,7 +67,7 @@ class _Replacement:
         self._objects.put_all({new[usual]: data for usual, data in files.items()})
 
     def _show(self, document: bytes) -> None:
-        """Put the document, then complete the set for readers that know usual names alone."""
+        """Put the document, then rename objects for readers that know only the usual names."""
         partitions: dict[str, dict[int, str | None]] = {
             array: dict.fromkeys(numbers) for array, numbers in find_partitions(self._replaced).items()
         }

@@ -1,4 +1,4 @@
-"""The contract of a sink, a format in which sets are written. Other packages need no more than this.
+"""The interface of a sink, a format in which sets are written. Other packages need no other module.
 
 A package defines one subclass of `Sink`, and names an instance of it (not the class) by an entry point in the group
 ``refshard.sinks``. Then ``fs.save(url, format=NAME)`` writes it, where NAME is the sink's ``name``:
@@ -13,7 +13,7 @@ A package defines one subclass of `Sink`, and names an instance of it (not the c
                         key = join(array, grid.tail(numbers[row]))  # core.keys.join
                         found = chunks.value(row)  # bytes, or a range of the target chunks.urls[found.target]
 
-`references.stream.ReferenceStream` and `core.chunks.Chunks` say the rest of what a sink is given.
+`references.stream.ReferenceStream` and `core.chunks.Chunks` describe the arguments in full.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from refshard_fs.stores.objects import Objects
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where a set goes, and how.
+    """The place where a sink writes a set, and the user's arguments.
 
-    - ``url``: as the user gave it.
-    - ``objects``: the objects at and below it; each appears complete or not at all. Or the one object there.
-      A set of one object is written to ``objects.stream()``, which both have; a directory, to
-      ``objects.directory(replaces=overwrite)``: write the object that readers open first last. In an object store, a
-      set is replaced by one PUT of it, if other objects have names that the replaced set has not, such as a UUID.
-    - ``record_size``: the references of a file, for sinks that write several.
-    - ``overwrite``: whether a set that is there already is replaced. Otherwise a sink that writes a directory raises
+    - ``url``: the URL as the user spelled it.
+    - ``objects``: the objects at and below the URL, each of which appears complete or not at all; or the one object
+      there. Write a set of one object to ``objects.stream()``, which both have; write a directory to
+      ``objects.directory(replaces=overwrite)``, and last of all the object that readers open first. In an object store,
+      the PUT of this object replaces a set, if the other objects have names that the replaced set lacks, such as UUIDs.
+    - ``record_size``: the references per file, for sinks that write several files.
+    - ``overwrite``: whether an existing set is replaced. Otherwise a sink that writes a directory raises
       FileExistsError.
     - ``options``: fsspec's options of ``url``.
     - ``settings``: the user's values for the sink's own `Sink.settings`.
-    - ``origins``: returns which URLs sets of others named. It is to be called after all chunks were written.
+    - ``origins``: a function that returns which URLs come from sets of others. Call it after all chunks are written.
     """
 
     url: str
@@ -56,17 +56,17 @@ class Destination(msgspec.Struct, frozen=True):
 
 
 class Sink(ABC):
-    """Writes sets of references in one format. One instance serves all sets, on any thread."""
+    """Write sets of references in one format. One instance serves all sets, on any thread."""
 
     name: ClassVar[str]  # the value of ``format=``
-    # Whether it holds versions and checksums of single chunks. Without it, the chunks have none.
+    # Whether the format holds versions and checksums of single chunks. If False, the chunks have none.
     holds_versions: ClassVar[bool] = False
-    # Whether a URL may be relative to the set's own directory, as the source spelled it. Without it, all are absolute.
+    # Whether a URL may be relative to the set's own directory, as the source spelled it. If False, all are absolute.
     holds_relative_urls: ClassVar[bool] = False
-    # Whether it takes chunks that are not a range of a target (`Chunks.packed`), and reads their bytes by
-    # `ReferenceStream.read`. Without it, they come as bytes, or as references to copies beside the set.
+    # Whether `write` takes chunks that are not a range of a target (`Chunks.packed`), and reads their bytes by
+    # `ReferenceStream.read`. If False, they come as bytes, or as references to copies beside the set.
     holds_packed: ClassVar[bool] = False
-    # Whether each reference must have a length. Without it, `core.columns.WHOLE` stands for the whole target.
+    # Whether each reference must have a length. If False, `core.columns.WHOLE` stands for the whole target.
     needs_lengths: ClassVar[bool] = False
     # The names of further arguments of ``fs.save`` that the sink takes.
     settings: ClassVar[Sequence[str]] = ()
@@ -79,6 +79,6 @@ class Sink(ABC):
     def write(self, references: ReferenceStream, destination: Destination) -> str | None:
         """Write a set: its ``documents()``, then the ``partitions()`` of each of the arrays in ``grids``.
 
-        Return a line about the copied bytes, if any. ManifestError, which names the key, where the format
-        cannot hold a reference. Nothing is left behind then.
+        Return a line about copied bytes, or None. ManifestError, which names the key, if the format cannot hold a
+        reference: no object must remain then.
         """

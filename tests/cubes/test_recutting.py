@@ -96,7 +96,7 @@ def test_missing_chunks_are_those_of_their_file(tmp_path: Path) -> None:
 
 def test_eager_concat_names_the_remedy(tmp_path: Path) -> None:
     for number, (cut, said) in enumerate(
-        ((CUTS["a chunk a month"], "'v' has the chunks"), (CUTS["chunks that leave a rest"], "no multiple"))
+        ((CUTS["a chunk a month"], "'v' has the chunks"), (CUTS["chunks that leave a rest"], "not a multiple"))
     ):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -47,5 +47,5 @@ def test_relative_references_stay_relative(tmp_path: Path) -> None:
 
 def test_set_with_a_partial_last_chunk_refuses_append(tmp_path: Path) -> None:
     url = write_target(tmp_path, "json", [day(0, 3)])
-    with pytest.raises(ManifestError, match=r"no multiple of its chunks.*lazy=True"):
+    with pytest.raises(ManifestError, match=r"not a multiple of its chunks.*lazy=True"):
         refshard_fs.append(url, write_part(tmp_path, day(4, 2), 9), "time")

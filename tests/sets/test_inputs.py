@@ -64,7 +64,7 @@ def test_names_outside_the_pattern_are_errors_or_skipped(tmp_path: Path) -> None
     for name in ("20240199.nc", "notes.nc"):
         (tmp_path / "r1" / name).write_text("")
     pattern = f"{tmp_path}/{{member}}/{{time:%Y%m%d}}.nc"
-    with pytest.raises(ManifestError, match=r"r1/20240199\.nc, .*r1/notes\.nc are not named as .*on_error='skip'"):
+    with pytest.raises(ManifestError, match=r"r1/20240199\.nc, .*r1/notes\.nc are not named like .*on_error='skip'"):
         refshard_fs.concat(pattern, dims=DIMS)
     with pytest.warns(UserWarning, match=r"notes\.nc are not named"):
         made = refshard_fs.concat(pattern, dims=DIMS, on_error="skip")

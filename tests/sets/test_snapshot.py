@@ -100,7 +100,7 @@ def test_parquet_refuses_pins(tmp_path: Path) -> None:
 def test_rebased_pins_compare_sizes_with_a_warning(tmp_path: Path) -> None:
     found = refshard_fs.snapshot(written(tmp_path / "old"))
     written(tmp_path / "new", STORE | {"a/1": b"longer"})
-    with pytest.warns(UserWarning, match="3 targets that moved are held to sizes"):
+    with pytest.warns(UserWarning, match="3 targets that moved are now checked only by size"):
         moved = refshard_fs.rebase(found, {str(tmp_path / "old"): str(tmp_path / "new")})
     assert opened(moved).cat_file("a/0") == b"ab"
     with pytest.raises(TargetChanged, match="size"):

@@ -31,7 +31,7 @@ def test_oversized_coordinate_chunk_is_refused_by_name() -> None:
                                  "fill_value": 0, "filters": None, "compressor": None}),
         "x/.zattrs": '{"_ARRAY_DIMENSIONS": ["x"]}',
     }  # fmt: skip
-    with pytest.raises(ManifestError, match=r"'x' along 'x', no multiple of its chunks"):
+    with pytest.raises(ManifestError, match=r"'x' along 'x', not a multiple of its chunks"):
         refshard_fs.concat([one, one], "x")
 
 

@@ -314,7 +314,7 @@ def test_repository_of_another_writer_is_kept(tmp_path: Path, monkeypatch: pytes
     there = str(tmp_path / "made.icechunk")
     RefShardFileSystem({**ONE_ARRAY, "a/1": "ok"}).save(there)
     monkeypatch.setattr(icechunk.Repository, "exists", lambda storage: False)
-    with pytest.raises(refshard_fs.ConflictError, match="somebody else made the repository"):
+    with pytest.raises(refshard_fs.ConflictError, match="another process created the repository"):
         RefShardFileSystem({**ONE_ARRAY, "a/1": "no"}).save(there)
     assert zarr.open_array(opened(there).store, path="a", mode="r")[2:4].tolist() == [*b"ok"]
 

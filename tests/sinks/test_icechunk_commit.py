@@ -106,7 +106,7 @@ def test_commit_after_another_writer_is_a_conflict(repository: str) -> None:
     session = icechunk.Repository.open(icechunk.local_filesystem_storage(repository)).writable_session("main")
     zarr.open_group(session.store, mode="a").attrs["by"] = "another"
     session.commit("another")
-    with pytest.raises(ConflictError, match="somebody else"):
+    with pytest.raises(ConflictError, match="another process"):
         fs.commit()
     assert messages(repository)[0] == "another"
     fs.discard()
