@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from refshard_fs.cli.program import main, parser
+from refshard_fs.cli.program import main, make_parser
 
 HEAD = """\
 # Command line
@@ -31,7 +31,7 @@ OF_SOURCES = ("--fo-option", "--remote-protocol", "--remote-options", "--option"
 
 def make_page() -> str:
     """Return the page, as Markdown."""
-    return "\n".join([HEAD, *_commands(parser())])
+    return "\n".join([HEAD, *_commands(make_parser())])
 
 
 def _commands(whole: argparse.ArgumentParser) -> Iterator[str]:

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import refshard_fs
-from refshard_fs.cli.program import parser
+from refshard_fs.cli.program import make_parser
 
 
 def list_names() -> list[str]:
     """Return the names that the search must find: those of the API, errors included, and of the commands."""
-    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return [*refshard_fs.__all__, *(f"refshard {command}" for command in commands.choices)]
 
 

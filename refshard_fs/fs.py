@@ -780,9 +780,9 @@ class RefShardFileSystem(AsyncFileSystem, metaclass=NormalizingMeta):
         >>> refshard_fs.RefShardFileSystem(refs).visualize("a", slice(0, 2))
         <Picture: Where the bytes of a lie: 2 of 2 chunks in 1 file; reads 1 chunk in 1 request: 2 B>
         """
-        from refshard_fs.tools.map import picture_of
+        from refshard_fs.tools.map import make_picture
 
-        return picture_of(self, array, select)
+        return make_picture(self, array, select)
 
     def __repr__(self) -> str:
         # The address keeps filesystems apart: fsspec compares arguments that are filesystems by their repr.

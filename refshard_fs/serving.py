@@ -42,7 +42,7 @@ from refshard_fs.fs import RefShardFileSystem
 from refshard_fs.security.admission import WEB, is_private
 from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.filesystem_view import render_arrays
-from refshard_fs.tools.map import map_of_array
+from refshard_fs.tools.map import make_array_map
 from refshard_fs.tools.map_picture import draw_map
 from refshard_fs.tools.survey import survey
 from refshard_fs.tools.views import view
@@ -289,7 +289,7 @@ class _SourceServer:
     def _draw_map(self, array: str) -> Response:
         locations = survey(self._fs, array)
         files = [f"file {number + 1}" for number in range(len(locations.urls))]  # URLs of targets may be private
-        picture = draw_map(map_of_array(self._title, locations.arrays[array], files))
+        picture = draw_map(make_array_map(self._title, locations.arrays[array], files))
         return Response(picture.encode(".svg"), media_type="image/svg+xml", headers=_SAFE)
 
     def _draw_slice(self, array: str) -> Response:

@@ -21,7 +21,7 @@ import refshard_fs
 import refshard_fs.sets.concat
 import refshard_fs.sets.rebase
 from refshard_fs import RefShardFileSystem, errors
-from refshard_fs.cli.program import parser
+from refshard_fs.cli.program import make_parser
 from refshard_fs.known_formats import all_formats
 from refshard_fs.source.options import keywords
 
@@ -75,7 +75,7 @@ def test_page_of_command_line_has_every_command_and_option() -> None:
 
 
 def test_every_command_and_option_has_a_help_text() -> None:
-    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
     assert [choice.dest for choice in commands._choices_actions if not choice.help] == []
     silent = [
         (name, option.dest)

@@ -20,7 +20,7 @@ codecs = pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
 
 
-from refshard_fs.tools.info import summarise, tree  # noqa: E402
+from refshard_fs.tools.info import make_tree, summarise  # noqa: E402
 from refshard_fs.xarray_backend import RefShardBackend  # noqa: E402  # xarray may be absent
 
 VALUES = np.arange(12, dtype="<i2").reshape(4, 3)
@@ -342,7 +342,7 @@ def test_variables_keep_the_order_of_the_file(format: Any, tmp_path: Path) -> No
         with xr.open_dataset(source, engine="refshard") as ours:
             assert list(ours.variables) == names, source
     listed = [array.name for array in summarise(fs).arrays]
-    assert listed == [node.path for node in tree(fs).children]
+    assert listed == [node.path for node in make_tree(fs).children]
     assert [name for name in listed if name not in ds.coords] == ["zeta", "alpha", "mid"]
 
 

@@ -24,7 +24,7 @@ from refshard_fs.errors import ManifestError, printable
 
 
 class Argument(NamedTuple):
-    """An argument as argparse takes it. Arguments of one ``group`` exclude each other."""
+    """The names and keywords of `ArgumentParser.add_argument`. Arguments of one ``group`` exclude each other."""
 
     names: list[str]
     keywords: dict[str, Any]
@@ -32,17 +32,17 @@ class Argument(NamedTuple):
 
 
 def argument(
-    names: str, help: str, metavar: str = "", choices: str | list[str] = "", group: str = "", **more: Any
+    names: str, help: str, metavar: str = "", choices: str | list[str] = "", group: str = "", **keywords: Any
 ) -> Argument:
-    """Return an argument. The first of ``choices`` is the default; without them and ``metavar``, it is a flag."""
+    """Return an argument; the first of ``choices`` is the default. With neither ``choices`` nor ``metavar``: a flag."""
     if metavar:
-        more["metavar"] = metavar
+        keywords["metavar"] = metavar
     if choices:
         known = choices.split() if isinstance(choices, str) else choices
-        more = {"choices": known, "default": known[0], **more}
+        keywords = {"choices": known, "default": known[0], **keywords}
     elif not metavar:
-        more["action"] = "store_true"
-    return Argument(names.split(), {"help": help, **more}, group)
+        keywords["action"] = "store_true"
+    return Argument(names.split(), {"help": help, **keywords}, group)
 
 
 Run = Callable[[Namespace], int | None]
@@ -51,8 +51,8 @@ Run = Callable[[Namespace], int | None]
 class Command(msgspec.Struct, frozen=True):
     """One command. ``run`` returns the exit status, None for 0. ``example`` has its arguments, for ``--help``.
 
-    ``sources`` are the names of its sources ("SOURCE...": one or more); with sources, it takes the options for opening
-    them. ``json``: it takes ``--json``.
+    ``sources`` are the names of its sources ("SOURCE...": one or more). A command with sources has the options for
+    opening them. ``json`` adds the option ``--json``.
     """
 
     name: str
@@ -100,7 +100,7 @@ def command(
 def _add_opening_options(parser: ArgumentParser) -> None:
     """Add the options for opening sources to ``parser``."""
     group = parser.add_argument_group("how it is opened")
-    pairs: Any = {"metavar": "KEY=VALUE", "type": pair, "action": "append"}
+    pairs: Any = {"metavar": "KEY=VALUE", "type": parse_pair, "action": "append"}
     group.add_argument("--fo-option", help="option of the source's filesystem", **pairs)
     group.add_argument("--remote-protocol", metavar="NAME", help="protocol of references that name none")
     group.add_argument(
@@ -113,10 +113,11 @@ def _add_opening_options(parser: ArgumentParser) -> None:
 
 def open_source(arguments: Namespace, name: str = "SOURCE", **defaults: Any) -> refshard_fs.RefShardFileSystem:
     """Open the source in the argument ``name``; ``--option`` overrides ``defaults``."""
-    return refshard_fs.RefShardFileSystem(fo=getattr(arguments, name.lower()), **opening_options(arguments, **defaults))
+    options = get_opening_options(arguments, **defaults)
+    return refshard_fs.RefShardFileSystem(fo=getattr(arguments, name.lower()), **options)
 
 
-def opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
+def get_opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
     """Return the arguments of a filesystem from the command line; ``--option`` overrides ``defaults``."""
     options = defaults | dict(arguments.option or ())
     if arguments.fo_option:
@@ -128,7 +129,7 @@ def opening_options(arguments: Namespace, **defaults: Any) -> dict[str, Any]:
     return options
 
 
-def lengths(text: str) -> tuple[str, int]:
+def parse_length(text: str) -> tuple[str, int]:
     """Split NAME=N, a dimension and a length."""
     name, _, number = text.partition("=")
     if not name or not number.isdecimal() or not int(number):
@@ -136,7 +137,7 @@ def lengths(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def renaming(text: str) -> tuple[str, str]:
+def parse_renaming(text: str) -> tuple[str, str]:
     """Split OLD=NEW, two names."""
     old, _, new = text.partition("=")
     if not old or not new:
@@ -144,8 +145,8 @@ def renaming(text: str) -> tuple[str, str]:
     return old, new
 
 
-def extent(text: str) -> tuple[str, int | slice]:
-    """Parse NAME=START:STOP or NAME=PLACE, a dimension and numbers; either bound may be left out."""
+def parse_extent(text: str) -> tuple[str, int | slice]:
+    """Parse NAME=START:STOP or NAME=PLACE, a dimension and positions; either bound may be left out."""
     name, _, bounds = text.partition("=")
     try:
         places = [int(bound) if bound else None for bound in bounds.split(":")]
@@ -156,23 +157,23 @@ def extent(text: str) -> tuple[str, int | slice]:
     return name, slice(*places) if len(places) == 2 else int(bounds)
 
 
-def labels(text: str) -> tuple[str, Any]:
+def parse_labels(text: str) -> tuple[str, Any]:
     """Parse NAME=FROM/TO or NAME=LABEL, a dimension and labels; either end may be left out."""
     name, _, rest = text.partition("=")
-    ends = [_number_or_text(end) if end else None for end in rest.split("/")]
+    ends = [_parse_label(end) if end else None for end in rest.split("/")]
     if not name or not rest or len(ends) > 2:
         raise ArgumentTypeError(f"expected NAME=FROM/TO or NAME=LABEL, such as time=2024-01/2024-03, got {text!r}")
     return name, slice(*ends) if len(ends) == 2 else ends[0]
 
 
-def _number_or_text(text: str) -> float | str:
+def _parse_label(text: str) -> float | str:
     try:
         return text if re.fullmatch(r"\d{4}(\d\d){0,2}", text) else float(text)  # 2024 is a year, not a number
     except ValueError:
         return text
 
 
-def pair(text: str) -> tuple[str, Any]:
+def parse_pair(text: str) -> tuple[str, Any]:
     """Split KEY=VALUE; VALUE is JSON, or else text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -183,7 +184,7 @@ def pair(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def positive(text: str) -> int:
+def parse_positive(text: str) -> int:
     """Parse a number of at least 1."""
     if not text.isdecimal() or not int(text):
         raise ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
@@ -249,27 +250,27 @@ def _measure_widths(table: Sequence[Sequence[str]], most: int) -> list[int]:
 
 
 def print_json(value: Any, **more: Any) -> None:
-    """Print ``value``, after ``more`` members of it, for programs."""
+    """Print ``value`` as JSON, for programs; with ``more``, these members come before those of ``value``."""
     built = msgspec.to_builtins(value)
     built = {**more, **built} if more else built
     print(json.dumps(built, indent=2).replace("\x7f", "\\u007f"))  # in ASCII: no key controls a terminal
 
 
 def print_written(arguments: Namespace, destination: str, what: Sequence[str] = (), files: Iterable[str] = ()) -> None:
-    """Print a summary of written data: ``destination``, ``what``, the bytes of local ``files``, and the time.
+    """Print a summary of written data: ``destination``, ``what``, the size of local ``files``, and the time.
 
     Without ``files``, count all files at ``destination``.
     """
     path = Path(destination)
-    found = list(map(Path, files)) or (
+    written = list(map(Path, files)) or (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     )
-    size = [bytes_text(sum(file.stat().st_size for file in found))] if found else []
+    size = [bytes_text(sum(file.stat().st_size for file in written))] if written else []
     took = f"written in {time.monotonic() - arguments.began:.1f} s"
     print_line(f"{destination}: {', '.join([*what, *size, took])}")
 
 
-# Errors name Python's arguments. These functions put the options of the command line in their place.
+# Errors name arguments of Python's functions. Here they are replaced by the options of the command line.
 
 
 _OPTIONS: Final = (
@@ -296,35 +297,35 @@ _OTHERS: Final = (  # arguments that --option takes
     *("allow", "base_url", "format", "head", "max_manifest_bytes", "options", "shards", "simple_templates", "target"),
     *("account_name", "endpoint_url", "target_protocol", "template_overrides", "zarr_format"),
 )
-# An argument between words, never in a URL. Its value is a text in quotes, a word, a number, or nothing.
+# An argument between words, not in a URL. Its value is a text in quotes, a word, a number, or nothing.
 _ARGUMENT: Final = re.compile(
     rf"(?<![^\s(])({'|'.join((*_OPTIONS, *_OTHERS))})=('[\w.-]*'|\w+(?![\w'\[({{])|(?=[\s,;:.?)]|$))"
 )
-# A dict to paste: the options of one URL prefix, or of all targets.
+# A dict for users to copy: the options of one URL prefix, or of all targets.
 _DICT: Final = re.compile(
     r"(?<![^\s(])(options|remote_options|target_options)=(\{'[^'\s]*': (?:\.\.\.|\{[^{}]*(?:\{\.\.\.\})?\})\})"
 )
 
 
-def as_options(text: str) -> str:
+def name_options(text: str) -> str:
     """Replace the names of Python's arguments in the text of an error by options of the command line.
 
-    >>> as_options("it is not empty; overwrite=True replaces a set. Add 's3://b/' to allow= if you trust it")
+    >>> name_options("it is not empty; overwrite=True replaces a set. Add 's3://b/' to allow= if you trust it")
     "it is not empty; --overwrite replaces a set. Add 's3://b/' to --option allow=[...] if you trust it"
-    >>> print(as_options("if it is public: options={'s3://b/': {'anon': True}}"))
+    >>> print(name_options("if it is public: options={'s3://b/': {'anon': True}}"))
     if it is public: --option 'options={"s3://b/": {"anon": true}}'
     """
-    return _ARGUMENT.sub(_parse_option, _DICT.sub(_option_of, text))
+    return _ARGUMENT.sub(_format_option, _DICT.sub(_format_dict, text))
 
 
-def _option_of(match: re.Match[str]) -> str:
+def _format_dict(match: re.Match[str]) -> str:
     if match[1] == "target_options":
         return "--fo-option " + match[2].strip("{}").replace("'", "").replace(": ", "=")
     spelled = match[2].replace("'", '"').replace("True", "true").replace("False", "false")
     return f"--option 'options={spelled}'" if match[1] == "options" else f"--remote-options '{spelled}'"
 
 
-def _parse_option(match: re.Match[str]) -> str:
+def _format_option(match: re.Match[str]) -> str:
     name, value = match[1], match[2].strip("'")
     if name == "format" and value in ("parquet", "json", "chunk-manifest", "icechunk"):
         return f"--format {value}"
@@ -333,5 +334,5 @@ def _parse_option(match: re.Match[str]) -> str:
     if name in _OPTIONS:
         option = f"--{name.replace('_', '-')}"
         return option if value in ("", "True") else f"{option} {value}"
-    given = {"": "[...]" if name == "allow" else "...", "True": "true", "False": "false"}.get(value, value)
-    return f"--option {name}={given}"
+    spelled = {"": "[...]" if name == "allow" else "...", "True": "true", "False": "false"}.get(value, value)
+    return f"--option {name}={spelled}"

@@ -14,10 +14,10 @@ import refshard_fs
 from refshard_fs.cli.command import (
     Style,
     argument,
-    as_options,
     command,
+    name_options,
     open_source,
-    positive,
+    parse_positive,
     print_json,
     print_line,
     print_table,
@@ -33,43 +33,43 @@ def _info(arguments: Namespace) -> None:
     """Show format, groups, arrays and targets, and how many chunks exist."""
     from refshard_fs.tools.info import summarise
 
-    found = summarise(open_source(arguments))
+    summary = summarise(open_source(arguments))
     source = redact(arguments.source)
     if arguments.json:
-        print_json(found, source=source)
+        print_json(summary, source=source)
         return
     print_line(source, "bold")
-    version = "" if found.version is None else f" version {found.version}"
-    print_line(f"{found.format}{version}" + "".join(f", zarr v{number}" for number in found.zarr_formats))
-    unsized = f" ({found.unsized:,} of unknown size, to the end of their targets)" if found.unsized else ""
-    unlisted = " and chunks that cannot be listed" if any(array.present is None for array in found.arrays) else ""
+    version = "" if summary.version is None else f" version {summary.version}"
+    print_line(f"{summary.format}{version}" + "".join(f", zarr v{number}" for number in summary.zarr_formats))
+    unsized = f" ({summary.unsized:,} of unknown size, to the end of their targets)" if summary.unsized else ""
+    unlisted = " and chunks that cannot be listed" if any(array.present is None for array in summary.arrays) else ""
     print_line(
-        f"{count_text(found.keys, 'key')}{unlisted}{unsized}, {bytes_text(found.bytes)}; "
-        f"{count_text(len(found.groups), 'group')}, {count_text(len(found.arrays), 'array')}; "
-        f"inline: {count_text(found.inline_keys, 'key')}, {bytes_text(found.inline_bytes)}"
+        f"{count_text(summary.keys, 'key')}{unlisted}{unsized}, {bytes_text(summary.bytes)}; "
+        f"{count_text(len(summary.groups), 'group')}, {count_text(len(summary.arrays), 'array')}; "
+        f"inline: {count_text(summary.inline_keys, 'key')}, {bytes_text(summary.inline_bytes)}"
     )
-    if found.arrays:
+    if summary.arrays:
         print_line()
         heading = ["array", "shape", "chunk", "shard", "dtype", "codecs", "chunks", "bytes"]
-        rows = list(map(_make_array_row, found.arrays))
-        if all(array.shards is None for array in found.arrays):
+        rows = list(map(_make_array_row, summary.arrays))
+        if all(array.shards is None for array in summary.arrays):
             for row in (*rows, heading):
                 del row[heading.index("shard")]
         print_table(heading, rows, ["bytes"])
-    targets = found.targets
+    targets = summary.targets
     if targets.count:
         protocols = ", ".join(f"{name} {count:,}" for name, count in targets.protocols.items())
         references = count_text(targets.references, "reference")
         print_line()
         print_line(f"{count_text(targets.count, 'target')} ({protocols}): {references}, {bytes_text(targets.bytes)}")
-        some = [(target.url, f"{target.references:,}", bytes_text(target.bytes)) for target in targets.top]
-        if targets.count > len(some):
-            some.append((f"and {targets.count - len(some):,} more", "", ""))
-        print_table(("target", "references", "bytes"), some, ["references", "bytes"])
-    if found.warnings:
+        lines = [(target.url, f"{target.references:,}", bytes_text(target.bytes)) for target in targets.top]
+        if targets.count > len(lines):
+            lines.append((f"and {targets.count - len(lines):,} more", "", ""))
+        print_table(("target", "references", "bytes"), lines, ["references", "bytes"])
+    if summary.warnings:
         print_line()
-    for warning in found.warnings:
-        print_line(f"warning: {as_options(warning)}", "yellow")
+    for warning in summary.warnings:
+        print_line(f"warning: {name_options(warning)}", "yellow")
 
 
 def _make_array_row(array: refshard_fs.ArraySummary) -> list[str]:
@@ -91,7 +91,7 @@ def _make_array_row(array: refshard_fs.ArraySummary) -> list[str]:
 @command(
     "refs.json air",
     argument("path", "a directory or a key; default: the root", "PATH", nargs="?", default=""),
-    argument("-l --long", "sizes in bytes too"),
+    argument("-l --long", "print sizes in bytes, too"),
     json=True,
 )
 def _ls(arguments: Namespace) -> None:
@@ -112,19 +112,19 @@ def _ls(arguments: Namespace) -> None:
 @command(
     "refs.json",
     argument("path", "a group or an array; default: the root", "PATH", nargs="?", default=""),
-    argument("-L --depth", "levels of groups below PATH", "N", type=positive),
+    argument("-L --depth", "levels of groups below PATH", "N", type=parse_positive),
     json=True,
 )
 def _tree(arguments: Namespace) -> None:
     """Show groups and arrays, with shapes and dtypes."""
-    from refshard_fs.tools.info import tree
+    from refshard_fs.tools.info import make_tree
 
-    found = tree(open_source(arguments), arguments.path, arguments.depth)
+    root = make_tree(open_source(arguments), arguments.path, arguments.depth)
     if arguments.json:
-        print_json(found)
+        print_json(root)
     else:
-        print_line(_make_label(found, found.path or "/"), "bold")
-        _print_below(found, "")
+        print_line(_make_label(root, root.path or "/"), "bold")
+        _print_below(root, "")
 
 
 def _print_below(node: refshard_fs.Node, indent: str) -> None:
@@ -143,9 +143,9 @@ def _make_label(node: refshard_fs.Node, name: str) -> str:
 
 @command(
     "refs.json --read 20",
-    argument("--head", "ask each target, read no chunk (default)", group="depth"),
-    argument("--read", "read N chunks too, evenly spaced over all", "N", group="depth", type=positive),
-    argument("--full", "read all chunks, and decode them where zarr is installed", group="depth"),
+    argument("--head", "request size and version of each target, and read no chunk (default)", group="depth"),
+    argument("--read", "read N chunks, too, evenly spaced over all", "N", group="depth", type=parse_positive),
+    argument("--full", "read all chunks, and decode them if zarr is installed", group="depth"),
     json=True,
 )
 def _check(arguments: Namespace) -> int:
@@ -168,7 +168,7 @@ def _check(arguments: Namespace) -> int:
         print_line(f"read {report.read:,} chunks, {report.bytes_read:,} bytes, {decoded}")
     for finding in report.findings:
         where = [part for part in (finding.key, finding.url) if part]
-        print_line(": ".join([finding.severity, finding.kind, *where, as_options(finding.text)]))
+        print_line(": ".join([finding.severity, finding.kind, *where, name_options(finding.text)]))
     left = Counter(report.counts)
     left.subtract(finding.kind for finding in report.findings)
     for kind in sorted(+left):
@@ -186,53 +186,54 @@ def _diff(arguments: Namespace) -> int:
     from refshard_fs.tools.diff import compare
 
     # Chunks are compared in their order: no partition of a lazy set is needed a second time.
-    found = compare(*(open_source(arguments, name, cache_size=2) for name in ("A", "B")))
+    difference = compare(*(open_source(arguments, name, cache_size=2) for name in ("A", "B")))
     if arguments.json:
-        print_json(found, same=found.is_empty)
-        return int(not found.is_empty)
+        print_json(difference, same=difference.is_empty)
+        return int(not difference.is_empty)
     for what, removed, added in (
-        ("group", found.groups_removed, found.groups_added),
-        ("array", found.arrays_removed, found.arrays_added),
-        ("metadata", found.metadata_removed, found.metadata_added),
+        ("group", difference.groups_removed, difference.groups_added),
+        ("array", difference.arrays_removed, difference.arrays_added),
+        ("metadata", difference.metadata_removed, difference.metadata_added),
     ):
         _print_keys(f"- {what}", "red", len(removed), removed)
         _print_keys(f"+ {what}", "green", len(added), added)
-    for document in found.metadata_changed:
+    for document in difference.metadata_changed:
         print_line(f"~ metadata {document.key}: {', '.join(document.fields)}", "yellow")
-    for changes in found.keys:
+    for changes in difference.keys:
         what = "keys that are not chunks" if changes.path is None else f"chunks of {changes.path or '/'}"
         counts = ((changes.removed, "removed"), (changes.added, "added"), (changes.changed, "changed"))
         print_line(f"{what}: " + ", ".join(f"{count:,} {name}" for count, name in counts if count))
         _print_keys("  -", "red", changes.removed, changes.some_removed)
         _print_keys("  +", "green", changes.added, changes.some_added)
         _print_keys("  ~", "yellow", changes.changed, changes.some_changed)
-    for path in found.not_compared:
+    for path in difference.not_compared:
         print_line(f"? chunks of {path or '/'} cannot be listed in both sources, and were not compared", "yellow")
-    return int(not found.is_empty)
+    return int(not difference.is_empty)
 
 
-def _print_keys(sign: str, style: Style, count: int, some: tuple[str, ...]) -> None:
-    for key in some:
+def _print_keys(sign: str, style: Style, count: int, keys: tuple[str, ...]) -> None:
+    """Print ``keys``, the first of ``count`` keys, after a ``sign``."""
+    for key in keys:
         print_line(f"{sign} {key or '/'}", style)
-    if count > len(some):
-        print_line(f"{sign} and {count - len(some):,} more", style)
+    if count > len(keys):
+        print_line(f"{sign} and {count - len(keys):,} more", style)
 
 
 @command(
     'refs.json air -o map.svg --select "air[0:10, :, :]"',
     argument("array", "path of the array; default: all arrays and their files", "ARRAY", nargs="?"),
-    argument("-o --output", "where to write it: FILE.svg, FILE.html or FILE.png", "FILE", required=True),
-    argument("--select", 'mark the requests that a slice causes: "air[0:10, :, :]"', "TEXT"),
+    argument("-o --output", "where to write the picture: FILE.svg, FILE.html or FILE.png", "FILE", required=True),
+    argument("--select", 'mark the requests for a slice, such as "air[0:10, :, :]"', "TEXT"),
 )
 def _map(arguments: Namespace) -> None:
     """Draw where an array's or a set's bytes lie, and the requests for a slice."""
     fs = open_source(arguments)
     try:
-        made = fs.visualize(arguments.array, arguments.select)
+        picture = fs.visualize(arguments.array, arguments.select)
     except IndexError as e:
         raise ValueError(f"--select {arguments.select!r} does not fit the array: {e}") from e
-    made.save(arguments.output)
-    print_line(f"{arguments.output}: {made.scene.title}: {made.scene.text}")
+    picture.save(arguments.output)
+    print_line(f"{arguments.output}: {picture.scene.title}: {picture.scene.text}")
 
 
 @command("refs.json air/.zattrs", argument("keys", "written one after the other", "KEY", nargs="+"))
@@ -274,7 +275,7 @@ def _get(arguments: Namespace) -> None:
     with progress("get") as shown, tempfile.TemporaryDirectory(prefix=".refshard-", dir=directory) as fetched:
         parts = [os.path.join(fetched, str(number)) for number in range(len(files))]
         if len(files) == 1:
-            fs.get_file(*files, *parts, callback=shown)  # it counts bytes
+            fs.get_file(*files, *parts, callback=shown)  # the callback counts bytes of a single file
         else:
             fs.get(list(files), parts, callback=shown)
         for part, path in zip(parts, files.values(), strict=True):

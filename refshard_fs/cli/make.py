@@ -10,28 +10,28 @@ import refshard_fs
 from refshard_fs.cli.command import (
     argument,
     command,
-    extent,
-    labels,
-    lengths,
+    get_opening_options,
     open_source,
-    opening_options,
-    pair,
-    positive,
+    parse_extent,
+    parse_labels,
+    parse_length,
+    parse_pair,
+    parse_positive,
+    parse_renaming,
     print_line,
     print_written,
-    renaming,
 )
 from refshard_fs.core.stats import count_text
 
-DOCUMENT = ".refshard"  # the suffix of documents that join sets
+DOCUMENT = ".refshard"  # the suffix of documents of cubes
 _WHERE = (
-    "path or fsspec URL: .json (.json.gz, ...) makes it JSON, .zarr chunk manifests, .icechunk a repository, .refshard "
-    "the document of a cube, all else parquet"
+    "path or fsspec URL; its suffix decides the format: .json (.json.gz, ...), .zarr (chunk manifests), .icechunk (a "
+    "repository), .refshard (the document of a cube), any other: parquet"
 )
 
 
 class _Formats(list[str]):
-    """The names of the built-in formats to write; those of other packages are looked up when one is given."""
+    """The names of the built-in formats to write. Any other name is looked up among the sinks of plug-ins."""
 
     def __contains__(self, name: object) -> bool:
         from refshard_fs.sinks import known_sinks  # not imported for --help
@@ -42,12 +42,12 @@ class _Formats(list[str]):
 _FORMATS = _Formats(["parquet", "json", "chunk-manifest", "icechunk"])
 _DESTINATION = argument("destination", _WHERE, "DESTINATION")
 _OVERWRITE = argument("--overwrite", "replace an existing parquet set or hierarchy")
-_NAMED: Final = 5  # arrays in a line
+_NAMED: Final = 5  # the most arrays that a message names
 _MANY: Any = {"action": "append", "default": []}
 _PART = (
-    argument("--keep", "this variable or group alone, with its coordinates; may be given again", "NAME", **_MANY),
-    argument("--drop", "all but this variable or group; may be given again", "NAME", **_MANY),
-    argument("--rename", "another name of a variable, group or dimension", "OLD=NEW", type=renaming, **_MANY),
+    argument("--keep", "keep only this variable or group, with its coordinates; may be repeated", "NAME", **_MANY),
+    argument("--drop", "leave out this variable or group; may be repeated", "NAME", **_MANY),
+    argument("--rename", "rename a variable, group or dimension", "OLD=NEW", type=parse_renaming, **_MANY),
 )
 
 
@@ -55,26 +55,26 @@ _PART = (
     "file.nc refs.parquet",
     _DESTINATION,
     argument("--format", "default: by the name of DESTINATION", choices=_FORMATS, default=None),
-    argument("--record-size", "references per parquet file (%(default)s)", "N", type=positive, default=10_000),
+    argument("--record-size", "references per parquet file (%(default)s)", "N", type=parse_positive, default=10_000),
     _OVERWRITE,
-    argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=pair, action="append"),
+    argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=parse_pair, action="append"),
     *_PART,
-    argument("--isel", "these elements along a dimension alone, or one", "NAME=START:STOP", type=extent, **_MANY),
-    argument("--sel", "those with these labels, such as time=2024-01/2024-03", "NAME=FROM/TO", type=labels, **_MANY),
+    argument("--isel", "take only these elements, or one", "NAME=START:STOP", type=parse_extent, **_MANY),
+    argument("--sel", "take only labels, such as time=2024-01/2024-03", "NAME=FROM/TO", type=parse_labels, **_MANY),
     argument("--squeeze", "leave out this dimension, of length 1", "NAME", **_MANY),
-    argument("--assign", "show these values as a coordinate", "NAME=JSON", type=pair, **_MANY),
+    argument("--assign", "show these values as a coordinate", "NAME=JSON", type=parse_pair, **_MANY),
 )
 def _convert(arguments: Namespace) -> None:
     """Write references as parquet, JSON or manifests, or a smaller document that joins sets."""
-    source = open_source(arguments, index_cache=False)  # it is read once
-    words = _part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel", "assign")}
+    source = open_source(arguments, index_cache=False)  # a cache is useless for a source that is read once
+    words = _get_part(arguments) | {name: dict(getattr(arguments, name)) for name in ("isel", "sel", "assign")}
     words = {name: value for name, value in (words | {"squeeze": arguments.squeeze}).items() if value}
     if arguments.destination.endswith(DOCUMENT) and arguments.format is None:
         cube = refshard_fs.LazySet.of(source)
         if cube is None:
             raise ValueError(
-                f"expected a source that joins sets, to write a {DOCUMENT} document: {arguments.source} joins none. "
-                "Write .parquet, .json or .zarr instead"
+                f"a {DOCUMENT} document is for a source that joins sets, and {arguments.source} joins none: write "
+                ".parquet, .json or .zarr instead"
             )
         _save(arguments, cube.select(**words) if words else cube, arguments.destination)
         return
@@ -82,9 +82,9 @@ def _convert(arguments: Namespace) -> None:
         source = source.select(**words)
     decoded = source.source.open().source.file_codecs
     if decoded:
-        some = ", ".join(f"{path} ({', '.join(codecs)})" for path, codecs in list(decoded.items())[:_NAMED])
+        names = ", ".join(f"{path} ({', '.join(codecs)})" for path, codecs in list(decoded.items())[:_NAMED])
         more = f" and {len(decoded) - _NAMED} others" if len(decoded) > _NAMED else ""
-        print_line(f"zarr cannot decode the chunks of {some}{more}: they are decoded and copied")
+        print_line(f"zarr cannot decode the chunks of {names}{more}: they are decoded and copied")
     remark = source.save(
         arguments.destination,
         arguments.format,
@@ -110,26 +110,26 @@ def _rebase(arguments: Namespace) -> None:
     if len(arguments.old) != len(arguments.new):
         raise ValueError("each --from PREFIX needs its --to PREFIX")
     prefixes = dict(zip(arguments.old, arguments.new, strict=True))
-    made = refshard_fs.rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
-    _save(arguments, made, arguments.destination)
+    moved = refshard_fs.rebase(open_source(arguments, index_cache=False), prefixes, missing=arguments.missing)
+    _save(arguments, moved, arguments.destination)
 
 
-def _part(arguments: Namespace) -> dict[str, Any]:
-    """Return the given arguments of `_PART` as arguments of `RefShardFileSystem.select`."""
+def _get_part(arguments: Namespace) -> dict[str, Any]:
+    """Return the options in `_PART` that are set, as arguments of `RefShardFileSystem.select`."""
     words = {"keep": arguments.keep, "drop": arguments.drop, "rename": dict(arguments.rename)}
     return {name: value for name, value in words.items() if value}
 
 
 def _save(
-    arguments: Namespace, made: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
+    arguments: Namespace, source: refshard_fs.MadeSet | refshard_fs.LazySet, destination: str, *format: Any
 ) -> None:
     """Write a set, and print a summary of it."""
     from refshard_fs.source.settings import format_by_suffix  # not imported for --help
 
-    is_lazy = isinstance(made, refshard_fs.LazySet)
-    is_document = is_lazy and not format and format_by_suffix(destination) != "icechunk"  # it needs no overwrite
-    remark = made.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
-    print_written(arguments, destination, [count_text(len(made), "part" if is_lazy else "key")])
+    is_lazy = isinstance(source, refshard_fs.LazySet)
+    is_document = is_lazy and not format and format_by_suffix(destination) != "icechunk"  # a document needs no overwrite
+    remark = source.save(destination, *format, **({} if is_document else {"overwrite": arguments.overwrite}))
+    print_written(arguments, destination, [count_text(len(source), "part" if is_lazy else "key")])
     if remark:
         print_line(remark.replace("concat without lazy=True", "concat without --lazy"))
 
@@ -139,59 +139,57 @@ def _save(
     argument("-o --output", _WHERE, "DESTINATION", required=True),
     argument("--dim", "the dimension; without it, --lazy finds it, else variables are merged", "NAME", group="along"),
     argument("--dims", "dimensions of a grid of sets, the last one varying fastest", "NAME,NAME...", group="along"),
-    argument("--counts", "with --dims: how many sets there are along each", "N,N..."),
-    argument("--same", "a variable of the first set", "PATH", **_MANY),
+    argument("--counts", "with --dims: the number of sets along each dimension", "N,N..."),
+    argument("--same", "take this variable from the first set, without comparing it", "PATH", **_MANY),
     *_PART,
     argument("--lazy", "write a document that names the sets, a line for each"),
     argument("--sort", "order the sets by their first value along the dimension"),
-    argument("--overlap", "whose values are taken that several sets have (%(default)s)", choices="error first last"),
-    argument("--join", "whether sets may lack variables and coordinates (%(default)s)", choices="exact outer"),
+    argument("--overlap", "the set from which common values are taken (%(default)s)", choices="error first last"),
+    argument("--join", "outer: sets may lack variables and coordinates (%(default)s)", choices="exact outer"),
     argument("--freq", "fill in the coordinate: a value every 1D, 6h, MS, ...", "STEP"),
     argument(
         "--grid",
         "whether chunks may have several lengths along the dimension (%(default)s)",
         choices="regular rectilinear",
     ),
-    argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=lengths, **_MANY),
-    argument("--subchunks", "show chunks without a codec in pieces of that length", "NAME=N", type=lengths, **_MANY),
+    argument("--chunks", "with --lazy: length of chunks along a dimension", "NAME=N", type=parse_length, **_MANY),
+    argument("--subchunks", "cut chunks without a codec to this length", "NAME=N", type=parse_length, **_MANY),
     argument(
         "--on-error",
         "whether sets that cannot be opened are left out, or shown as missing (%(default)s)",
         choices="raise skip hole",
     ),
-    argument("--tolerance", "by how much other coordinates may differ by rounding", "X", type=float, default=0.0),
+    argument("--tolerance", "the most by which coordinates may differ by rounding", "X", type=float, default=0.0),
     argument("--resume", "a file that keeps the scan of each SOURCE, for the next run", "FILE"),
     _OVERWRITE,
     sources=("SOURCE...",),
 )
 def _concat(arguments: Namespace) -> None:
     """Write several reference sets as one, joined along a dimension."""
-    options = opening_options(arguments, index_cache=False) | _take(
-        arguments, "same", "join", "freq", "grid", "lazy", "tolerance"
-    )
-    options |= _part(arguments)
+    options = get_opening_options(arguments, index_cache=False)
+    options |= _get_arguments(arguments, "same", "join", "freq", "grid", "lazy", "tolerance") | _get_part(arguments)
     options |= {"subchunks": dict(arguments.subchunks) or None, "chunks": dict(arguments.chunks) or None}
     if arguments.resume is not None:
         options["resume"] = arguments.resume
     is_pattern = len(arguments.sources) == 1 and "{" in arguments.sources[0]
     sources = arguments.sources[0] if is_pattern else arguments.sources
     if arguments.dims is None:
-        options |= _take(arguments, "dim", "sort", "overlap", "on_error")
+        options |= _get_arguments(arguments, "dim", "sort", "overlap", "on_error")
     else:
         options["dims"] = arguments.dims.split(",")
         if is_pattern and arguments.counts is None:
             options["on_error"] = arguments.on_error
         else:
-            sources = _grid(arguments.sources, options["dims"], arguments.counts)
+            sources = _nest_sources(arguments.sources, options["dims"], arguments.counts)
     _save(arguments, refshard_fs.concat(sources, **options), arguments.output)
 
 
-def _take(arguments: Namespace, *names: str) -> dict[str, Any]:
+def _get_arguments(arguments: Namespace, *names: str) -> dict[str, Any]:
     """Return the arguments of the command line with these names."""
     return {name: getattr(arguments, name) for name in names}
 
 
-def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
+def _nest_sources(sources: list[str], dims: list[str], text: str | None) -> Any:
     """Nest ``sources`` in lists by the counts in ``text``; the last dimension varies fastest."""
     counts = [int(part) for part in (text or "").split(",") if part.isdecimal()]
     if len(counts) != len(dims) or math.prod(counts) != len(sources):
@@ -208,18 +206,18 @@ def _grid(sources: list[str], dims: list[str], text: str | None) -> Any:
     "all.refshard '2024/*.nc' --create",
     argument("--dim", "the dimension; not needed for the document of a cube", "NAME"),
     argument("--create", "make the document of a cube if TARGET does not exist"),
-    argument("--same", "a variable of TARGET", "PATH", **_MANY),
+    argument("--same", "do not compare this variable with that of TARGET; may be repeated", "PATH", **_MANY),
     argument(
         "--on-duplicate",
-        "how values are treated that TARGET has already (%(default)s)",
+        "what happens to values that TARGET already has (%(default)s)",
         choices="error skip replace",
     ),
-    argument("--any-order", "append also values that do not follow the last one"),
+    argument("--any-order", "append values that do not follow the last one, too"),
     sources=("TARGET", "SOURCE"),
 )
 def _append(arguments: Namespace) -> None:
     """Add another set, or all that match a pattern, to a reference set, in place."""
-    options = opening_options(arguments) | _take(arguments, "same", "on_duplicate", "any_order", "create")
+    options = get_opening_options(arguments) | _get_arguments(arguments, "same", "on_duplicate", "any_order", "create")
     added = refshard_fs.append(arguments.target, arguments.source, arguments.dim, **options)
     is_changed = added or arguments.on_duplicate == "replace"
     what = f"{arguments.dim or 'length'}: {added:+,}" if is_changed else "nothing new, left as it is"
@@ -230,12 +228,14 @@ def _append(arguments: Namespace) -> None:
     "s3://bucket/store.zarr refs.json",
     argument("destination", "path or fsspec URL of a JSON set", "DESTINATION"),
     argument("--shards", "whether to refer to whole shards or to inner chunks (%(default)s)", choices="whole inner"),
-    argument("--inline", "metadata kept in it (%(default)s)", "BYTES", type=int, default=65_536),
+    argument(
+        "--inline", "keep metadata of at most this size in the set (%(default)s)", "BYTES", type=int, default=65_536
+    ),
     _OVERWRITE,
 )
 def _snapshot(arguments: Namespace) -> None:
     """Write references pinned to the present versions of the objects in a store."""
-    options = opening_options(arguments, index_cache=False)
+    options = get_opening_options(arguments, index_cache=False)
     options |= {"shards": arguments.shards, "inline_threshold": arguments.inline}
     format = "chunk-manifest" if arguments.destination.endswith(".zarr") else "json"
     _save(arguments, refshard_fs.snapshot(arguments.source, **options), arguments.destination, format)

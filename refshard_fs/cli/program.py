@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from refshard_fs import __version__
 from refshard_fs.cli import inspect, make, rule, serve
-from refshard_fs.cli.command import Command, argument, as_options, command
+from refshard_fs.cli.command import Command, argument, command, name_options
 from refshard_fs.errors import RefShardError, redact, sanitize
 
 
@@ -28,26 +28,26 @@ def _completion(arguments: argparse.Namespace) -> None:
         shtab: Any = importlib.import_module("shtab")
     except ImportError as e:
         raise ImportError('completion needs shtab: pip install "refshard_fs[cli]"') from e
-    whole: argparse.ArgumentParser = arguments.parser
-    (below,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
-    for subparser in below.choices.values():
+    parser: argparse.ArgumentParser = arguments.parser
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for subparser in commands.choices.values():
         for action in subparser._actions:
             if action.nargs != 0 and not action.choices:
                 action.complete = shtab.FILE
-    print(shtab.complete(whole, arguments.shell), end="")
+    print(shtab.complete(parser, arguments.shell), end="")
 
 
 COMMANDS: tuple[Command, ...] = (*inspect.COMMANDS, *make.COMMANDS, *rule.COMMANDS, *serve.COMMANDS, _completion)
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130  # the status of shells for an interrupt
-_EXPLAINED: Final = (RefShardError, OSError, TypeError, ValueError, ImportError)  # errors whose texts are enough
+_EXPLAINED: Final = (RefShardError, OSError, TypeError, ValueError, ImportError)  # shown without the error's class
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (by default the arguments of the process), and return the exit status."""
     began = time.monotonic()
-    arguments = parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     arguments.began = began
     status = None
     try:
@@ -66,29 +66,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or 0
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line: a subparser for each of `COMMANDS`."""
-    whole = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="refshard", description="See what a reference set or an archive holds; convert it."
     )
-    whole.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
-    below = whole.add_subparsers(required=True, metavar="COMMAND")
-    for each in COMMANDS:
-        subparser = below.add_parser(
-            each.name,
-            help=each.help,
-            description=f"{each.help[:1].upper()}{each.help[1:]}.",
-            epilog=f"example: refshard {each.name} {each.example}",
+    parser.add_argument("--version", action="version", version=f"refshard_fs {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for subcommand in COMMANDS:
+        subparser = commands.add_parser(
+            subcommand.name,
+            help=subcommand.help,
+            description=f"{subcommand.help[:1].upper()}{subcommand.help[1:]}.",
+            epilog=f"example: refshard {subcommand.name} {subcommand.example}",
         )
-        each.add_to(subparser)
-        subparser.set_defaults(command=each, parser=whole)
-    return whole
+        subcommand.add_to(subparser)
+        subparser.set_defaults(command=subcommand, parser=parser)
+    return parser
 
 
 def _warn(message: Warning | str, *where: object, **more: object) -> None:
-    print(f"refshard: warning: {sanitize(as_options(str(message)))}", file=sys.stderr)
+    print(f"refshard: warning: {sanitize(name_options(str(message)))}", file=sys.stderr)
 
 
 def _fail(reason: str) -> int:
-    print(f"refshard: {sanitize(' '.join(as_options(redact(reason)).split()))}", file=sys.stderr)
+    """Print the ``reason`` as one line to standard error; return the exit status."""
+    print(f"refshard: {sanitize(' '.join(name_options(redact(reason)).split()))}", file=sys.stderr)
     return FAILED

@@ -1,4 +1,4 @@
-"""Define the command ``rule``, for documents that show archives of forecasts by the names of their files."""
+"""Define the command ``rule``, for documents that describe an archive of forecasts by a pattern of file names."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import refshard_fs
-from refshard_fs.cli.command import argument, command, pair, positive, print_json, print_line, print_written
+from refshard_fs.cli.command import argument, command, parse_pair, parse_positive, print_json, print_line, print_written
 from refshard_fs.core.stats import count_text
 
 _SHOWN: Final = 10  # names of each kind that are printed
 
 
 def _parse_numbers(text: str) -> list[int | list[int]]:
-    """Parse numbers such as "0-120,123-384/3" to the form of a document."""
-    found: list[int | list[int]] = []
+    """Parse numbers such as "0-120,123-384/3": a range becomes [first, last, step], as in the document of a rule."""
+    numbers: list[int | list[int]] = []
     try:
         for part in text.split(","):
             first, dash, rest = part.partition("-")
             last, slash, every = rest.partition("/")
-            found.append([int(first), int(last), int(every) if slash else 1] if dash else int(first))
+            numbers.append([int(first), int(last), int(every) if slash else 1] if dash else int(first))
     except ValueError:
         raise ArgumentTypeError(f"expected numbers such as 0-120,123-384/3, got {text!r}") from None
-    return found
+    return numbers
 
 
 @command(
@@ -40,12 +40,12 @@ def _parse_numbers(text: str) -> list[int | list[int]]:
     argument("--dialect", "lines of sidecars (%(default)s)", choices="wgrib2 ecmwf"),
     argument("--start", "time of the first run", "TIME"),
     argument("--stop", "time of the last run; without it, the archive has no end", "TIME"),
-    argument("--every", "hours between runs (%(default)s)", "HOURS", type=positive, default=6),
-    argument("--due", "hours after which a run is complete (%(default)s)", "HOURS", type=positive, default=24),
+    argument("--every", "hours between runs (%(default)s)", "HOURS", type=parse_positive, default=6),
+    argument("--due", "hours after which a run is complete (%(default)s)", "HOURS", type=parse_positive, default=24),
     argument("--steps", "steps in hours, such as 0-120,123-384/3", "NUMBERS", type=_parse_numbers, default=[0]),
     argument("--members", "members of an ensemble, such as 0-30", "NUMBERS", type=_parse_numbers),
     argument("--names", "names of members in names of files, such as c00,p01", "NAME,NAME..."),
-    argument("--option", "argument of RefShardFileSystem; VALUE is JSON, or else text", "KEY=VALUE", type=pair,
+    argument("--option", "argument of RefShardFileSystem; VALUE is JSON, or else text", "KEY=VALUE", type=parse_pair,
              action="append", default=[]),
     sources=(),
     json=True,
@@ -72,22 +72,22 @@ def _rule(arguments: Namespace) -> int:
         path.write_bytes(rule.dumps())
         print_written(arguments, str(path), [count_text(len(rule.variables), "variable")])
         return 0
-    found = source.run("", lambda: compare_run(rule, number, resolve))
+    comparison = source.run("", lambda: compare_run(rule, number, resolve))
     if arguments.json:
-        print_json(found)
-        return int(not found.is_same)
-    print_line(f"run {rule.time_of(number):%Y-%m-%dT%H}Z: {count_text(found.fields, 'field')} found")
+        print_json(comparison)
+        return int(not comparison.is_same)
+    print_line(f"run {rule.time_of(number):%Y-%m-%dT%H}Z: {count_text(comparison.fields, 'field')} found")
     for what, names in {
-        "sidecar that does not exist": found.absent,
-        "variable without a line": found.unfound,
-        "message of another field": [f"{name}: {reason}" for name, reason in found.misplaced.items()],
-        "line of no variable": found.unnamed,
+        "sidecar that does not exist": comparison.absent,
+        "variable without a line": comparison.unfound,
+        "message of another field": [f"{name}: {reason}" for name, reason in comparison.misplaced.items()],
+        "line of no variable": comparison.unnamed,
     }.items():
         for name in names[:_SHOWN]:
             print_line(f"{what}: {name}")
         if len(names) > _SHOWN:
             print_line(f"{what}: {len(names) - _SHOWN:,} more")
-    return int(not found.is_same)
+    return int(not comparison.is_same)
 
 
 def _draft_rule(arguments: Namespace) -> bytes:

@@ -8,7 +8,7 @@ from argparse import Namespace
 from pathlib import PurePosixPath
 
 import refshard_fs
-from refshard_fs.cli.command import argument, command, opening_options, positive, print_line
+from refshard_fs.cli.command import argument, command, get_opening_options, parse_positive, print_line
 
 CACHED = 64 << 20  # bytes of chunks in memory: several clients often read the same chunks
 
@@ -18,11 +18,11 @@ CACHED = 64 << 20  # bytes of chunks in memory: several clients often read the s
     argument("--host", "address to listen on (%(default)s)", "ADDRESS", default="127.0.0.1"),
     argument("--port", "port to listen on; 0: any that is free (%(default)s)", "N", type=int, default=8000),
     argument("--token", "the bearer token that requests must have (Authorization: Bearer TEXT)", "TEXT"),
-    argument("--redirect", "answer a chunk that is a whole object on a public web server with its URL"),
+    argument("--redirect", "redirect requests for a chunk that is a whole object on a public web server to it"),
     argument("--max-age", "seconds that clients may keep chunks (%(default)s)", "N", type=int, default=3600),
     argument("--max-requests", "connections open at a time; requests on others get status 503 (%(default)s)", "N",
-             type=positive, default=256),
-    argument("--max-rate", "bytes a second that are sent to all clients together", "N", type=positive),
+             type=parse_positive, default=256),
+    argument("--max-rate", "bytes a second that are sent to all clients together", "N", type=parse_positive),
     sources=("SOURCE...",),
 )  # fmt: skip
 def _serve(arguments: Namespace) -> None:
@@ -31,7 +31,7 @@ def _serve(arguments: Namespace) -> None:
         import uvicorn
     except ImportError as e:
         raise ImportError(f'serving needs {e.name}: pip install "refshard_fs[serve]"') from e
-    options = opening_options(arguments, block_cache=CACHED)
+    options = get_opening_options(arguments, block_cache=CACHED)
     opened = [refshard_fs.RefShardFileSystem(fo, **options) for fo in arguments.sources]
     names = [PurePosixPath(fo.rstrip("/").partition("?")[0]).stem for fo in arguments.sources]
     if len(set(names)) < len(names):
@@ -55,7 +55,7 @@ def _serve(arguments: Namespace) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, with the protocol TCP: only then does asyncio send small packets at once."""
+    """Return a listening socket. Its protocol is TCP, not 0: otherwise asyncio delays small packets."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, kind, protocol)
     try:

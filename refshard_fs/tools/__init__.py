@@ -1,1 +1,1 @@
-"""What looks at a whole source: surveys, checks, differences and maps."""
+"""Tools for a whole source: surveys, checks, comparisons and maps."""

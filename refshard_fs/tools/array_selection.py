@@ -1,4 +1,4 @@
-"""A selection as people write it, ``air[0:10, :, -1]``: parsed without evaluating anything. No I/O here."""
+"""Parse and format selections as people write them, such as ``air[0:10, :, -1]``; no code is evaluated. No I/O here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _parse_part(part: str, text: str) -> Part:
 
 
 def format_selection(select: Any) -> str:
-    """Return a selection as it is written between brackets."""
+    """Return the text of a selection, as written between brackets."""
     return ", ".join(map(_format_part, select if isinstance(select, tuple) else (select,)))
 
 

@@ -1,6 +1,6 @@
-"""Check a whole source before others rely on it: its metadata, the ranges that it names, and the objects they lie in.
+"""Check a whole source before others rely on it: its metadata, its byte ranges, and the objects that they refer to.
 
-A report says how much was read and decoded, so that data that was not checked is not taken for correct.
+A report says how much was read and decoded, so that unchecked data does not count as correct.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from refshard_fs.reading.failures import explain
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import protocol_of, server_of
 from refshard_fs.targets import IGNORES_RANGES, Versions
-from refshard_fs.tools.opening import Refusal, is_installed, refusals
+from refshard_fs.tools.opening import Refusal, find_refusals, is_installed
 from refshard_fs.tools.progress import progress
 from refshard_fs.tools.survey import (
     INLINE,
@@ -46,14 +46,14 @@ from refshard_fs.tools.survey import (
     Positions,
     Survey,
     Surveyed,
-    array_of,
-    contents,
+    find_array,
+    read_keys,
     survey,
 )
 from refshard_fs.tools.trial import NotDecoded, StoredChunk, Trial
 from refshard_fs.tools.views import Shown, fold, paragraph, table, view
 
-# What a check finds, as values: each finding, the number of each kind, and the counts of checked items.
+# The results of a check: each finding, the number of findings of each kind, and the numbers of checked items.
 
 
 CheckMode = Literal["head", "read", "full"]
@@ -63,7 +63,7 @@ SHOWN: Final = 10  # findings of one kind that are reported one by one
 
 
 class Finding(Shown, frozen=True):
-    """One thing that is wrong (``error``) or looks wrong (``warning``); ``key`` and ``url`` say where."""
+    """One fault (``error``) or possible fault (``warning``); ``key`` and ``url`` say where."""
 
     severity: Severity
     kind: str
@@ -73,7 +73,7 @@ class Finding(Shown, frozen=True):
 
 
 class Report(Shown, frozen=True):
-    """What a check found. ``counts`` has all findings by kind, ``findings`` the first of each kind.
+    """The result of a check. ``counts`` has the number of findings by kind, ``findings`` the first of each kind.
 
     ``missing`` chunks are not errors: readers see the fill value. ``notes`` say what could not be checked, and why.
     """
@@ -93,32 +93,32 @@ class Report(Shown, frozen=True):
 
     @property
     def has_errors(self) -> bool:
-        """Whether anything is wrong, not only odd."""
+        """Whether a finding is an error, not only a warning."""
         return any(finding.severity == "error" for finding in self.findings)
 
     def _repr_html_(self) -> str:
         figures = ("keys", "arrays", "chunks", "missing", "targets", "read", "bytes_read", "decoded")
-        looked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
-        rows = [(found.severity, found.kind, found.key, found.url, found.text) for found in self.findings]
-        said = count_text(sum(self.counts.values()), "finding") if rows else "no faults were found"
+        checked = [(name.replace("_", " "), f"{getattr(self, name):,}") for name in figures if getattr(self, name)]
+        rows = [(each.severity, each.kind, each.key, each.url, each.text) for each in self.findings]
+        total = count_text(sum(self.counts.values()), "finding") if rows else "no faults were found"
         return view(
-            f"check: {said}",
+            f"check: {total}",
             f"mode {self.mode}",
             table(("severity", "kind", "key", "target", "text"), rows, most=100, total=sum(self.counts.values())),
             *map(paragraph, self.notes),
-            fold("What was looked at", table(("what", "count"), looked, right=["count"])),
+            fold("What was checked", table(("what", "count"), checked, right=["count"])),
         )
 
 
 class Findings:
-    """Collects findings: all are counted, and the first of each kind are kept, without passwords and tokens."""
+    """Collect findings: all are counted, and the first of each kind are kept, without passwords and tokens."""
 
     def __init__(self) -> None:
         self.shown: list[Finding] = []
         self.counts: dict[str, int] = {}
 
     def add_error(self, key: str, error: Exception, kind: str = "unreadable", url: str = "") -> None:
-        """Add an error as a finding of ``kind``, or of a more specific kind that its type tells."""
+        """Add an error as a finding of ``kind``, or of a more specific kind for its type."""
         match error:
             case TargetNotAllowed():
                 kind, url, text = "not-allowed", error.url, f"{error.rule}. {error.remedy}"
@@ -140,7 +140,7 @@ class Findings:
         if self.counts[kind] <= SHOWN:
             self.shown.append(Finding(severity, kind, key, sanitize(url)[:1000], sanitize(text)))
 
-    def report(self, mode: CheckMode, **figures: Any) -> Report:
+    def make_report(self, mode: CheckMode, **figures: Any) -> Report:
         """Return the findings, errors first, with the ``figures`` of checked items."""
         return Report(mode, tuple(sorted(self.shown, key=lambda finding: finding.severity)), self.counts, **figures)
 
@@ -159,24 +159,24 @@ def check_documents(texts: Mapping[str, bytes], found: Findings) -> None:
     for name, text in texts.items():
         try:
             documents[name] = zarrmeta.object_in(text, repr(name))
-            _check(name, documents[name], found)
+            _check_document(name, documents[name], found)
         except ManifestError as e:
             found.add_error(name, e, "metadata")
     for name, document in documents.items():
         if parent(name)[1] in (".zmetadata", "zarr.json"):
             try:
-                _compare(name, document, documents, found)
+                _compare_consolidated(name, document, documents, found)
             except ManifestError as e:
                 found.add_error(name, e, "metadata")
 
 
-def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
+def _check_document(name: str, document: Mapping[str, Any], found: Findings) -> None:
     path, kind = parent(name)
     if kind in (".zattrs", ".zmetadata"):
         return
     version = 3 if kind == "zarr.json" else 2
     if document.get("zarr_format") != version:
-        raise ManifestError(f"{name!r} has zarr_format {document.get('zarr_format')!r}: expected {version}")
+        raise ManifestError(f"{name!r}: expected zarr_format {version}, got {document.get('zarr_format')!r}")
     meta = zarrmeta.array_meta(document, repr(name))
     if meta is not None and kind != ".zgroup":
         problem = find_decoding_problem(meta, path)
@@ -186,18 +186,21 @@ def _check(name: str, document: Mapping[str, Any], found: Findings) -> None:
         raise ManifestError(f"{name!r} describes neither an array nor a group")
 
 
-def _compare(name: str, document: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], found: Findings) -> None:
+def _compare_consolidated(
+    name: str, document: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], found: Findings
+) -> None:
+    """Compare the arrays in the consolidated metadata ``name`` with their own documents, ``others``."""
     directory, kind = parent(name)
     for path, member in zarrmeta.iterate_consolidated_arrays(document, repr(name)):
         key = join(join(directory, path), ".zarray" if kind == ".zmetadata" else kind)
         if key not in others:
-            found.add("warning", "consolidated", key, text=f"{name!r} has it, and the source does not")
-        elif _meaning(member, key) != _meaning(others[key], key):
-            found.add("warning", "consolidated", key, text=f"{name!r} has it, and says something else")
+            found.add("warning", "consolidated", key, text=f"{name!r} contains it, but the source has no such document")
+        elif _normalize(member, key) != _normalize(others[key], key):
+            found.add("warning", "consolidated", key, text=f"{name!r} contains another version of it")
 
 
-def _meaning(document: Mapping[str, Any], where: str) -> object:
-    """Return what of a document decides how its array is read: the same can be spelled in several ways."""
+def _normalize(document: Mapping[str, Any], where: str) -> object:
+    """Return the members that decide how an array is read, in one form for all spellings; None for a group."""
     meta = zarrmeta.array_meta(document, repr(where))
     if meta is None:
         return None
@@ -208,11 +211,11 @@ def _meaning(document: Mapping[str, Any], where: str) -> object:
 # The byte ranges of all keys, compared with each other and with the sizes of the objects.
 
 
-STAT_TOGETHER: Final = 1024  # targets that are asked at a time
+STAT_TOGETHER: Final = 1024  # targets whose sizes and versions are requested at a time
 
 
 class Ranges:
-    """The byte ranges of all keys as columns, without those of keys whose bytes are derived from the range. No I/O.
+    """The byte ranges of all keys as columns, without keys whose bytes are made from those of the range. No I/O.
 
     Millions of references are compared by sorting, not one by one.
     """
@@ -241,20 +244,20 @@ class Ranges:
         stop = self.stops[row]
         return f"bytes [{self.starts[row]}, {'end' if stop == WHOLE else stop})"
 
-    def users(self) -> tuple[Positions, Positions]:
-        """Return the first row of each target (-1: none), and how many rows each has."""
+    def count_rows(self) -> tuple[Positions, Positions]:
+        """Return the first row of each target (-1: none), and the number of its rows."""
         first = np.full(len(self.source.urls), -1, np.int64)
         first[self.targets[::-1]] = np.arange(len(self.targets) - 1, -1, -1)
         return first, np.bincount(self.targets, minlength=len(first)).astype(np.int64)
 
-    def beyond(self, sizes: UInt64s) -> Positions:
-        """Return the rows that reach beyond their target; ``sizes`` are WHOLE where unknown."""
+    def find_beyond(self, sizes: UInt64s) -> Positions:
+        """Return the rows that reach beyond their target; ``sizes`` has WHOLE for unknown sizes."""
         size = sizes[self.targets]
         over = np.where(self.stops == WHOLE, self.starts > size, self.stops > size)
         return np.flatnonzero(over & (size != WHOLE))
 
     def find_shared(self, sizes: UInt64s) -> tuple[Positions, Positions, Positions, Positions]:
-        """Return the rows that repeat another row's range, and those that begin within one; each with the other row.
+        """Return the rows that repeat the range of another row, with this row; and rows that begin within another row.
 
         A row that begins within several others comes with the nearest one before it.
         """
@@ -272,9 +275,9 @@ class Ranges:
 
 _UNDECODED: Final = 'zarr is not installed: chunks were read, and none was decoded. pip install "refshard_fs[zarr]"'
 CHUNK_NAME: Final = re.compile(r"c|(?:c[/.])?\d+(?:[/.]\d+)*")
-# Chunks that are read at a time: a process that decodes them takes as long to start as for 1,000.
+# Chunks that are read at a time: to start a process that decodes them takes as long as decoding 1,000 of them.
 TOGETHER: Final = 1 << 14
-MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, as far as their sizes are known
+MEMORY: Final = 1 << 26  # bytes of chunks that are read at a time, if their sizes are known
 
 
 def check(
@@ -282,9 +285,9 @@ def check(
 ) -> Report:
     """Check all of ``fs``: its metadata, its byte ranges, each target by one request, and data as ``mode`` says.
 
-    ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all there are, ``"full"``
-    reads every chunk and, where zarr is installed, decodes it. Faults are in the report, not raised.
-    ``callback`` counts checked items.
+    ``"head"`` reads no chunk, ``"read"`` reads ``sample`` chunks that are evenly spaced over all chunks, ``"full"``
+    reads every chunk and, if zarr is installed, decodes it. Faults are in the report, not raised. ``callback`` counts
+    checked items.
 
     >>> import json, refshard_fs
     >>> meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "order": "C",
@@ -295,7 +298,7 @@ def check(
     (1, [('outside-grid', 'a/7')])
     """
     if not hasattr(fs, "source"):
-        raise TypeError(f"check takes a filesystem, such as RefShardFileSystem({fs!r}), not {type(fs).__name__}")
+        raise TypeError(f"expected a filesystem, such as RefShardFileSystem({fs!r}), got {type(fs).__name__}")
     if mode not in get_args(CheckMode):
         raise ValueError(f"invalid mode={mode!r}: expected 'head', 'read' or 'full'")
     if sample < 1:
@@ -304,7 +307,7 @@ def check(
     try:
         source = survey(fs, faults=faults)
     except NotListable as e:
-        found.add("error", "not-listable", text=f"its keys cannot be listed, and so not be checked: {e}")
+        found.add("error", "not-listable", text=f"its keys cannot be listed, so they cannot be checked: {e}")
     except (RefShardError, OSError, ValueError) as e:
         found.add("error", "source", text=str(e) or type(e).__name__)
     else:
@@ -317,8 +320,8 @@ def check(
             else:
                 found.add("warning", "not-shown", path, text=f"it is not shown: {reason}")
         with progress("check", callback) as shown:
-            return _Check(fs, source, found, shown).report(faults, mode, sample)
-    return found.report(mode)
+            return _Check(fs, source, found, shown).run(faults, mode, sample)
+    return found.make_report(mode)
 
 
 class _Check:
@@ -329,12 +332,13 @@ class _Check:
         self._survey, self._found, self._callback = source, found, callback
         self._read = self._bytes = self._decoded = 0
 
-    def report(self, faults: Sequence[Fault], mode: CheckMode, sample: int) -> Report:
+    def run(self, faults: Sequence[Fault], mode: CheckMode, sample: int) -> Report:
+        """Check everything; ``faults`` are the errors of the survey."""
         source, arrays = self._survey, list(self._survey.arrays.values())
         for key, error in faults:
             self._found.add_error(key, error, "metadata" if zarrmeta.is_metadata(key) else "unreadable")
         check_documents(source.documents, self._found)
-        refused, notes = refusals(source)
+        refused, notes = find_refusals(source)
         self._add_refusals(refused)
         self._check_names()
         wanted = _choose_chunks(arrays, mode, sample)
@@ -345,7 +349,7 @@ class _Check:
         for extents, positions in wanted:
             if len(positions):
                 self._check_chunks(extents, positions, decodes=decodes and extents.path not in closed)
-        return self._found.report(
+        return self._found.make_report(
             mode,
             keys=source.keys,
             arrays=len(arrays),
@@ -360,7 +364,7 @@ class _Check:
         )
 
     def _add_refusals(self, refused: Sequence[Refusal]) -> None:
-        """Find arrays and groups that readers do not open, unless their metadata has findings already."""
+        """Add arrays and groups that readers do not open, unless their metadata already has an error."""
         known = {finding.key for finding in self._found.shown if finding.severity == "error"}
         for by, key, text, is_certain in refused:
             if key not in known:
@@ -368,18 +372,18 @@ class _Check:
                 self._found.add(severity, {"zarr": "metadata", "codec": "not-decoded"}.get(by, by), key, text=text)
 
     async def _check_targets(self) -> None:
-        """Ask each target once, and compare the ranges of keys with the answers."""
+        """Request size and version of each target once, and compare the ranges of keys with them."""
         urls, found, ranges = self._survey.urls, self._found, Ranges(self._survey)
         sizes = np.full(len(urls), WHOLE, np.uint64)
-        first, uses = ranges.users()
-        for some in batches(range(len(urls)), STAT_TOGETHER):
-            answers = await asyncio.gather(*(self._ask(i) for i in some))
-            for i, answer in zip(some, answers, strict=True):
+        first, uses = ranges.count_rows()
+        for batch in batches(range(len(urls)), STAT_TOGETHER):
+            answers = await asyncio.gather(*(self._request_facts(i) for i in batch))
+            for i, answer in zip(batch, answers, strict=True):
                 key = ranges.key(int(first[i])) if first[i] >= 0 else ""
                 match answer:
                     case Facts(size):
                         if size is None:
-                            found.add("warning", "unsized", key, urls[i], "its target does not tell its size")
+                            found.add("warning", "unsized", key, urls[i], "the size of its target is not known")
                         else:
                             sizes[i] = size
                         self._check_pins(i, answer, key)
@@ -393,11 +397,12 @@ class _Check:
         await self._check_servers(sizes)
         self._check_ranges(ranges, sizes)
 
-    async def _ask(self, target: int) -> Facts | Exception | None:
+    async def _request_facts(self, target: int) -> Facts | Exception | None:
+        """Return size and version of a target, or the error of the request; None if the target does not exist."""
         url = self._survey.urls[target]
         try:
             if not url:
-                return ValueError("a reference without a URL needs target=, the URL it stands for")
+                return ValueError("the reference has no URL: pass target=, the URL for such references")
             answer: Facts | None = await self._source.engine().need(
                 Stat(url, fresh=True, origin=self._survey.origins[target])
             )
@@ -416,7 +421,7 @@ class _Check:
             self._found.add("error", "changed", key, url, e.reason)
 
     async def _check_servers(self, sizes: UInt64s) -> None:
-        """Ask each web server of large files for one byte, and find those that answer with the whole file."""
+        """Request one byte from each web server of large files, and find servers that answer with the whole file."""
         urls = self._survey.urls
         large = [
             i for i in np.flatnonzero((sizes != WHOLE) & (sizes >= UNASKED)).tolist() if protocol_of(urls[i]) in WEB
@@ -430,8 +435,8 @@ class _Check:
                 self._found.add("warning", "no-ranges", url=urls[i], text=text)
 
     def _check_ranges(self, ranges: Ranges, sizes: UInt64s) -> None:
-        """Find ranges that reach beyond their target, and those that share bytes."""
-        beyond, (again, before, within, outer) = ranges.beyond(sizes), ranges.find_shared(sizes)
+        """Find ranges that reach beyond their target, and ranges that share bytes."""
+        beyond, (again, before, within, outer) = ranges.find_beyond(sizes), ranges.find_shared(sizes)
         ends = [f"reaches beyond the {size:,} bytes there are" for size in sizes[ranges.targets[beyond[:SHOWN]]]]
         same = [f"are also the bytes of {ranges.key(row)!r}" for row in before[:SHOWN]]
         inside = [f"begin within the bytes of {ranges.key(row)!r}" for row in outer[:SHOWN]]
@@ -447,7 +452,7 @@ class _Check:
     def _check_names(self) -> None:
         """Find keys that look like chunk keys and lie outside of their array's grid."""
         for key in self._survey.rest.names:
-            path, grid = _grid_of(self._survey, key)
+            path, grid = _find_grid(self._survey, key)
             if grid is not None and CHUNK_NAME.fullmatch(make_relative(key, path)):
                 shape = " × ".join(map(str, grid.counts)) or "one chunk"
                 text = f"array {path!r} has no such chunk: its grid is {shape}"
@@ -456,10 +461,10 @@ class _Check:
     def _check_chunks(self, extents: Extents, positions: Sequence[int], *, decodes: bool) -> None:
         """Read the chunks of an array at ``positions``, and decode them."""
         largest = int(extents.sizes.max()) or MEMORY // 16  # a guess, if only the targets know the sizes
-        for some in batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
-            keys = extents.keys(some)
+        for batch in batches(positions, max(1, min(TOGETHER, MEMORY // largest))):
+            keys = extents.keys(batch)
             chunks: list[StoredChunk] = []
-            for key, data in zip(keys, contents(self._fs, keys, self._callback.relative_update), strict=True):
+            for key, data in zip(keys, read_keys(self._fs, keys, self._callback.relative_update), strict=True):
                 if isinstance(data, Exception):
                     self._found.add_error(key, data)
                 else:
@@ -470,10 +475,10 @@ class _Check:
                 decodes = self._decode(extents, chunks)
 
     def _decode(self, extents: Extents, chunks: Sequence[StoredChunk]) -> bool:
-        """Decode chunks of an array on trial; return whether that can be done."""
+        """Decode chunks of an array; return False if no chunk of this array can be decoded here."""
         is_safe = self._source.is_own or is_bounded(extents.meta)
         try:
-            problems = Trial(extents.meta).problems(chunks, apart=not is_safe)
+            problems = Trial(extents.meta).find_problems(chunks, apart=not is_safe)
         except ValueError as e:
             text = f"its chunks were read, and not decoded: {e}"
             self._found.add("warning", "not-decoded", extents.path, text=text)
@@ -493,7 +498,7 @@ class _Check:
 
 
 def _choose_chunks(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> list[tuple[Extents, Sequence[int]]]:
-    """Return each array with the positions of its chunks that are to be read."""
+    """Return each array with the positions of the chunks to read."""
     if mode == "head":
         return []
     if mode == "full":
@@ -505,13 +510,13 @@ def _choose_chunks(arrays: Sequence[Extents], mode: CheckMode, sample: int) -> l
     return [(e, (part - (end - len(e))).tolist()) for e, part, end in zip(arrays, parts, ends, strict=True)]
 
 
-def _grid_of(source: Survey, key: str) -> tuple[str, ChunkGrid | None]:
+def _find_grid(source: Survey, key: str) -> tuple[str, ChunkGrid | None]:
     """Return the path and the grid of the array that ``key`` lies below."""
-    path = array_of(key, source.arrays)
+    path = find_array(key, source.arrays)
     extents = source.arrays.get(path)
     return path, None if extents is None else extents.meta.grid
 
 
 def _is_chunk(source: Survey, key: str) -> bool:
-    path, grid = _grid_of(source, key)
+    path, grid = _find_grid(source, key)
     return grid is not None and grid.number(make_relative(key, path)) is not None

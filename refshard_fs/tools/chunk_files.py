@@ -1,4 +1,4 @@
-"""The files in which chunks lie, and the bytes of some of them as strips. No I/O here."""
+"""Find the files in which chunks lie, and divide the bytes of some files into strips to draw. No I/O here."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from refshard_fs.reading.plan import Planned
 from refshard_fs.tools.colours import HUES, mix_colours, pick_shade
 from refshard_fs.tools.survey import INLINE, PlacedChunks, Positions
 
-SHOWN: Final = 6  # files that have a strip of their own
-FINE: Final = 240  # pieces that a strip is drawn in, at most
+SHOWN: Final = 6  # the most files that have a strip
+FINE: Final = 240  # the most pieces of a strip
 Floats = npt.NDArray[np.float64]
 SHADES: Final = 24  # steps in a ramp of colours, and shades of the colour of one file
-FEW: Final = len(HUES)  # files, or arrays of a set, that have a colour of their own
+FEW: Final = len(HUES)  # the most files, or arrays of a set, that get different colours
 
 
 class Strip(msgspec.Struct, frozen=True, eq=False):
-    """One file, up to its ``end``, which is the last byte that its chunks or requests take.
+    """One file, up to ``end``: the end of its last chunk or request.
 
-    ``pieces`` are columns: the start and the stop of a piece, and the index of its chunk among those that exist.
-    ``requests`` are starts and stops. ``is_whole``: chunks reach to the end of the file, wherever that is.
-    ``file`` is the index of the file; None for all files, one after the other, whose bytes are counted from the start
-    of the first one. Where sizes are not known, each file counts as one byte there.
+    ``pieces`` are columns: the start and the stop of a piece, and the index of its chunk among the chunks that exist.
+    ``requests`` are starts and stops. ``is_whole`` means that chunks reach to the end of the file, which is not known.
+    ``file`` is the index of the file. It is None for a strip of all files, one after the other, whose bytes are counted
+    from the start of the first file; if sizes are not known, each file counts as one byte.
     """
 
     file: int | None
@@ -46,7 +46,7 @@ class Strip(msgspec.Struct, frozen=True, eq=False):
 class Files(msgspec.Struct, frozen=True, eq=False):
     """Where chunks lie: the file of each, as an index into ``names``, or `INLINE`; ``strips`` are some of the files.
 
-    URLs are without credentials; ``base`` is the directory that all files lie below.
+    URLs are without credentials; ``base`` is the directory of all files, or empty.
     """
 
     file_of: Positions
@@ -64,7 +64,7 @@ class _Ranges(NamedTuple):
 
 
 def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Planned]) -> Files:
-    """Return the files that ``chunks`` lie in, in the order in which the chunks come to them."""
+    """Return the files in which ``chunks`` lie, in the order of their first chunks."""
     in_files = chunks.targets != INLINE
     known, first, places = np.unique(chunks.targets[in_files], return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
@@ -74,14 +74,15 @@ def find_files(chunks: PlacedChunks, urls: Sequence[str], requests: Sequence[Pla
     names = tuple(map(redact, found))
     common = posixpath.commonprefix(list(names)) if len(names) > 1 else ""
     base = common[: common.rfind("/") + 1]
-    base = "" if base.endswith("://") or len(base) < 8 else base  # it is but a protocol
+    base = "" if base.endswith("://") or len(base) < 8 else base  # only a protocol, or too short to be worth a line
     number = {url: i for i, url in enumerate(found)}
     rows = [(number[r.url], r.start, math.inf if r.stop is None else r.stop) for r in requests if r.url in number]
     files, *bounds = np.array(rows, float).reshape(-1, 3).T
-    return Files(file_of, names, base, _strips(chunks, file_of, names, _Ranges(files.astype(np.int64), *bounds)))
+    return Files(file_of, names, base, _make_strips(chunks, file_of, names, _Ranges(files.astype(np.int64), *bounds)))
 
 
-def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
+def _make_strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requests: _Ranges) -> list[Strip]:
+    """Return strips of up to `SHOWN` files, first of files that are read; if there are more files, one of all, too."""
     is_known = chunks.stops != WHOLE
     stops = np.where(is_known, chunks.stops.astype(float), math.inf)
     places = np.flatnonzero(file_of != INLINE)
@@ -92,7 +93,7 @@ def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requ
     scale = ends if is_known[places].all() else np.ones(len(names))  # the length of a file in the strip of all files
     before = np.cumsum(scale) - scale
 
-    def strip(file: int | None) -> Strip:
+    def make_strip(file: int | None) -> Strip:
         def cut(ranges: _Ranges) -> tuple[Positions, Floats, Floats]:
             rows = np.flatnonzero((ranges.files == file) | (file is None))
             of = ranges.files[rows]
@@ -111,7 +112,7 @@ def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requ
             size,
             end,
             not bool(is_known[its].all()),
-            _pieces(starts, stops, its, end),
+            _make_pieces(starts, stops, its, end),
             cut(requests)[1:],
         )
 
@@ -119,7 +120,7 @@ def _strips(chunks: PlacedChunks, file_of: Positions, names: Sequence[str], requ
     chosen = _choose_spaced(read, SHOWN)
     chosen += _choose_spaced(np.setdiff1d(np.arange(len(names)), read), SHOWN - len(chosen))
     all_files = [None] if len(names) > SHOWN else []  # one strip for the chunks of all files
-    return [strip(file) for file in (*all_files, *sorted(chosen))]
+    return [make_strip(file) for file in (*all_files, *sorted(chosen))]
 
 
 def _choose_spaced(places: Positions, most: int) -> list[int]:
@@ -128,8 +129,8 @@ def _choose_spaced(places: Positions, most: int) -> list[int]:
     return chosen
 
 
-def _pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tuple[Floats, Floats, Positions]:
-    """Return what a strip is drawn in: the bytes of each chunk, or of more than can be seen, `FINE` equal parts."""
+def _make_pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tuple[Floats, Floats, Positions]:
+    """Return the pieces of a strip: the bytes of each chunk, or the parts with chunks among `FINE` equal parts."""
     order = np.argsort(starts, kind="stable")
     starts, stops, chunks = starts[order], stops[order], chunks[order]
     if len(starts) <= FINE:
@@ -144,7 +145,7 @@ def _pieces(starts: Floats, stops: Floats, chunks: Positions, end: float) -> tup
 
 
 def pick_hue(array: int) -> str:
-    """Return the colour of an array among others, by its number."""
+    """Return the colour of an array in a picture of several, by its number."""
     return HUES[array] if array < FEW else "inline"
 
 
@@ -154,7 +155,7 @@ def colour_chunks(files: Files) -> npt.NDArray[np.str_]:
     order = np.argsort(file_of, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    groups = file_of if is_few else np.minimum(file_of, 0)  # in which the first and the last chunk are told apart
+    groups = file_of if is_few else np.minimum(file_of, 0)  # shades run from the first to the last chunk of a group
     first, after = (np.searchsorted(groups[order], groups, side) for side in ("left", "right"))
     last = after - first - 1
     shades = np.rint(SHADES * np.where(last > 0, (place - first) / np.maximum(last, 1), float(is_few))).astype(int)
@@ -167,10 +168,10 @@ def colour_chunks(files: Files) -> npt.NDArray[np.str_]:
 
 
 def have_own_colours(files: Files) -> bool:
-    """Return whether each of several files has a colour of its own."""
+    """Return whether there are several files, each with a different colour."""
     return 1 < len(files.names) <= FEW
 
 
 def lighten(colour: str, rank: float) -> str:
-    """Return the colour of a file's chunk, whose ``rank`` is 0 for its first and 1 for its last."""
+    """Return the shade of a file's ``colour`` for one of its chunks: ``rank`` is 0 for the first, 1 for the last."""
     return mix_colours(colour, "#ffffff", 0.6 * (1 - rank))

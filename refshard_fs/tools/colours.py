@@ -7,11 +7,11 @@ from typing import Final
 
 from refshard_fs.tools.views import ROLES
 
-# Hues that stay apart in all common kinds of colour blindness (after M. Okabe and K. Ito), less black.
+# Hues that differ in all common kinds of colour blindness (after M. Okabe and K. Ito), without black.
 HUES: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800")
 
 
-# Lightness rises all the way, so that order shows in any eye.
+# Lightness rises from one end to the other, so that the order is visible in any kind of colour blindness.
 _RAMP: Final = ("#2b2a6b", "#33508d", "#2b7a91", "#2fa386", "#7cc36a", "#d5d84a", "#fde87a")
 
 

@@ -1,4 +1,4 @@
-"""A dict of counts that prints as a table, in a notebook as one of HTML."""
+"""A dict of counters that prints as a table; notebooks show a table of HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Counters(dict[str, int]):
     keys           1,200
     bytes_fetched  3,145,728  (3.0 MiB)
 
-    ``note`` is a sentence that is printed after them.
+    ``note`` is a sentence that is printed after the table.
     """
 
     note: str | None = None

@@ -1,7 +1,7 @@
-"""What differs between two sources: arrays, metadata, and where chunks lie.
+"""Compare two sources: their arrays, their metadata, and the places of their chunks.
 
-Chunks are compared in columns, a block of the grid at a time, a million in a fraction of a second; of the keys that
-differ, some are named. No chunk is read, but for those that one of the sources holds inline, or makes from other bytes.
+Chunks are compared in columns, a block of the grid at a time: a million takes a fraction of a second. Some of the keys
+that differ are named. No chunk is read, except chunks that one source holds inline, or makes from other bytes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from refshard_fs.core.zarrmeta import CONSOLIDATED
 from refshard_fs.errors import ManifestError
 from refshard_fs.source.collect import add_packing_type
 from refshard_fs.tools.progress import progress
-from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, contents, survey
+from refshard_fs.tools.survey import BATCH, INLINE, Extents, PlacedChunks, Survey, Surveyed, read_keys, survey
 from refshard_fs.tools.views import Shown
 
-NAMED: Final = 10  # keys of each kind that are named
-BLOCK: Final = 1 << 16  # chunks of the grid that are compared at a time: some 8 MB for both sources
+NAMED: Final = 10  # the most keys of each kind that are named
+BLOCK: Final = 1 << 16  # chunks of the grid that are compared at a time: about 8 MB for both sources
 Keys = tuple[str, ...]
 
 
 class DocumentChange(Shown, frozen=True):
-    """A metadata document that both have, and the fields of it that differ."""
+    """A metadata document of both sources, and its fields that differ."""
 
     key: str
     fields: tuple[str, ...]
@@ -50,9 +50,9 @@ class Changes(Shown, frozen=True):
 
 
 class Difference(Shown, frozen=True):
-    """What the second source has and the first has not (``added``), the other way round, and what changed.
+    """The difference of two sources: ``added`` members are only in the second one, ``removed`` only in the first.
 
-    ``not_compared`` are arrays that both have and whose chunks one of them cannot list.
+    ``not_compared`` are arrays of both sources whose chunks one of them cannot list.
     """
 
     groups_added: Keys
@@ -67,53 +67,54 @@ class Difference(Shown, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the two are known to be the same."""
+        """Whether there is no difference, and everything was compared."""
         return not any(getattr(self, name) for name in self.__struct_fields__)
 
 
 def compare(first: Surveyed, second: Surveyed) -> Difference:
-    """Return what differs. URLs are compared resolved: a copy whose relative URLs lead elsewhere differs.
+    """Return the difference of two sources.
 
-    Metadata are compared by what they say, in whichever version of zarr. Consolidated metadata are no difference where
-    they say what the documents of the same source do.
+    URLs are compared as absolute URLs. Metadata are compared by their meaning, also between versions of zarr.
+    Consolidated metadata make no difference if they repeat the documents of their source.
     """
     a, b = survey(first, in_blocks=True), survey(second, in_blocks=True)
     unlisted = {path for found in (a, b) for path, extents in found.arrays.items() if not extents.listed}
     with progress("diff") as shown:
         comparison = _Comparison(first, second, shown)
-        changes = [comparison.changes(None, _Side(a, a.rest), _Side(b, b.rest))]
+        changes = [comparison.compare_keys(None, _Side(a, a.rest), _Side(b, b.rest))]
         paths = sorted((a.arrays.keys() | b.arrays.keys()) - unlisted)
-        changes += [comparison.changes(path, _side(a, path, b), _side(b, path, a)) for path in paths]
-    ours, theirs, implied = _make_comparable(_plain(a.documents, first), _plain(b.documents, second))
-    documents = ((key, _fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
+        changes += [comparison.compare_keys(path, _make_side(a, path, b), _make_side(b, path, a)) for path in paths]
+    ours, theirs, implied = _make_comparable(_simplify(a.documents, first), _simplify(b.documents, second))
+    documents = ((key, _list_fields(ours[key], theirs[key])) for key in sorted(ours.keys() & theirs.keys()))
     return Difference(
-        groups_added=_difference(b.groups, {*a.groups, *implied}),
-        groups_removed=_difference(a.groups, {*b.groups, *implied}),
-        arrays_added=_difference(b.arrays, a.arrays),
-        arrays_removed=_difference(a.arrays, b.arrays),
-        metadata_added=_difference(theirs, ours),
-        metadata_removed=_difference(ours, theirs),
+        groups_added=_subtract(b.groups, {*a.groups, *implied}),
+        groups_removed=_subtract(a.groups, {*b.groups, *implied}),
+        arrays_added=_subtract(b.arrays, a.arrays),
+        arrays_removed=_subtract(a.arrays, b.arrays),
+        metadata_added=_subtract(theirs, ours),
+        metadata_removed=_subtract(ours, theirs),
         metadata_changed=tuple(DocumentChange(key, fields) for key, fields in documents if fields),
         keys=tuple(change for change in changes if change.added or change.removed or change.changed),
         not_compared=tuple(sorted(unlisted & a.arrays.keys() & b.arrays.keys())),
     )
 
 
-def _difference(some: Iterable[str], others: Iterable[str]) -> Keys:
-    return tuple(sorted(set(some).difference(others)))
+def _subtract(names: Iterable[str], others: Iterable[str]) -> Keys:
+    """Return the ``names`` that are not in ``others``, sorted."""
+    return tuple(sorted(set(names).difference(others)))
 
 
-# Metadata, by what they say.
+# The comparison of metadata by their meaning.
 
 
 Document = Mapping[str, Any] | bytes  # bytes if the document is not a JSON object
 
 
-def _fields(a: Document, b: Document) -> tuple[str, ...]:
+def _list_fields(a: Document, b: Document) -> tuple[str, ...]:
     """Return the fields in which two documents differ; "(text)" if they are not JSON objects."""
     if isinstance(a, bytes) or isinstance(b, bytes):
         return () if a == b else ("(text)",)
-    # Compared as text: NaN is not itself, and 1 is not true.
+    # Compared as JSON: in Python, NaN differs from itself, and 1 equals True.
     texts = [{name: zarrmeta.dumps(value) for name, value in document.items()} for document in (a, b)]
     return tuple(name for name in dict.fromkeys([*a, *b]) if texts[0].get(name) != texts[1].get(name))
 
@@ -121,7 +122,7 @@ def _fields(a: Document, b: Document) -> tuple[str, ...]:
 def _make_comparable(
     a: dict[str, Document], b: dict[str, Document]
 ) -> tuple[dict[str, Document], dict[str, Document], set[str]]:
-    """Return the plain documents of both sources in one form, and the groups that one of them only implies.
+    """Return the simplified documents of both sources in one form, and the groups that one source has by paths alone.
 
     If one source has metadata of version 2 for a node, and the other of version 3, they are compared in version 3.
     """
@@ -140,13 +141,13 @@ def _make_comparable(
     return *both, implied
 
 
-def _plain(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
-    """Return documents without what says nothing: members that have their defaults, and repeated metadata.
+def _simplify(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
+    """Return documents without members that have their default values, and without repeated metadata.
 
-    They have the types of packing that sets of references have in them; what repeats them has none.
+    Types of packing attributes, which sets of references record in attributes, are added to all documents.
     """
     documents = {key: _parse(text) for key, text in texts.items()}
-    said = {key: _shorten(key, document) for key, document in documents.items()}
+    short = {key: _shorten(key, document) for key, document in documents.items()}
     dtypes = source.attribute_dtypes
     for key in documents.keys() if dtypes else ():
         documents[key] = _parse(add_packing_type(texts[key], key, dtypes))
@@ -156,14 +157,14 @@ def _plain(texts: Mapping[str, bytes], source: Surveyed) -> dict[str, Document]:
         if isinstance(document, bytes):
             out[key] = document
         elif name == CONSOLIDATED:
-            if _consolidated_documents(document, path) != {k: said[k] for k in said if _is_old(k, path)}:
+            if _parse_consolidated(document, path) != {k: short[k] for k in short if _is_version_2(k, path)}:
                 out[key] = document
         elif name != ".zattrs" or document:
             shown = _shorten(key, document)
             inline = document.get("consolidated_metadata")
             if inline is not None and name == "zarr.json" and isinstance(shown, dict):
-                below = {k: said[k] for k in said if k != key and k.endswith("zarr.json") and is_within(k, path)}
-                if _consolidated_documents(document, path) != below:
+                below = {k: short[k] for k in short if k != key and k.endswith("zarr.json") and is_within(k, path)}
+                if _parse_consolidated(document, path) != below:
                     shown = {**shown, "consolidated_metadata": inline}
             out[key] = shown
     return out
@@ -178,7 +179,7 @@ def _parse(text: bytes) -> Document:
 
 
 def _shorten(key: str, document: Document) -> Document:
-    """Return a document of zarr version 3 in its shortest form; others as they are."""
+    """Return a document of zarr version 3 in its shortest form; other documents unchanged."""
     if isinstance(document, bytes) or parent(key)[1] != "zarr.json":
         return document
     shown = {name: value for name, value in document.items() if name != "consolidated_metadata"}
@@ -189,12 +190,12 @@ def _shorten(key: str, document: Document) -> Document:
     return {**shown, "attributes": shown.get("attributes") or {}}
 
 
-def _is_old(key: str, path: str) -> bool:
+def _is_version_2(key: str, path: str) -> bool:
     return parent(key)[1] in (".zarray", ".zgroup", ".zattrs") and is_within(key, path)
 
 
-def _consolidated_documents(document: Mapping[str, Any], path: str) -> dict[str, Document] | None:
-    """Return the documents that the consolidated metadata of the group ``path`` repeat; None if they are damaged."""
+def _parse_consolidated(document: Mapping[str, Any], path: str) -> dict[str, Document] | None:
+    """Return the documents in the consolidated metadata of the group ``path``; None if the metadata are damaged."""
     found: dict[str, Document] = {}
     try:
         for inner, name, content, _ in zarrmeta.iterate_consolidated_nodes(document):
@@ -208,7 +209,7 @@ def _consolidated_documents(document: Mapping[str, Any], path: str) -> dict[str,
 
 
 def _convert(documents: dict[str, Document], path: str) -> None:
-    """Replace the documents of the node ``path`` by its one of version 3, if there can be one."""
+    """Replace the documents of the node ``path`` by one document of version 3, if they can be converted."""
     old = {name: documents.get(join(path, name)) for name in (".zarray", ".zgroup", ".zattrs")}
     array, attributes = old[".zarray"], old[".zattrs"] or {}
     if isinstance(array, bytes) or isinstance(attributes, bytes):
@@ -239,13 +240,13 @@ class _Side(NamedTuple):
     extents: Extents
     is_there: bool = True  # False: the source lacks the array
 
-    def places(self, size: int) -> set[int]:
-        """Return which blocks of ``size`` numbers may have chunks."""
+    def find_blocks(self, size: int) -> set[int]:
+        """Return the numbers of the blocks of ``size`` chunks that may have chunks."""
         if not self.is_there:
             return set()
         found = set(np.unique(self.extents.chunks.numbers // np.uint64(size)).tolist())
         blocks = self.survey.blocks.get(self.extents.path) if self.extents.meta.grid is not None else None
-        return found if blocks is None else found.union(blocks.places(size))
+        return found if blocks is None else found.union(blocks.find_blocks(size))
 
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
         """Return the chunks with ``numbers``. Targets are positions in ``urls``; new URLs are added to ``urls``."""
@@ -261,23 +262,23 @@ class _Side(NamedTuple):
         return PlacedChunks.join([blocks.chunks(numbers, urls), own])
 
 
-def _side(source: Survey, path: str, other: Survey) -> _Side:
+def _make_side(source: Survey, path: str, other: Survey) -> _Side:
     extents = source.arrays.get(path)
     return _Side(source, other.arrays[path], is_there=False) if extents is None else _Side(source, extents)
 
 
 class _ChangedKeys:
-    """Counts the keys of one kind, and names the first of them."""
+    """Count the keys that were added, removed or changed, and keep the names of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.some: list[str] = []
+        self.first: list[str] = []
 
     def add(self, side: _Side, numbers: UInt64s) -> None:
         self.count += len(numbers)
-        for number in numbers[: NAMED - len(self.some)].tolist():
+        for number in numbers[: NAMED - len(self.first)].tolist():
             grid, path = side.extents.meta.grid, side.extents.path
-            self.some.append(join(path, side.extents.names[number] if grid is None else grid.tail(number)))
+            self.first.append(join(path, side.extents.names[number] if grid is None else grid.tail(number)))
 
 
 class _Comparison:
@@ -286,16 +287,16 @@ class _Comparison:
     def __init__(self, first: Surveyed, second: Surveyed, shown: Callback) -> None:
         self._first, self._second, self._shown = first, second, shown
 
-    def changes(self, path: str | None, a: _Side, b: _Side) -> Changes:
+    def compare_keys(self, path: str | None, a: _Side, b: _Side) -> Changes:
         """Return how the chunks of an array differ, or, without a ``path``, the keys that are not chunks."""
         added, removed, changed = _ChangedKeys(), _ChangedKeys(), _ChangedKeys()
         one, other = a.extents.meta.grid, b.extents.meta.grid
-        size = _block_size(one, other)
-        for place in sorted(a.places(size) | b.places(size)):
+        size = _choose_block_size(one, other)
+        for block in sorted(a.find_blocks(size) | b.find_blocks(size)):
             urls: dict[str, int] = {}
-            numbers = range(place * size, (place + 1) * size)
+            numbers = range(block * size, (block + 1) * size)
             ours, theirs = a.chunks(numbers, urls), b.chunks(numbers, urls)
-            common = _common_numbers(a.extents, b.extents, ours.numbers, theirs.numbers)
+            common = _make_common_numbers(a.extents, b.extents, ours.numbers, theirs.numbers)
             if common is None:
                 added.add(b, theirs.numbers)
                 removed.add(a, ours.numbers)
@@ -304,15 +305,15 @@ class _Comparison:
             changed.add(a, np.sort(self._find_changed(a, ours.at(at_a), theirs.at(at_b))))
             added.add(b, np.delete(theirs.numbers, at_b))
             removed.add(a, np.delete(ours.numbers, at_a))
-        some = tuple(added.some), tuple(removed.some), tuple(changed.some)
-        return Changes(path, added.count, removed.count, changed.count, *some)
+        names = tuple(added.first), tuple(removed.first), tuple(changed.first)
+        return Changes(path, added.count, removed.count, changed.count, *names)
 
     def _find_changed(self, side: _Side, ours: PlacedChunks, theirs: PlacedChunks) -> UInt64s:
         """Return the numbers of the chunks that differ; both have the same chunks, in the same order."""
         is_same_end = (ours.stops == theirs.stops) | (ours.is_open & theirs.is_open)
         moved = (ours.targets != theirs.targets) | (ours.starts != theirs.starts) | ~is_same_end
         moved |= ours.derived != theirs.derived
-        # If bytes of one are not a range of an object, only reading them tells whether they differ.
+        # If a chunk of one source is not a range of an object, both have to be read to be compared.
         read: npt.NDArray[np.bool_] = (ours.targets == INLINE) | (moved & (theirs.targets == INLINE))
         read |= moved & (ours.derived | theirs.derived)
         grid, path = side.extents.meta.grid, side.extents.path
@@ -320,38 +321,38 @@ class _Comparison:
             join(path, side.extents.names[number] if grid is None else grid.tail(number)): number
             for number in ours.numbers[read].tolist()
         }
-        differing = [names[key] for key in self._differing(list(names))]
+        differing = [names[key] for key in self._find_differing(list(names))]
         return np.concatenate([ours.numbers[moved & ~read], np.array(differing, np.uint64)])
 
-    def _differing(self, keys: Sequence[str]) -> list[str]:
-        """Return those of ``keys`` whose bytes differ."""
-        found = []
+    def _find_differing(self, keys: Sequence[str]) -> list[str]:
+        """Return the ``keys`` whose bytes differ; raise the error if one cannot be read."""
+        differing = []
         self._shown.set_size((self._shown.size or 0) + len(keys))
-        for some in batches(keys, BATCH):
-            ours = contents(self._first, some)
-            theirs = contents(self._second, some, self._shown.relative_update)
-            for key, one, other in zip(some, ours, theirs, strict=True):
+        for batch in batches(keys, BATCH):
+            ours = read_keys(self._first, batch)
+            theirs = read_keys(self._second, batch, self._shown.relative_update)
+            for key, one, other in zip(batch, ours, theirs, strict=True):
                 failed = [data for data in (one, other) if isinstance(data, Exception)]
                 if failed:
                     raise failed[0]
                 if one != other:
-                    found.append(key)
-        return found
+                    differing.append(key)
+        return differing
 
 
-def _block_size(one: ChunkGrid | None, other: ChunkGrid | None) -> int:
-    """Return how many chunks of the grids are compared at a time: all, where their chunks have different numbers."""
+def _choose_block_size(one: ChunkGrid | None, other: ChunkGrid | None) -> int:
+    """Return the number of chunks to compare at a time: all, if a chunk has another number in the other grid."""
     if one is None or other is None:
         return zarrmeta.COUNTABLE
     return BLOCK if one.counts[1:] == other.counts[1:] else max(one.size, other.size, 1)
 
 
-def _common_numbers(a: Extents, b: Extents, ours: UInt64s, theirs: UInt64s) -> tuple[UInt64s, UInt64s] | None:
-    """Return the numbers of chunks of both arrays in a grid that holds both; None if their keys differ in form."""
+def _make_common_numbers(a: Extents, b: Extents, ours: UInt64s, theirs: UInt64s) -> tuple[UInt64s, UInt64s] | None:
+    """Return the chunk numbers of both arrays in a grid that contains both grids; None if their keys differ in form."""
     one, other = a.meta.grid, b.meta.grid
     if one is None and other is None:
         known = {name: number for number, name in enumerate(dict.fromkeys([*a.names, *b.names]))}
-        renamed = [[known[names[i]] for i in some.tolist()] for names, some in ((a.names, ours), (b.names, theirs))]
+        renamed = [[known[names[i]] for i in column.tolist()] for names, column in ((a.names, ours), (b.names, theirs))]
         return np.array(renamed[0], np.uint64), np.array(renamed[1], np.uint64)
     if one is None or other is None or one.encoding != other.encoding or len(one.counts) != len(other.counts):
         return None

@@ -1,4 +1,4 @@
-"""A filesystem in a notebook. To show it reads nothing: unknown values are left out."""
+"""Show a filesystem in a notebook, without reading anything: unknown values are left out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from refshard_fs.source.source import Source
 from refshard_fs.tools.counters import Counters
 from refshard_fs.tools.views import fold, paragraph, table, view
 
-ARRAYS: Final = 30  # arrays in the list
-TARGETS: Final = 10
+ARRAYS: Final = 30  # the most arrays in the table
+TARGETS: Final = 10  # the most targets in the table
 
 
 def render_filesystem(source: Source) -> str:
@@ -53,11 +53,11 @@ def render_arrays(keyspace: KeySpace) -> str:
 
 
 def _figures(keyspace: KeySpace, path: str, grid: ChunkGrid) -> tuple[str, ...]:
-    """Return a row of the table of arrays; shape and dtype are empty where the metadata would have to be fetched."""
+    """Return a row of the table of arrays; shape and dtype are empty if the metadata would have to be fetched."""
     texts: dict[str, bytes] = {}
     meta = None
     for name in (*ARRAY_DOCUMENTS, ".zattrs"):
-        with contextlib.suppress(ValueError, TypeError):  # it is damaged
+        with contextlib.suppress(ValueError, TypeError):  # the document is damaged
             entry = keyspace.find(join(path, name))
             if isinstance(entry, Inline):
                 texts[name] = entry.data

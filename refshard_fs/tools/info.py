@@ -1,4 +1,4 @@
-"""What a source holds, in figures: its format, groups, arrays and targets, and how many chunks exist.
+"""Summarise a source: its format, groups, arrays and targets, and how many chunks exist.
 
 Metadata and indexes are read, chunks are not. `Summary` is what ``refshard info --json`` prints, field by field.
 """
@@ -20,16 +20,16 @@ from refshard_fs.security.policy import protocol_of
 from refshard_fs.tools.survey import INLINE, Extents, Survey, Surveyed, survey
 from refshard_fs.tools.views import Shown
 
-TOP: Final = 10  # targets that are named
+TOP: Final = 10  # the most targets that are named
 
 
 class ArraySummary(Shown, frozen=True):
-    """One array: ``chunks`` is the shape of a chunk, ``shards`` the shape of a shard, where chunks lie in shards.
+    """One array: ``chunks`` is the shape of a chunk, and ``shards`` the shape of a shard (None without shards).
 
-    ``present`` chunks exist (None where the source cannot list them), of ``possible`` ones (None where the grid is not
-    known), and have ``bytes`` as stored, less the ``unsized`` ones, whose size only their target knows. Keys below the
-    array outside its grid are ``stray``: readers never ask for them. ``dimensions`` has their names, empty
-    where the metadata has none.
+    ``present`` chunks exist (None if the source cannot list them) of ``possible`` chunks (None if the grid is not
+    known). They have ``bytes`` as stored, not counting ``unsized`` chunks, whose size is not known. ``stray`` keys lie
+    below the array, but outside of its grid: readers never request them. ``dimensions`` are names; empty if the
+    metadata have none.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ArraySummary(Shown, frozen=True):
 
 
 class Target(Shown, frozen=True):
-    """One object that chunks lie in; its URL without what gives access."""
+    """One object with chunks; its URL is without credentials."""
 
     url: str
     references: int
@@ -56,7 +56,7 @@ class Target(Shown, frozen=True):
 
 
 class Targets(Shown, frozen=True):
-    """The objects that chunks lie in; ``top`` are those with the most bytes of them."""
+    """The objects with chunks; ``top`` are the objects with the most bytes of chunks."""
 
     count: int
     references: int
@@ -66,10 +66,10 @@ class Targets(Shown, frozen=True):
 
 
 class Summary(Shown, frozen=True):
-    """All of a source; ``bytes`` leaves out the ``unsized`` keys, whose size only their target knows.
+    """A whole source; ``bytes`` does not count ``unsized`` keys, whose size is not known.
 
-    ``version`` is the version of a reference set's document. ``inline_keys`` hold their ``inline_bytes`` in the source
-    itself. ``left_whole`` are arrays whose shards could not be opened, and why; ``warnings`` say what looks odd.
+    ``version`` is the version of a reference set's document. The source itself holds ``inline_bytes`` of
+    ``inline_keys``. ``left_whole`` has, by path, why an array is not shown, or why its shards are left whole.
     """
 
     format: str
@@ -88,15 +88,12 @@ class Summary(Shown, frozen=True):
 
 
 def summarise(fs: Surveyed) -> Summary:
-    """Return what ``fs`` holds.
-
-    Raises ManifestError if a metadata document is not a JSON object.
-    """
+    """Return the summary of ``fs``; ManifestError if a metadata document is not a JSON object."""
     found = survey(fs)
     left_whole = fs.left_whole
     keyspace = fs.source.open().source
     decoded = keyspace.file_codecs
-    arrays = tuple(_array(extents, decoded.get(path, ())) for path, extents in found.arrays.items())
+    arrays = tuple(_summarise_array(extents, decoded.get(path, ())) for path, extents in found.arrays.items())
     keys = (found.rest, *found.arrays.values())
     unsized = sum(extents.unsized for extents in keys)
     return Summary(
@@ -108,20 +105,20 @@ def summarise(fs: Surveyed) -> Summary:
         unsized=unsized,
         groups=found.groups,
         arrays=arrays,
-        targets=_targets(found),
+        targets=_summarise_targets(found),
         inline_keys=found.inline_keys,
         inline_bytes=found.inline_bytes,
         left_whole=left_whole,
-        warnings=tuple(_warnings(found, left_whole)),
+        warnings=tuple(_find_oddities(found, left_whole)),
     )
 
 
-def _array(extents: Extents, file_codecs: Sequence[str]) -> ArraySummary:
+def _summarise_array(extents: Extents, file_codecs: Sequence[str]) -> ArraySummary:
     meta, chunks = extents.meta, extents.meta.chunks
     match meta.raw.get("codecs"):
         case [{"name": "sharding_indexed", "configuration": {"chunk_shape": [*inner]}}] if all(
             isinstance(length, int) for length in inner
-        ):  # shown whole
+        ):  # the array is shown with whole shards
             shards, chunks = chunks, tuple(inner)
         case _:
             shards = extents.shard_shape
@@ -142,15 +139,15 @@ def _array(extents: Extents, file_codecs: Sequence[str]) -> ArraySummary:
     )
 
 
-def _targets(found: Survey) -> Targets:
+def _summarise_targets(found: Survey) -> Targets:
     count = len(found.urls)
     references, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint64)
     for extents in found.arrays.values():
-        there = extents.chunks.targets != INLINE
-        targets = extents.chunks.targets[there]
+        has_target = extents.chunks.targets != INLINE
+        targets = extents.chunks.targets[has_target]
         references += np.bincount(targets, minlength=count)
-        np.add.at(sizes, targets, extents.sizes[there])
-    used = np.flatnonzero(references)  # metadata, and manifests, may lie in others
+        np.add.at(sizes, targets, extents.sizes[has_target])
+    used = np.flatnonzero(references)  # other targets have only metadata or manifests
     top = used[np.lexsort((-references[used], -sizes[used].astype(float)))[:TOP]]
     return Targets(
         count=len(used),
@@ -161,7 +158,8 @@ def _targets(found: Survey) -> Targets:
     )
 
 
-def _warnings(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
+def _find_oddities(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each oddity of the source, which need not be an error."""
     for path, reason in sorted(left_whole.items()):
         what = "its shards are left whole" if path in found.arrays else "it is not shown"
         yield redact(f"{path or '/'}: {what}: {reason}")
@@ -171,7 +169,7 @@ def _warnings(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
             yield f"{path or '/'}: {problem}"
         if extents.stray:
             stray = count_text(extents.stray, "key below it is", "keys below it are")
-            yield f"{path or '/'}: {stray} no chunk of its grid, and never read"
+            yield f"{path or '/'}: {stray} outside of its chunk grid, and never read"
         if extents.possible is None:
             yield f"{path or '/'}: its chunk grid or key encoding is not known here, so missing chunks are not counted"
         elif extents.possible and extents.listed and not len(extents):
@@ -179,19 +177,19 @@ def _warnings(found: Survey, left_whole: Mapping[str, str]) -> Iterator[str]:
     unlisted = [path or "/" for path, extents in found.arrays.items() if not extents.listed]
     if unlisted:
         yield (
-            f"chunks of {count_text(len(unlisted), 'array')} cannot be listed: nothing can where they are, as over "
-            "plain HTTP, or they are too many. They can be read, and how many exist is not known; "
-            "'refshard snapshot SOURCE refs.json' asks for each of them"
+            f"chunks of {count_text(len(unlisted), 'array')} cannot be listed, as over plain HTTP, or are too many to "
+            "list. They can be read, but it is not known how many exist; 'refshard snapshot SOURCE refs.json' requests "
+            "each of them"
         )
     if "" in found.urls:
-        yield "references without a URL: name what they stand for with target="
+        yield "some references have no URL: pass target=, the URL for such references"
 
 
-# The groups and arrays of a source as a tree. Metadata is read, and no chunk is listed or looked up.
+# The groups and arrays of a source as a tree. Metadata are read, but no chunk is listed or looked up.
 
 
 class Node(Shown, frozen=True, omit_defaults=True):
-    """A group, an array, or a directory without metadata; ``cut``: its members are not shown."""
+    """A group, an array, or a directory without metadata; ``cut`` means that it has members, which are not shown."""
 
     path: str
     kind: Literal["group", "array", "directory"]
@@ -202,19 +200,19 @@ class Node(Shown, frozen=True, omit_defaults=True):
     cut: bool = False
 
 
-def tree(fs: Surveyed, path: str = "", depth: int | None = None) -> Node:
-    """Return what lies at ``path`` of ``fs`` and, to ``depth`` levels, below.
+def make_tree(fs: Surveyed, path: str = "", depth: int | None = None) -> Node:
+    """Return the node at ``path`` of ``fs``, with ``depth`` levels of nodes below it (None: all levels).
 
-    Raises FileNotFoundError if there is nothing, ManifestError if metadata is not a JSON object.
+    FileNotFoundError if nothing exists at ``path``; ManifestError if a metadata document is not a JSON object.
     """
     path = normalise(path)
-    texts = _texts(fs, [path])
+    texts = _read_documents(fs, [path])
     if path and not texts[path] and not fs.isdir(path):
         raise FileNotFoundError(path)
-    return _node(fs, path, texts[path], depth)
+    return _make_node(fs, path, texts[path], depth)
 
 
-def _node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
+def _make_node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) -> Node:
     kind: Literal["group", "directory"] = "directory"
     for name in NODE_DOCUMENTS:
         if name in text:
@@ -227,14 +225,14 @@ def _node(fs: Surveyed, path: str, text: dict[str, bytes], depth: int | None) ->
     below = [str(entry["name"]) for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]
     if depth == 0:
         return Node(path, kind, cut=bool(below))
-    texts = _texts(fs, below)
+    texts = _read_documents(fs, below)
     deeper = None if depth is None else depth - 1
     in_order = fs.source.open().in_order(sorted(below))
-    return Node(path, kind, children=tuple(_node(fs, child, texts[child], deeper) for child in in_order))
+    return Node(path, kind, children=tuple(_make_node(fs, child, texts[child], deeper) for child in in_order))
 
 
-def _texts(fs: Surveyed, paths: list[str]) -> dict[str, dict[str, bytes]]:
-    """Return the metadata documents, by name, that lie in each of ``paths``."""
+def _read_documents(fs: Surveyed, paths: list[str]) -> dict[str, dict[str, bytes]]:
+    """Return the metadata documents of the nodes ``paths``, by path and by name."""
     found: dict[str, dict[str, bytes]] = {path: {} for path in paths}
     keys = [join(path, name) for path in paths for name in (*NODE_DOCUMENTS, ".zattrs")]
     for key, text in (fs.cat(keys, on_error="omit") if keys else {}).items():

@@ -1,7 +1,7 @@
-"""The picture of an array: its chunks, the files they lie in, and the requests for a selection; or that of a whole set.
+"""Make the picture of an array, with its chunks, their files and the requests for a selection; or of a whole set.
 
-Metadata and indexes are read, and no chunk. Files are in the order in which the array's chunks, in C order, come to
-them. A chunk has one colour, in the grid and in its file.
+Metadata and indexes are read, but no chunk. Files are in the order of their first chunks, in C order of the array. A
+chunk has the same colour in the grid and in its file.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from refshard_fs.tools.plane import MOST_DIMENSIONS, find_shards, fold_grid
 from refshard_fs.tools.survey import Extents, PlacedChunks, Surveyed, survey
 
 
-def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Picture:
-    """Return the picture of ``array``, as `visualize` explains; without one, of the set or its only array.
+def make_picture(fs: Surveyed, array: str | None = None, select: Any = None) -> Picture:
+    """Return the picture of ``array``, as `visualize` explains; without ``array``, of the set or its only array.
 
-    Raises FileNotFoundError if there is no such array, NotListable where its source cannot list chunks, ValueError
-    where its chunks form no grid or ``select`` is not a selection, IndexError where it does not fit.
+    FileNotFoundError if there is no such array; NotListable if its source cannot list chunks; ValueError if its chunks
+    form no grid, or ``select`` is not a selection; IndexError if the selection does not fit the array.
     """
     text = ""
     if isinstance(select, str):
         named, select, text = *parse_selection(select), select.strip()
         array = array if array is not None or not named else named
         if named and normalise(array or "") != normalise(named):
-            raise ValueError(f"the selection {text!r} is of {named!r}, and the picture of {array!r}")
+            raise ValueError(f"the selection {text!r} names the array {named!r}, but the picture is of {array!r}")
     elif select is not None:
         text = f"{array or ''}[{format_selection(select)}]"
     source = "references in memory"
@@ -51,25 +51,25 @@ def picture_of(fs: Surveyed, array: str | None = None, select: Any = None) -> Pi
         raise FileNotFoundError(f"there is no array in {source}")
     ordered = sorted(found.arrays.values(), key=lambda extents: (int(extents.sizes.sum()), len(extents)), reverse=True)
     if array is None and select is None and len(ordered) > 1:
-        return draw_map(map_of_set(source, ordered, found.urls))
+        return draw_map(make_set_map(source, ordered, found.urls))
     extents = ordered[0] if array is None else found.arrays[normalise(array)]
     if not extents.listed:
         raise NotListable(
             f"the chunks of {extents.path or '/'!r} in {source} cannot be listed, as over plain HTTP, so there "
-            "is nothing to draw: 'refshard snapshot SOURCE refs.json' asks for each of them; then draw refs.json"
+            "is nothing to draw: 'refshard snapshot SOURCE refs.json' requests each of them; then draw refs.json"
         )
-    selection = None if select is None else _selection_of(fs, extents, select, text)
-    return draw_map(map_of_array(source, extents, found.urls, selection))
+    selection = None if select is None else _make_selection(fs, extents, select, text)
+    return draw_map(make_array_map(source, extents, found.urls, selection))
 
 
-def map_of_array(source: str, extents: Extents, urls: Sequence[str], selection: Selection | None = None) -> Map:
-    """Return what a picture of one array says; ValueError where its chunks form no grid."""
+def make_array_map(source: str, extents: Extents, urls: Sequence[str], selection: Selection | None = None) -> Map:
+    """Return the content of a picture of one array; ValueError if its chunks form no grid."""
     grid, chunks = extents.meta.grid, extents.chunks
     if grid is None:
         raise ValueError(f"the chunks of {extents.path!r} do not form a known grid: they cannot be drawn")
     if len(grid.counts) > MOST_DIMENSIONS:
         raise ManifestError(
-            f"{extents.path!r} has {len(grid.counts)} dimensions; arrays have {MOST_DIMENSIONS} at most"
+            f"{extents.path!r} has {len(grid.counts)} dimensions: expected at most {MOST_DIMENSIONS} in a picture"
         )
     plane = fold_grid(grid.counts, chunks.numbers, None if selection is None else selection.numbers)
     shard_of = find_shards(grid.counts, extents.shards, plane)
@@ -77,8 +77,8 @@ def map_of_array(source: str, extents: Extents, urls: Sequence[str], selection: 
     return Map(redact(source), (extents,), files, colour_chunks(files), plane, shard_of, selection)
 
 
-def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
-    """Return what a picture of a whole set says; each array has a colour."""
+def make_set_map(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> Map:
+    """Return the content of a picture of a whole set, in which each array has a colour."""
     chunks = PlacedChunks(
         *(np.concatenate(columns) for columns in zip(*(array.chunks for array in arrays), strict=True))
     )
@@ -86,10 +86,11 @@ def map_of_set(source: str, arrays: Sequence[Extents], urls: Sequence[str]) -> M
     return Map(redact(source), tuple(arrays), find_files(chunks, urls, []), colours)
 
 
-def _selection_of(fs: Surveyed, extents: Extents, select: Any, text: str) -> Selection:
+def _make_selection(fs: Surveyed, extents: Extents, select: Any, text: str) -> Selection:
+    """Return the chunks of a selection, and the requests that reading them would send."""
     meta = extents.meta
     if meta.chunks is None or meta.grid is None:
-        raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection does not name chunks")
+        raise ValueError(f"the chunks of {extents.path!r} form no regular grid, so a selection cannot be shown")
     numbers = select_chunk_numbers(select, meta.shape, meta.chunks)
     rows = np.flatnonzero(np.isin(extents.chunks.numbers, numbers.astype(np.uint64)))
     keys = extents.keys(rows.tolist())

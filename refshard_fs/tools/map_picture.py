@@ -22,15 +22,15 @@ from refshard_fs.tools.survey import INLINE, Extents, Positions
 from refshard_fs.tools.text_width import measure_text
 
 GRID_HEIGHT: Final = 320.0  # lengths are in units of the picture
-LARGEST: Final = 56.0  # side of a cell
+LARGEST: Final = 56.0  # the most that a side of a cell may have
 BAR: Final = 14.0  # height of a strip
-POINTED: Final = 600  # cells up to which each has a text of its own to show
-LEVELS: Final = 4  # levels of a cell's fill
-ARRAYS: Final = 12  # arrays of a set that are named
+TOOLTIPS: Final = 600  # the most cells of a grid whose cells have tooltips
+LEVELS: Final = 4  # opacities of cells whose chunks exist in part
+ARRAYS: Final = 12  # the most arrays of a set that are named
 
 
 class Selection(msgspec.Struct, frozen=True, eq=False):
-    """A selection: the numbers of its chunks, how many of these exist, and the requests that reading them makes."""
+    """A selection: the numbers of its chunks, how many of these exist, and the requests that reading them sends."""
 
     text: str
     numbers: Positions
@@ -41,10 +41,10 @@ class Selection(msgspec.Struct, frozen=True, eq=False):
 
 
 class Map(msgspec.Struct, frozen=True, eq=False):
-    """Everything that is drawn of one array; of a set, its ``arrays`` and ``files``, and no ``plane``.
+    """The content of a picture, of one array or of a set. A picture of a set has no ``plane``.
 
-    ``colours`` has that of each chunk, of all arrays. ``shard_of`` has the shard that each cell begins in, where chunks
-    lie in shards that can be seen.
+    ``colours`` has the colour of each chunk of all arrays. ``shard_of`` has the shard in which each cell begins, if
+    shards are large enough to be drawn.
     """
 
     source: str
@@ -57,7 +57,7 @@ class Map(msgspec.Struct, frozen=True, eq=False):
 
 
 def draw_map(content: Map) -> Picture:
-    """Draw ``content`` with all of its facts."""
+    """Draw ``content``."""
     page, files = Page(), count_text(len(content.files.names), "file")
     if content.plane is None:
         name, summary = content.source, f"{count_text(len(content.arrays), 'array')} in {files}"
@@ -69,7 +69,7 @@ def draw_map(content: Map) -> Picture:
 
 
 def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str, str]:
-    """Draw all of an array but its files; return its name, and what the picture says in words."""
+    """Draw an array, except its files; return its name, and a summary of the picture in words."""
     (extents,), selection, meta = content.arrays, content.selection, content.arrays[0].meta
     title = extents.path or content.source.rstrip("/").rpartition("/")[2]
     page.heading(title or "root array", "" if title == content.source else content.source)
@@ -85,7 +85,7 @@ def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str
     summary = f"{present} in {files}"
     missing = 0
     if selection is not None:
-        reading = _reading(selection)
+        reading = _describe_reading(selection)
         summary += f"; {reading}"
         missing = len(selection.numbers) - selection.present
         page.y += 6
@@ -96,14 +96,14 @@ def _draw_array(page: Page, content: Map, plane: Plane, files: str) -> tuple[str
         if extents.shards and selection.requests:
             page.line("once the shards' indexes are read")
     _draw_grid(page, content, plane)
-    page.legend(_meanings(content))
+    page.legend(_make_legend(content))
     if missing:
         page.line(f"{count_text(missing, 'selected chunk')} missing: for these, nothing is requested")
     return title, summary
 
 
-def _reading(selection: Selection) -> str:
-    """Return, in words, what reading the selection takes."""
+def _describe_reading(selection: Selection) -> str:
+    """Return, in words, the requests and the bytes that reading the selection takes."""
     if not len(selection.numbers):
         return "is empty: nothing is read"
     summary = f"reads {count_text(len(selection.numbers), 'chunk')} in {count_text(len(selection.requests), 'request')}"
@@ -136,7 +136,7 @@ def _draw_arrays(page: Page, content: Map, files: str) -> None:
 
 def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     rows, columns = plane.shape
-    page.section("Chunk grid", _axes(content.arrays[0], plane.split))
+    page.section("Chunk grid", _describe_axes(content.arrays[0], plane.split))
     if plane.step != (1, 1):
         page.line(f"a cell is {plane.step[0]} × {plane.step[1]} chunks")
     if not rows or not columns:
@@ -149,13 +149,13 @@ def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     cells = np.nonzero(plane.room)
     boxes = boxes_at(MARGIN + cells[1] * wide, top + cells[0] * high, wide - gap, high - gap)
     first, full = plane.first[cells], np.ceil(LEVELS * plane.present[cells] / plane.room[cells]) / LEVELS
-    fills = np.append(content.colours, "faint")[first]  # the last one for `NO_CHUNK`
+    fills = np.append(content.colours, "faint")[first]  # `NO_CHUNK` is -1: the last one
     opacities = np.where((full >= 1) | (first == NO_CHUNK), 1, 0.3 + 0.6 * full)
-    is_pointed = len(boxes) <= POINTED
-    titles = [_title(content, plane, *cell) if is_pointed else "" for cell in np.transpose(cells).tolist()]
+    has_tooltips = len(boxes) <= TOOLTIPS
+    titles = [_make_tooltip(content, plane, *cell) if has_tooltips else "" for cell in np.transpose(cells).tolist()]
     page.add("faint", [boxes[i] for i in np.flatnonzero(opacities < 1)])  # the background shows through
     looks = zip(fills.tolist(), opacities.tolist(), titles, strict=True)
-    page.paint(boxes, looks, radius=2 if smaller >= 10 and is_pointed else 0)
+    page.paint(boxes, looks, radius=2 if smaller >= 10 and has_tooltips else 0)
     corner = Box(MARGIN - gap / 2, top - gap / 2, wide, high)
     if content.shard_of is not None:
         _outline(page, np.pad(content.shard_of, 1, constant_values=NO_CHUNK), corner, "ink", 1.6, 3.6)
@@ -164,7 +164,8 @@ def _draw_grid(page: Page, content: Map, plane: Plane) -> None:
     page.y = top + rows * high
 
 
-def _axes(extents: Extents, split: int | None) -> str:
+def _describe_axes(extents: Extents, split: int | None) -> str:
+    """Return the dimensions that run down and across the grid, with the number of chunks along each."""
     counts = extents.counts
     names = [name or f"dim {i}" for i, name in enumerate(extents.dimensions or [""] * len(counts))]
     sized = [f"{name} ({count:,})" if count > 1 else "" for name, count in zip(names, counts, strict=True)]
@@ -174,8 +175,8 @@ def _axes(extents: Extents, split: int | None) -> str:
     return "   ".join([f"↓ {down}"] * bool(down) + [f"→ {across}"] * bool(across)) or "one chunk"
 
 
-def _title(content: Map, plane: Plane, row: int, column: int) -> str:
-    """Return what a cell stands for: its chunks, and where the bytes of the first one lie."""
+def _make_tooltip(content: Map, plane: Plane, row: int, column: int) -> str:
+    """Return the tooltip of a cell: its chunks, and the place of the bytes of the first one."""
     extents, first = content.arrays[0], int(plane.first[row, column])
     if plane.step == (1, 1):
         coords = np.unravel_index(row * plane.width + column, extents.counts) if extents.counts else ()
@@ -196,9 +197,9 @@ def _title(content: Map, plane: Plane, row: int, column: int) -> str:
 
 
 def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str, line: float, border: float) -> None:
-    """Draw the borders between cells whose ``labels`` differ; these have a further row and column on each side.
+    """Draw the borders between cells whose ``labels`` differ; ``labels`` has a further row and column on each side.
 
-    The borders are as wide as ``line``, and stand on a wider one in the colour of the paper.
+    Each border is drawn twice: ``border`` wide in the colour of the paper, and on it ``line`` wide in ``fill``.
     """
     x, y, wide, high = corner
     level = np.nonzero(labels[:-1, 1:-1] != labels[1:, 1:-1])
@@ -209,8 +210,8 @@ def _outline(page: Page, labels: npt.NDArray[np.generic], corner: Box, fill: str
         page.add(colour, boxes + boxes_at(left + upright[1] * wide, top + upright[0] * high, width, high + width))
 
 
-def _meanings(content: Map) -> Iterator[tuple[str, list[Swatch]]]:
-    """Yield texts, each with the fills and strokes that it explains."""
+def _make_legend(content: Map) -> Iterator[tuple[str, list[Swatch]]]:
+    """Yield the texts of the legend, each with the fills and strokes that it explains."""
     files, strips, (extents,) = len(content.files.names), content.files.strips, content.arrays
     if have_own_colours(content.files):
         yield "a colour for each file", [(colour, "") for colour in HUES[:files]]
@@ -238,7 +239,7 @@ def _draw_files(page: Page, content: Map) -> None:
     files, selection = content.files, content.selection
     page.section("Files", f"below {files.base}" if files.base else "bytes up to the last that is used")
     if not files.strips:
-        page.line("every chunk there is lies in the source itself")
+        page.line("all existing chunks lie in the source itself")
     for strip in files.strips:
         _draw_strip(page, strip, strip.url.removeprefix(files.base), content)
     own = [strip for strip in files.strips if strip.file is not None]
@@ -258,7 +259,7 @@ def _draw_strip(page: Page, strip: Strip, name: str, content: Map) -> None:
     scale = ROOM / strip.end
 
     def boxes(starts: Floats, stops: Floats, height: float) -> list[Box]:
-        widths = np.maximum((stops - starts) * scale, 1.4)  # to be seen
+        widths = np.maximum((stops - starts) * scale, 1.4)  # narrower boxes would be invisible
         return boxes_at(MARGIN + np.minimum(starts * scale, ROOM - widths), page.y, widths, height)
 
     starts, stops, chunks = strip.pieces

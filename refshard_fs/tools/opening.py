@@ -1,6 +1,6 @@
-"""Open the metadata of a source on trial, without its chunks, with zarr and xarray, to find what they refuse.
+"""Open the metadata of a source, without its chunks, with zarr and xarray, to find arrays and groups that they refuse.
 
-This needs both packages. The comparison of the lengths of dimensions works without them.
+This needs both packages. Only the comparison of the lengths of dimensions works without them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.zarrmeta import ARRAY_DOCUMENTS, CONSOLIDATED, ArrayMeta, find_safety_problem
 from refshard_fs.tools.survey import Extents, Survey
 
-LONGEST: Final = 1 << 20  # bytes of an element, values of a coordinate, edges of a grid: more are not tried
-MANY: Final = 1000  # chunks of a coordinate: more are not looked for
+LONGEST: Final = 1 << 20  # the most bytes of an element, values of a coordinate, or edges of a grid that are tried
+MANY: Final = 1000  # the most chunks of a coordinate that are looked up
 _NUMERIC: Final = tuple("iufmM")  # kinds of numbers and times in dtypes
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -31,16 +31,16 @@ class Refusal(NamedTuple):
     by: Literal["zarr", "xarray", "consolidated", "codec"]
     key: str
     text: str
-    is_certain: bool = True  # False: the metadata may be valid, but for other readers
+    is_certain: bool = True  # False: the metadata may be valid for other readers
 
 
-def refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
-    """Return what zarr and xarray refuse of ``source``, and notes about groups that are not made for xarray."""
+def find_refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
+    """Return the arrays and groups that zarr and xarray refuse, and notes about groups that are not for xarray."""
     found: list[Refusal] = []
     trial = _Trial(source.documents, source.arrays) if is_installed("zarr") else None
     if trial is not None:
-        found += trial.refused_nodes(source.groups)
-        found += trial.refused_consolidations()
+        found += trial.find_refused_nodes(source.groups)
+        found += trial.find_refused_consolidations()
     notes: list[str] = []
     refused = {parent(refusal.key)[0] for refusal in found}
     has_xarray = is_installed("xarray")
@@ -56,16 +56,16 @@ def refusals(source: Survey) -> tuple[list[Refusal], list[str]]:
                 notes.append(f"xarray does not open group '/{group}': its arrays name no dimensions")
             continue
         is_pyramid = _has_multiscales(source.documents, group)
-        problems = list(_disagreements(arrays))
+        problems = list(_find_disagreements(arrays))
         if not problems and trial is not None and has_xarray and refused.isdisjoint({group, *(a.path for a in arrays)}):
-            problems += trial.refused_dataset(group)
+            problems += trial.find_refused_dataset(group)
         found += [problem._replace(is_certain=not is_pyramid) for problem in problems]
     return found, notes
 
 
 def is_installed(package: str) -> bool:
     """Return whether ``package`` can be imported."""
-    with contextlib.suppress(ValueError):  # it is switched off in sys.modules
+    with contextlib.suppress(ValueError):  # its entry in sys.modules has no __spec__
         return importlib.util.find_spec(package) is not None
     return False
 
@@ -78,19 +78,19 @@ def _split_by_group(arrays: Mapping[str, Extents]) -> dict[str, list[Extents]]:
     return found
 
 
-def _disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
-    """Yield the arrays of one group that xarray cannot put into one dataset, for what they say of their dimensions."""
+def _find_disagreements(arrays: Sequence[Extents]) -> Iterator[Refusal]:
+    """Yield the arrays of one group whose dimensions do not fit into one dataset of xarray."""
     lengths: dict[str, tuple[int, str]] = {}
     for extents in arrays:
         shape, names, key = extents.meta.shape, extents.dimensions, _key(extents.path, extents.meta)
         if len(names) != len(shape):
-            text = f"it names {len(names) or 'no'} dimensions, and has {len(shape)}: xarray does not open its group"
+            text = f"it has {len(shape)} dimensions, and {len(names) or 'no'} names: xarray does not open its group"
             yield Refusal("xarray", key, text)
             continue
         for name, length in zip(names, shape, strict=True):
             first, path = lengths.setdefault(name, (length, extents.path))
             if first != length:
-                text = f"its dimension {name!r} has length {length}, and in {path!r} it has {first}"
+                text = f"its dimension {name!r} has the length {length}, but in {path!r} it has the length {first}"
                 yield Refusal("xarray", key, f"{text}: xarray does not open their group")
                 break
 
@@ -101,7 +101,7 @@ def _lacks_codec(error: Exception) -> bool:
 
 
 def _has_multiscales(documents: Mapping[str, bytes], group: str) -> bool:
-    """Return whether ``group`` is an image of several sizes: its arrays are opened one by one."""
+    """Return whether ``group`` is an image in several resolutions, whose arrays are opened one by one."""
     return any(b'"multiscales"' in documents.get(join(group, name), b"") for name in ("zarr.json", ".zattrs"))
 
 
@@ -110,10 +110,10 @@ def _key(path: str, meta: ArrayMeta) -> str:
 
 
 class _Trial:
-    """The metadata of a source as a store of zarr that has no chunks.
+    """The metadata of a source as a store of zarr without chunks.
 
-    It leaves out arrays that may do harm when they are opened, and arrays of a zarr version that the installed zarr
-    lacks.
+    It leaves out arrays that may do harm when they are opened, and arrays of a version that the installed zarr cannot
+    read.
     """
 
     def __init__(self, documents: Mapping[str, bytes], arrays: Mapping[str, Extents]) -> None:
@@ -123,20 +123,20 @@ class _Trial:
         newest = 2 if self._is_zarr_2 else 3
         self._left_out = {p for p, a in arrays.items() if a.meta.zarr_format > newest or _is_harmful(a.meta)}
         known = {key: data for key, data in documents.items() if parent(key)[0] not in self._left_out}
-        if self._left_out:  # consolidated metadata would have them, too
+        if self._left_out:  # consolidated metadata would contain these arrays
             known = {key: data for key, data in known.items() if not _is_consolidation(key, data)}
         self._documents = known
         # zarr 2 reads consolidated metadata that name their format. The document of a parquet set names none.
         named = b'"zarr_consolidated_format"' if self._is_zarr_2 else b""
         self._consolidated = [key for key, data in known.items() if _is_consolidation(key, data) and named in data]
 
-    def refused_nodes(self, groups: Sequence[str]) -> Iterator[Refusal]:
+    def find_refused_nodes(self, groups: Sequence[str]) -> Iterator[Refusal]:
         """Yield the arrays and groups that zarr does not open."""
         for path in groups:
             is_newer = self._is_zarr_2 and join(path, ".zgroup") not in self._documents
-            error = None if is_newer else self._error(self._open_group, path)
+            error = None if is_newer else self._catch(self._open_group, path)
             if error is not None:
-                yield Refusal("zarr", self._group_document(path), self._text(error))
+                yield Refusal("zarr", self._find_group_document(path), self._describe(error))
         known: dict[tuple[bytes | None, ...], Exception | None] = {}  # arrays of equal metadata are opened once
         for path, extents in self._arrays.items():
             if path in self._left_out:
@@ -146,29 +146,29 @@ class _Trial:
                 continue
             texts = tuple(self._documents.get(join(path, name)) for name in (*ARRAY_DOCUMENTS, ".zattrs"))
             if texts not in known:
-                known[texts] = self._error(self._zarr.open_array, self._store, mode="r", path=path)
+                known[texts] = self._catch(self._zarr.open_array, self._store, mode="r", path=path)
             error = known[texts]
             if error is not None:
                 by: Literal["codec", "zarr"] = "codec" if _lacks_codec(error) else "zarr"
-                yield Refusal(by, _key(path, extents.meta), self._text(error))
+                yield Refusal(by, _key(path, extents.meta), self._describe(error))
 
-    def refused_consolidations(self) -> Iterator[Refusal]:
+    def find_refused_consolidations(self) -> Iterator[Refusal]:
         """Yield the consolidated metadata that zarr does not open."""
         for key in self._consolidated:
-            error = self._error(self._walk_consolidated, parent(key)[0])
+            error = self._catch(self._walk_consolidated, parent(key)[0])
             if error is not None:
-                yield Refusal("consolidated", key, self._text(error))
+                yield Refusal("consolidated", key, self._describe(error))
 
-    def refused_dataset(self, group: str) -> Iterator[Refusal]:
-        """Yield why xarray does not open ``group``, without consolidated metadata or with them."""
+    def find_refused_dataset(self, group: str) -> Iterator[Refusal]:
+        """Yield why xarray does not open ``group``, without or with consolidated metadata; nothing if it does."""
         version = importlib.import_module("xarray").__version__
-        document = self._group_document(group)
+        document = self._find_group_document(group)
         for consolidated in (False, None) if self._consolidated else (False,):
-            error = self._error(self._open_dataset, self._store, group, consolidated)
-            # What it refuses of fill values alone, it may accept of chunks.
-            if error is not None and self._error(self._open_dataset, self._of_zeros, group, consolidated) is not None:
+            error = self._catch(self._open_dataset, self._store, group, consolidated)
+            # xarray reads fill values here, and may refuse them although it accepts the real values: try zeros, too.
+            if error is not None and self._catch(self._open_dataset, self._zero_store, group, consolidated) is not None:
                 which = "with" if consolidated is None else "without"
-                text = f"xarray {version} does not open its group {which} consolidated metadata: {_error_text(error)}"
+                text = f"xarray {version} does not open its group {which} consolidated metadata: {_format_error(error)}"
                 yield Refusal("xarray", document, text)
                 return
 
@@ -193,40 +193,41 @@ class _Trial:
     def _consolidated_option(self, *, use: bool) -> dict[str, Any]:
         return {} if self._is_zarr_2 else {"use_consolidated": use}
 
-    def _group_document(self, path: str) -> str:
+    def _find_group_document(self, path: str) -> str:
         key = join(path, "zarr.json")
         return key if key in self._documents else join(path, ".zgroup")
 
     @cached_property
     def _store(self) -> Any:
-        return self._store_of(self._documents)
+        return self._make_store(self._documents)
 
     @cached_property
-    def _of_zeros(self) -> Any:
-        return self._store_of({key: _zero_fills(key, data) for key, data in self._documents.items()})
+    def _zero_store(self) -> Any:
+        """The store, with 0 as the fill value of all numbers."""
+        return self._make_store({key: _zero_fills(key, data) for key, data in self._documents.items()})
 
-    def _store_of(self, documents: Mapping[str, bytes]) -> Any:
+    def _make_store(self, documents: Mapping[str, bytes]) -> Any:
         if self._is_zarr_2:
             return dict(documents)
         make = importlib.import_module("zarr.core.buffer").default_buffer_prototype().buffer.from_bytes
         return self._zarr.storage.MemoryStore({key: make(data) for key, data in documents.items()})
 
-    def _text(self, error: Exception) -> str:
-        return f"zarr {self._zarr.__version__} does not open it: {_error_text(error)}"
+    def _describe(self, error: Exception) -> str:
+        return f"zarr {self._zarr.__version__} does not open it: {_format_error(error)}"
 
     @staticmethod
-    def _error(do: Callable[..., object], *arguments: Any, **options: Any) -> Exception | None:
-        """Return what ``do`` raises; None if it raises nothing."""
+    def _catch(function: Callable[..., object], *arguments: Any, **options: Any) -> Exception | None:
+        """Call ``function``, and return the error that it raises; None if it raises none."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                do(*arguments, **options)
-            except Exception as e:  # noqa: BLE001  # whatever readers and extensions raise: it is the answer
+                function(*arguments, **options)
+            except Exception as e:  # noqa: BLE001  # readers and extensions may raise anything, which is the result
                 return e
         return None
 
 
-def _error_text(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -237,7 +238,7 @@ def _is_consolidation(key: str, data: bytes) -> bool:
 
 def _is_harmful(meta: ArrayMeta) -> bool:
     """Return whether opening an array might run code, end the process or fill its memory."""
-    edges = 0 if meta.grid is None or meta.chunks is not None else sum(meta.grid.counts)  # zarr holds each of them
+    edges = 0 if meta.grid is None or meta.chunks is not None else sum(meta.grid.counts)  # zarr makes a list of them
     is_wide = any(len(digits) > 7 or int(digits) > LONGEST for digits in _NUMBERS.findall(meta.dtype))
     return find_safety_problem(meta) is not None or edges > LONGEST or is_wide
 
@@ -264,7 +265,7 @@ def _zero(document: Any) -> Any:
             match shown.get("fill_value", ""):
                 case bool():
                     pass
-                case None if str(shown.get("dtype"))[1:2] in _NUMERIC:  # zarr 2 then shows memory as it finds it
+                case None if str(shown.get("dtype"))[1:2] in _NUMERIC:  # zarr 2 would show uninitialised memory
                     shown["fill_value"] = 0
                 case int() | float() | "NaN" | "Infinity" | "-Infinity":
                     shown["fill_value"] = 0

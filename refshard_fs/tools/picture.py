@@ -1,8 +1,8 @@
-"""A picture of boxes and lines of text: made from top to bottom, and written as SVG, as a page of HTML, or as PNG.
+"""A picture of boxes and lines of text, which is written as SVG, as a page of HTML, or as PNG.
 
-The picture is one column, narrow enough for a phone. Every text is cut to its room, so that none overlaps another.
-Keys and URLs are escaped: whatever they hold, nothing is loaded and no script runs. Colours follow the viewer's light
-or dark mode.
+The picture is one column, narrow enough for a phone. Texts are cut so that none overlaps another. Keys and URLs are
+escaped, so that nothing is loaded and no script runs, whatever they contain. Colours follow the viewer's light or dark
+mode.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from refshard_fs.tools.views import ROLES, colours
 
 
 class Picture:
-    """A picture of an array or of a whole set, which notebooks show; ``map`` has its content as data."""
+    """A picture of an array or of a whole set, which notebooks show; ``map`` is its content as data."""
 
     def __init__(self, content: Any, scene: Scene) -> None:
         self.map = content
         self.scene = scene
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to ``path``, in the format that its name ends in: .svg, .html or .png (with matplotlib)."""
+        """Write the picture to ``path``, in the format of its suffix: .svg, .html or .png (with matplotlib)."""
         data = self.encode(Path(path).suffix)
         with replace_file(path_to_write(os.fspath(path))) as file:
             file.write(data)
 
     def encode(self, suffix: str) -> bytes:
-        """Return the picture as a file of a name that ends in ``suffix``."""
+        """Return the bytes of a file with this ``suffix``; ValueError if it is not .svg, .html, .htm or .png."""
         match suffix.lower():
             case ".svg":
                 return _svg(self.scene).encode()
@@ -75,7 +75,7 @@ _PAGE: Final = """\
 
 
 def _svg(scene: Scene) -> str:
-    """Return ``scene`` as one SVG element, which stands by itself or in HTML."""
+    """Return ``scene`` as one SVG element, for a file or for a page of HTML."""
     fills = "".join(f".rs .f-{role}{{fill:var(--rs-{role})}}.rs .s-{role}{{stroke:var(--rs-{role})}}" for role in ROLES)
     body = "\n".join(_label(shape) if isinstance(shape, Label) else _boxes(shape) for shape in scene.shapes)
     size = f"{_number(scene.width)} {_number(scene.height)}"
@@ -116,7 +116,7 @@ def _title_element(title: str) -> str:
 
 
 def _paint(fill: str, stroke: str = "") -> str:
-    """Return the attributes of a fill and a stroke: a role has its colour from the style, and by day without one."""
+    """Return the SVG attributes of a fill and a stroke: the class of a role, and its colour by day without styles."""
     roles = [f"{kind}-{name}" for kind, name in (("f", fill), ("s", stroke)) if name in ROLES]
     painted = f' class="{" ".join(roles)}"' if roles else ""
     painted += f' fill="{resolve_by_day(fill)}"'

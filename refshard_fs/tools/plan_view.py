@@ -1,4 +1,4 @@
-"""A plan of reads: a list that prints as a table of requests, in a notebook as one of HTML."""
+"""A plan of reads: a list that prints as a table of requests; notebooks show a table of HTML."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from refshard_fs.errors import sanitize
 from refshard_fs.reading.plan import Planned
 from refshard_fs.tools.views import table, view
 
-REQUESTS: Final = 20  # requests of a plan that are shown
+REQUESTS: Final = 20  # the most requests of a plan that are shown
 
 
 class Plan(list[Planned]):
-    """Requests that a read would make, target by target: a list that prints as a table.
+    """The requests that a read would send, target by target: a list that prints as a table.
 
     >>> Plan([Planned("s3://b/x.nc", 0, 2000, ("a/0", "a/1")), Planned("s3://b/y.nc", 9000, 9100, ("a/2",))])
     2 requests for 3 keys of 2 targets: 2.1 KiB
@@ -57,7 +57,7 @@ class Plan(list[Planned]):
 
 
 def _request(request: Planned) -> tuple[str, str, str, str]:
-    """Return a row of a plan: the target, the bytes of it, how many these are, and the keys that they serve."""
+    """Return a row of a plan: the target, the byte range in it, the size of the range, and the keys that it serves."""
     url, start, stop, keys = request
     first = sanitize(keys[0]) if keys else ""
     return (

@@ -1,6 +1,6 @@
-"""A chunk grid of any number of dimensions as cells of a plane. No I/O here.
+"""Fold a chunk grid of any number of dimensions into the cells of a plane. No I/O here.
 
-Leading dimensions become rows and trailing ones columns.
+The first dimensions become rows, and the last ones columns.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from refshard_fs.tools.survey import Positions
 
 NO_CHUNK: Final = -1  # a cell without existing chunks
 MOST_DIMENSIONS: Final = 64  # numpy's limit of dimensions
-MOST_ROWS: Final = 56
-MOST_COLUMNS: Final = 72
+MOST_ROWS: Final = 56  # of cells
+MOST_COLUMNS: Final = 72  # of cells
 
 
 class Plane(msgspec.Struct, frozen=True, eq=False):
     """Cells of ``shape`` (rows, columns), each a box of ``step`` (rows, columns) chunks; a row has ``width`` chunks.
 
-    ``split`` dimensions lead and make the rows; None where a single line is folded to fit. ``room`` is how many chunks
-    a cell stands for, ``present`` how many of them exist, ``selected`` how many are selected; ``first`` is the first
-    one that exists, as an index into all existing chunks, or `NO_CHUNK`.
+    The first ``split`` dimensions make the rows; None if one line of chunks is folded into several rows. Each cell has
+    ``room`` for some chunks, of which ``present`` exist and ``selected`` are selected. ``first`` is the first one that
+    exists, as an index into all existing chunks, or `NO_CHUNK`.
     """
 
     width: int
@@ -41,9 +41,9 @@ class Plane(msgspec.Struct, frozen=True, eq=False):
 
 
 def _layout(counts: Sequence[int]) -> tuple[int, int, int | None]:
-    """Return rows, columns and split of a grid of ``counts`` chunks, as near to the form of a page as they can be."""
+    """Return rows, columns and split of a grid of ``counts`` chunks, as near as possible to the shape of a page."""
     size = math.prod(counts)
-    if sum(count > 1 for count in counts) <= 1:  # the grid fits one line
+    if sum(count > 1 for count in counts) <= 1:  # the grid is one line of chunks
         if size <= MOST_COLUMNS:
             return min(size, 1), size, 0 if size else None
         width = min(size, math.ceil(math.sqrt(size * MOST_COLUMNS / MOST_ROWS)))
@@ -88,5 +88,5 @@ def find_shards(counts: tuple[int, ...], shards: tuple[int, ...], plane: Plane) 
     rows, columns = np.indices(plane.shape)
     numbers = rows * plane.step[0] * plane.width + columns * plane.step[1]
     coords = np.unravel_index(numbers, counts)
-    of = np.ravel_multi_index([coord // length for coord, length in zip(coords, shards, strict=True)], counts)
-    return of.astype(np.int64) if 2 * len(np.unique(of)) <= of.size else None
+    shard_of = np.ravel_multi_index([coord // length for coord, length in zip(coords, shards, strict=True)], counts)
+    return shard_of.astype(np.int64) if 2 * len(np.unique(shard_of)) <= shard_of.size else None

@@ -13,7 +13,7 @@ SCALE: Final = 2  # pixels for a unit of the scene
 
 
 def draw_png(scene: Scene) -> bytes:
-    """Return ``scene`` as a PNG image, by day; ImportError, which says what to do, without matplotlib."""
+    """Return ``scene`` as a PNG image in the colours of the day; ImportError, with advice, without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def draw_png(scene: Scene) -> bytes:
 
 
 def draw(axes: Any, shape: Boxes | Label, order: int) -> Any:
-    """Draw one shape on matplotlib's ``axes``, and return the drawn artists."""
+    """Draw one shape on matplotlib's ``axes``, above shapes of a lower ``order``; return the artist."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import FancyBboxPatch
 

@@ -16,10 +16,10 @@ DELAY: Final = 1.0  # seconds before a bar appears: shorter work needs none
 
 @contextlib.contextmanager
 def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callback]:
-    """Yield ``callback``, or instead of fsspec's default one that shows a progress bar called ``what``.
+    """Yield ``callback``; in place of fsspec's default callback, yield one that shows a progress bar called ``what``.
 
-    There is a bar in terminals and notebooks if tqdm (the extra `cli`) is installed. It appears after a second.
-    Silent: ``TQDM_DISABLE=1`` in the environment, or a callback of one's own (``fsspec.callbacks.NoOpCallback()``).
+    There is a bar in terminals and notebooks if tqdm (the extra `cli`) is installed. It appears after a second. To turn
+    it off, set ``TQDM_DISABLE=1`` in the environment, or pass a callback such as ``fsspec.callbacks.NoOpCallback()``.
     """
     bar = _tqdm() if callback is DEFAULT_CALLBACK and _is_watched() else None
     if bar is None:
@@ -30,7 +30,7 @@ def progress(what: str, callback: Callback = DEFAULT_CALLBACK) -> Iterator[Callb
 
 
 def _is_watched() -> bool:
-    """Return whether somebody sees stderr as it is written: in a terminal, or in a notebook."""
+    """Return whether a user can see a bar while it moves: in a terminal, or in a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel") or (sys.stderr is not None and sys.stderr.isatty())
 

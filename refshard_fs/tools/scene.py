@@ -26,12 +26,12 @@ class Box(NamedTuple):
 
 
 def boxes_at(x: Numbers, y: Numbers, width: Numbers, height: Numbers) -> list[Box]:
-    """Return a box for each element of the arguments; a number counts for all of them."""
+    """Return a box for each element of the arrays; a number is used for all boxes."""
     return list(map(Box, *(column.tolist() for column in np.broadcast_arrays(np.atleast_1d(x), y, width, height))))
 
 
 class Boxes(msgspec.Struct, frozen=True):
-    """Rectangles of one colour. ``stroke`` draws an outline; ``title`` shows when they are pointed at."""
+    """Rectangles of one colour. ``stroke`` is the colour of the outline, ``line`` its width, ``title`` a tooltip."""
 
     fill: str
     boxes: Sequence[Box]
@@ -56,18 +56,18 @@ class Label(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> float:
-        """The width that the text takes, at most."""
+        """The most width that the text may take."""
         return measure_text(self.text, self.size, bold=self.bold)
 
     @property
     def box(self) -> Box:
-        """The room that the text takes, at most."""
+        """The most room that the text may take."""
         left = self.x - self.width if self.ends_there else self.x
         return Box(left, self.y - 0.95 * self.size, self.width, 1.2 * self.size)
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """All of a picture; what comes later lies above. ``title`` and ``text`` say in words what it shows."""
+    """A whole picture: later shapes lie above earlier ones. ``title`` and ``text`` describe it in words."""
 
     width: float
     height: float
@@ -81,14 +81,14 @@ class Scene(msgspec.Struct, frozen=True):
         return [shape for shape in self.shapes if isinstance(shape, Label)]
 
 
-# Lengths are in units of the picture: it is shown 360 to 640 pixels wide, so that 12 units are 8 pixels at least.
+# Lengths are in units of the picture: it is shown 360 to 640 pixels wide, so that 12 units are at least 8 pixels.
 WIDTH: Final = 520.0
 MARGIN: Final = 20.0
 ROOM: Final = WIDTH - 2 * MARGIN
 
 
 class Page:
-    """A picture as it grows downward: ``y`` is where the next thing goes."""
+    """A picture that grows downward: ``y`` is the top of the next shape. Methods add shapes below all earlier ones."""
 
     def __init__(self) -> None:
         self.y = MARGIN
@@ -101,7 +101,7 @@ class Page:
         return Scene(WIDTH, height, (paper, *self._shapes), title, description)
 
     def text(self, x: float, y: float, text: str, room: float = ROOM, *, keep_end: bool = False, **look: Any) -> float:
-        """Place one line of text, cut to ``room``, which looks as a `Label` of ``look``; return its width."""
+        """Place one line of text, cut to the width ``room``; ``look`` are members of its `Label`. Return its width."""
         text = printable(text)
         label = Label(x, y, text, **look)
         size = label.size * (BOLD if label.bold else 1)
@@ -113,12 +113,12 @@ class Page:
         return label.width
 
     def add(self, fill: str, boxes: Sequence[Box], **more: Any) -> None:
-        """Place boxes of one colour, where there are any."""
+        """Place boxes of one colour, if there are any."""
         if boxes:
             self._shapes.append(Boxes(fill, boxes, **more))
 
     def paint(self, boxes: Iterable[Box], looks: Iterable[tuple[str, float, str]], radius: float = 0) -> None:
-        """Place boxes, each with its fill, its opacity and its title; those that look the same become one shape."""
+        """Place boxes, each with its fill, its opacity and its tooltip; boxes with equal looks become one shape."""
         groups: dict[tuple[str, float, str], list[Box]] = {}
         for box, look in zip(boxes, looks, strict=True):
             groups.setdefault(look, []).append(box)
@@ -126,7 +126,7 @@ class Page:
             self.add(fill, group, opacity=opacity, title=title, radius=radius)
 
     def heading(self, title: str, source: str) -> None:
-        """Place what the picture is of, and where that is."""
+        """Place the title of the picture, and the source below it."""
         self.y += 28
         self.text(MARGIN, self.y - 8, title, size=22, bold=True, keep_end=True)
         if source:
@@ -138,7 +138,7 @@ class Page:
         self.text(MARGIN, self.y - 5, text, fill=fill, keep_end=keep_end)
 
     def parts(self, parts: Sequence[str], fill: str = "muted") -> None:
-        """Place ``parts`` on as many lines as they take."""
+        """Place ``parts`` one after the other, on as many lines as they need."""
         line, *rest = parts
         for part in rest:
             longer = f"{line}  ·  {part}"
@@ -149,13 +149,13 @@ class Page:
         self.line(line, fill)
 
     def section(self, title: str, note: str) -> None:
-        """Place the title of what follows, and a note beside it."""
+        """Place the title of a section, and a note beside it."""
         self.y += 34
         width = self.text(MARGIN, self.y - 8, title, size=15, bold=True)
         self.text(MARGIN + width + 12, self.y - 8, note, ROOM - width - 12, fill="muted", keep_end=True)
 
     def name(self, colour: str, name: str, figures: Sequence[str]) -> None:
-        """Place a name behind a swatch of its colour, if it has one, and its figures on the right."""
+        """Place a swatch of its colour, if it has one, then a name, and its figures on the right."""
         self.y += 19
         right, left = WIDTH - MARGIN, MARGIN + (17 if colour else 0)
         taken = self.text(right, self.y - 5, "  ·  ".join(figures), ROOM - 130, size=12, fill="muted", ends_there=True)
@@ -164,7 +164,7 @@ class Page:
         self.text(left, self.y - 5, name, right - taken - 12 - left, keep_end=True)
 
     def legend(self, entries: Iterable[tuple[str, Sequence[Swatch]]]) -> None:
-        """Place texts, each behind the fills and strokes that it explains."""
+        """Place texts, each after the fills and strokes that it explains."""
         self.y += 8
         x, y = MARGIN, self.y + 14
         for text, swatches in entries:

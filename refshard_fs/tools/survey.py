@@ -1,7 +1,7 @@
 """Survey a source: its groups, its arrays, and where each chunk lies. Metadata and indexes are read, chunks are not.
 
-The chunks of a reference set are read as columns, millions at once. Those of other sources are listed and looked up;
-of arrays in shards, the shards' indexes are read.
+The references of a set are read as columns, millions at once. The chunks of other sources are listed and looked up; for
+arrays in shards, the shards' indexes are read.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Positions = npt.NDArray[np.int64]
 
 INLINE: Final = -1  # in the target column: the source itself holds the bytes
 BATCH: Final = 4096  # keys that are looked up at a time
-COLUMNS: Final = 1 << 16  # chunks that are asked for at a time: a shard may have many
+COLUMNS: Final = 1 << 16  # chunks that are looked up at a time: one shard may have many
 LISTED: Final = "the key is listed, but cannot be found"
 
 
 class Surveyed(Protocol):
-    """What the tools use of a `RefShardFileSystem`."""
+    """The members of a `RefShardFileSystem` that the tools use."""
 
     fo: Any
     source: Source
@@ -54,10 +54,10 @@ class Surveyed(Protocol):
 
 
 class Place(NamedTuple):
-    """Where one key's bytes lie: its target (or `INLINE`) and a range of it; ``stop`` is WHOLE for the target's end.
+    """The place of one key's bytes: its target (or `INLINE`) and a range in it; ``stop`` is WHOLE for the target's end.
 
-    ``derived`` bytes are made from those of the range, which other keys may share. ``is_open`` ranges reach to the end
-    of the target, even if their ``stop`` is known.
+    ``derived`` bytes are made from the bytes of the range, which other keys may share. ``is_open`` ranges reach to the
+    end of the target, even if their ``stop`` is known.
     """
 
     target: int
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 class PlacedChunks(NamedTuple):
-    """The chunks of one array as columns: the number of each in the grid, and where it lies (see `Place`)."""
+    """The chunks of one array as columns: the number of each in the grid, and its `Place`."""
 
     numbers: UInt64s
     targets: Positions
@@ -97,17 +97,17 @@ class PlacedChunks(NamedTuple):
         return found.at(order)
 
     def at(self, rows: Positions) -> PlacedChunks:
-        """Return some of the chunks."""
+        """Return the chunks in ``rows``."""
         return PlacedChunks(*(column[rows] for column in self))  # type: ignore[arg-type]  # of the same types
 
 
 class Extents(msgspec.Struct, frozen=True, eq=False):
     """The ``chunks`` of one array that exist, ascending by their number in the grid.
 
-    ``shards`` is the shape of a shard, counted in chunks. ``stray`` counts the keys below the array that are none of
-    its chunks. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
-    ``dimensions`` are names, empty where the metadata has none. ``listed`` is False where the source cannot list keys:
-    then no chunk is known.
+    ``shards`` is the shape of a shard, counted in chunks. ``stray`` counts the keys below the array that are not chunks
+    of it. Without a grid (``meta.grid``), chunks are numbered in the order of ``names``, their keys in the array.
+    ``dimensions`` are names; empty if the metadata have none. If the source cannot list keys, ``listed`` is False, and
+    no chunk is known.
     """
 
     path: str
@@ -143,24 +143,24 @@ class Extents(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def shard_shape(self) -> tuple[int, ...] | None:
-        """Elements along each dimension of a shard; None where chunks do not lie in shards."""
+        """The number of elements along each dimension of a shard; None if chunks do not lie in shards."""
         if not self.shards or self.meta.chunks is None:
             return None
         return tuple(chunk * count for chunk, count in zip(self.meta.chunks, self.shards, strict=True))
 
     @property
     def sizes(self) -> UInt64s:
-        """Bytes of each chunk; 0 where only its target knows."""
+        """The size of each chunk in bytes; 0 if it is not known, for a range to the end of a target."""
         return np.where(self.chunks.stops == WHOLE, np.uint64(0), self.chunks.stops - self.chunks.starts)
 
     @property
     def unsized(self) -> int:
-        """The number of chunks of which only the target knows the size."""
+        """The number of chunks whose size is not known."""
         return int((self.chunks.stops == WHOLE).sum())
 
 
 class Blocks:
-    """The chunks of one array of a reference set, which are read as they are asked for."""
+    """The chunks of one array of a reference set, which are read a block at a time, on demand."""
 
     def __init__(self, source: Source, keyspace: KeySpace, path: str, array: ArrayChunks) -> None:
         self._source = source
@@ -168,8 +168,8 @@ class Blocks:
         self._path = path
         self._array = array
 
-    def places(self, size: int) -> Iterable[int]:
-        """Return which blocks of ``size`` chunk numbers may hold chunks."""
+    def find_blocks(self, size: int) -> Iterable[int]:
+        """Return the numbers of the blocks of ``size`` chunks that may have chunks."""
         return self._array.blocks(size)
 
     def chunks(self, numbers: range, urls: dict[str, int]) -> PlacedChunks:
@@ -185,13 +185,12 @@ Fault = tuple[str, Exception]  # a key or a directory, and why it could not be s
 
 
 class Survey(msgspec.Struct, frozen=True, eq=False):
-    """What a source contains: its metadata ``documents`` by key, and the ``urls`` of its targets by number.
+    """The content of a source: its metadata ``documents`` by key, and the ``urls`` of its targets by number.
 
     ``inline_keys`` and ``inline_bytes`` count the keys, metadata included, whose bytes are inline in a reference set.
-    ``rest`` are the keys that are neither chunks nor metadata, as if they were chunks of an array without a grid.
-    ``pins`` are the versions that the source expects of its targets, ``origins`` the sets of others that named them;
-    those in ``optional`` need not exist. ``blocks`` hold the chunks of arrays that were surveyed in blocks, in addition
-    to those of ``arrays``.
+    ``rest`` has the keys that are neither chunks nor metadata, like chunks of an array without a grid. By target,
+    ``pins`` are the versions that the source expects, and ``origins`` the sets of others that named the target; targets
+    in ``optional`` need not exist. ``blocks`` has more chunks of ``arrays``, if the survey was made in blocks.
     """
 
     urls: list[str]
@@ -208,36 +207,38 @@ class Survey(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self.documents) + len(self.rest) + sum(map(len, self.arrays.values()))
 
 
 def survey(
     fs: Surveyed, array: str | None = None, faults: list[Fault] | None = None, *, in_blocks: bool = False
 ) -> Survey:
-    """Survey all of ``fs``, or only the array at the path ``array``; ``in_blocks`` leaves columns where they are.
+    """Survey all of ``fs``, or only the array at the path ``array``; ``in_blocks`` leaves columns of sets in `Blocks`.
 
-    Raises ManifestError if metadata is not a JSON object, FileNotFoundError if there is no such array, NotListable if
-    neither a listing nor consolidated metadata say which arrays there are. Arrays whose chunks cannot be listed are
-    included without chunks. With ``faults``, errors of single keys and directories are added to it and not raised.
+    ManifestError if metadata is not a JSON object; FileNotFoundError if there is no such array; NotListable if arrays
+    can be found neither by listing nor in consolidated metadata. Arrays whose chunks cannot be listed are included
+    without chunks. With ``faults``, errors of single keys and directories are added to it, not raised.
     """
     return _SurveyBuilder(fs, array, faults, in_blocks=in_blocks).run()
 
 
-def contents(fs: Surveyed, keys: Sequence[str], tell: Callable[[int], object] | None = None) -> list[Any]:
-    """Return the bytes, or the error, of each of ``keys``. It works for asynchronous filesystems too.
+def read_keys(fs: Surveyed, keys: Sequence[str], on_progress: Callable[[int], object] | None = None) -> list[Any]:
+    """Return the bytes, or the error, of each of ``keys``, also of an asynchronous filesystem.
 
-    ``tell(1)`` is called as each is read.
+    ``on_progress(1)`` is called when a key has been read.
     """
-    return fs.source.wait(fs.source.read_all, list(map(Request, keys)), tell)
+    return fs.source.wait(fs.source.read_all, list(map(Request, keys)), on_progress)
 
 
-def array_of(key: str, arrays: Mapping[str, object]) -> str:
-    """Return the path of the array that ``key`` lies in; the root's, if in none."""
+def find_array(key: str, arrays: Mapping[str, object]) -> str:
+    """Return the path of the array in which ``key`` lies; the root's path if it lies in none."""
     return find_nearest(key, arrays) or ""
 
 
 class _SurveyBuilder:
+    """Collect the documents, the targets and the places of chunks for one survey."""
+
     def __init__(self, fs: Surveyed, only: str | None, faults: list[Fault] | None, *, in_blocks: bool) -> None:
         self._fs, self._only, self._faults = fs, only, faults
         self._source = fs.source
@@ -257,12 +258,12 @@ class _SurveyBuilder:
         contents: Contents = self._source.run(prefix, partial(self._keyspace.contents, prefix, errors))
         documents = {key: value for key, value in contents.members.items() if zarrmeta.is_metadata(key)}
         texts = {key: value for key, value in documents.items() if isinstance(value, bytes)}
-        texts |= self._read([key for key in documents if key not in texts])
-        groups, metas = self._nodes(texts)
+        texts |= self._read_documents([key for key in documents if key not in texts])
+        groups, metas = self._parse_nodes(texts)
         if self._only is not None and self._only not in metas:
             raise FileNotFoundError(f"there is no array {self._only!r}: 'refshard tree SOURCE' lists the arrays")
         unlisted = {path for path, error in errors.items() if isinstance(error, NotListable) and path in metas}
-        # Where the document of an array cannot be read, that says more than that its chunks cannot be listed.
+        # Errors of unreadable documents come first: they explain more than chunks that cannot be listed.
         for path, error in sorted(errors.items(), key=lambda item: isinstance(item[1], NotListable)):
             if path in texts:  # the document was read, and is invalid
                 continue
@@ -273,10 +274,10 @@ class _SurveyBuilder:
         self._add_arrays(contents)
         others = {key: None for key in contents.members if not zarrmeta.is_metadata(key)}
         self._look_up({**others, **contents.others}, listed=True)
-        arrays, rest = self._arrays(metas, texts, unlisted, contents.indexes)
+        arrays, rest = self._make_arrays(metas, texts, unlisted, contents.indexes)
         is_set = self._keyspace.is_reference_set
-        stated = [key for key, value in documents.items() if is_set and key in texts and not isinstance(value, list)]
-        inline = [len(texts[key]) for key in stated]
+        documents_inline = [key for key in texts if is_set and not isinstance(documents[key], list)]
+        inline = [len(texts[key]) for key in documents_inline]
         for extents in (*arrays.values(), rest):
             inline += extents.sizes[extents.chunks.targets == INLINE].tolist()
         return Survey(
@@ -294,7 +295,7 @@ class _SurveyBuilder:
         )
 
     def _fail(self, key: str, error: Exception) -> None:
-        """Add to the faults that ``key`` could not be surveyed; raise that if none are collected, or for the root."""
+        """Add ``error``, the reason why ``key`` could not be surveyed, to the faults; raise it without faults."""
         if self._faults is None or not key:
             raise blame(key, error)
         self._faults.append((key, error))
@@ -303,7 +304,7 @@ class _SurveyBuilder:
         return await self._source.engine().find_all(self._keyspace, keys)
 
     def _add_arrays(self, contents: Contents) -> None:
-        """Add where the chunks of all arrays lie."""
+        """Look up the chunks of all arrays."""
         count = sum(
             sum(map(len, array.numbers)) if isinstance(array.numbers, Sequence) else len(array.numbers)
             for array in contents.arrays.values()
@@ -325,20 +326,23 @@ class _SurveyBuilder:
             keys = [join(path, grid.tail(number)) for number in column_of(numbers).tolist()]
             known = [None] * len(keys) if sizes is None else sizes.tolist()
             names = {key: None if size == WHOLE else size for key, size in zip(keys, known, strict=True)}
-            self._look_up(names, listed=sizes is not None)  # to know which chunks have errors
+            self._look_up(names, listed=sizes is not None)  # one by one, to find the chunks with errors
             return
         if sizes is not None and self._faults is not None:
-            there = {*found.present(), *found.packed, *found.checks}
-            for row in range(len(found)) if len(there) < len(found) else ():
-                if row not in there:
+            existing = {*found.present(), *found.packed, *found.checks}
+            for row in range(len(found)) if len(existing) < len(found) else ():
+                if row not in existing:
                     self._fail(join(path, grid.tail(int(numbers[row]))), FileNotFoundError(LISTED))
 
-        def target(url: str | None, pin: Pin | None, origin: Origin) -> int:
-            return self._target(_resolve(self._keyspace, url), pin, origin)
+        def add_target(url: str | None, pin: Pin | None, origin: Origin) -> int:
+            return self._add_target(_resolve(self._keyspace, url), pin, origin)
 
-        placed = _place_chunks(found, numbers, sizes, target)
+        placed = _place_chunks(found, numbers, sizes, add_target)
         packed = [
-            (int(numbers[row]), self._place(entry, None if sizes is None or sizes[row] == WHOLE else int(sizes[row])))
+            (
+                int(numbers[row]),
+                self._make_place(entry, None if sizes is None or sizes[row] == WHOLE else int(sizes[row])),
+            )
             for row, entry in found.packed.items()
         ]
         self._chunks.setdefault(path, []).append(placed)
@@ -362,19 +366,20 @@ class _SurveyBuilder:
 
     def _add(self, key: str, entry: Entry | None, size: int | None = None) -> None:
         if entry is not None:
-            self._places[key] = self._place(entry, size)
+            self._places[key] = self._make_place(entry, size)
 
-    def _place(self, entry: Entry, size: int | None) -> Place:
+    def _make_place(self, entry: Entry, size: int | None) -> Place:
+        """Return the place of an entry; ``size`` is the size of its bytes, if a listing has it."""
         match entry:
             case Inline(data):
                 return Place(INLINE, 0, len(data))
             case Packed(Span(url, start, stop, optional=is_optional, pin=pin, origin=origin)):
-                target = self._target(url, pin, origin)
+                target = self._add_target(url, pin, origin)
                 if is_optional:
                     self._optional.add(target)
                 return Place(target, max(start, 0), WHOLE if stop is None or start < 0 else stop, derived=True)
             case Span(url, start, stop, pin=pin, origin=origin):
-                target = self._target(url, pin, origin)
+                target = self._add_target(url, pin, origin)
                 if start < 0:
                     return Place(target, 0, WHOLE, derived=True)
                 is_open = stop is None or not entry.exact
@@ -382,16 +387,17 @@ class _SurveyBuilder:
                     stop = WHOLE if size is None else start + size
                 return Place(target, start, stop, is_open=is_open)
 
-    def _target(self, url: str, pin: Pin | None, origin: Origin) -> int:
+    def _add_target(self, url: str, pin: Pin | None, origin: Origin) -> int:
+        """Return the number of a target, with its pin and its origin added."""
         target = self._urls.setdefault(url, len(self._urls))
         self._origins[target] = self._origins.get(target, origin) and origin
         if pin is not None:
             self._pins.setdefault(target, set()).add(pin)
         return target
 
-    def _read(self, keys: Sequence[str]) -> dict[str, bytes]:
+    def _read_documents(self, keys: Sequence[str]) -> dict[str, bytes]:
         texts: dict[str, bytes] = {}
-        for key, data in zip(keys, contents(self._fs, keys) if keys else (), strict=True):
+        for key, data in zip(keys, read_keys(self._fs, keys) if keys else (), strict=True):
             match data:
                 case Exception():
                     self._fail(key, data)
@@ -399,8 +405,8 @@ class _SurveyBuilder:
                     texts[key] = data
         return texts
 
-    def _nodes(self, texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]:
-        """Return the paths of groups, and the metadata of arrays, without damaged documents if faults are collected."""
+    def _parse_nodes(self, texts: Mapping[str, bytes]) -> tuple[list[str], dict[str, ArrayMeta]]:
+        """Return the paths of groups, and the metadata of arrays; with faults, damaged documents are left out."""
         groups: set[str] = set()
         metas: dict[str, ArrayMeta] = {}
         for key, text in texts.items():
@@ -423,7 +429,7 @@ class _SurveyBuilder:
                     raise
         return sorted(groups - metas.keys()), metas
 
-    def _arrays(
+    def _make_arrays(
         self,
         metas: Mapping[str, ArrayMeta],
         texts: Mapping[str, bytes],
@@ -436,7 +442,7 @@ class _SurveyBuilder:
         stray = dict.fromkeys(metas, 0)
         rest: dict[str, Place] = {}
         for key, place in self._places.items():
-            path = array_of(key, metas)
+            path = find_array(key, metas)
             if path not in metas:
                 rest[key] = place
                 continue
@@ -444,7 +450,7 @@ class _SurveyBuilder:
             number = len(names[path]) if grid is None else grid.number(tail)
             if number is None:
                 stray[path] += key not in indexes
-                if key not in indexes or not self._in_blocks:  # to compare chunks, manifests are read
+                if key not in indexes or not self._in_blocks:  # in blocks, chunks stand for the manifests
                     rest[key] = place
             else:
                 names[path] += [tail] if grid is None else []
@@ -470,7 +476,7 @@ class _SurveyBuilder:
 def _resolve(keyspace: KeySpace, url: str | None) -> str:
     try:
         return keyspace.resolve(url)
-    except ManifestError:  # no URL, and no target= that it would stand for
+    except ManifestError:  # the reference has no URL, and target= is not given
         return ""
 
 
@@ -478,15 +484,15 @@ def _place_chunks(
     found: Chunks,
     numbers: Numbers,
     sizes: UInt64s | None,
-    target: Callable[[str | None, Pin | None, Origin], int],
+    add_target: Callable[[str | None, Pin | None, Origin], int],
 ) -> PlacedChunks:
-    """Return the chunks that are ranges or inline; ``target`` returns the number of a target."""
+    """Return the chunks that are ranges or inline; ``add_target`` returns the number of a target."""
     column = column_of(numbers)
     rows = np.flatnonzero(found.ranges.targets != NO_TARGET)
     targets, starts, lengths = found.ranges.take(rows)
     pins = found.pins or [None] * len(found.urls)
     origins = found.origins or [()] * len(found.urls)
-    codes = np.array([target(*one) for one in zip(found.urls, pins, origins, strict=True)], np.int64)
+    codes = np.array([add_target(*row) for row in zip(found.urls, pins, origins, strict=True)], np.int64)
     is_open = lengths == WHOLE
     if sizes is not None:
         lengths = np.where(is_open, sizes[rows], lengths)

@@ -1,4 +1,4 @@
-"""The greatest width that a text may have in any font of the viewer, and texts cut to fit. No I/O here."""
+"""Measure the greatest width of a text in any font of the viewer, and cut texts to fit. No I/O here."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import unicodedata
 from itertools import accumulate
 from typing import Final
 
-# Greatest widths of characters, in font sizes, in sans serifs up to the width of DejaVu Sans.
+# The greatest widths of characters, in font sizes, in sans-serif fonts that are not wider than DejaVu Sans.
 _WIDTHS: Final = dict.fromkeys(" !'(),-./:;I[\\]fijlrt|·", 0.43) | dict.fromkeys("#%&+<=>@MOQW^mw~", 1.02)
 BOLD: Final = 1.17
 
 
 def measure_text(text: str, size: float = 13, *, bold: bool = False) -> float:
-    """Return the width of one line of ``text`` at a font size, in the unit of that size."""
+    """Return the greatest width of one line of ``text`` at a font ``size``, in the unit of ``size``."""
     return sum(map(_width, text)) * size * (BOLD if bold else 1)
 
 
@@ -26,9 +26,9 @@ def _width(char: str) -> float:
 
 
 def shorten_text(text: str, room: float, *, keep_end: bool) -> str:
-    """Return ``text``, or what fits of its start (``keep_end``: of its end) with an ellipsis; "" if nothing does.
+    """Return ``text``, cut with an ellipsis to fit ``room``, which is in font sizes; "" if nothing fits.
 
-    ``room`` is in font sizes.
+    The start of the text is kept, or with ``keep_end`` its end.
     """
     if measure_text(text, 1) <= room:
         return text

@@ -1,8 +1,8 @@
-"""Decode stored chunks with zarr's own codecs, as readers would, to find those that cannot be decoded.
+"""Decode stored chunks with zarr's own codecs, as readers would, to find chunks that cannot be decoded.
 
-A codec cannot be interrupted in a thread, and may take all memory or end its process. Those of common codecs are
-bounded by what `core.compression` lets pass; for other ones, chunks of a set from elsewhere are decoded in a process of
-their own, which may end: then the chunk is left out.
+A codec cannot be interrupted in a thread, and may take all memory or end its process. For common codecs,
+`core.compression` checks beforehand what a chunk would take. With other codecs, chunks of a set that is not the user's
+own are decoded in another process. If this process ends, the chunk is left out.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from refshard_fs.core.keys import iterate_splits
 from refshard_fs.core.zarrmeta import ArrayMeta, find_safety_problem
 from refshard_fs.errors import ManifestError, sanitize
 
-PATIENCE: Final = 30.0  # seconds that a stranger's chunk may take: 256 MiB take one to three
+PATIENCE: Final = 30.0  # seconds that decoding a chunk may take in another process: 256 MiB take one to three
 MEMORY: Final = 2 << 30  # bytes that decoding it may take: zarr holds a chunk of 256 MiB up to four times
-_STARTING: Final = 120.0  # seconds for the process to begin, which imports zarr
+_STARTING: Final = 120.0  # seconds that the process may take to start and to import zarr
 
-StoredChunk = tuple[str, bytes]  # its key in the array, and its bytes as stored
-Problem = ValueError | None  # why a chunk cannot be decoded
+StoredChunk = tuple[str, bytes]  # the key of a chunk in its array, and its bytes as stored
+Problem = ValueError | None  # why a chunk cannot be decoded; None if it can
 
 
 class NotDecoded(ValueError):
@@ -40,9 +40,10 @@ class NotDecoded(ValueError):
 
 
 class Trial:
-    """An array without chunks, into which one stored chunk after the other is put, to be decoded. Not thread-safe.
+    """An array in memory into which stored chunks are put one after the other, to be decoded. Not thread-safe.
 
-    ValueError where its chunks cannot be tried: no zarr here reads it, they differ in shape, or decoding may do harm.
+    ValueError if its chunks cannot be tried: zarr cannot open it, its chunks have no single shape, or decoding may do
+    harm.
     """
 
     def __init__(self, meta: ArrayMeta) -> None:
@@ -62,11 +63,11 @@ class Trial:
         try:
             store = self._store if self._is_zarr_2 else zarr.storage.MemoryStore(self._store)
             self._array = zarr.open_array(store, mode="r")
-        except Exception as e:  # whatever codecs and extensions raise: it is the answer
+        except Exception as e:  # codecs and extensions may raise anything
             raise ValueError(f"zarr {zarr.__version__} does not open it: {type(e).__name__}: {e}") from e
 
-    def problem(self, tail: str, data: bytes) -> Problem:
-        """Return why the chunk keyed ``tail`` cannot be decoded; None if it can."""
+    def find_problem(self, tail: str, data: bytes) -> Problem:
+        """Return why the chunk with the key ``tail`` in the array cannot be decoded; None if it can."""
         number = self._grid.number(tail)
         if number is None:
             return None
@@ -81,23 +82,23 @@ class Trial:
             self._array[tuple(map(slice, starts, ends))]
         except MemoryError:
             return NotDecoded("takes more memory than there is")
-        except Exception as e:  # noqa: BLE001  # whatever codecs raise
+        except Exception as e:  # noqa: BLE001  # codecs may raise anything
             return ValueError(f"{type(e).__name__}: {e}")
         finally:
             del self._store[tail]
         return None
 
-    def problems(self, chunks: Sequence[StoredChunk], *, apart: bool) -> list[Problem]:
-        """Return why each of ``chunks`` cannot be decoded, which happens ``apart`` in another process, or here.
+    def find_problems(self, chunks: Sequence[StoredChunk], *, apart: bool) -> list[Problem]:
+        """Return why each of ``chunks`` cannot be decoded: in this process, or ``apart``, in another one.
 
-        ValueError if the array cannot be opened there.
+        ValueError if the other process cannot open the array.
         """
         if not apart:
-            return [self.problem(*chunk) for chunk in chunks]
-        found: list[Problem] = []
-        while len(found) < len(chunks):  # the process begins anew after a chunk that has ended it
-            found += _problems_apart(self._meta, chunks[len(found) :])
-        return found
+            return [self.find_problem(*chunk) for chunk in chunks]
+        problems: list[Problem] = []
+        while len(problems) < len(chunks):  # after a chunk that ended the process, a new one is started
+            problems += _find_problems_apart(self._meta, chunks[len(problems) :])
+        return problems
 
     def _to_buffer(self, data: bytes) -> Any:
         if self._is_zarr_2:
@@ -106,29 +107,29 @@ class Trial:
 
 
 class OpeningGuard:
-    """Bounds what chunks of somebody else's set take while xarray opens it, unasked.
+    """Limit the memory and the time that chunks of a stranger's set may take while xarray opens the set.
 
-    xarray loads index coordinates, and the first and the last value of all times. Each chunk, and each index
-    coordinate, may take `MOST` bytes, whatever the codecs.
+    When xarray opens a set, it loads index coordinates, and the first and the last value of all times. Each chunk, and
+    each index coordinate, may take at most `MOST` bytes, with any codec.
     """
 
     def __init__(self) -> None:
         self._documents: dict[str, Callable[[], bytes]] = {}  # metadata of arrays, by path
-        self._arrays: dict[str, ArrayMeta | None] = {}  # the same, read
+        self._arrays: dict[str, ArrayMeta | None] = {}  # the same metadata, parsed
 
     def add(self, path: str, document: Callable[[], bytes], *, is_loaded: bool) -> None:
-        """Bound chunks of the array ``path`` with this metadata; ManifestError if it is loaded whole and too large."""
+        """Check chunks of the array ``path`` from now on; ManifestError if ``is_loaded``, as a whole, and too large."""
         self._documents[path] = document
-        meta = self._meta(path) if is_loaded else None
+        meta = self._parse_meta(path) if is_loaded else None
         size = 0 if meta is None else math.prod(meta.shape) * (itemsize_of(meta) or 1)
         if size > MOST:
-            raise ManifestError(_refusal(path, f"it has {size:,} bytes, and {MOST:,} are loaded at most"))
+            raise ManifestError(_make_refusal(path, f"it has {size:,} bytes, and at most {MOST:,} are loaded"))
 
-    def _meta(self, path: str) -> ArrayMeta | None:
+    def _parse_meta(self, path: str) -> ArrayMeta | None:
         """Return the metadata of an array; None if ``path`` is not one."""
         if path in self._documents and path not in self._arrays:
             found = zarrmeta.array_meta(zarrmeta.object_in(self._documents[path](), path), path)
-            if found is not None and found.chunks is None:  # chunks that differ in size are at most as large as all
+            if found is not None and found.chunks is None:  # a chunk of unknown shape is at most as large as the array
                 found = msgspec.structs.replace(found, chunks=found.shape)
             self._arrays[path] = found
         return self._arrays.get(path)
@@ -136,20 +137,20 @@ class OpeningGuard:
     def check(self, key: str, data: bytes) -> None:
         """Raise ManifestError if decoding ``data``, the chunk ``key``, takes too much."""
         for path, tail in iterate_splits(key):
-            meta = None if zarrmeta.is_metadata(key) else self._meta(path)
+            meta = None if zarrmeta.is_metadata(key) else self._parse_meta(path)
             if meta is None:
                 continue
             try:
                 check_chunk(meta, data)
-                # Not by a `Trial`: this may run on zarr's own event loop.
-                problem = None if is_bounded(meta) else _problems_apart(meta, [(tail, data)])[0]
+                # A `Trial` in this process would wait for zarr's event loop, on which this method may run.
+                problem = None if is_bounded(meta) else _find_problems_apart(meta, [(tail, data)])[0]
             except ValueError as e:
                 problem = e
             if problem is not None:
-                raise ManifestError(_refusal(path, f"{key!r}: {problem}")) from problem
+                raise ManifestError(_make_refusal(path, f"{key!r}: {problem}")) from problem
 
 
-def _refusal(path: str, why: str) -> str:
+def _make_refusal(path: str, why: str) -> str:
     name = path.rpartition("/")[2]
     return (
         f"opening a set from elsewhere, xarray would load {path!r}, which takes too much: {why}. Open it without that "
@@ -157,8 +158,8 @@ def _refusal(path: str, why: str) -> str:
     )
 
 
-def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Problem]:
-    """Return why each chunk cannot be decoded, as a new process finds out, up to the chunk that ends the process."""
+def _find_problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Problem]:
+    """Decode ``chunks`` in a new process; return the problem of each, up to the chunk that ends the process."""
     done = subprocess.run(  # noqa: S603  # our own code, by this interpreter
         [sys.executable, "-P", "-c", f"from {__name__} import work; work({PATIENCE}, {MEMORY})"],
         input=msgspec.msgpack.encode((json.dumps(dict(meta.raw)), chunks)),
@@ -166,9 +167,9 @@ def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Prob
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
     )
-    _, *answers = done.stdout.split(b"\n")  # the first line says that it is open, the last one is not complete
+    _, *answers = done.stdout.split(b"\n")  # the first line says that the array is open; the last one is incomplete
     if not answers:
-        raise ValueError("the process that decodes them ends when it opens the array")
+        raise ValueError("the process that decodes its chunks ends when it opens the array")
     found: list[Problem] = []
     for kind, text in map(msgspec.json.decode, answers[:-1]):
         found.append(None if not kind else NotDecoded(text) if kind == "left out" else ValueError(text))
@@ -179,7 +180,7 @@ def _problems_apart(meta: ArrayMeta, chunks: Sequence[StoredChunk]) -> list[Prob
 
 
 def work(patience: float, memory: int) -> None:
-    """Decode the chunks on standard input and write an answer for each to standard output: what the process runs."""
+    """Decode the chunks on standard input, and write an answer for each to standard output, in another process."""
     answers, watchdog = os.fdopen(os.dup(1), "wb"), os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for shown in (1, 2):  # the output of a codec must reach neither the answer nor a terminal
@@ -189,13 +190,13 @@ def work(patience: float, memory: int) -> None:
     document, chunks = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[str, list[StoredChunk]])
     _limit(memory)
     meta = zarrmeta.array_meta(json.loads(document), "the array")
-    assert meta is not None, "the other process has opened it"
+    assert meta is not None, "the parent process parsed the same metadata"
     trial = Trial(meta)
     answers.write(b"open\n")
     for chunk in chunks:
         answers.flush()
         faulthandler.dump_traceback_later(patience, exit=True, file=watchdog)
-        problem = trial.problem(*chunk)
+        problem = trial.find_problem(*chunk)
         answer = ("", "") if problem is None else ("wrong", sanitize(str(problem)))
         if isinstance(problem, NotDecoded):
             answer = ("left out", f"takes more than {memory:,} bytes of memory")
@@ -204,7 +205,7 @@ def work(patience: float, memory: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """Let allocations fail beyond ``memory`` bytes more than are in use, where the system can do that."""
+    """Let allocations of more than ``memory`` further bytes fail, if the system supports that."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         resource = importlib.import_module("resource")
         with open("/proc/self/statm", encoding="ascii") as statm:

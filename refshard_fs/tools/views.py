@@ -1,7 +1,7 @@
-"""HTML views for notebooks, counters and plans that print as tables, and progress bars.
+"""HTML views for notebooks: titles, paragraphs, tables, and parts that fold.
 
-Colours of views follow the notebook's theme (JupyterLab, VS Code, Sphinx and mkdocs say it on the page), and without
-one the system's day or night. Text from a source is escaped, and shown without credentials.
+Colours follow the notebook's theme (JupyterLab, VS Code, Sphinx and mkdocs mark it on the page), or else the light or
+dark mode of the system. Text from a source is escaped, and shown without credentials.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DAY: Final = ('[data-jp-theme-light="true"]', '[data-theme="light"]', '[data-md
 _NIGHT: Final = ('[data-jp-theme-light="false"]', '[data-theme="dark"]', '[data-md-color-scheme="slate"]')
 
 
-# Cells need the class twice: with it once, JupyterLab's own style of tables, and that of saved pages, would win.
+# Rules for cells name the class twice: JupyterLab's styles of tables, and those of saved pages, would win otherwise.
 _LAYOUT: Final = """\
 .rs-view{color:var(--rs-ink);font-family:system-ui,sans-serif;font-size:13px;line-height:1.5}
 .rs-view .rs-title{font-size:14px;margin:0 0 4px;font-weight:600;overflow-wrap:anywhere}
@@ -79,12 +79,12 @@ def text(value: object) -> str:
 
 
 def paragraph(value: str) -> str:
-    """Return a paragraph of text; nothing for no text."""
+    """Return a paragraph of text; "" for an empty text."""
     return f"<p>{text(value)}</p>" if value else ""
 
 
 def fold(summary: str, *parts: str) -> str:
-    """Return ``parts`` folded under a ``summary`` to click on; "" if there are none."""
+    """Return ``parts`` folded under a ``summary`` to click on; "" if all are empty."""
     body = "".join(parts)
     return f"<details><summary>{text(summary)}</summary>{body}</details>" if body else ""
 

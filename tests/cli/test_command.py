@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refshard_fs.cli import main
-from refshard_fs.cli.program import as_options
+from refshard_fs.cli.command import name_options
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ from refshard_fs.cli.program import as_options
     ],
 )
 def test_errors_spell_arguments_as_options(text: str, said: str) -> None:
-    assert as_options(text) == said
+    assert name_options(text) == said
 
 
 def test_printed_commands_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardFileSystem, __version__
 from refshard_fs.cli import main
-from refshard_fs.cli.program import parser
+from refshard_fs.cli.program import make_parser
 from tests.support.cli_sets import ARRAY, Refs
 
 
@@ -37,7 +37,7 @@ def test_info_counts_the_chunks_of_each_array(refs: Refs, capsys: pytest.Capture
         "target references bytes",
         f"{path.replace('refs.json', 'data.bin')} 2 10 B",
         "",
-        "warning: a: 1 key below it is no chunk of its grid, and never read",
+        "warning: a: 1 key below it is outside of its chunk grid, and never read",
     ]
 
 
@@ -230,13 +230,13 @@ def test_unused_prefix_is_ignored_with_the_stated_option(tmp_path: Path, capsys:
 
 
 def test_every_command_has_an_example_that_parses() -> None:
-    (below,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (below,) = (action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
     for name, command in below.choices.items():
         assert command.description is not None
         example = (command.epilog or "").removeprefix("example: ")
         words = shlex.split(example)
         assert words[:2] == ["refshard", name]
-        assert parser().parse_args(words[1:]).command.name == name
+        assert make_parser().parse_args(words[1:]).command.name == name
 
 
 def test_dimensions_are_shown_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +291,7 @@ def test_info_accepts_each_output_of_convert(
 
 
 def test_option_defaults_equal_python_defaults() -> None:
-    convert, snapshot = (parser().parse_args([name, "a", "b"]) for name in ("convert", "snapshot"))
+    convert, snapshot = (make_parser().parse_args([name, "a", "b"]) for name in ("convert", "snapshot"))
     defaults = [inspect.signature(made).parameters for made in (RefShardFileSystem.save, refshard_fs.snapshot)]
     assert convert.record_size == defaults[0]["record_size"].default
     assert snapshot.inline == defaults[1]["inline_threshold"].default

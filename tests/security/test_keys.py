@@ -18,7 +18,7 @@ import refshard_fs
 from refshard_fs import ManifestError, RefShardError, RefShardFileSystem
 from refshard_fs.core.keys import MOST_STEPS, check_key, is_key
 from refshard_fs.core.selection import select_chunk_numbers
-from refshard_fs.tools.info import summarise, tree
+from refshard_fs.tools.info import make_tree, summarise
 from refshard_fs.tools.plane import fold_grid
 from tests.servers.http import RangeServer
 
@@ -84,7 +84,7 @@ def test_consolidated_metadata_hides_invalid_keys(name: str, version: int, http_
         document = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": inline}
         http_server.put("/s/zarr.json", json.dumps(document).encode())
     fs = RefShardFileSystem(http_server.url + "/s", retries=0)
-    for look in (lambda: fs.find(""), lambda: tree(fs)):
+    for look in (lambda: fs.find(""), lambda: make_tree(fs)):
         with pytest.raises(RefShardError, match="it is not a valid key"):
             look()
 

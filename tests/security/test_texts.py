@@ -15,7 +15,7 @@ from refshard_fs import ManifestError, RefShardError, RefShardFileSystem, Target
 from refshard_fs.cli import main
 from refshard_fs.errors import LONGEST, contains_credentials, redact, sanitize, sanitize_cause
 from refshard_fs.tools.diff import compare
-from refshard_fs.tools.info import summarise, tree
+from refshard_fs.tools.info import make_tree, summarise
 from tests.servers.http import RangeServer
 
 pytestmark = pytest.mark.case(id="P22")
@@ -68,7 +68,7 @@ def test_errors_hold_no_control_characters(control: str) -> None:
 def test_values_that_are_shown_hold_no_control_characters(control: str) -> None:
     meta = json.dumps({"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": None})
     fs = RefShardFileSystem({f"a{control}/.zarray": meta, f"a{control}/9": "x", f"b{control}": [f"/x{control}", 0, 1]})
-    values = [check(fs), compare(fs, RefShardFileSystem({})), summarise(fs), tree(fs)]
+    values = [check(fs), compare(fs, RefShardFileSystem({})), summarise(fs), make_tree(fs)]
     assert not find_control_characters("".join(map(str, [*values, fs.tree()])))
 
 

@@ -207,7 +207,7 @@ def test_inconvertible_times_error_has_a_remedy() -> None:
         "'days since 2001-01-01' in set 0",
         "'months since 2001-01-03' in set 1",
         "expected seconds",
-        "Leave one out",
+        "Leave one of these sets out",
     ):
         assert words in str(caught.value)
 

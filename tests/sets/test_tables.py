@@ -31,7 +31,7 @@ def test_stac_assets_become_a_dimension() -> None:
     assert whole == [("x.tif", {"time": DAY, "asset": "b1"}), ("y.tif", {"time": DAY, "asset": "b2"})]
     collection = {"type": "FeatureCollection", "features": [item(b1="x.tif", b2="y.tif")]}
     assert parse_placed_sources(collection, ["b2"]) == [("y.tif", {"time": DAY})]
-    with pytest.raises(ValueError, match="expected b3"):
+    with pytest.raises(ValueError, match="expected one of the assets b3"):
         parse_placed_sources([item(b1="x.tif")], ["b3"])
 
 

@@ -374,7 +374,7 @@ def test_sorted_comparison_equals_pairwise_comparison(make: Make, seed: int) -> 
         (url, start, _), (other, begin, length) = rows[ranges.key(i)], rows[ranges.key(j)]
         assert url == other
         assert begin <= start < begin + length
-    beyond = {ranges.key(i) for i in ranges.beyond(np.full(2, 30, np.uint64))}
+    beyond = {ranges.key(i) for i in ranges.find_beyond(np.full(2, 30, np.uint64))}
     assert beyond == {key for key, (_, start, length) in rows.items() if start + length > 30}
 
 

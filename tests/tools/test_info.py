@@ -8,7 +8,7 @@ import json
 import pytest
 
 from refshard_fs import ManifestError, RefShardFileSystem
-from refshard_fs.tools.info import summarise, tree
+from refshard_fs.tools.info import make_tree, summarise
 
 ZARRAY = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "compressor": None, "fill_value": 0}
 META = json.dumps(ZARRAY | {"filters": None, "order": "C"})
@@ -35,18 +35,18 @@ def test_summary_counts_chunks_bytes_and_targets() -> None:
 
 def test_tree_stops_at_the_requested_depth() -> None:
     fs = RefShardFileSystem(REFS)
-    whole = tree(fs)
+    whole = make_tree(fs)
     assert [node.path for node in whole.children] == ["g"]
     assert [(node.path, node.kind, node.dimensions) for node in whole.children[0].children] == [
         ("g/a", "array", ("x",)),
         ("g/b", "array", ()),
     ]
-    assert tree(fs, depth=0).cut
-    assert tree(fs, "g/a").shape == (4,)
+    assert make_tree(fs, depth=0).cut
+    assert make_tree(fs, "g/a").shape == (4,)
 
 
 def test_missing_path_and_broken_metadata_are_errors() -> None:
     with pytest.raises(FileNotFoundError):
-        tree(RefShardFileSystem(REFS), "none")
+        make_tree(RefShardFileSystem(REFS), "none")
     with pytest.raises(ManifestError, match="g/b/.zarray"):
         summarise(RefShardFileSystem(REFS | {"g/b/.zarray": "[]"}))

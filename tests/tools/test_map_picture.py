@@ -11,7 +11,7 @@ import pytest
 from refshard_fs import RefShardFileSystem
 from refshard_fs.core.keys import ChunkGrid, ChunkKeyEncoding
 from refshard_fs.core.zarrmeta import ArrayMeta
-from refshard_fs.tools.map import map_of_array
+from refshard_fs.tools.map import make_array_map
 from refshard_fs.tools.map_picture import draw_map
 from refshard_fs.tools.scene import Boxes, Label
 from refshard_fs.tools.survey import Extents, PlacedChunks
@@ -48,7 +48,7 @@ def test_cell_title_has_the_place_of_its_bytes() -> None:
 def test_shards_are_outlined_in_coarse_grids() -> None:
     counts = (200, 200)
     meta = ArrayMeta(2, counts, (1, 1), ChunkGrid(counts, ChunkKeyEncoding("v2", ".")), "|u1", "C", {})
-    shown = map_of_array("big", Extents("v", meta, PlacedChunks.of_places(()), (50, 100)), [])
+    shown = make_array_map("big", Extents("v", meta, PlacedChunks.of_places(()), (50, 100)), [])
     assert shown.plane is not None
     assert shown.plane.step != (1, 1)
     assert shown.shard_of is not None
@@ -85,7 +85,7 @@ def test_million_chunks_become_few_shapes() -> None:
     chunks = PlacedChunks(number.astype(np.uint64), number // 5000, starts, starts + np.uint64(10), no, no)
     meta = ArrayMeta(2, counts, (1, 1), grid, "|u1", "C", {})
     extents = Extents("v", meta, chunks)
-    scene = draw_map(map_of_array("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
+    scene = draw_map(make_array_map("big", extents, [f"s3://b/{i}" for i in range(200)])).scene
     cells = sum(1 if isinstance(shape, Label) else len(shape.boxes) for shape in scene.shapes)
     assert cells < 8000
     said = [label.text for label in scene.labels]

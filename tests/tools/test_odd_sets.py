@@ -17,7 +17,7 @@ import pytest
 import refshard_fs
 from refshard_fs import RefShardError, RefShardFileSystem
 from refshard_fs.tools.diff import compare
-from refshard_fs.tools.info import summarise, tree
+from refshard_fs.tools.info import make_tree, summarise
 
 V2 = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "order": "C", "fill_value": 0, "filters": None}
 V3 = {
@@ -87,7 +87,7 @@ def opened(fo: Any) -> RefShardFileSystem:
 USES: dict[str, Callable[[dict[str, Any], dict[str, Any], Path], object]] = {
     "check": lambda odd, right, folder: refshard_fs.check(opened(odd), "full"),
     "info": lambda odd, right, folder: summarise(opened(odd)),
-    "tree": lambda odd, right, folder: tree(opened(odd)),
+    "tree": lambda odd, right, folder: make_tree(opened(odd)),
     "diff": lambda odd, right, folder: compare(opened(right), opened(odd)),
     "notebook": lambda odd, right, folder: opened(odd)._repr_html_(),
     "concat": lambda odd, right, folder: refshard_fs.concat([right, odd], "time"),
