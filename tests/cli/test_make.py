@@ -85,7 +85,7 @@ def test_files_of_another_packing_are_recoded_or_refused(refshard: Callable[...,
     for day, scale in enumerate((0.5, 0.25, 0.5)):
         packed(tmp_path / f"day{day}.nc", day, scale)
     said = refshard("concat", "day*.nc", "-o", "cube.json", "--dim", "time", status=2)
-    for word in ("day0.nc", "day1.nc", "'t'", "scale_factor", "0.5", "0.25", "--lazy recodes"):
+    for word in ("day0.nc", "day1.nc", "'t'", "scale_factor", "0.5", "0.25", "--lazy converts"):
         assert word in said
     said = refshard("concat", "day*.nc", "-o", "cube.refshard", "--dim", "time", "--lazy")
     assert "'t' is converted while reading" in said

@@ -65,7 +65,7 @@ def test_largest_array_is_shown_by_default() -> None:
     assert fs.visualize().map.arrays[0].path == "air"
     with pytest.raises(FileNotFoundError, match="'sea'"):
         fs.visualize("sea")
-    with pytest.raises(ValueError, match="is of 'sea'"):
+    with pytest.raises(ValueError, match="names the array 'sea'"):
         fs.visualize("air", "sea[0]")
     with pytest.raises(IndexError):
         fs.visualize("air", "[5]")
