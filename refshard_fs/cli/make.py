@@ -59,8 +59,8 @@ _PART = (
     _OVERWRITE,
     argument("--to-option", "option of DESTINATION's filesystem", "KEY=VALUE", type=parse_pair, action="append"),
     *_PART,
-    argument("--isel", "take only these elements, or one", "NAME=START:STOP", type=parse_extent, **_MANY),
-    argument("--sel", "take only labels, such as time=2024-01/2024-03", "NAME=FROM/TO", type=parse_labels, **_MANY),
+    argument("--isel", "take a range of elements, or one element", "NAME=START:STOP", type=parse_extent, **_MANY),
+    argument("--sel", "take labels, such as time=2024-01/2024-03", "NAME=FROM/TO", type=parse_labels, **_MANY),
     argument("--squeeze", "leave out this dimension, of length 1", "NAME", **_MANY),
     argument("--assign", "show these values as a coordinate", "NAME=JSON", type=parse_pair, **_MANY),
 )
@@ -144,7 +144,7 @@ def _save(
     *_PART,
     argument("--lazy", "write a document that names the sets, a line for each"),
     argument("--sort", "order the sets by their first value along the dimension"),
-    argument("--overlap", "the set from which common values are taken (%(default)s)", choices="error first last"),
+    argument("--overlap", "which set gives a value that several sets have (%(default)s)", choices="error first last"),
     argument("--join", "outer: sets may lack variables and coordinates (%(default)s)", choices="exact outer"),
     argument("--freq", "fill in the coordinate: a value every 1D, 6h, MS, ...", "STEP"),
     argument(
