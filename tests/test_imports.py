@@ -59,7 +59,7 @@ def test_local_hierarchy_needs_no_aiohttp(tmp_path: Path) -> None:
 
 
 def test_help_of_the_command_needs_no_filesystem() -> None:
-    loaded = _loaded("from refshard_fs.cli.program import make_parser\nparser().format_help()")
+    loaded = _loaded("from refshard_fs.cli.program import make_parser\nmake_parser().format_help()")
     assert loaded.isdisjoint([*HEAVY, "aiohttp", "numpy", "refshard_fs.fs"])
 
 

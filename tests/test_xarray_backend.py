@@ -304,7 +304,7 @@ def test_unknown_coordinate_codec_runs_in_its_own_process(http_server: Any, monk
         tried.append(chunks[0][0])
         return [ValueError("it takes all memory")]
 
-    monkeypatch.setattr("refshard_fs.tools.trial._problems_apart", problems)
+    monkeypatch.setattr("refshard_fs.tools.trial._find_problems_apart", problems)
     refs = bomb("zlib") | {"t/.zarray": array([10], [10], "<i8", filters=[{"id": "packbits"}])}
     http_server.put("/refs.json", json.dumps({"version": 1, "refs": refs}).encode())
     with pytest.raises(RefShardError, match="it takes all memory"):
