@@ -1,12 +1,12 @@
-"""Arrays compressed with blosc: directories of bcolz (an array or a table), and files of bloscpack (one array)."""
+"""Arrays that are compressed with blosc: directories of bcolz (an array or a table), and bloscpack files (an array)."""
 
 from __future__ import annotations
 
 from refshard_fs.core.format import Format, Probe, begins_with
 
-COLUMNS = "__rootdirs__"  # list of a table's columns
-STORAGE = "meta/storage"  # an array's parameters
-MAGIC = b"blpk"  # first bytes of a bloscpack file
+COLUMNS = "__rootdirs__"  # the file with the names of a table's columns
+STORAGE = "meta/storage"  # the file with the parameters of an array
+MAGIC = b"blpk"  # the first bytes of a bloscpack file
 
 
 def _is_bcolz(probe: Probe) -> bool:

@@ -1,6 +1,6 @@
-"""Blosc 1 frames: parse and check headers, decode a frame, frame plain bytes. No I/O here.
+"""Blosc 1 frames: parse and check headers, decode a frame, and make frames of plain bytes. No I/O here.
 
-A frame is a chunk for zarr's blosc codec. The sizes in a header are accepted only if the bytes at hand can hold them.
+A frame is a chunk for zarr's blosc codec. A header with sizes that contradict one another is an error.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-BODY: Final = 16  # size of the header, and so the position of the body
-LARGEST: Final = 2**31 - 1 - BODY  # most bytes in one frame (c-blosc's BLOSC_MAX_BUFFERSIZE)
+BODY: Final = 16  # bytes of a frame's header, after which the body begins
+LARGEST: Final = 2**31 - 1 - BODY  # decompressed bytes of a frame (c-blosc's BLOSC_MAX_BUFFERSIZE)
 EXPANSION: Final = 1 << 16  # an upper bound of the ratio of decompressed to compressed bytes; zstd reaches half of it
 
 _HEADER: Final = struct.Struct("<BBBBIII")
@@ -25,14 +25,14 @@ _SNAPPY: Final = 2
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
-    """The header of a frame: its ``stored`` bytes, with the 16 of the header, decompress to ``length`` bytes."""
+    """The header of a frame of ``stored_size`` bytes, with the header, which decompress to ``length`` bytes."""
 
     length: int
-    stored: int
+    stored_size: int
     typesize: int
     flags: int
 
-    nbytes = 512  # its cost in a cache: a Struct of small integers, and its keys
+    nbytes = 512  # what a header with its key takes in a cache
 
     @property
     def codec(self) -> str:
@@ -41,15 +41,15 @@ class FrameHeader(msgspec.Struct, frozen=True):
 
     @property
     def shuffle(self) -> int:
-        """0: none, 1: byte shuffle, 2: bit shuffle."""
+        """The kind of shuffling: 0 none, 1 of bytes, 2 of bits."""
         return 2 if self.flags & 4 else self.flags & 1
 
 
-def parse(data: bytes) -> FrameHeader:
-    """Parse the header at the start of ``data``. Raise ValueError, with the field, if it is invalid."""
+def parse_frame_header(data: bytes) -> FrameHeader:
+    """Parse the frame header at the start of ``data``. Raise ValueError, which names the field, if it is invalid."""
     if len(data) < BODY:
-        raise ValueError(f"a blosc header is cut short: it has {len(data)} of {BODY} bytes")
-    version, codec_version, flags, typesize, length, blocksize, stored = _HEADER.unpack_from(data)
+        raise ValueError(f"a blosc header is cut short: expected {BODY} bytes, found {len(data)}")
+    version, codec_version, flags, typesize, length, blocksize, stored_size = _HEADER.unpack_from(data)
     codec = flags >> 5
     if version != 2:
         raise ValueError(f"blosc version {version} is not supported: expected 2")
@@ -68,22 +68,24 @@ def parse(data: bytes) -> FrameHeader:
     if length > LARGEST:
         raise ValueError(f"blosc nbytes {length}: expected at most {LARGEST}")
     if flags & _PLAIN:
-        if stored != length + BODY:
-            raise ValueError(f"blosc ctbytes {stored}: expected {length + BODY} for a plain frame of nbytes {length}")
-    elif not BODY < stored <= length + BODY or length > (stored - BODY) * EXPANSION:
-        raise ValueError(f"blosc ctbytes {stored}: impossible with nbytes {length}")
-    elif not 0 < blocksize <= length or -(-length // blocksize) * 4 > stored - BODY:
-        raise ValueError(f"blosc blocksize {blocksize}: impossible with nbytes {length} and ctbytes {stored}")
-    return FrameHeader(length, stored, typesize, flags)
+        if stored_size != length + BODY:
+            raise ValueError(
+                f"blosc ctbytes {stored_size}: expected {length + BODY} for a plain frame of nbytes {length}"
+            )
+    elif not BODY < stored_size <= length + BODY or length > (stored_size - BODY) * EXPANSION:
+        raise ValueError(f"blosc ctbytes {stored_size}: impossible with nbytes {length}")
+    elif not 0 < blocksize <= length or -(-length // blocksize) * 4 > stored_size - BODY:
+        raise ValueError(f"blosc blocksize {blocksize}: impossible with nbytes {length} and ctbytes {stored_size}")
+    return FrameHeader(length, stored_size, typesize, flags)
 
 
-def decode(frame: bytes, length: int) -> bytes:
+def decode_frame(frame: bytes, length: int) -> bytes:
     """Decode ``frame`` to ``length`` bytes. Raise ValueError if it is damaged or has another length."""
     from numcodecs import blosc  # slow to import, and only short last chunks need it
 
-    header = parse(frame)
-    if header.stored != len(frame):  # the decoder reads beyond the end of a frame that is cut short
-        raise ValueError(f"blosc ctbytes {header.stored}: expected {len(frame)}, the size of the frame")
+    header = parse_frame_header(frame)
+    if header.stored_size != len(frame):  # the decoder reads beyond the end of a frame that is cut short
+        raise ValueError(f"blosc ctbytes {header.stored_size}: expected {len(frame)}, the size of the frame")
     if header.length != length:
         raise ValueError(f"blosc nbytes {header.length}: expected {length}")
     try:
@@ -96,17 +98,17 @@ def decode(frame: bytes, length: int) -> bytes:
 
 
 def make_plain_frame(parts: list[bytes], size: int, typesize: int) -> bytes:
-    """Make an uncompressed frame of ``size`` bytes: ``parts``, followed by zeros."""
+    """Make a frame of ``size`` bytes that are not compressed: ``parts``, followed by zeros."""
     header = _HEADER.pack(2, 1, 0x20 | _PLAIN, typesize, size, size, size + BODY)
     return b"".join([header, *parts, bytes(size - sum(map(len, parts)))])
 
 
 def describe_compressor(codec: str, level: int, shuffle: int, typesize: int) -> dict[str, Any]:
-    """Describe the compression of frames in zarr's metadata; readers need only the codec's name, blosc."""
+    """Return the blosc codec for zarr's metadata. Readers need only its name: the frames have the parameters."""
     return {"id": "blosc", "cname": codec, "clevel": level, "shuffle": shuffle, "blocksize": 0, "typesize": typesize}
 
 
-# Checksums of bloscpack by their numbers in its headers.
+# Checksums of bloscpack, by their number in its headers.
 
 
 class Checksum(NamedTuple):
@@ -118,9 +120,9 @@ class Checksum(NamedTuple):
 
     def verify(self, data: bytes | memoryview, digest: bytes) -> None:
         """Raise ValueError if the checksum of ``data`` is not ``digest``."""
-        found = self.digest(data)
-        if found != digest:
-            raise ValueError(f"it is damaged: its {self.name} checksum is {found.hex()}, expected {digest.hex()}")
+        computed = self.digest(data)
+        if computed != digest:
+            raise ValueError(f"it is damaged: its {self.name} checksum is {computed.hex()}, expected {digest.hex()}")
 
 
 def _make_hash(name: str) -> Checksum:
@@ -136,40 +138,43 @@ CHECKSUMS: Final = (
 )
 
 
-# Recipes for chunks made of blosc frames: verify a frame's digest, or cut, pad and frame the bytes anew.
+# Recipes for chunks in blosc frames: verify a frame's checksum, or make a new frame of parts of frames.
 
 
 class VerifyRecipe(msgspec.Struct, frozen=True):
-    """Returns the frame of ``stored`` bytes after it has verified the digest behind it (number in `CHECKSUMS`)."""
+    """Verify the checksum after a frame of ``stored_size`` bytes, and return the frame.
+
+    ``checksum`` is the number of the kind in `CHECKSUMS`.
+    """
 
     checksum: int
-    stored: int
+    stored_size: int
 
     def make(self, raw: bytes) -> bytes:
-        CHECKSUMS[self.checksum].verify(memoryview(raw)[: self.stored], raw[self.stored :])
-        return raw[: self.stored]
+        CHECKSUMS[self.checksum].verify(memoryview(raw)[: self.stored_size], raw[self.stored_size :])
+        return raw[: self.stored_size]
 
     @property
     def made(self) -> int:
-        """Size of the result in bytes."""
-        return self.stored
+        """The size of the result in bytes."""
+        return self.stored_size
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """A frame of ``stored`` bytes at ``offset`` that decodes to ``length`` bytes."""
+class StoredFrame(msgspec.Struct, frozen=True):
+    """A frame of ``stored_size`` bytes at ``offset`` that decodes to ``length`` bytes."""
 
     offset: int
-    stored: int
+    stored_size: int
     length: int
 
 
 class ReframeRecipe(msgspec.Struct, frozen=True):
-    """Makes a plain frame of ``size`` bytes: the decoded ``pieces`` from byte ``skip`` on, padded with zeros.
+    """Make a frame of ``size`` bytes that are not compressed: the decoded ``frames`` from byte ``skip`` on, then zeros.
 
-    With a ``checksum``, the digest behind each piece is verified.
+    ``checksum`` is the kind of checksum that is verified after each frame, 0 for none.
     """
 
-    pieces: tuple[Piece, ...]
+    frames: tuple[StoredFrame, ...]
     size: int
     typesize: int
     skip: int = 0
@@ -179,17 +184,17 @@ class ReframeRecipe(msgspec.Struct, frozen=True):
         parts: list[bytes] = []
         begin, missing = self.skip, self.size
         checksum = CHECKSUMS[self.checksum]
-        for piece in self.pieces:
-            end = piece.offset + piece.stored
-            frame = raw[piece.offset : end]
-            checksum.verify(frame, raw[end : end + checksum.size])
-            part = decode(frame, piece.length)[begin : begin + missing]
-            parts.append(part)
+        for frame in self.frames:
+            end = frame.offset + frame.stored_size
+            data = raw[frame.offset : end]
+            checksum.verify(data, raw[end : end + checksum.size])
+            plain = decode_frame(data, frame.length)[begin : begin + missing]
+            parts.append(plain)
             begin = 0
-            missing -= len(part)
+            missing -= len(plain)
         return make_plain_frame(parts, self.size, self.typesize)
 
     @property
     def made(self) -> int:
-        """Size of the result in bytes."""
+        """The size of the result in bytes."""
         return self.size + BODY

@@ -1,7 +1,7 @@
 """bloscpack files (``.blp``, version 3) as a group of one array. No I/O here.
 
-The metadata describe the array; without metadata, it is the bytes in one dimension. If frames are whole rows of the
-array, a chunk is a frame as stored; otherwise chunks of whole rows are made when they are read.
+The metadata describe the array; without metadata, the array has one dimension of bytes. If frames are whole rows of the
+array, a chunk is an unchanged frame; otherwise chunks of whole rows are made of parts of frames.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from refshard_fs.formats.bcolz.blosc import (
     LARGEST,
     Checksum,
     FrameHeader,
-    Piece,
     ReframeRecipe,
+    StoredFrame,
     VerifyRecipe,
     describe_compressor,
-    parse,
+    parse_frame_header,
 )
 
 # Headers of a bloscpack file (version 3): each field is checked against the others and the size of the file.
 
 
-HEADER: Final = 32  # size of the file's header, and of the metadata's header, in bytes
-MOST: Final = 1 << 26  # most bytes of metadata, decompressed
+HEADER: Final = 32  # bytes of the file's header, and of the metadata's header
+MOST_METADATA: Final = 1 << 26  # bytes of metadata after decompression
 
 _HEADER: Final = struct.Struct("<4sBBBBiiqq")
 _METADATA: Final = struct.Struct("<8sBBBBIII8s")
@@ -55,7 +55,10 @@ _OTHER_VERSIONS: Final = {
 
 
 class Header(NamedTuple):
-    """The first 32 bytes: ``frames`` of ``frame_size`` bytes each, decompressed; the last has ``last_size``."""
+    """The first 32 bytes of a file. It has ``frames`` frames; all sizes are in bytes after decompression.
+
+    Each frame has ``frame_size`` bytes, the last one ``last_size``.
+    """
 
     magic: bytes
     version: int
@@ -69,12 +72,12 @@ class Header(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Size of all frames together, decompressed, in bytes."""
+        """The size of all frames together, in bytes after decompression."""
         return self.frame_size * (self.frames - 1) + self.last_size if self.frames else 0
 
     @property
     def slots(self) -> int:
-        """Number of offsets in the table; 0 without a table."""
+        """The number of offsets in the table; 0 without a table."""
         return self.frames + self.spare if self.options & _OFFSETS else 0
 
     @property
@@ -82,36 +85,36 @@ class Header(NamedTuple):
         """The kind of checksum after each frame."""
         return CHECKSUMS[self.checksum]
 
-    def length(self, number: int) -> int:
-        """Size of frame ``number``, decompressed, in bytes."""
+    def find_length(self, number: int) -> int:
+        """Return the size of frame ``number``, in bytes after decompression."""
         return self.last_size if number == self.frames - 1 else self.frame_size
 
 
 def parse_header(data: bytes, size: int, url: str) -> Header:
-    """Parse the header of a file of ``size`` bytes. Raise ManifestError, with the field, if it is invalid."""
+    """Parse the header of a file of ``size`` bytes. Raise ManifestError, which names the field, if it is invalid."""
     if len(data) < HEADER:
-        raise ManifestError(f"{url} is cut short: its header has {len(data)} of {HEADER} bytes")
+        raise ManifestError(f"{url} is cut short: expected a header of {HEADER} bytes, found {len(data)}")
     header = Header(*_HEADER.unpack_from(data))
     if header.magic != MAGIC:
         raise ManifestError(f"{url} is not a bloscpack file: it begins with {header.magic!r}, expected {MAGIC!r}")
     if header.version != 3:
-        what = _OTHER_VERSIONS.get(header.version, "which is unknown")
-        raise ManifestError(f"{url}: its version is {header.version}, {what}; expected 3")
+        version_note = _OTHER_VERSIONS.get(header.version, "which is unknown")
+        raise ManifestError(f"{url}: its version is {header.version}, {version_note}; expected 3")
     if header.options & ~(_OFFSETS | _HAS_METADATA):
         reason = "only bits 1 (offsets) and 2 (metadata) are supported"
         raise ManifestError(f"{url}: its options are {header.options:#04x}: {reason}")
     if header.checksum >= len(CHECKSUMS):
         raise ManifestError(f"{url}: its checksum is number {header.checksum}: expected 0 to {len(CHECKSUMS) - 1}")
-    _check(header, size, url)
+    _check_fields(header, size, url)
     return header
 
 
-def _check(header: Header, size: int, url: str) -> None:
-    frames, most = header.frames, size // (BODY + header.digest.size)
+def _check_fields(header: Header, size: int, url: str) -> None:
+    frames, most_frames = header.frames, size // (BODY + header.digest.size)
     if not 0 <= header.frame_size <= LARGEST:
         raise ManifestError(f"{url}: its chunk_size is {header.frame_size}: expected 0 to {LARGEST}")
-    if not 0 <= frames <= most:
-        raise ManifestError(f"{url}: its nchunks is {frames}: expected 0 to {most} in a file of {size} bytes")
+    if not 0 <= frames <= most_frames:
+        raise ManifestError(f"{url}: its nchunks is {frames}: expected 0 to {most_frames} in a file of {size} bytes")
     if not 0 <= header.last_size <= header.frame_size or (frames > 1 and not header.last_size):
         raise ManifestError(
             f"{url}: its last_chunk is {header.last_size}: expected at most {header.frame_size}, its chunk_size"
@@ -122,14 +125,14 @@ def _check(header: Header, size: int, url: str) -> None:
         raise ManifestError(f"{url}: {frames} chunks of chunk_size {header.frame_size} do not fit into {size} bytes")
 
 
-# Locations of frames: by the table of offsets, or from frame to frame without a table.
+# Locations of frames: a table has their offsets. Without a table, the place of a frame follows from the frame before.
 #
-# Locations are cached: the table in pieces, and the way from frame to frame as far as it was followed.
+# Locations are cached: parts of the table, or the places of frames up to the last one that was needed.
 
 
-PIECE: Final = 4096  # offsets that are read at a time
-WINDOW: Final = 1 << 16  # bytes that are read at a time to follow many small frames
-FEW: Final = 8  # frames up to which only the headers are read, one after the other
+OFFSETS_AT_ONCE: Final = 4096  # offsets that are read together
+WINDOW: Final = 1 << 16  # bytes that are read together to find the headers of many small frames
+FEW: Final = 8  # if at most this number of frames is missing, only their headers are read, one after the other
 
 
 class LocatedFrame(NamedTuple):
@@ -139,24 +142,25 @@ class LocatedFrame(NamedTuple):
     header: FrameHeader
 
 
-def parse_frames(data: bytes, most: int, tail: int) -> tuple[FrameHeader, ...]:
-    """Parse the headers of up to ``most`` consecutive frames, each followed by a digest of ``tail`` bytes."""
-    headers = [parse(data)]
-    position = headers[0].stored + tail
-    while len(headers) < most and position + BODY <= len(data):
+def parse_frames(data: bytes, limit: int, tail: int) -> tuple[FrameHeader, ...]:
+    """Parse the headers of up to ``limit`` consecutive frames, each followed by a checksum of ``tail`` bytes."""
+    headers = [parse_frame_header(data)]
+    position = headers[0].stored_size + tail
+    while len(headers) < limit and position + BODY <= len(data):
         try:
-            header = parse(data[position : position + BODY])
+            header = parse_frame_header(data[position : position + BODY])
         except ValueError:
-            break  # the frames before are valid; a read of this one raises the error
+            break  # the frames before it are valid; reading this frame raises the error
         headers.append(header)
-        position += header.stored + tail
+        position += header.stored_size + tail
     return tuple(headers)
 
 
 class FrameChunks(Chunks):
-    """The chunks of an array, ``chunk_size`` bytes each before compression, in the frames of a file.
+    """The chunks of an array in the frames of a file. A chunk has ``chunk_size`` bytes before compression.
 
-    ``base`` is the file, of ``size`` bytes; ``table`` is the position of its table of offsets, or of its first frame.
+    ``base`` is the entry of the whole file of ``size`` bytes. ``table`` is the byte at which the table of offsets
+    begins; without a table, the first frame begins there.
     """
 
     def __init__(
@@ -170,7 +174,7 @@ class FrameChunks(Chunks):
         self._chunk_size = chunk_size
         self._checksum = header.checksum if verify else 0
         self._begin = table + header.slots * 8
-        self._walked: dict[int, LocatedFrame] = {}
+        self._followed: dict[int, LocatedFrame] = {}
         if self._begin > size:
             raise ManifestError(f"{url} is cut short: its offsets end at byte {self._begin}, the file at byte {size}")
 
@@ -178,66 +182,71 @@ class FrameChunks(Chunks):
         header, size = self._header, self._chunk_size
         start = number * size
         stop = min(start + size, header.total)
-        first, last = start // header.frame_size, -(-stop // header.frame_size)
-        found = yield from self.locate(first, last)
+        first_frame, end_frame = start // header.frame_size, -(-stop // header.frame_size)
+        located = yield from self.locate(first_frame, end_frame)
         checksum = self._checksum
         tail = header.digest.size if checksum else 0
-        if len(found) == 1 and found[0].header.length == size:
-            offset, frame = found[0]
+        if len(located) == 1 and located[0].header.length == size:
+            offset, frame = located[0]
             if not checksum:
-                return self._base.part(offset, frame.stored)
-            recipe = VerifyRecipe(checksum, frame.stored)
-            return make_entry(self._base.part(offset, frame.stored + tail), recipe, frame.stored, self._url)
-        begin = min(offset for offset, _ in found)
-        end = max(offset + frame.stored for offset, frame in found) + tail
-        cuts = tuple((offset - begin, frame.stored + tail) for offset, frame in found)
+                return self._base.part(offset, frame.stored_size)
+            recipe = VerifyRecipe(checksum, frame.stored_size)
+            return make_entry(self._base.part(offset, frame.stored_size + tail), recipe, frame.stored_size, self._url)
+        begin = min(offset for offset, _ in located)
+        end = max(offset + frame.stored_size for offset, frame in located) + tail
+        cuts = tuple((offset - begin, frame.stored_size + tail) for offset, frame in located)
         joined = accumulate((length for _, length in cuts), initial=0)
-        pieces = tuple(Piece(at, frame.stored, frame.length) for at, (_, frame) in zip(joined, found, strict=False))
-        refilled = ReframeRecipe(pieces, size, found[0].header.typesize, start - first * header.frame_size, checksum)
-        part, url = self._base.part(begin, end - begin), self._url
-        return make_entry(part, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
+        stored_frames = tuple(
+            StoredFrame(position, frame.stored_size, frame.length)
+            for position, (_, frame) in zip(joined, located, strict=False)
+        )
+        refilled = ReframeRecipe(
+            stored_frames, size, located[0].header.typesize, start - first_frame * header.frame_size, checksum
+        )
+        span, url = self._base.part(begin, end - begin), self._url
+        return make_entry(span, refilled, refilled.made, url, cuts if len(cuts) > 1 else ())
 
-    def locate(self, first: int, last: int) -> Steps[list[LocatedFrame]]:
-        """Locate the frames ``[first, last)``. Raise DamagedIndex, with the field, if one is impossible."""
+    def locate(self, first_frame: int, end_frame: int) -> Steps[list[LocatedFrame]]:
+        """Locate the frames ``[first_frame, end_frame)``. Raise DamagedIndex, which names the field, for damage."""
         if not self._header.slots:
-            yield from self._walk(last)
-            return [self._walked[number] for number in range(first, last)]
-        offsets = yield from self._read_offsets(first, last)
-        for number, offset in enumerate(offsets, first):
+            yield from self._follow_frames(end_frame)
+            return [self._followed[number] for number in range(first_frame, end_frame)]
+        offsets = yield from self._read_offsets(first_frame, end_frame)
+        for number, offset in enumerate(offsets, first_frame):
             self._check_offset(number, offset)
-        headers = yield tuple(Load(self._base.part(offset, BODY), Parsed(parse)) for offset in offsets)
-        found = list(map(LocatedFrame, offsets, headers))
-        for number, located in enumerate(found, first):
-            self._check(number, located)
-        return found
+        headers = yield tuple(Load(self._base.part(offset, BODY), Parsed(parse_frame_header)) for offset in offsets)
+        located_frames = list(map(LocatedFrame, offsets, headers))
+        for number, located in enumerate(located_frames, first_frame):
+            self._check_frame(number, located)
+        return located_frames
 
-    def _read_offsets(self, first: int, last: int) -> Steps[list[int]]:
-        starts = range(first - first % PIECE, last, PIECE)
+    def _read_offsets(self, first_frame: int, end_frame: int) -> Steps[list[int]]:
+        starts = range(first_frame - first_frame % OFFSETS_AT_ONCE, end_frame, OFFSETS_AT_ONCE)
         loads = []
         for start in starts:
-            length = min(PIECE, self._header.frames - start) * 8
+            length = min(OFFSETS_AT_ONCE, self._header.frames - start) * 8
             loads.append(Load(self._base.part(self._table + start * 8, length), Raw()))
-        pieces = yield tuple(loads)
-        offsets = np.frombuffer(b"".join(pieces), "<i8")[first - starts.start : last - starts.start]
+        parts = yield tuple(loads)
+        offsets = np.frombuffer(b"".join(parts), "<i8")[first_frame - starts.start : end_frame - starts.start]
         return [int(offset) for offset in offsets]
 
-    def _walk(self, last: int) -> Steps[None]:
-        while len(self._walked) < last:
-            number = len(self._walked)
+    def _follow_frames(self, end_frame: int) -> Steps[None]:
+        while len(self._followed) < end_frame:
+            number = len(self._followed)
             offset, step = self._begin, 0
             if number:
-                before = self._walked[number - 1]
-                step = before.header.stored + self._header.digest.size
-                offset = before.offset + step
+                previous = self._followed[number - 1]
+                step = previous.header.stored_size + self._header.digest.size
+                offset = previous.offset + step
             self._check_offset(number, offset)
-            window = min(WINDOW if step * 4 <= WINDOW and last - number > FEW else BODY, self._size - offset)
+            window = min(WINDOW if step * 4 <= WINDOW and end_frame - number > FEW else BODY, self._size - offset)
             index = Parsed(parse_frames, (self._header.frames - number, self._header.digest.size))
             headers = yield Load(self._base.part(offset, window), index)
             for header in headers:
                 located = LocatedFrame(offset, header)
-                self._check(number, located)
-                self._walked[number] = located
-                offset += header.stored + self._header.digest.size
+                self._check_frame(number, located)
+                self._followed[number] = located
+                offset += header.stored_size + self._header.digest.size
                 number += 1
 
     def _check_offset(self, number: int, offset: int) -> None:
@@ -245,25 +254,27 @@ class FrameChunks(Chunks):
             reason = f"offset {offset} of chunk {number} is outside the bytes [{self._begin}, {self._size})"
             raise DamagedIndex("", self._url, reason)
 
-    def _check(self, number: int, located: LocatedFrame) -> None:
+    def _check_frame(self, number: int, located: LocatedFrame) -> None:
         offset, frame = located
-        end = offset + frame.stored + self._header.digest.size
-        if frame.length != self._header.length(number):
-            due = self._header.length(number)
-            raise DamagedIndex("", self._url, f"chunk {number} has blosc nbytes {frame.length}: expected {due}")
+        end = offset + frame.stored_size + self._header.digest.size
+        if frame.length != self._header.find_length(number):
+            expected = self._header.find_length(number)
+            raise DamagedIndex("", self._url, f"chunk {number} has blosc nbytes {frame.length}: expected {expected}")
         if end > self._size:
-            reason = f"chunk {number}, of blosc ctbytes {frame.stored}, ends at byte {end}, the file at {self._size}"
+            reason = (
+                f"chunk {number}, of blosc ctbytes {frame.stored_size}, ends at byte {end}, the file at {self._size}"
+            )
             raise DamagedIndex("", self._url, reason)
 
 
-DATA: Final = "data"  # name of the array
-BYTES: Final = "u1"  # data type without metadata
+DATA: Final = "data"  # the name of the array
+BYTES: Final = "u1"  # the data type of the array if the file has no metadata
 
 _DESCRIBED: Final = frozenset(["dtype", "shape", "order", "container"])
 
 
 class DescribedArray(NamedTuple):
-    """The array in the frames, by the metadata; ``order`` is the order of all its elements."""
+    """The array in the frames, as the metadata describe it; ``order`` is the order of elements in the whole array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -277,80 +288,83 @@ class DescribedArray(NamedTuple):
 
     @property
     def row_size(self) -> int:
-        """Size of one step along the slowest axis, in bytes."""
-        others = math.prod(extent for axis, extent in enumerate(self.shape) if axis != self.axis)
-        return others * self.dtype.itemsize
+        """The size of one step along the slowest axis, in bytes."""
+        row_elements = math.prod(extent for axis, extent in enumerate(self.shape) if axis != self.axis)
+        return row_elements * self.dtype.itemsize
 
-    def chunks(self, rows: int) -> tuple[int, ...]:
+    def find_chunk_shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape of a chunk of ``rows`` steps along the slowest axis."""
         return tuple(max(rows if axis == self.axis else extent, 1) for axis, extent in enumerate(self.shape))
 
 
-def _make_entry(probe: Probe, size: int, start: int, stop: int, what: str) -> Entry:
+def _make_entry(probe: Probe, size: int, start: int, stop: int, label: str) -> Entry:
     if stop > size:
-        raise ManifestError(f"{probe.url} is cut short: {what} ends at byte {stop}, the file at byte {size}")
+        raise ManifestError(f"{probe.url} is cut short: {label} ends at byte {stop}, the file at byte {size}")
     if stop <= len(probe.head):
         return Inline(probe.head[start:stop])
     return Span(probe.url, start, stop)
 
 
 def _read_metadata(probe: Probe, size: int) -> Steps[tuple[int, dict[str, Any]]]:
-    """Read the metadata. Return its end and its content. Raise ManifestError, with the field, if it is damaged."""
-    where = f"the metadata of {probe.url}"
+    """Read the metadata. Return the byte at which they end, and their content.
+
+    Raises ManifestError, which names the field, if they are damaged.
+    """
+    label = f"the metadata of {probe.url}"
     data = yield Load(_make_entry(probe, size, HEADER, 2 * HEADER, "its metadata's header"), Raw())
-    magic, options, checksum, codec, level, length, room, stored, _ = _METADATA.unpack(data)
+    magic, options, checksum, codec, level, length, room, stored_size, _ = _METADATA.unpack(data)
     if magic.rstrip(b"\0") != b"JSON":
-        raise ManifestError(f"{where}: its magic is {magic!r}: expected b'JSON'")
+        raise ManifestError(f"{label}: its magic is {magic!r}: expected b'JSON'")
     if options:
-        raise ManifestError(f"{where}: its options are {options:#04x}: expected 0")
+        raise ManifestError(f"{label}: its options are {options:#04x}: expected 0")
     if checksum >= len(CHECKSUMS):
-        raise ManifestError(f"{where}: its checksum is number {checksum}: expected 0 to {len(CHECKSUMS) - 1}")
+        raise ManifestError(f"{label}: its checksum is number {checksum}: expected 0 to {len(CHECKSUMS) - 1}")
     if codec > 1 or level > 9:
-        known = "expected codec 0 (none) or 1 (zlib), level 0 to 9"
-        raise ManifestError(f"{where}: its codec is {codec} with level {level}: {known}")
-    if stored > room:
-        raise ManifestError(f"{where}: its meta_comp_size is {stored}, more than its max_meta_size of {room}")
-    sizes = f"its meta_size is {length} and its meta_comp_size {stored}"
-    if max(length, stored) > MOST:
-        raise ManifestError(f"{where}: {sizes}: at most {MOST} are supported")
+        expected = "expected codec 0 (none) or 1 (zlib), level 0 to 9"
+        raise ManifestError(f"{label}: its codec is {codec} with level {level}: {expected}")
+    if stored_size > room:
+        raise ManifestError(f"{label}: its meta_comp_size is {stored_size}, more than its max_meta_size of {room}")
+    sizes = f"its meta_size is {length} and its meta_comp_size {stored_size}"
+    if max(length, stored_size) > MOST_METADATA:
+        raise ManifestError(f"{label}: {sizes}: expected at most {MOST_METADATA}")
     begin, digest_at, digest = 2 * HEADER, 2 * HEADER + room, CHECKSUMS[checksum]
     end = digest_at + digest.size
-    raw, found = yield (
-        Load(_make_entry(probe, size, begin, begin + stored, "its metadata (meta_comp_size)"), Raw()),
+    raw, stored_digest = yield (
+        Load(_make_entry(probe, size, begin, begin + stored_size, "its metadata (meta_comp_size)"), Raw()),
         Load(_make_entry(probe, size, digest_at, end, "its metadata (max_meta_size)"), Raw()),
     )
     try:
-        digest.verify(raw, found)
+        digest.verify(raw, stored_digest)
         stream = zlib.decompressobj()
         document = decompress(stream, raw, length) if codec else raw
         if len(document) != length or stream.unused_data:
-            raise ValueError(f"it does not decompress to its size, or has bytes after its end: {len(document)} bytes")
+            raise ValueError(f"it decompresses to {len(document)} bytes, or has bytes after the end of its stream")
     except ValueError as e:
-        raise ManifestError(f"{where}: {e} ({sizes})") from None
-    return end, object_in(document, where)
+        raise ManifestError(f"{label}: {e} ({sizes})") from None
+    return end, object_in(document, label)
 
 
-def _describe(metadata: Mapping[str, Any], header: Header, url: str, zarr_format: int) -> DescribedArray:
-    where = f"the metadata of {url}"
+def _describe_array(metadata: Mapping[str, Any], header: Header, url: str, zarr_format: int) -> DescribedArray:
+    label = f"the metadata of {url}"
     if metadata.get("container") != "numpy":
         return DescribedArray(np.dtype(BYTES), (header.total,), "C", metadata)
-    dtype = parse_dtype(metadata.get("dtype"), where, zarr_format)
-    shape = check_integers(metadata.get("shape"), "shape", where)
+    dtype = parse_dtype(metadata.get("dtype"), label, zarr_format)
+    shape = check_integers(metadata.get("shape"), "shape", label)
     if len(shape) > 32:
-        raise ManifestError(f"{where}: its 'shape' has {len(shape)} dimensions: expected at most 32")
+        raise ManifestError(f"{label}: its 'shape' has {len(shape)} dimensions: expected at most 32")
     size = math.prod(shape) * dtype.itemsize
     if size != header.total:
         reason = f"its 'shape' {shorten(list(shape))} of {dtype} takes {size} bytes, but the chunks have {header.total}"
-        raise ManifestError(f"{where} is stale: {reason}")
+        raise ManifestError(f"{label} is stale: {reason}")
     attributes = {name: value for name, value in metadata.items() if name not in _DESCRIBED}
     order = metadata.get("order")
     if order not in ("C", "F"):
-        raise ManifestError(f"{where}: its 'order' is {shorten(order)}: expected 'C' or 'F'")
+        raise ManifestError(f"{label}: its 'order' is {shorten(order)}: expected 'C' or 'F'")
     return DescribedArray(dtype, shape, "F" if order == "F" and len(shape) > 1 else "C", attributes)
 
 
-def _rows_per_chunk(array: DescribedArray, header: Header, url: str) -> int:
-    """Return the number of steps along the slowest axis in a chunk: as in a frame, or enough to fill a frame."""
+def _count_rows_per_chunk(array: DescribedArray, header: Header, url: str) -> int:
+    """Return the number of steps along the slowest axis in a chunk: as few as have the bytes of a frame."""
     if not header.total:
         return 1
     if header.frames == 1:
@@ -370,16 +384,23 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     metadata: dict[str, Any] = {}
     if header.options & _HAS_METADATA:
         table, metadata = yield from _read_metadata(probe, size)
-    array = _describe(metadata, header, url, options.zarr_format)
+    array = _describe_array(metadata, header, url, options.zarr_format)
     base = Inline(probe.head) if probe.is_in_memory else Span(url, 0, size, apart=True)
-    rows = _rows_per_chunk(array, header, url)
+    rows = _count_rows_per_chunk(array, header, url)
     chunks = FrameChunks(url, base, size, header, table, rows * array.row_size, verify=options.verify)
     frame = describe_compressor("blosclz", 5, 1, max(header.typesize, 1))
     if header.frames:
-        ((_, first),) = yield from chunks.locate(0, 1)
-        frame = describe_compressor(first.codec, 5, first.shuffle, first.typesize)
+        ((_, first_frame),) = yield from chunks.locate(0, 1)
+        frame = describe_compressor(first_frame.codec, 5, first_frame.shuffle, first_frame.typesize)
     dimensions = tuple(f"dim_{axis}" for axis in range(len(array.shape)))
-    described = ArrayDescription(
-        url, array.shape, array.chunks(rows), array.dtype, dimensions, array.attributes, [frame], order=array.order
+    description = ArrayDescription(
+        url,
+        array.shape,
+        array.find_chunk_shape(rows),
+        array.dtype,
+        dimensions,
+        array.attributes,
+        [frame],
+        order=array.order,
     )
-    return ArrayGroup({DATA: described}, {DATA: chunks}, options.zarr_format, {})
+    return ArrayGroup({DATA: description}, {DATA: chunks}, options.zarr_format, {})

@@ -1,4 +1,4 @@
-"""Blosc frames are decoded and checked: the result is the writer's bytes or an error."""
+"""Blosc frames are decoded and checked: the result is the bytes that were written, or an error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_checksums_are_verified_on_request(checksum: int, offsets: bool) -> None
     values = np.random.default_rng(checksum).integers(0, 255, 2500, dtype="u1")
     data = superchunk(values, 1000, checksum=checksum, offsets=offsets)
     assert whole(data) == whole(data, verify=True) == values.tobytes()
-    files = Files({ROOT: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:]})  # within the last frame
+    files = Files({ROOT: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:]})  # a flipped bit in the last frame
     assert files.read(files.open(), "data/2")
     keyspace = files.open(verify=True)
     if checksum:
@@ -48,7 +48,7 @@ def test_wrong_checksum_is_not_a_missing_chunk(tmp_path: Any) -> None:
         reading.open_group(fs)["data"][:]
 
 
-def test_small_frames_are_read_together_large_by_header() -> None:
+def test_small_frames_are_read_together() -> None:
     small = superchunk(np.arange(20_000, dtype="<i2"), 20, offsets=False, checksum=1)
     files = Files({ROOT: small})
     keyspace = files.open()
@@ -63,11 +63,11 @@ def test_small_frames_are_read_together_large_by_header() -> None:
     assert [stop - start for _, start, stop in files.wanted] == [16] * 9 + [80_016]
     files.wanted.clear()
     assert blosc.decompress(files.read(keyspace, "data/4")) == noise[40_000:50_000].tobytes()
-    assert len(files.wanted) == 1  # the way is known
+    assert len(files.wanted) == 1  # the places of frames are known
 
 
 @pytest.mark.parametrize(
-    ("at", "new", "field"),
+    ("position", "new", "field"),
     [
         (5, b"\x07", "options"), (6, b"\x09", "checksum"), (8, struct.pack("<i", -1), "chunk_size"),
         (8, struct.pack("<i", 0), "last_chunk"), (8, struct.pack("<i", 2**31 - 1), "chunk_size"),
@@ -83,18 +83,22 @@ def test_small_frames_are_read_together_large_by_header() -> None:
         (70, b"\xff", "adler32 checksum"), (TABLE - 1, b"\xff", "adler32 checksum"),
     ],
 )  # fmt: skip
-def test_forged_header_error_names_the_field(at: int, new: bytes, field: str) -> None:
+def test_forged_header_error_names_the_field(position: int, new: bytes, field: str) -> None:
     with pytest.raises(ManifestError, match=field):
-        Files({ROOT: put(at, new)}).open()
+        Files({ROOT: put(position, new)}).open()
 
 
 @given(st.integers(32, len(PLAIN) * 8 - 1), st.booleans())
-def test_flipped_bit_is_found_with_verify(bit: int, walked: bool) -> None:
-    data = superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES)) if walked else PLAIN
+def test_flipped_bit_is_noticed_with_verify(bit: int, has_no_offsets: bool) -> None:
+    data = (
+        superchunk(VALUES, 8000, checksum=4, offsets=False, metadata=numpy_metadata(VALUES))
+        if has_no_offsets
+        else PLAIN
+    )
     damaged = bytearray(data)
     damaged[bit // 8 % len(data)] ^= 1 << bit % 8
     try:
-        got = whole(bytes(damaged), verify=True)
+        actual = whole(bytes(damaged), verify=True)
     except (RefShardError, ValueError):
         return
-    assert got == VALUES.tobytes()
+    assert actual == VALUES.tobytes()

@@ -1,4 +1,4 @@
-"""bloscpack files are groups of one array, with the writers' values; a damaged file is an error."""
+"""bloscpack files are groups of one array, with the values that were written; a damaged file is an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numcodecs import blosc
 from refshard_fs import ManifestError, RefShardFileSystem
 from refshard_fs.errors import DamagedIndex
 from refshard_fs.formats.bcolz.blosc import CHECKSUMS
-from refshard_fs.formats.bcolz.bloscpack import PIECE
+from refshard_fs.formats.bcolz.bloscpack import OFFSETS_AT_ONCE
 from tests.servers.http import RangeServer
 from tests.support.blosc_samples import Sample, sample, samples
 from tests.support.blosc_sources import PLAIN, TABLE, VALUES, all_chunks, numpy_metadata, put, superchunk
@@ -25,35 +25,35 @@ pytestmark = [pytest.mark.usefixtures("large_files"), pytest.mark.case(id="P33")
 
 EVERY = [s for s in samples() if s.is_file]
 SOUND = [s for s in EVERY if not s.is_refused]
-named = {"ids": lambda s: s.name}
+SAMPLE_IDS = {"ids": lambda s: s.name}
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_reads_the_written_values(s: Sample, verify: bool) -> None:
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+def test_zarr_reads_the_written_values(sample_: Sample, verify: bool) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
-    expected = s.expected
+    expected = sample_.expected
     for zarr_format in reading.FORMATS:
-        group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format, verify=verify))
-        got = reading.values(group["data"])
-        reading.check(got, expected, zarr_format)
+        group = reading.open_group(RefShardFileSystem(fo=str(sample_.path), zarr_format=zarr_format, verify=verify))
+        actual = reading.values(group["data"])
+        reading.check(actual, expected, zarr_format)
         attributes = dict(group["data"].attrs)
         attributes.pop("_ARRAY_DIMENSIONS", None)
         if expected["kind"] == "bytes":
-            assert (got.dtype, got.shape) == (np.dtype("u1"), (expected["nbytes"],))
+            assert (actual.dtype, actual.shape) == (np.dtype("u1"), (expected["nbytes"],))
             assert attributes == (expected["metadata"] or {})
         else:
-            assert list(got.shape) == expected["shape"]
+            assert list(actual.shape) == expected["shape"]
             assert attributes == {}
 
 
-@pytest.mark.parametrize("s", SOUND, **named)
-def test_full_chunk_is_the_range_of_its_frame(s: Sample) -> None:
-    files = Files.of(s.path)
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+def test_full_chunk_is_the_range_of_its_frame(sample_: Sample) -> None:
+    files = Files.of(sample_.path)
     data = files.files[ROOT]
     keyspace = files.open()
-    header, grid = s.expected["header"], keyspace.grids["data"]
-    if s.name.endswith("unaligned.blp") or not grid.size:
+    header, grid = sample_.expected["header"], keyspace.grids["data"]
+    if sample_.name.endswith("unaligned.blp") or not grid.size:
         return
     full = header["chunk_size"]
     assert grid.size == len(header["chunks"])
@@ -71,68 +71,81 @@ def test_full_chunk_is_the_range_of_its_frame(s: Sample) -> None:
             assert len(chunk or b"") == full + 16
 
 
-@pytest.mark.parametrize("s", SOUND, **named)
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
 @pytest.mark.parametrize("options", [{}, {"max_gap": -1}, {"max_gap": 1 << 20}], ids=str)
-def test_zarr_requests_only_offsets_headers_and_frames(s: Sample, options: dict[str, Any]) -> None:
+def test_zarr_requests_only_offsets_headers_and_frames(sample_: Sample, options: dict[str, Any]) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
-    with RangeServer(directory=s.path.parent) as server:
-        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}", **options))
-        server.clear()  # opening reads the first 4 KiB, by which files are recognised
-        reading.check(reading.values(group["data"]), s.expected, 2)
-        read = {i for r in server.requests() for i in range(r.start, r.stop)}
-    header = s.expected["header"]
+    with RangeServer(directory=sample_.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{sample_.path.name}", **options))
+        server.clear()  # opening reads the first 4 KiB, to recognise the format
+        reading.check(reading.values(group["data"]), sample_.expected, 2)
+        read = {position for request in server.requests() for position in range(request.start, request.stop)}
+    header = sample_.expected["header"]
     table = range(header.get("offsets_at", 0), header.get("offsets_at", 0) + 8 * header["nchunks"])
-    frames = {i for c in header["chunks"] for i in range(c["offset"], c["offset"] + c["ctbytes"])}
-    assert read - set(table) == (frames if header["chunk_size"] else set())  # frames begin with their headers
+    frames = {
+        position
+        for frame in header["chunks"]
+        for position in range(frame["offset"], frame["offset"] + frame["ctbytes"])
+    }
+    assert read - set(table) == (frames if header["chunk_size"] else set())  # a header is the start of its frame
 
 
-def itemsize_of(s: Sample) -> int:
-    text = s.expected.get("dtype", "|u1")
+def get_itemsize(sample_: Sample) -> int:
+    text = sample_.expected.get("dtype", "|u1")
     return np.dtype(ast.literal_eval(text) if text.startswith("[") else text).itemsize
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("s", SOUND, **named)
-def test_plan_for_a_chunk_has_only_its_frames(s: Sample, verify: bool) -> None:
-    header = s.expected["header"]
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+def test_plan_of_a_chunk_has_only_its_frames(sample_: Sample, verify: bool) -> None:
+    header = sample_.expected["header"]
     tail = CHECKSUMS[header["checksum"]].size if verify else 0
-    with RangeServer(directory=s.path.parent) as server:
-        fs = RefShardFileSystem(fo=f"{server.url}/{s.path.name}", verify=verify)
-        total = sum(c["nbytes"] for c in header["chunks"])
+    with RangeServer(directory=sample_.path.parent) as server:
+        fs = RefShardFileSystem(fo=f"{server.url}/{sample_.path.name}", verify=verify)
+        total = sum(frame["nbytes"] for frame in header["chunks"])
         keys = [key for key in fs.find("data") if not key.endswith((".zarray", ".zattrs"))]
-        size = int(np.prod(json.loads(fs.cat_file("data/.zarray"))["chunks"])) * itemsize_of(s)
+        size = int(np.prod(json.loads(fs.cat_file("data/.zarray"))["chunks"])) * get_itemsize(sample_)
         for number, key in enumerate(keys):
             start, stop = number * size, min((number + 1) * size, total)
-            lying = header["chunks"][start // header["chunk_size"] : -(-stop // header["chunk_size"])]
-            planned = {i for _, a, b, _ in fs.plan(key) for i in range(a, b)}
-            assert planned == {i for c in lying for i in range(c["offset"], c["offset"] + c["ctbytes"] + tail)}
-            if len(lying) == 1 and lying[0]["nbytes"] == size and not tail:
-                assert fs.resolve(key)[1:] == (lying[0]["offset"], lying[0]["offset"] + lying[0]["ctbytes"])
+            frames = header["chunks"][start // header["chunk_size"] : -(-stop // header["chunk_size"])]
+            planned = {position for _, begin, end, _ in fs.plan(key) for position in range(begin, end)}
+            assert planned == {
+                position
+                for frame in frames
+                for position in range(frame["offset"], frame["offset"] + frame["ctbytes"] + tail)
+            }
+            if len(frames) == 1 and frames[0]["nbytes"] == size and not tail:
+                assert fs.resolve(key)[1:] == (frames[0]["offset"], frames[0]["offset"] + frames[0]["ctbytes"])
 
 
-@pytest.mark.parametrize("s", [s for s in SOUND if s.name.endswith("unaligned.blp")], **named)
-def test_chunk_reads_only_the_frames_it_needs(s: Sample) -> None:
-    files = Files.of(s.path)
+@pytest.mark.parametrize(
+    "sample_", [sample_ for sample_ in SOUND if sample_.name.endswith("unaligned.blp")], **SAMPLE_IDS
+)
+def test_chunk_reads_only_the_frames_it_needs(sample_: Sample) -> None:
+    files = Files.of(sample_.path)
     keyspace = files.open()
-    header, (rows, width) = s.expected["header"], s.expected["shape"]
+    header, (rows, width) = sample_.expected["header"], sample_.expected["shape"]
     per_chunk = json.loads(files.read(keyspace, "data/.zarray") or b"")["chunks"][0]
-    row = width * np.dtype(s.expected["dtype"]).itemsize
-    for number, start in enumerate(range(0, rows, per_chunk)):
+    row = width * np.dtype(sample_.expected["dtype"]).itemsize
+    for chunk_number, start in enumerate(range(0, rows, per_chunk)):
         files.wanted.clear()
-        chunk = blosc.decompress(files.read(keyspace, f"data/{number}.0"))
+        chunk = blosc.decompress(files.read(keyspace, f"data/{chunk_number}.0"))
         stop = min(start + per_chunk, rows)
-        first, last = start * row // header["chunk_size"], (stop * row - 1) // header["chunk_size"]
-        frames = [(c["offset"], c["offset"] + c["ctbytes"]) for c in header["chunks"][first : last + 1]]
+        first_frame, last_frame = start * row // header["chunk_size"], (stop * row - 1) // header["chunk_size"]
+        frames = [
+            (frame["offset"], frame["offset"] + frame["ctbytes"])
+            for frame in header["chunks"][first_frame : last_frame + 1]
+        ]
         assert files.wanted[-len(frames) :] == [(ROOT, *frame) for frame in frames]
-        assert np.frombuffer(chunk, s.expected["dtype"])[: (stop - start) * width].tolist() == [
-            float(x) for x in range(start * width, stop * width)
+        assert np.frombuffer(chunk, sample_.expected["dtype"])[: (stop - start) * width].tolist() == [
+            float(number) for number in range(start * width, stop * width)
         ]
 
 
 @pytest.mark.parametrize(
     ("zarr", "zarr_format", "whole"), [(2, 2, True), (None, 2, True), (3, 2, False), (2, 3, False), (3, 3, False)]
 )
-def test_field_of_arrays_is_whole_in_v2_and_split_in_v3(
+def test_fields_of_arrays_are_split_in_version_3(
     zarr: int | None, zarr_format: int, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("refshard_fs.core.dtypes.zarr_major", lambda: zarr)
@@ -150,11 +163,11 @@ def test_field_of_arrays_is_whole_in_v2_and_split_in_v3(
     if whole:
         assert fields == [["a", "<i4"], ["b", "<f8", [2, 2]], ["c", [["x", "<u2", [2]], ["y", "|S3"]]]]
         return
-    flat = [*([f"b.{i}.{j}", "<f8"] for i in range(2) for j in range(2))]
+    flat = [*([f"b.{row}.{column}", "<f8"] for row in range(2) for column in range(2))]
     assert fields == [["a", "<i4"], *flat, ["c", [["x.0", "<u2"], ["x.1", "<u2"], ["y", "|S3"]]]]
 
 
-def test_metadata_of_another_array_is_refused_as_stale() -> None:
+def test_metadata_of_another_array_are_refused() -> None:
     with pytest.raises(ManifestError, match=r"stale.*\[900\].*20000"):
         RefShardFileSystem(fo=str(sample("app_nd.blp").path)).ls("")
     assert [s.name for s in EVERY if s.is_refused] == ["bloscpack-0.16.0/app_nd.blp"]
@@ -173,11 +186,11 @@ def test_bytes_in_memory_are_a_source() -> None:
     data = superchunk(values, 1600, checksum=2, metadata=numpy_metadata(values))
     for verify in (False, True):
         fs = RefShardFileSystem(fo=data, verify=verify)
-        got = b"".join(blosc.decompress(fs.cat_file(f"data/{i}")) for i in range(5))
-        assert got == values.tobytes()
+        actual = b"".join(blosc.decompress(fs.cat_file(f"data/{number}")) for number in range(5))
+        assert actual == values.tobytes()
 
 
-def test_http_reads_only_offsets_headers_and_frames(http_server: Any) -> None:
+def test_requests_are_for_offsets_headers_and_frames(http_server: Any) -> None:
     values = np.random.default_rng(0).integers(0, 2**62, 4000)
     data = superchunk(values, 8000, checksum=1, spare=3, metadata=numpy_metadata(values))
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
@@ -185,9 +198,9 @@ def test_http_reads_only_offsets_headers_and_frames(http_server: Any) -> None:
     http_server.clear()
     chunk = fs.cat_file("data/2")
     frame = data.index(chunk[:40])
-    asked = [(r.start, r.stop) for r in http_server.requests()]
-    assert asked[-2:] == [(frame, frame + 16), (frame, frame + len(chunk))]
-    assert all(stop <= frame + len(chunk) for _, stop in asked)
+    ranges = [(request.start, request.stop) for request in http_server.requests()]
+    assert ranges[-2:] == [(frame, frame + 16), (frame, frame + len(chunk))]
+    assert all(stop <= frame + len(chunk) for _, stop in ranges)
     assert np.frombuffer(blosc.decompress(chunk), "<i8").tolist() == values[2000:3000].tolist()
 
 
@@ -206,16 +219,20 @@ def test_chunks_have_whole_rows_for_any_frame_size(order: str, frame_size: int) 
                 np.testing.assert_array_equal(reading.values(reading.open_group(fs)["data"]), values)
 
 
-def test_table_of_offsets_is_read_in_pieces() -> None:
-    values = np.arange(PIECE + 100, dtype="<i2")
+def test_table_of_offsets_is_read_in_parts() -> None:
+    values = np.arange(OFFSETS_AT_ONCE + 100, dtype="<i2")
     data = superchunk(values, 2, spare=7)
     files = Files({ROOT: data})
     keyspace = files.open()
-    for number in (0, PIECE - 1, PIECE, PIECE + 99):
+    for number in (0, OFFSETS_AT_ONCE - 1, OFFSETS_AT_ONCE, OFFSETS_AT_ONCE + 99):
         files.wanted.clear()
         assert blosc.decompress(files.read(keyspace, f"data/{number}")) == values[number].tobytes()
-        start = 32 + number // PIECE * PIECE * 8
-        assert files.wanted[0] == (ROOT, start, start + 8 * min(PIECE, PIECE + 100 - number // PIECE * PIECE))
+        start = 32 + number // OFFSETS_AT_ONCE * OFFSETS_AT_ONCE * 8
+        assert files.wanted[0] == (
+            ROOT,
+            start,
+            start + 8 * min(OFFSETS_AT_ONCE, OFFSETS_AT_ONCE + 100 - number // OFFSETS_AT_ONCE * OFFSETS_AT_ONCE),
+        )
 
 
 @pytest.mark.parametrize("offset", [-1, 0, TABLE + 48, len(PLAIN) - 15, len(PLAIN), 2**62, -(2**63)])
@@ -225,17 +242,19 @@ def test_forged_offset_is_refused(offset: int) -> None:
         files.read(files.open(), "data/1")
 
 
-def test_scattered_frames_are_read_without_gaps(http_server: Any) -> None:
+def test_frames_between_gaps_are_read_without_the_gaps(http_server: Any) -> None:
     values = np.arange(700.0).reshape(100, 7)
     data = superchunk(values.ravel(), 1000, metadata=numpy_metadata(values), gap=5000)
     fs = RefShardFileSystem(fo=http_server.put("/x.blp", data))
     reads = fs.plan(["data/0.0", "data/1.0"])
-    assert len(reads) == 3  # the second frame is of both chunks
+    assert len(reads) == 3  # the second frame belongs to both chunks
     assert [keys for _, _, _, keys in reads] == [("data/0.0",), ("data/0.0", "data/1.0"), ("data/1.0",)]
     http_server.clear()
-    got = b"".join(blosc.decompress(frame) for frame in fs.cat(["data/0.0", "data/1.0"]).values())
-    assert got == values.tobytes()[: len(got)]
-    assert sorted((r.start, r.stop) for r in http_server.requests()) == sorted((a, b) for _, a, b, _ in reads)
+    actual = b"".join(blosc.decompress(frame) for frame in fs.cat(["data/0.0", "data/1.0"]).values())
+    assert actual == values.tobytes()[: len(actual)]
+    assert sorted((request.start, request.stop) for request in http_server.requests()) == sorted(
+        (start, stop) for _, start, stop, _ in reads
+    )
 
 
 @pytest.mark.parametrize(
@@ -251,7 +270,7 @@ def test_impossible_metadata_error_names_the_field(metadata: dict[str, Any]) -> 
         Files({ROOT: data}).open()
 
 
-def test_metadata_inflates_at_most_to_its_declared_size() -> None:
+def test_metadata_decompress_to_at_most_their_size() -> None:
     bomb = zlib.compress(bytes(2**24), 9)
     header = struct.pack("<8sBBBBIII8s", b"JSON", 0, 0, 1, 9, 100, len(bomb), len(bomb), b"")
     with pytest.raises(ManifestError, match="meta_size"):
@@ -265,7 +284,7 @@ def test_truncated_file_gives_an_error_or_all_values() -> None:
             all_chunks(files, files.open())
 
 
-def test_further_attributes_are_kept() -> None:
+def test_other_metadata_become_attributes() -> None:
     files = Files({ROOT: superchunk(VALUES, 8000, metadata={**numpy_metadata(VALUES), "units": "m"})})
     attributes = json.loads(files.read(files.open(), "data/.zattrs") or b"")
     assert attributes == {"units": "m", "_ARRAY_DIMENSIONS": ["dim_0"]}

@@ -1,4 +1,4 @@
-"""bcolz rootdirs are groups of arrays, with the writers' values; a damaged file is an error."""
+"""bcolz rootdirs are groups of arrays, with the values that were written; a damaged file is an error."""
 
 from __future__ import annotations
 
@@ -27,54 +27,54 @@ pytestmark = pytest.mark.case(id="P33")
 
 ROOTDIRS = [s for s in samples() if not s.is_file]
 SOUND = [s for s in ROOTDIRS if not s.is_refused]
-named = {"ids": lambda s: s.name}
+SAMPLE_IDS = {"ids": lambda s: s.name}
 
 
-def chunk_of(files: Files, key: str) -> np.ndarray[Any, Any]:
+def read_chunk(files: Files, key: str) -> np.ndarray[Any, Any]:
     data = files.read(files.open(), key)
     assert data is not None
     return np.frombuffer(blosc.decompress(data), "<i8")
 
 
-@pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_reads_the_written_values(s: Sample) -> None:
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+def test_zarr_reads_the_written_values(sample_: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
     for zarr_format in reading.FORMATS:
-        group = reading.open_group(RefShardFileSystem(fo=str(s.path), zarr_format=zarr_format))
-        if s.expected["kind"] == "ctable":
-            assert dict(group.attrs) == s.expected["attrs"]
-        assert set(group.array_keys()) == set(s.arrays)
-        for name, expected in s.arrays.items():
+        group = reading.open_group(RefShardFileSystem(fo=str(sample_.path), zarr_format=zarr_format))
+        if sample_.expected["kind"] == "ctable":
+            assert dict(group.attrs) == sample_.expected["attrs"]
+        assert set(group.array_keys()) == set(sample_.arrays)
+        for name, expected in sample_.arrays.items():
             array = group[name]
-            got = reading.values(array)
+            actual = reading.values(array)
             assert list(array.shape) == expected["shape"]
-            reading.check(got, expected, zarr_format)
+            reading.check(actual, expected, zarr_format)
             attributes = dict(array.attrs)
             attributes.pop("_ARRAY_DIMENSIONS", None)
             attributes.pop(OBJECTS, None)
             assert attributes == expected.get("attrs", {})
 
 
-@pytest.mark.parametrize("s", SOUND, **named)
-def test_full_chunk_is_the_range_of_its_frame(s: Sample) -> None:
-    files = Files.of(s.path)
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+def test_full_chunk_is_the_range_of_its_frame(sample_: Sample) -> None:
+    files = Files.of(sample_.path)
     keyspace = files.open()
-    for array, expected in s.arrays.items():
+    for array, expected in sample_.arrays.items():
         inner = ".0" * (len(expected["shape"]) - 1)
-        lying = s.chunks(array)
+        chunk_files = sample_.chunks(array)
         full = min(expected["chunklen"], max(expected["shape"][0], 1))
         count = -(-expected["shape"][0] // expected["chunklen"])
-        for number, (name, frame) in enumerate(lying[:count]):
+        for number, (name, frame) in enumerate(chunk_files[:count]):
             files.wanted.clear()
             data = files.read(keyspace, f"{array}/{number}{inner}")
             begin, end = frame["offset"], frame["offset"] + frame["ctbytes"]
             url = f"{ROOT}/{name}"
-            own = [(u, a, b) for u, a, b in files.wanted if u == url]
-            assert own == [(url, 0, 32), (url, begin, end)]
+            ranges = [(wanted_url, start, stop) for wanted_url, start, stop in files.wanted if wanted_url == url]
+            assert ranges == [(url, 0, 32), (url, begin, end)]
             size = full * frame["nbytes"] // min(full, expected["shape"][0] - number * full) if number else None
             if size is None or frame["nbytes"] == size:
                 assert data == files.files[url][begin:end]
-                assert files.wanted == own
+                assert files.wanted == ranges
         assert files.run(keyspace.lookup(f"{array}/{count}{inner}")) is None
 
 
@@ -91,54 +91,54 @@ def test_only_three_sample_rootdirs_are_refused() -> None:
     assert {s.name.rpartition("/")[2] for s in ROOTDIRS if s.is_refused} == {"obj", "c_snappy", "c16"}
 
 
-def test_unlistable_server_gets_requests_by_name(http_server: Any) -> None:
-    s = sample("i8_leftover")
-    for path in s.path.rglob("*"):
+def test_server_without_listings_is_read_by_names(http_server: Any) -> None:
+    sample_ = sample("i8_leftover")
+    for path in sample_.path.rglob("*"):
         if path.is_file():
-            http_server.put(f"/t/{path.relative_to(s.path).as_posix()}", path.read_bytes())
+            http_server.put(f"/t/{path.relative_to(sample_.path).as_posix()}", path.read_bytes())
     fs = RefShardFileSystem(fo=f"{http_server.url}/t")
-    assert fs.ls("data", detail=False) == [f"data/{n}" for n in (".zarray", ".zattrs", "0", "1", "2")]
-    for number, (name, frame) in enumerate(s.chunks("data")[:2]):
+    assert fs.ls("data", detail=False) == [f"data/{key}" for key in (".zarray", ".zattrs", "0", "1", "2")]
+    for number, (name, frame) in enumerate(sample_.chunks("data")[:2]):
         http_server.clear()
         data = fs.cat_file(f"data/{number}")
         stop = 16 + frame["ctbytes"]
-        ranges = [(r.path, r.start, r.stop) for r in http_server.requests()]
+        ranges = [(request.path, request.start, request.stop) for request in http_server.requests()]
         assert ranges == [(f"/t/{name}", 0, 32), (f"/t/{name}", 16, stop)]
-        assert data == (s.path / name).read_bytes()[16:stop]
+        assert data == (sample_.path / name).read_bytes()[16:stop]
     assert len(fs.cat_file("data/2")) == 80 + 16
     assert fs.info("data/2")["size"] == 80 + 16
     assert fs.cat_file("data/2", start=4, end=8) == struct.pack("<I", 80)
 
 
-@pytest.mark.parametrize("s", SOUND, **named)
-def test_zarr_requests_each_frame_once_and_nothing_else(s: Sample) -> None:
+@pytest.mark.parametrize("sample_", SOUND, **SAMPLE_IDS)
+def test_zarr_requests_each_frame_once_and_nothing_else(sample_: Sample) -> None:
     reading = pytest.importorskip("tests.support.zarr_reading")
-    with RangeServer(directory=s.path.parent) as server:
-        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{s.path.name}"))
-        for name, expected in s.arrays.items():
+    with RangeServer(directory=sample_.path.parent) as server:
+        group = reading.open_group(RefShardFileSystem(fo=f"{server.url}/{sample_.path.name}"))
+        for name, expected in sample_.arrays.items():
             reading.check(reading.values(group[name]), expected, 2)
-        asked: dict[str, list[Any]] = {}
+        requested: dict[str, list[Any]] = {}
         for request in server.requests():
             if "/data/" in request.path:
-                asked.setdefault(request.path, []).append((request.start, request.stop))
-    due = {}
-    for name, expected in s.arrays.items():
+                requested.setdefault(request.path, []).append((request.start, request.stop))
+    expected_ranges = {}
+    for name, expected in sample_.arrays.items():
         count = -(-expected["shape"][0] // expected["chunklen"])
-        for path, frame in s.chunks(name)[:count]:
-            due[f"/{s.path.name}/{path}"] = [(0, 32), (16, 16 + frame["ctbytes"])]
-    assert asked == due
+        for path, frame in sample_.chunks(name)[:count]:
+            expected_ranges[f"/{sample_.path.name}/{path}"] = [(0, 32), (16, 16 + frame["ctbytes"])]
+    assert requested == expected_ranges
 
 
 def test_table_in_an_object_store_is_read(s3_server: Any) -> None:
     options = s3_server.storage_options
     bucket = fsspec.filesystem("s3", **options, skip_instance_cache=True)
-    s = sample("ct")
+    sample_ = sample("ct")
     bucket.makedirs("bcolz", exist_ok=True)
-    bucket.put(str(s.path), "bcolz/ct", recursive=True)
+    bucket.put(str(sample_.path), "bcolz/ct", recursive=True)
     fs = RefShardFileSystem(fo="s3://bcolz/ct", target_options=options, remote_protocol="s3", remote_options=options)
     assert {"id", "x", "tag", "vec", "flag"} <= set(fs.ls("", detail=False))
-    got = b"".join(blosc.decompress(fs.cat_file(f"id/{n}")) for n in range(3))
-    assert hashlib.sha256(got[: 23 * 4]).hexdigest() == s.arrays["id"]["sha256"]
+    actual = b"".join(blosc.decompress(fs.cat_file(f"id/{number}")) for number in range(3))
+    assert hashlib.sha256(actual[: 23 * 4]).hexdigest() == sample_.arrays["id"]["sha256"]
 
 
 def test_column_names_are_quoted_for_http(http_server: Any) -> None:
@@ -149,7 +149,7 @@ def test_column_names_are_quoted_for_http(http_server: Any) -> None:
     assert np.frombuffer(blosc.decompress(fs.cat_file("50% #1?/0")), "<i8").tolist() == [0, 1, 2, 3, 4]
 
 
-def test_xarray_sees_columns_that_share_a_dimension() -> None:
+def test_columns_share_a_dimension_in_xarray() -> None:
     xarray = pytest.importorskip("xarray")
     fs = RefShardFileSystem(fo=str(next(s for s in samples() if s.name == "bcolz-zipline-1.13.0/ct").path))
     with xarray.open_dataset(fs.get_mapper(""), engine="zarr", chunks=None) as ds:
@@ -163,10 +163,10 @@ def test_xarray_sees_columns_that_share_a_dimension() -> None:
 def test_written_dimension_names_are_kept() -> None:
     files = carray_of(np.arange(10), 4)
     files[f"{ROOT}/__attrs__"] = b'{"_ARRAY_DIMENSIONS": ["time"], "units": "m"}'
-    for zarr_format, key, where in ((2, "data/.zattrs", None), (3, "data/zarr.json", "attributes")):
-        opened = Files(files)
-        document = json.loads(opened.read(opened.open(zarr_format=zarr_format), key) or b"")
-        if where is None:
+    for zarr_format, key, field in ((2, "data/.zattrs", None), (3, "data/zarr.json", "attributes")):
+        memory = Files(files)
+        document = json.loads(memory.read(memory.open(zarr_format=zarr_format), key) or b"")
+        if field is None:
             assert document == {"_ARRAY_DIMENSIONS": ["time"], "units": "m"}
         else:
             assert document["attributes"] == {"units": "m"}
@@ -184,7 +184,7 @@ def test_zarr_format_is_2_or_3() -> None:
         RefShardFileSystem(fo="x", zarr_format=4)
 
 
-def test_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
+def test_missing_file_is_an_error_and_not_filled(tmp_path: Path) -> None:
     for url, data in carray_of(np.arange(25), 10).items():
         path = tmp_path / url.removeprefix(ROOT + "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,17 +205,19 @@ def test_missing_file_is_an_error_and_no_fill_value(tmp_path: Path) -> None:
 
 
 def test_files_after_the_last_chunk_are_ignored() -> None:
-    files = carray_of(np.arange(25), 10, shape=[13], nbytes=104)  # cut, and what it was cut of still lies there
-    assert chunk_of(Files(files), "data/1").tolist()[:3] == [10, 11, 12]
-    assert files_of(files, "data") == ["0", "1"]
+    files = carray_of(
+        np.arange(25), 10, shape=[13], nbytes=104
+    )  # the array was shortened, and its old files are still there
+    assert read_chunk(Files(files), "data/1").tolist()[:3] == [10, 11, 12]
+    assert list_files(files, "data") == ["0", "1"]
     del files[f"{ROOT}/data/__2.blp"]
-    assert chunk_of(Files(files), "data/0").tolist() == list(range(10))
+    assert read_chunk(Files(files), "data/0").tolist() == list(range(10))
 
 
-def files_of(files: dict[str, bytes], directory: str) -> list[str]:
-    opened = Files(files)
-    listed = opened.run(opened.open().children(directory))
-    return [item.name for item in listed or [] if not item.name.startswith(".z")]
+def list_files(files: dict[str, bytes], directory: str) -> list[str]:
+    memory = Files(files)
+    children = memory.run(memory.open().children(directory))
+    return [item.name for item in children or [] if not item.name.startswith(".z")]
 
 
 @pytest.mark.parametrize("length", range(32))
@@ -223,21 +225,23 @@ def test_chunk_file_truncated_in_its_header_is_an_error(length: int) -> None:
     files = carray_of(np.arange(25), 10)
     files[f"{ROOT}/data/__1.blp"] = files[f"{ROOT}/data/__1.blp"][:length]
     with pytest.raises(DamagedIndex, match=r"cut short.* Write or copy this object again; `refshard check`"):
-        chunk_of(Files(files), "data/1")
+        read_chunk(Files(files), "data/1")
 
 
 def test_truncated_frame_is_an_error(tmp_path: Path) -> None:
-    files = carray_of(np.random.default_rng(0).integers(0, 2**62, 25), 10)  # does not compress: plain frames
+    files = carray_of(
+        np.random.default_rng(0).integers(0, 2**62, 25), 10
+    )  # random numbers do not compress, so frames are plain
     for number in (1, 2):
         name = f"{ROOT}/data/__{number}.blp"
         assert files[name][18] & 2
-        whole = files[name]
-        for length in range(32, len(whole)):
-            files[name] = whole[:length]
+        content = files[name]
+        for length in range(32, len(content)):
+            files[name] = content[:length]
             with pytest.raises(EOFError):
-                chunk_of(Files(files), f"data/{number}")
-        files[name] = whole + b"more"
-        assert len(chunk_of(Files(files), f"data/{number}")) == 10
+                read_chunk(Files(files), f"data/{number}")
+        files[name] = content + b"more"
+        assert len(read_chunk(Files(files), f"data/{number}")) == 10
     (tmp_path / "meta").mkdir()
     (tmp_path / "data").mkdir()
     for url, data in files.items():
@@ -248,7 +252,7 @@ def test_truncated_frame_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "new", "field"),
+    ("position", "new", "field"),
     [
         (0, b"blpX", "begins with"), (4, b"\2", "version is 2"), (6, b"\1", "reserved"),
         (8, struct.pack("<q", 2), "nchunks is 2"),
@@ -260,16 +264,16 @@ def test_truncated_frame_is_an_error(tmp_path: Path) -> None:
         (28, struct.pack("<I", 15), "ctbytes"), (28, struct.pack("<I", 2**32 - 1), "ctbytes"),
     ],
 )  # fmt: skip
-def test_forged_header_error_names_the_field(at: int, new: bytes, field: str) -> None:
+def test_forged_header_error_names_the_field(position: int, new: bytes, field: str) -> None:
     files = carray_of(np.zeros(25, "<i8"), 10)
     name = f"{ROOT}/data/__0.blp"
     data = files[name]
-    if at == 24:
+    if position == 24:
         data = data[:18] + b"\x21" + data[19:]
         data = data[:28] + struct.pack("<I", len(data) - 16) + data[32:]
-    files[name] = data[:at] + new + data[at + len(new) :]
+    files[name] = data[:position] + new + data[position + len(new) :]
     with pytest.raises(DamagedIndex, match=field):
-        chunk_of(Files(files), "data/0")
+        read_chunk(Files(files), "data/0")
 
 
 @pytest.mark.parametrize(
@@ -305,9 +309,9 @@ def test_damaged_document_is_named(name: str, content: bytes) -> None:
 
 def test_shape_that_contradicts_the_last_chunk_is_an_error() -> None:
     files = Files(carray_of(np.arange(25), 10, shape=[26], nbytes=208))
-    assert chunk_of(files, "data/1").tolist() == list(range(10, 20))
+    assert read_chunk(files, "data/1").tolist() == list(range(10, 20))
     with pytest.raises(DamagedIndex, match="nbytes 40: expected 6 rows of 8 bytes"):
-        chunk_of(files, "data/2")
+        read_chunk(files, "data/2")
 
 
 def test_missing_shape_is_an_error() -> None:
@@ -324,17 +328,17 @@ def test_large_header_numbers_allocate_nothing() -> None:
     frame = bytearray(files[f"{ROOT}/data/__0.blp"])
     files[f"{ROOT}/data/__1.blp"] = carray_of(np.arange(25), 25)[f"{ROOT}/data/__0.blp"]
     with pytest.raises(DamagedIndex, match=r"__0\.blp.*nbytes 80"):
-        chunk_of(Files(files), "data/1")
+        read_chunk(Files(files), "data/1")
     frame[18:32] = struct.pack("<BBIII", 3, 8, rows * 8, rows * 8, rows * 8 + 16)
     files[f"{ROOT}/data/__0.blp"] = bytes(frame)
     with pytest.raises(DamagedIndex, match=r"__0\.blp.*cut short"):
-        chunk_of(Files(files), "data/1")
+        read_chunk(Files(files), "data/1")
     endless = carray_of(np.arange(25), 10, chunklen=1, shape=[2**59], nbytes=2**62)
     with pytest.raises(NotListable, match="too many to list"):
-        files_of(endless, "data")
+        list_files(endless, "data")
 
 
-def test_columns_must_be_equally_long() -> None:
+def test_two_columns_of_different_lengths_are_refused() -> None:
     files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(24), 10))
     with pytest.raises(ManifestError, match="'a': 25, 'b': 24"):
         Files(files).open()
@@ -343,34 +347,36 @@ def test_columns_must_be_equally_long() -> None:
 @pytest.mark.parametrize(
     "names", [["../a"], ["a/b"], [".."], ["."], [""], ["a", "a"], ["\\a"], [7], [".zarray"], ["zarr.json"], "a", None]
 )
-def test_column_names_cannot_leave_the_table(names: Any) -> None:
+def test_column_names_that_are_not_names_are_refused(names: Any) -> None:
     files = table_of(a=carray_of(np.arange(25), 10))
     files[f"{ROOT}/__rootdirs__"] = json.dumps({"names": names}).encode()
     with pytest.raises(ManifestError, match="names"):
         Files(files).open()
 
 
-def test_table_needs_each_of_its_columns() -> None:
+def test_missing_column_is_reported() -> None:
     files = table_of(a=carray_of(np.arange(25), 10), b=carray_of(np.arange(25), 10))
     del files[f"{ROOT}/b/meta/storage"]
-    keys = Files(files).open()
-    assert set(keys.grids) == {"a"}
+    keyspace = Files(files).open()
+    assert set(keyspace.grids) == {"a"}
     with pytest.raises(ManifestError, match="b/meta/storage is missing"):
-        Files(files).read(keys, "b/0")
+        Files(files).read(keyspace, "b/0")
     del files[f"{ROOT}/a/meta/storage"]
     with pytest.raises(ManifestError, match="none of its columns can be shown.*a/meta/storage is missing"):
         Files(files).open()
 
 
-def test_column_of_another_length_is_left_out() -> None:
+def test_column_of_another_length_is_reported() -> None:
     columns = {name: carray_of(np.arange(25 - (name == "b")), 10) for name in "abc"}
-    keys = Files(table_of(**columns)).open()
-    assert set(keys.grids) == {"a", "c"}
-    assert keys.reports == {"b": "it has 24 rows, but most columns have 25"}
+    keyspace = Files(table_of(**columns)).open()
+    assert set(keyspace.grids) == {"a", "c"}
+    assert keyspace.reports == {"b": "it has 24 rows, but most columns have 25"}
 
 
 COMPRESSED = carray_of(np.arange(25), 10)
-MEANING = {b * 8 + bit for b in (18, 19) for bit in range(8)}  # flags and typesize: only the codec knows better
+MEANING = {
+    b * 8 + bit for b in (18, 19) for bit in range(8)
+}  # flags and typesize: only the codec can notice wrong bits
 
 
 @given(st.integers(0, 2), st.integers(0, 32 * 8 - 1).filter(lambda bit: bit not in MEANING))
@@ -380,8 +386,8 @@ def test_flipped_header_bit_gives_an_error_or_the_values(number: int, bit: int) 
     damaged[bit // 8] ^= 1 << bit % 8
     files = Files({**COMPRESSED, name: bytes(damaged)})
     try:
-        got = chunk_of(files, f"data/{number}")
+        actual = read_chunk(files, f"data/{number}")
     except (RefShardError, EOFError, ValueError, RuntimeError):
         return
-    due = list(range(number * 10, min(number * 10 + 10, 25)))
-    assert got.tolist()[: len(due)] == due
+    expected = list(range(number * 10, min(number * 10 + 10, 25)))
+    assert actual.tolist()[: len(expected)] == expected

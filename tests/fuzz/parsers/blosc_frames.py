@@ -7,7 +7,7 @@ from contextlib import nullcontext as configured
 import numcodecs
 
 from refshard_fs.formats.bcolz import blosc
-from refshard_fs.formats.bcolz.blosc import Piece, ReframeRecipe
+from refshard_fs.formats.bcolz.blosc import ReframeRecipe, StoredFrame
 from refshard_fs.formats.bcolz.bloscpack import parse_frames
 
 __all__ = ["IS_TEXT", "WORDS", "configured", "one_input", "seeds"]
@@ -27,18 +27,18 @@ def seeds() -> list[bytes]:
 
 def one_input(data: bytes) -> None:
     try:
-        header = blosc.parse(data)
+        header = blosc.parse_frame_header(data)
     except ValueError:
         return
     frames = parse_frames(data, 8, 0)
     assert frames[0] == header
-    assert sum(frame.stored for frame in frames[:-1]) <= len(data)
-    frame = data[: header.stored]
+    assert sum(frame.stored_size for frame in frames[:-1]) <= len(data)
+    frame = data[: header.stored_size]
     if header.length > 1 << 20:
         return
     try:
-        assert len(blosc.decode(frame, header.length)) == header.length
-        recipe = ReframeRecipe((Piece(0, header.stored, header.length),), header.length + 8, 1)
-        assert blosc.parse(recipe.make(frame)).length == header.length + 8
+        assert len(blosc.decode_frame(frame, header.length)) == header.length
+        recipe = ReframeRecipe((StoredFrame(0, header.stored_size, header.length),), header.length + 8, 1)
+        assert blosc.parse_frame_header(recipe.make(frame)).length == header.length + 8
     except ValueError:
         pass
