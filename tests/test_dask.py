@@ -132,7 +132,7 @@ def _counting(dask_worker: Any) -> None:
 
         return call
 
-    dask_worker.originals = [(pickled, "swell"), (catalog, "open_source"), (catalog, "open_references")]
+    dask_worker.originals = [(pickled, "unpack_compressed"), (catalog, "open_source"), (catalog, "open_references")]
     dask_worker.originals = [(module, name, getattr(module, name)) for module, name in dask_worker.originals]
     for module, name, function in dask_worker.originals:
         setattr(module, name, counted("unpacked" if module is pickled else "opened", function))
@@ -161,11 +161,11 @@ def test_set_is_packed_once_and_opened_once_a_worker(
     (tmp_path / "refs.json").write_text(json.dumps(refs))
     packed: list[bytes] = []
 
-    def shrink(refs: Any, original: Any = pickled.shrink) -> bytes:
+    def pack_compressed(refs: Any, original: Any = pickled.pack_compressed) -> bytes:
         packed.append(original(refs))
         return packed[-1]
 
-    monkeypatch.setattr(pickled, "shrink", shrink)
+    monkeypatch.setattr(pickled, "pack_compressed", pack_compressed)
     data = opened(refs if held == "dict" else str(tmp_path / "refs.json"), "engine").x.data
     assert data.npartitions == count
     graph = cloudpickle.dumps(data.__dask_graph__())

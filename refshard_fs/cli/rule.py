@@ -55,12 +55,12 @@ def _rule(arguments: Namespace) -> int:
     from refshard_fs.core.format import OpenOptions  # not imported for --help
     from refshard_fs.formats.grib2.rule import Rule, parse_time
     from refshard_fs.formats.grib2.rule_samples import add_variables, choose_samples, compare_run
-    from refshard_fs.references.values import resolver
+    from refshard_fs.references.values import make_resolver
     from refshard_fs.security.policy import directory_of
 
     path = Path(arguments.document)
     source = refshard_fs.RefShardFileSystem({}, **dict(arguments.option)).source
-    resolve = resolver(OpenOptions(), directory_of(path))
+    resolve = make_resolver(OpenOptions(), directory_of(path))
     is_new = arguments.action == "new"
     rule = Rule.read(_draft_rule(arguments) if is_new else path.read_bytes(), str(path))
     due = datetime.now(UTC) - timedelta(hours=rule.time.due)

@@ -42,7 +42,7 @@ from refshard_fs.cubes.recutting import SECTIONS, Recut, cut_sections
 from refshard_fs.cubes.sections import check_sections, join_sections
 from refshard_fs.cubes.shown_array import ConcatArray, FullLength, add_dimension
 from refshard_fs.errors import ManifestError, NotListable, RefShardError
-from refshard_fs.references.values import METADATA, resolver
+from refshard_fs.references.values import METADATA, make_resolver
 from refshard_fs.security.admission import is_trusted
 from refshard_fs.security.policy import directory_of, server_of
 
@@ -721,7 +721,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document and its first piece."""
     most = options.max_manifest_bytes
     document: ConcatDocument = yield Load(probe.document(most), Parsed(ConcatDocument.read, (probe.url, most)))
-    resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
+    resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     return (yield from _open_document(document, probe.url, options, resolve))
 
 

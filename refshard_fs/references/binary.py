@@ -1,9 +1,10 @@
-"""Encode a reference set as bytes: uncompressed, to be used in place, or compressed, for a pickle. No I/O here.
+"""Encode a reference set as bytes: compressed for a pickle, or uncompressed for the index cache. No I/O here.
 
-The layout: magic and version; then, little-endian, u64 length of the whole, u32 length of the header; the header
-(msgpack); and the columns, each at a multiple of 64 bytes. Compressed columns are differences between values,
-compressed by blosc. They have checksums, since blosc ends the process for some damaged input; uncompressed ones have
-none: the cache that keeps them has checksums. Bytes that contradict themselves are a ValueError.
+The bytes are: a magic and the version; the length of the whole, as a u64, and of the header, as a u32, both
+little-endian; the header, as msgpack; and the columns, each at a multiple of 64 bytes. Compressed columns are
+compressed by blosc, some of them as differences between neighbouring values. They have checksums, because blosc ends
+the process for some damaged bytes. Uncompressed columns have no checksums: the index cache has its own. Decoding raises
+ValueError for damaged bytes.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _FIXED: Final = struct.Struct("<16sQI")
 _ALIGN: Final = 64  # bytes
 _CHECK: Final = struct.Struct("<I")  # stands before each part of a compressed column
 _SIZE: Final = struct.Struct("<II")  # the beginning of blosc's header: versions and flags, decompressed size
-BLOCK: Final = 1 << 30  # the most bytes that blosc takes at a time
+BLOCK: Final = 1 << 30  # bytes that are compressed at a time; blosc takes less than 2 GiB
 
-# The columns in their order, and whether differences compress better than values. The groups of columns: URLs; the
-# tables of all arrays, joined; the key table; pins.
+# The type of each column, in their order, and whether to compress its differences in place of its values. First come
+# the URLs, then the tables of all arrays, joined, then the key table, and then the pins.
 _U1, _U4, _U8 = np.dtype("<u1"), np.dtype("<u4"), np.dtype("<u8")
 _COLUMNS: Final[dict[str, tuple[np.dtype[Any], bool]]] = {
     "urls": (_U1, False),
@@ -74,7 +75,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     counts: list[int]  # the number of values in each column
     parts: list[list[int]] | None  # the sizes of the compressed parts of each column; None: not compressed
     tables: list[_Table]
-    objects: dict[int, Any]  # of the key table; a Row is an array, an object with a lone surrogate its JSON
+    objects: dict[int, Any]  # objects of the key table; a Row as an array, an object with lone surrogates as JSON bytes
     seed: int
     version: int | None
     has_pins: bool
@@ -87,8 +88,8 @@ def pack(refs: ReferenceSet) -> list[Bytes]:
     return _encode(refs, compress=False)
 
 
-def shrink(refs: ReferenceSet) -> bytes:
-    """Encode ``refs`` with fast compression."""
+def pack_compressed(refs: ReferenceSet) -> bytes:
+    """Encode ``refs``, and compress the columns quickly."""
     return b"".join(_encode(refs, compress=True))
 
 
@@ -100,7 +101,7 @@ def _encode(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
         "url_ends": [refs.urls.ends],
         **{name: [getattr(table.ranges, name) for table in tables] for name in Ranges._fields},
         "numbers": [table.numbers for table in tables if table.numbers is not None],
-        "keys": [np.frombuffer(keys.spelled, np.uint8)],
+        "keys": [np.frombuffer(keys.joined_keys, np.uint8)],
         "key_ends": [keys.ends],
         **{f"key_{name}": [column] for name, column in keys.ranges._asdict().items()},
         "data": [np.frombuffer(keys.data, np.uint8)],
@@ -109,22 +110,22 @@ def _encode(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
     if pins is not None:
         columns |= {"etags": [pins.etags.data], "etag_ends": [pins.etags.ends], "times": [pins.times.data]}
         columns |= {"time_ends": [pins.times.ends], "sizes": [pins.sizes]}
-    counts, sizes, out = [], [], list[Bytes]()
+    counts, part_sizes, out = [], [], list[Bytes]()
     for name, (dtype, is_steps) in _COLUMNS.items():
         arrays = [array.astype(dtype, copy=False) for array in columns.get(name, ())]
         counts.append(sum(map(len, arrays)))
         if compress:
-            found = _pack_column(
+            parts = _pack_column(
                 arrays[0] if len(arrays) == 1 else np.concatenate([none.astype(dtype), *arrays]), is_steps
             )
-            sizes.append(list(map(len, found)))
-            out += found
+            part_sizes.append(list(map(len, parts)))
+            out += parts
         else:
             out += [np.ascontiguousarray(array).view(np.uint8).data for array in arrays]
             out.append(bytes(-counts[-1] * dtype.itemsize % _ALIGN))
     header = _Header(
         counts,
-        sizes if compress else None,
+        part_sizes if compress else None,
         [
             _Table(path.encode("utf-8", "surrogatepass"), table.grid, table.ranges.rows, table.numbers is not None)
             for path, table in refs.chunks.items()
@@ -140,13 +141,13 @@ def _encode(refs: ReferenceSet, *, compress: bool) -> list[Bytes]:
         head = msgspec.msgpack.encode(header)
     except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as e:
         raise ValueError(f"the set has a value that cannot be encoded: {e}") from e
-    start = _columns_start(len(head))
+    start = _find_columns_start(len(head))
     length = start + sum(map(len, out))
     return [_FIXED.pack(_MAGIC, length, len(head)), head, bytes(start - _FIXED.size - len(head)), *out]
 
 
 def _make_plain(value: Value) -> Any:
-    """Return a value that msgpack can encode: an object with a lone surrogate becomes JSON."""
+    """Return a value that msgpack can encode: an object with lone surrogates becomes JSON bytes."""
     if isinstance(value, dict):
         try:
             msgspec.msgpack.encode(value)
@@ -158,38 +159,32 @@ def _make_plain(value: Value) -> Any:
 
 
 def unpack(view: memoryview) -> ReferenceSet:
-    """Decode a reference set that `pack` wrote, on the memory of ``view``; ValueError if it is malformed."""
+    """Decode the result of `pack`; ValueError if it is malformed. The set uses the memory of ``view``."""
     if len(view) < _FIXED.size:
         raise ValueError(f"expected a header of {_FIXED.size} bytes, found {len(view)} bytes")
     magic, length, header_length = _FIXED.unpack_from(view)
     if magic != _MAGIC:
         raise ValueError("expected a reference set of this version")
-    start = _columns_start(header_length)
+    start = _find_columns_start(header_length)
     if length != len(view) or start > length:
         raise ValueError(f"expected {length} bytes, found {len(view)}")
     try:
         header = msgspec.msgpack.decode(view[_FIXED.size :][:header_length], type=_Header)
         return _build(header, view[start:])
-    except (
-        msgspec.MsgspecError,
-        IndexError,
-        TypeError,
-        RuntimeError,
-        SystemError,
-        MemoryError,
-    ) as e:  # some come from blosc
+    # blosc raises RuntimeError, SystemError, and MemoryError.
+    except (msgspec.MsgspecError, IndexError, TypeError, RuntimeError, SystemError, MemoryError) as e:
         raise ValueError(f"it is damaged: {e}") from e
 
 
-def swell(data: bytes) -> ReferenceSet:
-    """Decode a reference set that `shrink` wrote; ValueError if the bytes are damaged."""
+def unpack_compressed(data: bytes) -> ReferenceSet:
+    """Decode the result of `pack_compressed`; ValueError if it is damaged."""
     try:
         return unpack(memoryview(data))
     except ValueError as e:
         raise ValueError(f"the pickled references are damaged: {e}") from e
 
 
-def _columns_start(header_length: int) -> int:
+def _find_columns_start(header_length: int) -> int:
     end = _FIXED.size + header_length
     return end + -end % _ALIGN
 
@@ -243,13 +238,13 @@ def _split_columns(header: _Header, view: memoryview) -> list[Column]:
     return found
 
 
-def shrink_bytes(data: Buffer) -> list[bytes]:
-    """Compress ``data``."""
+def compress_bytes(data: Buffer) -> list[bytes]:
+    """Compress ``data`` to one or several parts."""
     return _pack_column(np.frombuffer(data, np.uint8), is_steps=False)
 
 
-def swell_bytes(parts: list[bytes]) -> bytes:
-    """Decompress the result of `shrink_bytes`."""
+def decompress_bytes(parts: list[bytes]) -> bytes:
+    """Decompress the result of `compress_bytes`."""
     return _unpack_column(parts, _U1, is_steps=False).tobytes()
 
 
@@ -273,7 +268,7 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
     for part in parts:
         if part[: _CHECK.size] != _CHECK.pack(zlib.crc32(memoryview(part)[_CHECK.size :])):
             raise ValueError("the checksum of a column does not match")
-    sizes = [_size(part) for part in parts]
+    sizes = [_read_size(part) for part in parts]
     out = np.empty(sum(sizes), np.uint8)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
         if size:
@@ -282,7 +277,7 @@ def _unpack_column(parts: Sequence[bytes | memoryview], dtype: np.dtype[Any], is
     return np.cumsum(column, dtype=dtype, out=column) if is_steps else column
 
 
-def _size(part: bytes | memoryview) -> int:
+def _read_size(part: bytes | memoryview) -> int:
     """Return the decompressed size of a part of a column, from blosc's header, which the checksum covers."""
     if len(part) < _CHECK.size + _SIZE.size:
         raise ValueError(f"expected a header of {_CHECK.size + _SIZE.size} bytes, found {len(part)} bytes")

@@ -1,7 +1,7 @@
-"""Build a `ReferenceSet` from references as they arrive, from whole blocks of JSON as columns if possible. No I/O here.
+"""Build a `ReferenceSet` from references as they arrive, if possible from whole blocks of JSON. No I/O here.
 
-As in a JSON object, the last value of a key wins. The metadata of an array may come after its chunks: these are kept
-by key until then, and searched again at the end.
+As in a JSON object, the last value of a key wins. If the metadata of an array come after its chunks, the references to
+these chunks are kept by key at first, and are moved to the columns of the array at the end.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from refshard_fs.references.pieces import PAD, Positions, find_distinct
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import METADATA, GridReader
 
-SMALL: Final = 256  # chunks: smaller arrays stay by key, since own columns take as much memory, and more time
+SMALL: Final = 256  # chunks of an array without columns of its own: columns would take as much memory, and more time
 BATCH: Final = 16384  # members that are taken at a time from a longer mapping
-FEW: Final = 64  # members: fewer are added one by one
-# Metadata are read if there are few metadata documents, or many members for each. If many arrays have few members each,
-# none of them is large, and reading all of their metadata would take longer than everything else.
-MANY: Final = 512  # metadata documents
-EACH: Final = 16  # members
-URLS: Final = 1 << 16  # URLs, equal ones included, that are added before equal ones are merged
+FEW: Final = 64  # members that are added one by one, because scanning JSON takes longer
+# Metadata are read if there are at most MANY_DOCUMENTS, or more than MANY_MEMBERS for each document. Otherwise no array
+# is large, and reading all of their metadata would take longer than everything else.
+MANY_DOCUMENTS: Final = 512
+MANY_MEMBERS: Final = 16
+MERGED_URLS: Final = 1 << 16  # equal URLs are merged when so many, and twice the distinct ones, were added
 
 
-class _Kept(msgspec.Struct, eq=False):
-    """Members by key. If grids have changed since, chunks of large arrays may be among them."""
+class _KeptMembers(msgspec.Struct, eq=False):
+    """Members by key. If grids have changed since the last search, chunks of large arrays may be among them."""
 
     order: int
     members: KeyTable
@@ -43,18 +43,18 @@ class _Kept(msgspec.Struct, eq=False):
 
 
 class ReferenceBuilder:
-    """Collect the members of one JSON object of references; ``where`` names it in errors."""
+    """Collect the members of one JSON object of references; ``where`` names the object in errors."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._urls: list[Texts] = []  # by block: the same URL has a different number in each block
+        self._urls: list[Texts] = []  # one element for each block: a URL has another number in each block
         self._url_count = 0
-        self._merged_count = 0  # of these, the ones that were distinct when equal ones were merged last
+        self._merged_count = 0  # how many distinct URLs there were when equal ones were merged last
         self._read_grid = GridReader(where).grid
         self._grids: dict[str, ChunkGrid] = {}  # grids of large arrays
-        self._grids_seen = 0  # the number of changes of these grids
+        self._grid_changes = 0  # how often the grid of a large array was added or changed
         self._parts: dict[str, PartsBuilder] = {}  # chunks of large arrays
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptMembers] = []
         self._order = 0
         self._texts = bytearray()  # texts of all blocks
         self._members = self._documents = 0  # counts of members and metadata documents
@@ -65,9 +65,9 @@ class ReferenceBuilder:
         return not self._order
 
     def add_block(self, block: bytes | memoryview, others: Iterable[bytes] = ()) -> bool:
-        """Add the members of a block of JSON; return False, without adding any, if `json_scan` cannot read the block.
+        """Add the members of a block of JSON. Add none and return False if `json_scan` cannot read the block.
 
-        The same if the block has one of the keys ``others``, which have a special meaning.
+        Do the same if the block has one of the keys ``others``, which have a special meaning for the caller.
         """
         try:
             found = scan(block)
@@ -83,7 +83,7 @@ class ReferenceBuilder:
         items = iter(members.items())
         is_short = len(members) <= 2 * BATCH
         for batch in (members,) if is_short else iter(lambda: dict(islice(items, BATCH)), {}):
-            regular = _regular(batch)
+            regular = _select_regular(batch)
             found = _scan_members(regular) if len(regular) > FEW else None
             if found is None:
                 self._add_one_by_one(batch)
@@ -93,7 +93,7 @@ class ReferenceBuilder:
             self._add(found)
 
     def expand(self, expand: Callable[[str], str]) -> None:
-        """Expand the URLs with ``{{`` of all members so far, each distinct URL once; errors name a key with the URL."""
+        """Expand templates in the URLs of all members so far, each distinct URL once; errors name a key of the URL."""
         if not any(b"{{" in urls.data.tobytes() for urls in self._urls):  # the usual case
             return
         urls = self._merge_urls()
@@ -105,7 +105,7 @@ class ReferenceBuilder:
                     url = expand(url)
                 except ManifestError as e:
                     kind = DivisionByZero if isinstance(e, DivisionByZero) else ManifestError
-                    raise kind(f"{self._key_of(number)!r} of {self._where}: its URL {urls[number]!r}: {e}") from e
+                    raise kind(f"{self._find_key_of(number)!r} of {self._where}: its URL {urls[number]!r}: {e}") from e
             new_numbers.append(known.setdefault(url, len(known)))
         self._renumber(Texts.of(known), np.array(new_numbers))
 
@@ -114,13 +114,13 @@ class ReferenceBuilder:
         urls = self._merge_urls()
         if self._unread and self._is_worth_reading():
             for item in sorted(self._kept, key=attrgetter("order")):
-                documents = item.members.keys_in_rows.with_names(METADATA)
+                documents = item.members.keys_in_rows.find_named(METADATA)
                 for row in documents.tolist():
-                    self._learn(item.members.key(row), item.members.value(row))
+                    self._read_grid_of(item.members.key(row), item.members.value(row))
         self._kept.sort(key=attrgetter("order"))
-        unplaced = [item for item in self._kept if item.grids_seen < self._grids_seen]
-        # Inline data can replace references only if there are references.
-        if any((rows.targets != NO_TARGET).any() for rows in self._ranges()):
+        unplaced = [item for item in self._kept if item.grids_seen < self._grid_changes]
+        # Without any reference, no chunk has to be moved or replaced.
+        if any((rows.targets != NO_TARGET).any() for rows in self._iterate_ranges()):
             for item in unplaced:
                 item.members = self._without_chunks(item.order, item.members)
         chunks, replaced = {}, []
@@ -134,37 +134,38 @@ class ReferenceBuilder:
                 replaced += [join(path, grid.tail(number)) for number in table.existing(inline)] if len(inline) else []
         keys = KeyTable.of([item.members for item in self._kept])
         if replaced:
-            keys = keys.without_rows(keys.rows_of(replaced))
+            keys = keys.drop_rows(keys.rows_of(replaced))
         return ReferenceSet(urls, chunks, keys, where=self._where)
 
     def _add(self, found: Members) -> None:
         """Add the members of a block."""
         keys, ranges, urls, texts = found
-        order, count = self._next(), len(keys.starts)
+        order, count = self._count_block(), len(keys.starts)
         self._add_urls(urls, ranges)
         is_text = ranges.targets == NO_TARGET
         ranges.offsets[is_text] += np.uint64(len(self._texts))
         self._texts += texts
-        documents = keys.with_names(METADATA)
+        documents = keys.find_named(METADATA)
         documents = documents[is_text[documents]]
         if self._reads_metadata(count, len(documents)):
             for row in documents.tolist():
                 start, stop = int(ranges.offsets[row]), int(ranges.offsets[row] + ranges.lengths[row])
-                self._learn(keys.key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
+                self._read_grid_of(keys.key(row), self._texts[start:stop].decode("utf-8", "surrogatepass"))
         left = np.arange(count) if is_text.all() else self._place(order, keys, ranges)
         if not len(left):
             return
         kept = (keys if len(left) == count else keys.take(left)).pack()
-        is_odd = _may_be_odd(kept)
-        if is_odd:
+        is_irregular = _may_be_irregular(kept)
+        if is_irregular:
             kept = Keys.of_names(map(self._normalise_key, kept.names()))
         members = KeyTable.of_keys(kept, ranges if len(left) == count else ranges.take(left), self._texts)
-        self._keep(order, members, is_placed=not is_odd and not is_text.all())
+        self._keep(order, members, is_placed=not is_irregular and not is_text.all())
 
     def _place(self, order: int, keys: Keys, ranges: Ranges) -> Positions:
-        """Move references to chunks of large arrays into columns; return the members to keep by key.
+        """Move references to chunks of large arrays into columns; return the rows of members that stay by key.
 
-        All inline data are kept by key. An inline chunk replaces an earlier reference: it gets a row without a target.
+        Inline data stay by key. An inline chunk of a large array also gets a row without a target in the columns, which
+        replaces an earlier reference to the chunk.
         """
         if not self._grids:
             return np.arange(len(keys.starts))
@@ -190,26 +191,26 @@ class ReferenceBuilder:
         return members if len(left) == len(members) else members.take(left)
 
     def _keep(self, order: int, members: KeyTable, *, is_placed: bool = True) -> None:
-        seen = self._grids_seen if is_placed else -1
-        self._kept.append(_Kept(order, members, seen))
+        seen = self._grid_changes if is_placed else -1
+        self._kept.append(_KeptMembers(order, members, seen))
 
-    def _next(self) -> int:
+    def _count_block(self) -> int:
         self._order += 1
         return self._order
 
     def _is_worth_reading(self) -> bool:
-        return self._documents <= MANY or self._members > EACH * self._documents
+        return self._documents <= MANY_DOCUMENTS or self._members > MANY_MEMBERS * self._documents
 
     def _reads_metadata(self, members: int, documents: int) -> bool:
-        """Count more members, and metadata documents among them; return whether reading these documents pays."""
+        """Count more members, and metadata documents among them; return whether to read these documents."""
         self._members += members
         self._documents += documents
         is_read = self._is_worth_reading()
         self._unread |= bool(documents) and not is_read
         return is_read
 
-    def _learn(self, key: str, value: Value) -> None:
-        """Read the grid of an array from the metadata ``key``. If the grid changes, the array's chunks go by key."""
+    def _read_grid_of(self, key: str, value: Value) -> None:
+        """Read an array's grid from its metadata ``key``. If the grid changed, keep the array's chunks by key."""
         grid = self._read_grid(key, value)
         if grid is None:
             return
@@ -217,22 +218,22 @@ class ReferenceBuilder:
         old = self._grids.get(path)
         if grid == old or (old is None and grid.size <= SMALL):
             return
-        self._grids_seen += 1
+        self._grid_changes += 1
         if old is not None:
             del self._grids[path]
             for order, part in self._parts.pop(path).list_parts() if path in self._parts else ():
                 rows = {join(path, old.tail(int(part.numbers[i]))): i for i in range(len(part.numbers))}
-                there = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
-                self._keep(order, KeyTable.of_mapping(there), is_placed=False)
+                references = {key: row for key, i in rows.items() if (row := part.ranges.row(i)) is not None}
+                self._keep(order, KeyTable.of_mapping(references), is_placed=False)
         if grid.size > SMALL:
             self._grids[path] = grid
 
     def _add_urls(self, urls: Texts, ranges: Ranges) -> None:
         """Add the URLs of a block, and adjust the targets of its ``ranges``, which begin at 0.
 
-        Blocks repeat URLs. Merging those of all blocks at the end would take more memory than the references.
+        Blocks repeat URLs. Keeping the URLs of all blocks until the end could take more memory than the references.
         """
-        if self._url_count > 2 * self._merged_count + URLS:
+        if self._url_count > 2 * self._merged_count + MERGED_URLS:
             self._merge_urls()
         ranges.targets[ranges.targets != NO_TARGET] += np.uint32(self._url_count)
         self._urls.append(urls)
@@ -251,17 +252,17 @@ class ReferenceBuilder:
         """Replace target ``i`` by ``numbers[i]``, an index into ``urls``."""
         if len(urls) < len(numbers):
             new_numbers = np.append(numbers, NO_TARGET).astype(np.uint32)
-            for ranges in self._ranges():
+            for ranges in self._iterate_ranges():
                 new_numbers.take(ranges.targets, out=ranges.targets, mode="clip")  # NO_TARGET stays, by clipping
         self._urls, self._url_count = [urls], len(urls)
         self._merged_count = len(urls)
 
-    def _ranges(self) -> Iterator[Ranges]:
+    def _iterate_ranges(self) -> Iterator[Ranges]:
         for parts in self._parts.values():
             yield from (part.ranges for _, part in parts.list_parts())
         yield from (item.members.ranges for item in self._kept)
 
-    def _key_of(self, target: int) -> str:
+    def _find_key_of(self, target: int) -> str:
         """Return a key that refers to ``target``."""
         for path, parts in self._parts.items():
             for _, part in parts.list_parts():
@@ -288,32 +289,34 @@ class ReferenceBuilder:
                 raise type(e)(f"{key!r} of {self._where}: {e}") from e
             if name.endswith(METADATA) and name.rpartition("/")[2] in METADATA and type(read) is not Row:
                 documents.append(name)
-        order = self._next()
+        order = self._count_block()
         if self._reads_metadata(len(members), len(documents)):
             for name in documents:
-                self._learn(name, found[name])
+                self._read_grid_of(name, found[name])
         columns = KeyTable.of_mapping(found)
         self._add_urls(Texts.of(urls), columns.ranges)
         self._keep(order, self._without_chunks(order, columns) if self._grids else columns)
 
     def _normalise_key(self, key: str) -> str:
         try:
-            return _key(key)
+            return _normalise(key)
         except ValueError as e:
             raise ManifestError(f"{key[:200]!r} of {self._where}: {e}") from e
 
 
 def _parse_value(value: Any, urls: dict[str | None, int]) -> Value:
-    """Convert a member's value; its URL gets a number in ``urls``."""
+    """Convert the value of a member in JSON; ``urls`` numbers the URLs, and gets the URL of the member."""
     match value:
         case str():
             return value
-        case bytes():  # kerchunk also makes bytes that begin with "base64:"; damage is reported by the reader
+        case bytes():  # kerchunk also makes bytes that begin with "base64:"; readers of the key report damaged ones
             return value.decode("latin-1") if value.startswith(b"base64:") else value
         case [str() | None as url]:
             return Row(urls.setdefault(url, len(urls)), 0, None)
         case [str() | None as url, offset, length]:
-            return Row(urls.setdefault(url, len(urls)), _count(offset, "offset"), _count(length, "length"))
+            return Row(
+                urls.setdefault(url, len(urls)), _check_integer(offset, "offset"), _check_integer(length, "length")
+            )
         case [url] | [url, _, _]:
             raise ManifestError(f"its URL is {url!r}: expected text or null")
         case list() | tuple():
@@ -324,8 +327,8 @@ def _parse_value(value: Any, urls: dict[str | None, int]) -> Value:
             raise ManifestError(f"expected text, an object, [url] or [url, offset, length], got {value!r}")
 
 
-def _regular(members: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the members that are texts, or lists that begin with a text; JSON would change others, such as bytes."""
+def _select_regular(members: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the members that are text, or a list that begins with text: JSON would change others, such as bytes."""
     return {
         key: value
         for key, value in members.items()
@@ -335,22 +338,22 @@ def _regular(members: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _scan_members(members: Mapping[str, Any]) -> Members | None:
-    """Convert members to columns by way of JSON; None if they are irregular."""
+    """Encode members as JSON and scan this to columns; None if that is impossible."""
     try:
         return scan(msgspec.json.encode(members)[1:-1])
     except (TypeError, ValueError, OverflowError):  # reading them one by one reports the error
         return None
 
 
-def _key(key: str) -> str:
+def _normalise(key: str) -> str:
     if "\\" in key or "//" in key or key[:1] == "/" or key[-1:] == "/":
         key = normalise(key)
     return check_key(key)
 
 
-def _may_be_odd(keys: Keys) -> bool:
+def _may_be_irregular(keys: Keys) -> bool:
     """Return whether one of ``keys``, which are packed, may be invalid, or not in normal form."""
-    if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may be too long
+    if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may have more than MOST_STEPS segments
         return True
     characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)
     ends = np.flatnonzero(characters == 0)  # ends of segments
@@ -358,7 +361,7 @@ def _may_be_odd(keys: Keys) -> bool:
     return b"\\" in keys.text or bool(((first == 0) | (first == ord("."))).any())
 
 
-def _count(value: Any, name: str) -> int:
+def _check_integer(value: Any, name: str) -> int:
     if isinstance(value, np.integer):
         value = int(value)
     if type(value) is not int or not 0 <= value < WHOLE:

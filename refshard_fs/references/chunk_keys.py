@@ -1,4 +1,4 @@
-"""Find chunk keys among many keys: the array of each, and the chunk's number in the array's grid. No I/O here."""
+"""Find the chunk keys among many keys, the array of each, and the chunk's number in the array's grid. No I/O here."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ENDS_A_CHUNK: Final = np.array([chr(byte) in "0123456789c" for byte in range(25
 
 
 class Keys(NamedTuple):
-    """Keys in UTF-8 as ranges of one text, which ends with `PAD`; a NUL follows each key."""
+    """Keys in UTF-8, as ranges of one text, in which a NUL follows each key; the text ends with `PAD`."""
 
     text: Buffer
     starts: Positions
     stops: Positions
 
     @classmethod
-    def of(cls, spelled: bytes, sizes: Positions) -> Keys:
-        """Make keys of ``sizes`` bytes from ``spelled``: all keys joined, each followed by a NUL."""
+    def of(cls, joined: bytes, sizes: Positions) -> Keys:
+        """Make keys of ``sizes`` bytes from ``joined``: all keys, each followed by a NUL."""
         stops = (sizes + 1).cumsum() - 1
-        return cls(spelled + PAD, stops - sizes, stops)
+        return cls(joined + PAD, stops - sizes, stops)
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> Keys:
@@ -45,7 +45,7 @@ class Keys(NamedTuple):
         return cls.of(b"".join([name + b"\0" for name in encoded]), sizes)
 
     def take(self, rows: Any) -> Keys:
-        """Return some of the keys."""
+        """Return the keys in ``rows``: positions, a mask or a slice."""
         return Keys(self.text, self.starts[rows], self.stops[rows])
 
     def pack(self) -> Keys:
@@ -53,7 +53,7 @@ class Keys(NamedTuple):
         return Keys.of(self.join(), self.stops - self.starts)
 
     def key(self, row: int) -> str:
-        """Return one key."""
+        """Return the key in ``row`` as text."""
         return bytes(self.text[self.starts[row] : self.stops[row]]).decode("utf-8", "surrogatepass")
 
     def join(self, skipped: int = 0) -> bytes:
@@ -70,11 +70,11 @@ class Keys(NamedTuple):
         return bool(match_beginnings(self.text, self.starts[rows], key).any())
 
     def may_be_chunks(self) -> Booleans:
-        """Return which keys end like keys of chunks."""
+        """Return a mask of the keys that end with a digit or "c", as keys of chunks do."""
         found: Booleans = _ENDS_A_CHUNK[np.frombuffer(self.text, np.uint8)[self.stops - 1]]
         return found
 
-    def with_names(self, names: Sequence[str]) -> Positions:
+    def find_named(self, names: Sequence[str]) -> Positions:
         """Return the positions of keys whose last segment is one of ``names``."""
         characters = np.frombuffer(self.text, np.uint8)
         found = np.zeros(len(self.starts), np.bool_)
@@ -87,8 +87,8 @@ class Keys(NamedTuple):
             found[rows] |= match_beginnings(self.text, begins, name)
         return np.flatnonzero(found)
 
-    def by_directory(self, name_of: Callable[[str], str | None] = str) -> Groups:
-        """Group the keys by ``name_of(directory)``; keys for which it is None are left out."""
+    def group_by_directory(self, name_of: Callable[[str], str | None] = str) -> Groups:
+        """Group the keys by ``name_of(directory)``, without the keys for which this is None."""
         slashes = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord("/"))
         last = np.concatenate(([-1], slashes))[slashes.searchsorted(self.stops)]
         ends = np.maximum(last, self.starts)
@@ -104,7 +104,7 @@ class Keys(NamedTuple):
 
 
 class Groups(Mapping[str, Positions]):
-    """Rows by name: the rows of the i-th name are ``order[bounds[i] : bounds[i + 1]]``."""
+    """Rows by name: the rows of the name with ``places[name] == i`` are ``order[bounds[i] : bounds[i + 1]]``."""
 
     __slots__ = ("_bounds", "_order", "_places")
 
@@ -132,7 +132,7 @@ class ChunkKeys(NamedTuple):
 
 
 def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKeys]:
-    """Yield the chunk keys among ``keys``, for each array in ``grids`` (by path) once.
+    """Yield the chunk keys among ``keys`` of each array in ``grids``; arrays without any are left out.
 
     A key belongs to the nearest array above it.
     """
@@ -141,29 +141,29 @@ def place_chunks(keys: Keys, grids: Mapping[str, ChunkGrid]) -> Iterator[ChunkKe
         return
     path = find_nearest(keys.key(count // 2), grids)
     if path is not None:  # the usual case: all keys of a block are chunks of one array
-        prefix = _prefix(path)
+        prefix = _make_prefix(path)
         if match_beginnings(keys.text, keys.starts, prefix).all():
             numbers = parse_chunk_numbers(keys, len(prefix), grids[path])
             if numbers is not None:
                 yield ChunkKeys(path, np.arange(count), numbers)
                 return
-    for path, rows in keys.by_directory(lambda directory: find_nearest(join(directory, "0"), grids)).items():
-        some, skipped, grid = keys.take(rows), len(_prefix(path)), grids[path]
-        numbers = parse_chunk_numbers(some, skipped, grid)
+    for path, rows in keys.group_by_directory(lambda directory: find_nearest(join(directory, "0"), grids)).items():
+        below, skipped, grid = keys.take(rows), len(_make_prefix(path)), grids[path]
+        numbers = parse_chunk_numbers(below, skipped, grid)
         if numbers is None:
-            found = [grid.number(tail) for tail in some.names(skipped)]
+            found = [grid.number(tail) for tail in below.names(skipped)]
             rows = rows[[number is not None for number in found]]
             numbers = np.array([number for number in found if number is not None], np.uint64)
         if len(rows):
             yield ChunkKeys(path, rows, numbers)
 
 
-def _prefix(path: str) -> bytes:
+def _make_prefix(path: str) -> bytes:
     return path.encode("utf-8", "surrogatepass") + b"/" if path else b""
 
 
 def parse_chunk_numbers(keys: Keys, skipped: int, grid: ChunkGrid) -> UInt64s | None:
-    """Return the numbers of chunks, without the first ``skipped`` bytes of each key; None if one is not a chunk."""
+    """Parse keys, without the first ``skipped`` bytes of each, to numbers of chunks; None if one is not a chunk."""
     separator = grid.encoding.separator.encode()
     head = b"c" + separator if grid.encoding.name == "default" else b""
     begins = keys.starts + skipped

@@ -1,12 +1,11 @@
 r"""Scan JSON members of a reference set to columns, a block at a time, without Python objects. No I/O here.
 
-A block is a run of members ``"key":["url",offset,length]``, ``"key":["url"]`` and ``"key":"text"``, as all writers of
-reference sets write them, without blanks or with a blank after each comma and colon. A block with anything else, or
-with an escape like ``\u00e9``, is refused: then a JSON reader has to read it. The result is always that of a JSON
-reader.
+A block is a sequence of members ``"key":["url",offset,length]``, ``"key":["url"]`` and ``"key":"text"``, as all writers
+of reference sets write them, either without blanks or with a blank after each comma and colon. If a block has anything
+else, or an escape like ``\u00e9``, `scan` returns None, and the caller uses a JSON reader. Both give the same members.
 
-The positions of the quotes divide a block into keys, URLs and texts; the characters between these are checked, and
-numbers are read from them.
+The positions of the quotes divide a block into keys, URLs and texts. The functions check the characters between these,
+and parse the numbers there.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from refshard_fs.references.pieces import (
     parse_numbers_before,
 )
 
-# The meaning of a letter after a backslash; 0 if it is not a simple escape. `\\` is replaced by `\1` before.
+# The meaning of a letter after a backslash; 0 if it is not an escape of one letter. `\\` was replaced by `\1` before.
 _MEANINGS: Final = np.zeros(256, np.uint8)
 _MEANINGS[list(b'\1"/ntrbf')] = list(b'\\"/\n\t\r\b\f')
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -38,8 +37,8 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 class Members(NamedTuple):
     """The members of a block, whose targets are indexes into ``urls``.
 
-    A member without a target is a text: ``length`` bytes of ``texts`` from ``offset`` on. The bytes between texts have
-    no meaning.
+    The value of a member without a target is a text: ``length`` bytes of ``texts`` from ``offset`` on. ``texts`` may
+    have other bytes between these.
     """
 
     keys: Keys
@@ -55,7 +54,7 @@ def scan(block: bytes | memoryview) -> Members | None:
     """
     sample = bytes(block[:4096])
     blank = b" " if b'": ["' in sample or b'": "' in sample else b""
-    # With blanks before it, `parse_numbers_before` need not copy the text.
+    # 16 blanks come first, so that `parse_numbers_before` need not copy the text.
     text: bytes | bytearray = b"".join((b" " * 16, block, b",", blank, b'"', PAD))
     if not text.isascii():
         text.decode()
@@ -85,7 +84,7 @@ def scan(block: bytes | memoryview) -> Members | None:
         and (values - keys_end == 3 + len(blank))[references].all()
     ):
         return None
-    found = _ranges(text, values_end[references], following[references], blank)
+    found = _parse_ranges(text, values_end[references], following[references], blank)
     if found is None:
         return None
     text = text if isinstance(text, bytearray) else bytearray(text)
@@ -93,17 +92,17 @@ def scan(block: bytes | memoryview) -> Members | None:
     if escapes is not None:
         marked[escapes.places] = escapes.meanings
     marked[keys_end] = marked[values_end] = 0
-    urls, targets = _urls(text, values[references] + 1, values_end[references])
+    urls, targets = _find_distinct_urls(text, values[references] + 1, values_end[references])
     ranges = Ranges(targets, *found)
-    spelled = Keys(text, keys + 1, keys_end)
+    all_keys = Keys(text, keys + 1, keys_end)
     if not len(rows):
-        return Members(spelled, ranges, urls, b"")
+        return Members(all_keys, ranges, urls, b"")
     starts, stops = values[rows] + 1, values_end[rows]
     sizes = stops - starts
     texts: Buffer = text
     if 2 * int(sizes.sum()) < len(text):  # otherwise it is faster to keep the whole block
         texts, starts = join_pieces(text, starts, stops), sizes.cumsum() - sizes
-    members = Members(spelled, Ranges.absent(count), urls, texts)
+    members = Members(all_keys, Ranges.absent(count), urls, texts)
     members.ranges.put(references, ranges)
     members.ranges.offsets[rows], members.ranges.lengths[rows] = starts, sizes
     return members
@@ -116,7 +115,7 @@ class _Escapes(NamedTuple):
 
 
 def _remove_escapes(text: bytes | bytearray) -> _Escapes | None:
-    """Replace escapes of one letter; return the text, and the places and meanings; None if there are other escapes."""
+    """Replace each escape of one letter by a byte; None if the text has other escapes or control characters."""
     characters = np.frombuffer(text, np.uint8)
     if characters[: -len(PAD)].min() <= 1:
         return None
@@ -136,8 +135,10 @@ def _remove_escapes(text: bytes | bytearray) -> _Escapes | None:
     return _Escapes(replaced.replace(b"\\", b""), places, meanings)
 
 
-def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: bytes) -> tuple[UInt64s, UInt64s] | None:
-    """Read offsets and lengths, between the end of each URL and the next key; None if one is malformed."""
+def _parse_ranges(
+    text: Buffer, values_end: Positions, following: Positions, blank: bytes
+) -> tuple[UInt64s, UInt64s] | None:
+    """Parse offset and length between each URL's end and the next key; None if one is malformed."""
     step = 1 + len(blank)
     ends = following - step - 1
     if not match_beginnings(text, ends, b'],%b"' % blank).all():
@@ -147,7 +148,7 @@ def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: by
         offsets, lengths = np.zeros(len(ends), np.uint64), np.full(len(ends), WHOLE, np.uint64)
         others = np.flatnonzero(~is_whole)
         if len(others):
-            found = _ranges(text, values_end[others], following[others], blank)
+            found = _parse_ranges(text, values_end[others], following[others], blank)
             if found is None:
                 return None
             offsets[others], lengths[others] = found
@@ -167,7 +168,7 @@ def _ranges(text: Buffer, values_end: Positions, following: Positions, blank: by
     return first.values, last.values
 
 
-def _urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UInt32s]:
+def _find_distinct_urls(text: Buffer, starts: Positions, stops: Positions) -> tuple[Texts, UInt32s]:
     """Return the distinct URLs, and the number of each reference's URL among them."""
     begun = find_runs(text, starts, stops)  # usually many consecutive references have the same URL
     counts = np.diff(begun, append=len(starts))

@@ -1,6 +1,6 @@
-"""A table of members of a reference set by key, in columns, without Python objects. No I/O here.
+"""Keep members of a reference set in columns, without Python objects, and find them by key. No I/O here.
 
-All keys are joined to bytes, and so are all texts; a key is found by its hash.
+All keys are joined to one text, and all values that are text to another. The table finds a key by its hash.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ BATCH: Final = 8192
 class KeyTable(Mapping[str, Value]):
     """An immutable mapping of keys to values.
 
-    ``spelled`` is all keys in UTF-8, with a NUL behind each and `pieces.PAD` at the end; ``ends`` are the ends of keys.
-    A row without a reference in ``ranges`` has its value in ``objects``, or its range is that of a text in ``data``,
-    which several tables may share. ``index`` is an ascending column: the upper 32 bits of an element are those of a
-    key's hash, for ``seed``, the lower 32 bits are the key's row.
+    ``joined_keys`` is all keys in UTF-8, with a NUL after each key and `pieces.PAD` at the end; ``ends`` are the ends
+    of the keys. If a row has no target in ``ranges``, its value is in ``objects``, or it is a text, whose range in
+    ``data`` the row states; several tables may share ``data``. ``index`` ascends: the upper 32 bits of an element are
+    the upper half of a key's hash for ``seed``, and the lower 32 bits are the key's row.
     """
 
-    __slots__ = ("_index", "data", "ends", "objects", "ranges", "seed", "spelled")
+    __slots__ = ("_index", "data", "ends", "joined_keys", "objects", "ranges", "seed")
 
     def __init__(
         self,
-        spelled: Buffer,
+        joined_keys: Buffer,
         ends: UInt64s,
         ranges: Ranges,
         data: Buffer,
@@ -46,7 +46,7 @@ class KeyTable(Mapping[str, Value]):
         index: UInt64s | None = None,
         seed: int = SEED,
     ) -> None:
-        self.spelled = spelled
+        self.joined_keys = joined_keys
         self.ends = ends
         self.ranges = ranges
         self.data = data
@@ -57,33 +57,32 @@ class KeyTable(Mapping[str, Value]):
     @classmethod
     def of(cls, parts: Sequence[KeyTable]) -> KeyTable:
         """Join the members of all ``parts``; the last member of a key wins."""
-        spelled = b"".join([*(memoryview(part.spelled)[: -len(PAD)] for part in parts), PAD])
+        joined_keys = b"".join([*(memoryview(part.joined_keys)[: -len(PAD)] for part in parts), PAD])
         ends, objects, shifts = [np.zeros(0, np.uint64)], dict[int, Value](), dict[int, int]()
         columns = []
         data = list[Buffer]()
         first = start = end = 0
         for part in parts:
             ends.append(part.ends + np.uint64(start))
-            start += len(part.spelled) - len(PAD)
+            start += len(part.joined_keys) - len(PAD)
             if id(part.data) not in shifts:
                 shifts[id(part.data)] = end
                 data.append(part.data)
                 end += len(part.data)
-            shift = (part.ranges.targets == NO_TARGET) * np.uint64(
-                shifts[id(part.data)]
-            )  # texts move, references do not
+            # The offsets of texts change; the offsets of references do not.
+            shift = (part.ranges.targets == NO_TARGET) * np.uint64(shifts[id(part.data)])
             columns.append(part.ranges._replace(offsets=part.ranges.offsets + shift))
             objects.update((first + place, value) for place, value in part.objects.items())
             first += len(part)
         joined = data[0] if len(data) == 1 else b"".join(data)
-        table = cls(spelled, np.concatenate(ends), Ranges.concatenate(columns), joined, objects)
-        return table.without_rows(table._find_repeated())
+        table = cls(joined_keys, np.concatenate(ends), Ranges.concatenate(columns), joined, objects)
+        return table.drop_rows(table._find_repeated())
 
     @classmethod
     def of_keys(
         cls, keys: Keys, ranges: Ranges, data: Buffer, objects: Mapping[int, Value] = MappingProxyType({})
     ) -> KeyTable:
-        """Make a table of members; ``keys`` must be distinct and packed."""
+        """Make a table of members; ``keys`` must be distinct, and packed by `Keys.pack`."""
         return cls(keys.text, keys.stops.view(np.uint64), ranges, data, objects)
 
     @classmethod
@@ -106,35 +105,38 @@ class KeyTable(Mapping[str, Value]):
         return cls.of_keys(Keys.of_names(members), Ranges.of(rows), b"".join(data), objects)
 
     def take(self, rows: Positions) -> KeyTable:
-        """Return some of the members."""
+        """Return a table of some rows."""
         objects = {i: self.objects[row] for i, row in enumerate(rows.tolist()) if row in self.objects}
         return self.of_keys(self.keys_at(rows).pack(), self.ranges.take(rows), self.data, objects)
 
-    def without_rows(self, rows: Iterable[int]) -> KeyTable:
+    def drop_rows(self, rows: Iterable[int]) -> KeyTable:
         """Return the table without some of its rows."""
-        chosen = np.ones(len(self), np.bool_)
-        chosen[list(rows)] = False
-        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+        remains = np.ones(len(self), np.bool_)
+        remains[list(rows)] = False
+        return self if remains.all() else self.take(np.flatnonzero(remains))
 
     def rows_of(self, keys: Iterable[str]) -> set[int]:
         """Return the rows of the ``keys`` that exist."""
         return {row for row in map(self._row, keys) if row is not None}
 
     def check(self) -> None:
-        """Raise ValueError unless all columns have the same length, and their ranges lie in keys and data."""
+        """Raise ValueError unless all columns have the same length, and all ends, texts and rows are within bounds."""
         count, ends = len(self.ends), self.ends
         text = self.ranges.take(self.ranges.targets == NO_TARGET)
         size = np.uint64(len(self.data))
-        sound = all(len(column) == count for column in (*self.ranges, self.index))
-        sound = sound and len(self.spelled) == (int(ends[-1]) + 1 if count else 0) + len(PAD)
-        sound = sound and bool((ends[1:] > ends[:-1]).all())
-        # NULs separate keys, so that no key may contain one.
-        others = np.count_nonzero(np.frombuffer(self.spelled, np.uint8))
-        sound = sound and len(self.spelled) - others == count + len(PAD)
-        if not sound or ((text.offsets > size) | (text.lengths > size - text.offsets)).any():
-            raise ValueError("the columns of a key table do not fit one another")
+        fits = all(len(column) == count for column in (*self.ranges, self.index))
+        fits = fits and len(self.joined_keys) == (int(ends[-1]) + 1 if count else 0) + len(PAD)
+        fits = fits and bool((ends[1:] > ends[:-1]).all())
+        # NULs separate keys, so no key may contain a NUL.
+        others = np.count_nonzero(np.frombuffer(self.joined_keys, np.uint8))
+        fits = fits and len(self.joined_keys) - others == count + len(PAD)
+        if not fits or ((text.offsets > size) | (text.lengths > size - text.offsets)).any():
+            raise ValueError(
+                "the columns of a key table contradict each other: lengths differ, ends do not ascend, keys contain "
+                "NULs, or texts lie outside of the data"
+            )
         if count and int((self.index & np.uint64(_LOW)).max()) >= count:
-            raise ValueError("the index of a key table has rows beyond its end")
+            raise ValueError("the index of a key table names rows that do not exist")
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -162,11 +164,11 @@ class KeyTable(Mapping[str, Value]):
     def keys_at(self, rows: Positions) -> Keys:
         """Return the keys of some rows."""
         starts = np.where(rows > 0, self.ends[rows - 1] + np.uint64(1), np.uint64(0)) if len(rows) else rows
-        return Keys(self.spelled, starts.view(np.int64), self.ends[rows].view(np.int64))
+        return Keys(self.joined_keys, starts.view(np.int64), self.ends[rows].view(np.int64))
 
     def key(self, row: int) -> str:
         """Return the key of a row."""
-        return bytes(self.spelled[self._start(row) : int(self.ends[row])]).decode("utf-8", "surrogatepass")
+        return bytes(self.joined_keys[self._start(row) : int(self.ends[row])]).decode("utf-8", "surrogatepass")
 
     def value(self, row: int) -> Value:
         """Return the value of a row."""
@@ -180,13 +182,12 @@ class KeyTable(Mapping[str, Value]):
 
     @property
     def index(self) -> UInt64s:
-        """The rows by the hashes of their keys, computed at the first look-up."""
+        """The rows by the hashes of their keys, computed at the first look-up: see the class."""
         if self._index is None:
             index = np.empty(len(self), np.uint64)
-            for some in np.split(np.arange(len(self)), range(BATCH, len(self), BATCH)):
-                index[some] = compute_hashes(*self.keys_at(some), self.seed) & np.uint64(_LOW << 32) | some.view(
-                    np.uint64
-                )
+            for rows in np.split(np.arange(len(self)), range(BATCH, len(self), BATCH)):
+                hashes = compute_hashes(*self.keys_at(rows), self.seed)
+                index[rows] = hashes & np.uint64(_LOW << 32) | rows.view(np.uint64)
             index.sort()
             self._index = index
         return self._index
@@ -202,7 +203,7 @@ class KeyTable(Mapping[str, Value]):
                 return None
             row = packed & _LOW
             stop = int(self.ends[row])
-            if self.spelled[stop - len(piece) : stop] == piece and stop - len(piece) == self._start(row):
+            if self.joined_keys[stop - len(piece) : stop] == piece and stop - len(piece) == self._start(row):
                 return row
             at += 1
         return None
@@ -228,10 +229,10 @@ class KeyTable(Mapping[str, Value]):
     def nbytes(self) -> int:
         """The approximate size in memory, in bytes."""
         arrays = 2 * self.ends.nbytes + self.ranges.nbytes
-        return len(self.spelled) + len(self.data) + arrays + 200 * len(self.objects)
+        return len(self.joined_keys) + len(self.data) + arrays + 200 * len(self.objects)
 
     def has_marks(self, rows: Positions, marks: Sequence[bytes]) -> bool:
-        """Return whether one of ``rows`` is not plain text, or contains one of ``marks``."""
+        """Return whether one of the values in ``rows`` is not plain text, or contains one of ``marks``."""
         if not self.objects.keys().isdisjoint(rows.tolist()) or (self.ranges.targets[rows] != NO_TARGET).any():
             return True
         starts, sizes, data = (
@@ -239,7 +240,7 @@ class KeyTable(Mapping[str, Value]):
             self.ranges.lengths[rows].view(np.int64),
             self.data,
         )
-        if len(self._in_base64(starts, sizes)):
+        if len(self._find_base64(starts, sizes)):
             return True
         if 2 * int(sizes.sum()) < len(data):
             spans = set(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
@@ -247,8 +248,8 @@ class KeyTable(Mapping[str, Value]):
         data = bytes(data)
         return any(mark in data for mark in marks)
 
-    def _in_base64(self, starts: Positions, sizes: Positions) -> Positions:
-        """Return the texts in base64, as positions."""
+    def _find_base64(self, starts: Positions, sizes: Positions) -> Positions:
+        """Return the positions of the texts that are in base64."""
         characters = np.frombuffer(self.data, np.uint8)
         found = np.flatnonzero(sizes >= len(_BASE64))
         for i, byte in enumerate(_BASE64):
@@ -260,14 +261,14 @@ class KeyTable(Mapping[str, Value]):
         targets, offsets, lengths = self.ranges.take(rows)
         sizes = lengths.view(np.int64)  # -1 for whole targets
         texts = np.flatnonzero(targets == NO_TARGET)
-        encoded = texts[self._in_base64(offsets[texts].view(np.int64), sizes[texts])]
+        encoded = texts[self._find_base64(offsets[texts].view(np.int64), sizes[texts])]
         if len(encoded):
             characters = np.frombuffer(self.data, np.uint8)
             begins = offsets[encoded].view(np.int64) + len(_BASE64)
             ends = offsets[encoded].view(np.int64) + sizes[encoded]
-            # Blanks do not count. Texts with other characters are damaged, or irregular: their size is -1.
+            # Texts with blanks or characters that base64 does not have get the size -1: they must be decoded first.
             first = int(begins.min())
-            around = characters[first : int(ends.max())]  # without the data of other directories
+            around = characters[first : int(ends.max())]  # all of ``data`` may be far longer
             odd = np.flatnonzero((around <= ord(" ")) | (around > ord("z"))) + first
             is_regular = ((ends - begins) % 4 == 0) & (odd.searchsorted(ends) == odd.searchsorted(begins))
             padding = (characters[ends - 1] == ord("=")).astype(np.int64) + (characters[ends - 2] == ord("="))
@@ -279,7 +280,7 @@ class KeyTable(Mapping[str, Value]):
 
 
 class _Items(ItemsView[str, Value]):
-    """The items of a table in the order of its rows, without a look-up for each key."""
+    """The items of a table in the order of its rows; iteration needs no look-ups."""
 
     def __init__(self, table: KeyTable) -> None:
         super().__init__(table)

@@ -1,4 +1,4 @@
-"""The key space of a reference set, which resolves its URLs. No I/O here."""
+"""Look up keys in a reference set, and make its URLs absolute. No I/O here."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class FlatKeySpace(KeySpace):
         self._urls: list[str | None] = [None] * len(refs.urls)
         self._pins: dict[int, Pin | None] = {}
         self._origins: dict[int, Origin] = {}
-        self._says_nothing = refs.pins is None and not refs.origins  # targets have neither pins nor origins
+        self._has_only_urls = refs.pins is None and not refs.origins  # whether targets have neither pins nor origins
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry of ``key``, or None; this never needs a read."""
+        """Return the entry of ``key``; None if the key does not exist."""
         value = self.refs.value(key)
         if value is None:
             return None
@@ -80,8 +80,8 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _documents(self) -> Positions:
-        """The rows with metadata of arrays, in the table of members by key."""
-        return self.refs.keys.keys_in_rows.with_names(METADATA)
+        """The rows of ``refs.keys`` that are ``.zarray`` or ``zarr.json`` documents."""
+        return self.refs.keys.keys_in_rows.find_named(METADATA)
 
     @cached_property
     def holds_all_metadata(self) -> bool:  # type: ignore[override]  # a property here
@@ -89,7 +89,7 @@ class FlatKeySpace(KeySpace):
         return bool((self.refs.keys.ranges.targets[self._documents] == NO_TARGET).all())
 
     def metadata_lacks(self, marks: tuple[bytes, ...]) -> bool:
-        """Return whether all metadata of the root and of arrays are plain text in the set, without any of ``marks``."""
+        """Return whether all ``.zarray`` and ``zarr.json`` are plain text in the set, and contain none of ``marks``."""
         return len(self.refs.chunks) <= len(self._documents) and not self.refs.keys.has_marks(self._documents, marks)
 
     def lookup(self, key: str) -> Steps[Entry | None]:
@@ -121,7 +121,7 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _members(self) -> tuple[dict[str, Any], dict[str, dict[int, Value]]]:
-        """The members that are not chunks, by key, and the inline chunks by array and number."""
+        """The members that are not chunks, by key; and the inline chunks, by array and number."""
         refs = self.refs
         members: dict[str, Any] = {}
         inline: dict[str, dict[int, Value]] = {}
@@ -135,7 +135,7 @@ class FlatKeySpace(KeySpace):
         return members, inline
 
     def chunks(self, array: str, numbers: Numbers, grid: ChunkGrid | None = None) -> Steps[Chunks]:
-        if array not in self.refs.tables:  # the array's document is a reference, which only a view has read
+        if array not in self.refs.tables:  # the array's metadata are a reference, which only a view has read
             return (yield from super().chunks(array, numbers, grid))
         table = self.refs.tables[array]
         builder = ChunksBuilder(len(numbers))
@@ -149,7 +149,7 @@ class FlatKeySpace(KeySpace):
         ranges = table.part(present).ranges
         pins: dict[int, Pin | None] = {}
         origins: dict[int, Origin] = {}
-        if not self._says_nothing:
+        if not self._has_only_urls:
             for target in distinct_codes(ranges.targets, len(self.refs.urls))[0]:
                 pins[target], origins[target] = self.pin(target), self.origin(target)
         builder.put(rows, self.refs.urls, ranges, pins, origins)
@@ -195,7 +195,7 @@ class FlatKeySpace(KeySpace):
     def _span(self, row: Row) -> Span:
         url = self._urls[row.target] or self.url(row.target)
         stop = None if row.length is None else row.offset + row.length
-        if self._says_nothing:
+        if self._has_only_urls:
             return Span(url, row.offset, stop)
         return Span(url, row.offset, stop, pin=self.pin(row.target), origin=self.origin(row.target))
 
@@ -206,7 +206,7 @@ class FlatKeySpace(KeySpace):
         return self._pins.get(target)
 
     def origin(self, target: int) -> Origin:
-        """Return the servers of other people's sets that named a row's ``target``."""
+        """Return the servers of the sets of other people that named the URL of a row's ``target``."""
         if not self.refs.origins:
             return ()
         found = self._origins.get(target)
@@ -219,7 +219,7 @@ class FlatKeySpace(KeySpace):
         return self.refs.origins.servers
 
     def _files(self, prefix: str, stem: str) -> Sequence[Listed]:
-        """List the members directly below ``prefix`` that are kept by key."""
+        """List the members of ``refs.keys`` directly below ``prefix``."""
         keys, rows = self.refs.keys, self._rows.get(prefix)
         if rows is None:
             return []
@@ -240,17 +240,17 @@ class FlatKeySpace(KeySpace):
 
     @cached_property
     def _rows(self) -> Mapping[str, Positions]:
-        """The rows of members that are kept by key, by directory."""
-        return self.refs.keys.keys_in_rows.by_directory()
+        """The rows of ``refs.keys`` by directory."""
+        return self.refs.keys.keys_in_rows.group_by_directory()
 
     @cached_property
     def _tree(self) -> dict[str, dict[str, bool]]:
-        """The directories in each directory: path → name → True."""
+        """The names of directories in each directory: path → name → True."""
         tree: dict[str, dict[str, bool]] = {"": {}}
         for path in chain(self._rows, (path for path, table in self.refs.chunks.items() if table)):
             add_to_tree(tree, path, is_directory=True)
         return tree
 
     def _tables_at(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Return (array, rest) for each array in columns that ``prefix`` may be a directory of."""
+        """Yield (array, rest of the path) for each array in ``refs.chunks`` that is at or above ``prefix``."""
         return (at for at in ((prefix, ""), *iterate_splits(prefix)) if at[0] in self.refs.chunks)

@@ -1,4 +1,4 @@
-"""Show users the references of a set as a mapping, which reads a part of the set at a time. No I/O here."""
+"""Show users the references of a set as a mapping that reads one part of the set at a time. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from refshard_fs.core.keys import join, parent
 from refshard_fs.core.keyspace import KeySpace, Run, find_chunk
 
 MEMO: Final = 4096  # the most values in the cache of a mapping
-ROWS: Final = 1 << 16  # the most references that are loaded at a time
+ROWS: Final = 1 << 16  # the most references that iteration loads at a time
 
 
 class LazyReferences(Mapping[str, Any]):
     """The references of a set by key, with values as in JSON: an object, bytes, or a list with the URL as written.
 
-    A look-up loads one part of the set. Iteration loads all parts, one after the other. ``len`` does so, too, because a
-    set does not state how many chunks exist. ``run(key, steps)`` runs the steps of a look-up for ``key``.
+    A look-up loads one part of the set. Iteration and ``len`` load all parts, one after the other: a set does not state
+    how many chunks exist. ``run(key, steps)`` runs the steps of a look-up for ``key``.
     """
 
     def __init__(self, keyspace: KeySpace, run: Run) -> None:

@@ -22,7 +22,7 @@ Booleans: TypeAlias = npt.NDArray[np.bool_]
 
 PAD: Final = bytes(512)
 SEED: Final = int.from_bytes(os.urandom(8), "little")  # the seed of this process
-HASHED: Final = 16384  # bytes of a piece that are hashed; keys are not longer (4 bytes for each of 4096 characters)
+HASHED: Final = 16384  # only so many first bytes of a piece are hashed; keys are not longer: 4096 characters of 4 bytes
 
 # Masks of the first n bytes of a word, for n from 0 to 8.
 _FIRST: Final = np.array([2 ** (8 * n) - 1 for n in range(9)], np.uint64)
@@ -30,14 +30,14 @@ _MASK: Final = 2**64 - 1
 
 
 def _words(text: Buffer, starts: Positions, count: int = 1) -> UInt64s:
-    """Return a row of ``count`` 64-bit words for each of ``starts``."""
+    """Return ``count`` 64-bit words from each of ``starts`` on, as a row."""
     size = 8 * count
     rows = np.ndarray((len(text) - size + 1,), np.dtype((np.void, size)), text, 0, (1,))
     return rows[starts].view("<u8").reshape(len(starts), count)
 
 
 def match_beginnings(text: Buffer, starts: Positions, expected: bytes) -> Booleans:
-    """Return for each of ``starts`` whether the text has ``expected`` there, which may have a NUL only at its end."""
+    """Return a mask of the ``starts`` at which the text has the bytes ``expected``, with NULs only at their end."""
     fits: Any = True
     if len(expected) < 3:  # comparing bytes takes a fifth of the time of words
         for i, byte in enumerate(expected):
@@ -51,7 +51,7 @@ def match_beginnings(text: Buffer, starts: Positions, expected: bytes) -> Boolea
 
 
 def find_runs(text: Buffer, starts: Positions, stops: Positions) -> Positions:
-    """Return the positions of the pieces that differ from the piece before."""
+    """Return the positions of pieces that differ from the piece before, and the position 0."""
     sizes = stops - starts
     if len(sizes) < 2:
         return np.arange(len(sizes))
@@ -102,9 +102,9 @@ class Numbers(NamedTuple):
 
 
 def parse_numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
-    """Return the decimal numbers of up to 15 digits that end at ``ends``.
+    """Return the decimal numbers of up to 15 digits that end before ``ends``.
 
-    None if one is missing, has leading zeros, or more digits.
+    The result is None if one of them is missing, or has leading zeros or more digits.
     """
     if len(ends) and int(ends.min()) < 16:  # words would reach beyond the beginning
         text, ends = b"".join((bytes(16), text)), ends + 16
@@ -118,7 +118,7 @@ def parse_numbers_before(text: Buffer, ends: Positions) -> Numbers | None:
 
 
 def _parse_last_digits(words: UInt64s) -> Numbers:
-    """Return the numbers of up to 8 digits at the end of words, by arithmetic on all bytes of a word at once."""
+    """Return the numbers of up to 8 digits at the end of each word, and how many digits each has."""
     words = words ^ _TO_DIGITS
     others = words & _LOW_BITS
     others += _OVER_9
@@ -149,13 +149,13 @@ def _parse_last_digits(words: UInt64s) -> Numbers:
 
 @cache
 def _make_multipliers(seed: int) -> tuple[list[int], UInt64s]:
-    """Return an odd number for each word and, at the end, one for the size."""
+    """Return an odd number for each word of a piece and, at the end, one for its size: as a list, and as an array."""
     drawn = np.frombuffer(hashlib.shake_256(seed.to_bytes(8, "little")).digest(HASHED + 8), "<u8") | np.uint64(1)
     return drawn.tolist(), drawn
 
 
 def compute_hash(piece: bytes, seed: int = SEED) -> int:
-    """Return the hash of one piece."""
+    """Return the hash of one piece, as a 64-bit number."""
     multipliers, _ = _make_multipliers(seed)
     total = len(piece) * multipliers[-1]
     for i in range(0, min(len(piece), HASHED), 8):
@@ -182,7 +182,7 @@ def compute_hashes(text: Buffer, starts: Positions, stops: Positions, seed: int 
 
 
 def find_distinct(text: Buffer, starts: Positions, stops: Positions) -> tuple[Booleans, Positions]:
-    """Return a mask of the pieces without an equal earlier one, and the number of each piece among these.
+    """Find pieces without an equal earlier piece: return their mask, and for each piece the number of its equal there.
 
     Equal pieces may count as different if others with the same hash lie between them, which is very rare.
     """

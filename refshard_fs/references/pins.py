@@ -1,6 +1,6 @@
-"""Pins of targets as columns: size, ETag and time of the last change when references were made. No I/O here.
+"""Keep the pins of a set's targets in columns: size, ETag, and time of the last change. No I/O here.
 
-These pins are exact: an object with another size, ETag or time is another version.
+These pins are exact: an object with another size, ETag or time is another version of the target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING: Final = Pin(exact=True)
 
 
 class _PinColumns(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Pins in JSON: columns of one length, without empty columns; all URLs begin with ``base``."""
+    """Pins as in JSON: all columns have the same length; ``base`` comes before each URL; a column may be left out."""
 
     url: list[str]
     base: str = ""
@@ -30,7 +30,7 @@ class _PinColumns(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class Pins(msgspec.Struct, frozen=True, eq=False):
-    """A pin for each URL of a set, in its order."""
+    """A pin for each URL of a set, in the order of the URLs."""
 
     etags: Texts
     times: Texts
@@ -79,35 +79,38 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
         found = ((url, self.pin(target)) for target, url in enumerate(urls))
         return {url: pin for url, pin in found if pin is not None}
 
-    def sizes_only(self, moved: Sequence[bool]) -> Pins:
-        """Return the pins; for targets that were ``moved``, only their sizes."""
+    def keep_sizes(self, moved: Sequence[bool]) -> Pins:
+        """Return the pins; the pins of targets for which ``moved`` is true have only sizes."""
         pins = [self.pin(target) for target in range(len(self))]
-        return self.of(Pin(size=p.size) if p is not None and gone else p for p, gone in zip(pins, moved, strict=True))
+        return self.of(
+            Pin(size=pin.size) if pin is not None and is_moved else pin
+            for pin, is_moved in zip(pins, moved, strict=True)
+        )
 
     def to_json(self, urls: Iterable[str | None]) -> dict[str, Any]:
         """Convert the pins to JSON; ``urls`` are the URLs as written in the set."""
         found = [(url, pin) for url, pin in self.by_url(urls).items() if url is not None]
         names = [url for url, _ in found]
         base = commonprefix(names) if len(names) > 1 else ""
-        spelled = _PinColumns([name[len(base) :] for name in names], base)
+        columns_in_json = _PinColumns([name[len(base) :] for name in names], base)
         for name in ("size", "etag", "last_modified"):
             values = [getattr(pin, name) for _, pin in found]
             if any(value is not None for value in values):
-                setattr(spelled, name, values)
-        value: dict[str, Any] = msgspec.to_builtins(spelled)
+                setattr(columns_in_json, name, values)
+        value: dict[str, Any] = msgspec.to_builtins(columns_in_json)
         return value
 
     @classmethod
     def read(cls, value: object, urls: Texts, where: str) -> Pins | None:
         """Parse the JSON ``value`` to the pins of ``urls``; ManifestError if it is malformed."""
         try:
-            spelled = msgspec.convert(value, _PinColumns)
+            columns_in_json = msgspec.convert(value, _PinColumns)
         except (msgspec.ValidationError, UnicodeEncodeError) as e:  # UnicodeEncodeError: a lone surrogate
             raise ManifestError(f"the pins of {where} are malformed: {e}") from e
-        count = len(spelled.url)
+        count = len(columns_in_json.url)
         columns: list[list[Any]] = []
         for name in ("etag", "last_modified", "size"):
-            column = getattr(spelled, name)
+            column = getattr(columns_in_json, name)
             if column is not None and len(column) != count:
                 raise ManifestError(
                     f"the pins of {where} are malformed: expected {count} values of {name}, one for each URL, "
@@ -116,11 +119,12 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
             columns.append(column or [None] * count)
         if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
             raise ManifestError(f"the pins of {where} are malformed: expected sizes that are whole numbers ≥ 0")
-        known = {spelled.base + url: Pin(*facts) for url, *facts in zip(spelled.url, *columns, strict=True)}
+        urls_in_json = [columns_in_json.base + url for url in columns_in_json.url]
+        known = {url: Pin(*facts) for url, *facts in zip(urls_in_json, *columns, strict=True)}
         return cls.match(known, urls)
 
     @classmethod
     def match(cls, known: Mapping[str | None, Pin] | Mapping[str, Pin], urls: Texts) -> Pins | None:
-        """Return the ``known`` pins in the order of ``urls``; None if no URL has one."""
+        """Return the pins of ``urls`` among the ``known`` pins; None if no URL has one."""
         found: list[Pin | None] = [known.get(url) for url in urls]  # type: ignore[arg-type]  # keys of either type
         return cls.of(found) if any(pin is not None for pin in found) else None

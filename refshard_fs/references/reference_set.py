@@ -1,4 +1,4 @@
-"""A reference set in memory: each URL once, chunks of large arrays in columns, other members by key. No I/O here."""
+"""Keep a reference set in memory: each URL once, and chunks of large arrays in columns. No I/O here."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from refshard_fs.references.chunk_keys import place_chunks
 from refshard_fs.references.key_table import KeyTable, Value
 from refshard_fs.references.pieces import Booleans
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.values import METADATA, GridReader, encode, grid_of
+from refshard_fs.references.values import METADATA, GridReader, encode, find_grid
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import MEMBER, NOTHING, Adoption, Origins
 
-KNOWN: Final = 4096  # arrays whose grids are kept
+MAX_GRIDS: Final = 4096  # the most arrays whose parsed grids are remembered
 
 
 class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """The content of a reference set, as written: URLs are not resolved, inline data are not decoded.
+    """The content of a reference set as it is in the document: URLs are not resolved, and inline data are not decoded.
 
-    ``urls[row.target]`` is a reference's URL; None stands for the default target. Each key is in one place: references
-    to chunks of large arrays are in ``chunks``, all other keys, also chunks of small arrays, in ``members``.
-    ``members`` is a `KeyTable`, or a plain mapping; with a plain mapping, ``chunks`` has the chunks of all arrays.
-    ``version`` is the version of the document's format. ``pins[row.target]`` is the pin of a target. ``origins`` say
-    which absolute URLs other people's sets named. ``where`` names the set in errors.
+    ``urls[row.target]`` is a reference's URL; None means the default target. ``chunks`` has the references to chunks of
+    large arrays, and ``members`` has all other keys, including chunks of small arrays. ``members`` is a `KeyTable`, or
+    a plain mapping; with a plain mapping, ``chunks`` has the references to chunks of all arrays. ``version`` is the
+    version of the document's format. ``pins`` has the pin of each target. ``origins`` says which absolute URLs other
+    people's sets named. ``where`` names the set in errors.
     """
 
     urls: Texts
@@ -48,7 +48,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def keys(self) -> KeyTable:
-        """The members that are not in ``chunks``."""
+        """The ``members`` as a `KeyTable`."""
         members = self.members
         return members if isinstance(members, KeyTable) else KeyTable.of_mapping(members)
 
@@ -68,7 +68,7 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.keys.nbytes + pins + self.urls.nbytes + sum(table.nbytes for table in self.chunks.values())
 
     def value(self, key: str) -> Value | None:
-        """Return the value of ``key`` as written, or None if the key does not exist."""
+        """Return the value of ``key`` as it is in the document; None if the key does not exist."""
         chunks = self.chunks
         end = len(key) if chunks else -1
         while end >= 0:
@@ -89,40 +89,40 @@ class ReferenceSet(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def grids(self) -> Mapping[str, ChunkGrid]:
-        """The chunk grids of all arrays with inline metadata, by path; each is parsed when it is requested."""
+        """The chunk grids of all arrays with inline metadata, by path; each is parsed when it is first needed."""
         return _Grids(self)
 
     @property
     def tables(self) -> Mapping[str, ChunkTable]:
-        """The references to chunks of all arrays, as columns. The first call also searches ``keys`` for chunks."""
+        """The references to chunks of all arrays, as columns. The first use also searches ``keys`` for chunks."""
         return self._all_tables[0] if isinstance(self.members, KeyTable) else self.chunks
 
     @property
     def side(self) -> Mapping[str, Value]:
-        """The members that are in none of the `tables`."""
+        """The members that are not in `tables`."""
         return self._all_tables[1] if isinstance(self.members, KeyTable) else self.members
 
     @cached_property
     def _all_tables(self) -> tuple[Mapping[str, ChunkTable], Mapping[str, Value]]:
         keys = self.keys
-        small = {path: grid for path, grid in _grids_in(keys, self.where).items() if path not in self.chunks}
+        small = {path: grid for path, grid in _find_grids(keys, self.where).items() if path not in self.chunks}
         if not small:
             return self.chunks, keys
         parts: dict[str, list[Part]] = {}
-        spelled = keys.keys_in_rows
-        rows = np.flatnonzero((keys.ranges.targets != NO_TARGET) & spelled.may_be_chunks())
+        names = keys.keys_in_rows
+        rows = np.flatnonzero((keys.ranges.targets != NO_TARGET) & names.may_be_chunks())
         ranges, placed = keys.ranges.take(rows), [rows[:0]]
-        for path, among, numbers in place_chunks(spelled.take(rows), small):
+        for path, among, numbers in place_chunks(names.take(rows), small):
             placed.append(rows[among])
             parts[path] = [Part(numbers, ranges.take(among))]
         tables = {path: ChunkTable.from_parts(grid, parts.get(path, ())) for path, grid in small.items()}
-        return {**self.chunks, **tables}, keys.without_rows(np.concatenate(placed))
+        return {**self.chunks, **tables}, keys.drop_rows(np.concatenate(placed))
 
 
-def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
-    """Return the grids of arrays, from the metadata among ``keys``."""
+def _find_grids(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
+    """Return the grids of arrays by path, from the metadata among ``keys``."""
     read = GridReader(where).grid
-    documents = keys.keys_in_rows.with_names(METADATA)
+    documents = keys.keys_in_rows.find_named(METADATA)
     found = {}
     for key, row in zip(keys.keys_at(documents).names(), documents.tolist(), strict=True):
         grid = read(key, keys.value(row))
@@ -132,7 +132,7 @@ def _grids_in(keys: KeyTable, where: str) -> dict[str, ChunkGrid]:
 
 
 class _Grids(Grids):
-    """The grids of arrays, each parsed when it is requested."""
+    """The grids of arrays, each parsed when it is first needed."""
 
     def __init__(self, refs: ReferenceSet) -> None:
         super().__init__(self._grid, lambda: refs.tables)
@@ -145,7 +145,7 @@ class _Grids(Grids):
         if table is not None:
             return table.grid
         if path not in self._known:
-            if len(self._known) >= KNOWN:
+            if len(self._known) >= MAX_GRIDS:
                 self._known.clear()
                 self._read = GridReader(self._refs.where).grid
             self._known[path] = self._find(path)
@@ -167,9 +167,9 @@ class _Grids(Grids):
 
 
 def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
-    """Add origins to ``refs``, whose URLs are absolute, so that they can become a part of a set of the user.
+    """Return ``refs``, whose URLs are absolute, with origins, so that they can become part of another set.
 
-    ``rule`` is the rule for their targets; TargetNotAllowed if it forbids one.
+    ``rule`` says which targets they may have; TargetNotAllowed if it forbids one of them.
     """
     adoption = Adoption(rule)
     for url in refs.urls if not rule.admits_all else ():
@@ -178,7 +178,7 @@ def adopt(refs: ReferenceSet, rule: Admission) -> ReferenceSet:
 
 
 class References(Mapping[str, Any]):
-    """A reference set as a mapping, as in JSON of version 0, with templates expanded."""
+    """A reference set as a mapping of keys to values as in JSON of version 0, with templates expanded."""
 
     def __init__(self, refs: ReferenceSet) -> None:
         self._refs = refs
@@ -204,7 +204,7 @@ class References(Mapping[str, Any]):
     def to_json(self) -> bytes:
         """Encode the set as a JSON document; bytes that are not text become base64.
 
-        It has version 0; or version 1 if the set has pins or origins.
+        The document has version 1 if the set has pins or origins, otherwise version 0.
         """
         members = {key: encode(value) if isinstance(value, bytes) else value for key, value in self.items()}
         facts = self._refs.describe_targets(self._refs.urls)
@@ -212,7 +212,8 @@ class References(Mapping[str, Any]):
             return zarrmeta.dumps(members)
         if any("{{" in (url or "") for url in self._refs.urls):
             raise ManifestError(
-                "the set has pins or origins, and URLs with {{, which JSON of version 1 cannot hold: pickle the set"
+                "the set has pins or origins, and also URLs with {{, which JSON of version 1 cannot hold: pickle the "
+                "set"
             )
         return zarrmeta.dumps({"version": 1, "refs": members, "refshard": facts})
 
@@ -220,11 +221,11 @@ class References(Mapping[str, Any]):
         return f"<References: {len(self)} keys, {len(self._refs.urls)} targets>"
 
 
-# Applying edits to a reference set; the columns of unchanged arrays are shared.
+# Apply edits to a reference set. The new set shares the columns of unchanged arrays with the old one.
 
 
-def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
-    """Apply ``edits`` to ``refs``; ManifestError, which names ``where``, for malformed metadata."""
+def apply_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
+    """Return ``refs`` with ``edits``; ManifestError, which names the set ``where``, for malformed metadata."""
     editing = _Editing(refs, where)
     for prefix in edits.prefixes():
         editing.remove_below(prefix)
@@ -236,8 +237,8 @@ def with_edits(refs: ReferenceSet, edits: Edits, where: str) -> ReferenceSet:
     return editing.finish()
 
 
-def within(edits: Edits, array: str) -> Edits:
-    """Return the edits of keys at and below an array."""
+def select_edits(edits: Edits, array: str) -> Edits:
+    """Return the edits of keys at and below the path of an array."""
     found = Edits()
     for prefix in edits.prefixes():
         if is_within(prefix, array) or is_within(array, prefix):
@@ -257,7 +258,7 @@ class _Editing:
         self._pins = refs.pins
         self._new_pins: dict[str, Pin] = {}
         self._origins = refs.origins
-        self._named: dict[str, Origin] = {}  # new URL → the servers of the sets that named it
+        self._origins_of_new: dict[str, Origin] = {}  # new URL → the servers of the sets that named it
         self._new: dict[str, int] = {}  # new URL → its number
 
     def remove_below(self, prefix: str) -> None:
@@ -277,7 +278,7 @@ class _Editing:
                     self._tables[path] = _take_chunks(table, (numbers < start) | (numbers >= stop))
 
     def put(self, key: str, edit: Edit) -> Row | None:
-        """Set ``key`` to ``edit``; return it as a row if it is a reference."""
+        """Set ``key`` to ``edit``; return the edit as a row if it is a reference."""
         self._side.pop(key, None)
         match edit:
             case Inline(data):
@@ -285,7 +286,7 @@ class _Editing:
             case Span(url, start, stop, pin=pin, origin=origin):
                 if pin is not None and pin.exact:
                     self._new_pins[url] = pin
-                self._named[url] = self._named.get(url, origin) and origin
+                self._origins_of_new[url] = self._origins_of_new.get(url, origin) and origin
                 number = self._new.setdefault(url, len(self._old) + len(self._new))
                 row = self._side[key] = Row(number, start, None if stop is None else stop - start)
                 return row
@@ -307,12 +308,12 @@ class _Editing:
             self._tables[path] = ChunkTable.from_parts(table.grid, [table.part(), Part.from_rows(found)])
 
     def regrid(self, path: str) -> None:
-        """Change the table of the array ``path`` to the grid of its new metadata."""
+        """Rebuild the table of the array ``path`` for the grid in its new metadata."""
         grid = None
         for name in sorted(METADATA):  # version 2 first
             value = self._side.get(join(path, name))
             if value is not None:
-                grid = grid or grid_of(join(path, name), value, self._where)
+                grid = grid or find_grid(join(path, name), value, self._where)
         table = self._tables.pop(path, None)
         parts: list[Part] = []
         if table is not None and grid is not None and grid == table.grid:
@@ -339,12 +340,12 @@ class _Editing:
     def finish(self) -> ReferenceSet:
         new = self._new
         urls = Texts.concatenate([self._old, Texts.of(new)]) if new else self._old
-        mine = Pins.of(self._new_pins.get(url) for url in new) if self._new_pins else None
-        pins = Pins.join([(self._pins, len(self._old)), (mine, len(new))])
-        origins = self._origins.with_urls(self._named.items())
+        new_pins = Pins.of(self._new_pins.get(url) for url in new) if self._new_pins else None
+        pins = Pins.join([(self._pins, len(self._old)), (new_pins, len(new))])
+        origins = self._origins.with_urls(self._origins_of_new.items())
         return ReferenceSet(urls, self._tables, self._side, pins=pins, origins=origins)
 
 
-def _take_chunks(table: ChunkTable, chosen: Booleans) -> ChunkTable:
-    """Return ``table`` with some of its chunks."""
-    return ChunkTable.from_parts(table.grid, [table.part(table.present()[chosen])])
+def _take_chunks(table: ChunkTable, mask: Booleans) -> ChunkTable:
+    """Return ``table`` with only the chunks for which ``mask`` is true."""
+    return ChunkTable.from_parts(table.grid, [table.part(table.present()[mask])])

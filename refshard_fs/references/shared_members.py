@@ -1,4 +1,4 @@
-"""Members of similar sets: a set keeps its own, and shares all others. No I/O here."""
+"""Let similar sets share their equal members. No I/O here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from refshard_fs.references.key_table import Value
 
 
 class SharedMembers(Mapping[str, Value]):
-    """The members of ``base`` and of ``own``; a member of ``own`` replaces one of ``base``, or comes after them.
+    """The members of ``base``, some of them replaced by members of ``own``, and then the new members of ``own``.
 
-    A hundred thousand files of one writer differ in one or two members, of the same keys. A dict of all members takes
-    600 bytes or more for each file, and one of its own members 180.
+    Sets of a hundred thousand files by one writer differ in one or two members, whose keys are the same. For each file,
+    a dict of all members takes 600 bytes or more, and a dict of its own members 180.
     """
 
     __slots__ = ("_base", "_places", "_values")
 
     def __init__(self, base: Mapping[str, Value], own: Mapping[str, Value]) -> None:
         self._base = base
-        self._places = _number(tuple(own))
+        self._places = _number_keys(tuple(own))
         self._values = tuple(own.values())
 
     def __getitem__(self, key: str) -> Value:
@@ -35,6 +35,6 @@ class SharedMembers(Mapping[str, Value]):
 
 
 @lru_cache(256)
-def _number(keys: tuple[str, ...]) -> dict[str, int]:
-    """Return the place of each key: one object for equal keys."""
+def _number_keys(keys: tuple[str, ...]) -> dict[str, int]:
+    """Return the place of each key; equal ``keys`` share one dict."""
     return {key: place for place, key in enumerate(keys)}

@@ -1,6 +1,6 @@
-"""Stream a reference set to writers: its documents, then its chunks, a partition at a time. No I/O here.
+"""Stream a reference set to the writers of formats: its documents, and its chunks in partitions. No I/O here.
 
-ManifestError, which names the key, if a format cannot hold a value.
+If a format cannot hold a value, a ManifestError names the key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from refshard_fs.errors import ManifestError
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.values import check_name, object_in
-from refshard_fs.references.versions import TOGETHER, ask_versions
+from refshard_fs.references.versions import STAT_BATCH, request_facts
 from refshard_fs.security.origins import Origins
 
 # Converts a URL to the form in which it is written to a set.
@@ -40,10 +40,12 @@ def as_written(url: str | None) -> str | None:
 
 
 class ReferenceStream:
-    """A set of references for sinks; ``respell`` converts its URLs, and ``run`` runs look-ups.
+    """The references of a key space, for writers; ``respell`` converts their URLs, and ``run`` runs look-ups.
 
     ``checks`` are checksums and versions of single chunks, by array and number. With ``pins_as_checks``, chunks also
-    get the versions of their targets. ``on_progress(n)`` is called when n more rows have been processed.
+    get the versions of their targets. ``packed`` has the entries of chunks that replace those of the key space, by
+    array and number. ``read`` returns bytes for `ReferenceStream.read`. With ``needs_lengths``, chunks that reach to
+    the end of a target get their length from the target's size. ``on_progress(n)`` is called after n more rows.
     """
 
     on_progress: Callable[[int], object] | None = None
@@ -96,14 +98,14 @@ class ReferenceStream:
         return found
 
     def documents(self) -> Iterator[tuple[str, Any]]:
-        """Yield key and value of members that are not chunks, as in JSON of version 0; binary data as bytes."""
+        """Yield key and value of each member that is not a chunk, as in JSON of version 0, but binary data as bytes."""
         for key, value in self._members.items():
             yield key, [self._respell(value[0]), *value[1:]] if isinstance(value, list) else value
 
     def partitions(self, array: str, size: int, few: int = 0) -> Iterator[tuple[range, Chunks]]:
-        """Yield numbers and chunks of the partitions, of ``size`` numbers each, that may have chunks.
+        """Yield the numbers and the chunks of each partition that may have chunks; a partition is ``size`` numbers.
 
-        If the array has at most ``few`` partitions, all of them are yielded.
+        If the array has at most ``few`` partitions, yield all of them.
         """
         for numbers in self._list_partition_numbers(array, size, few):
             chunks = self.chunks(array, numbers)
@@ -129,13 +131,13 @@ class ReferenceStream:
         if self._pins_as_checks and found.pins:
             versions = {target: pin.version for target, pin in enumerate(found.pins) if pin is not None and pin.version}
             targets = found.ranges.targets
-            some = np.flatnonzero(np.isin(targets, list(versions)))
-            checks |= {row: versions[target] for row, target in zip(some.tolist(), targets[some].tolist(), strict=True)}
-        own = self._checks.get(array, {})
-        checks |= {number - numbers.start: own[number] for number in own.keys() & numbers}
+            rows = np.flatnonzero(np.isin(targets, list(versions)))
+            checks |= {row: versions[target] for row, target in zip(rows.tolist(), targets[rows].tolist(), strict=True)}
+        more_checks = self._checks.get(array, {})
+        checks |= {number - numbers.start: more_checks[number] for number in more_checks.keys() & numbers}
         packed = dict(found.packed)
-        theirs = self._packed.get(array, {})
-        packed |= {number - numbers.start: theirs[number] for number in theirs.keys() & numbers}
+        more_packed = self._packed.get(array, {})
+        packed |= {number - numbers.start: more_packed[number] for number in more_packed.keys() & numbers}
         urls = list(map(self._respell, found.urls))
         return msgspec.structs.replace(found, urls=urls, checks=checks, packed=packed)
 
@@ -148,20 +150,19 @@ class ReferenceStream:
         targets, offsets, lengths = chunks.ranges
         rows = np.flatnonzero((targets != NO_TARGET) & (lengths == WHOLE))
         known = {target: pin.size for target, pin in enumerate(chunks.pins) if pin is not None}
-        asked = [target for target in np.unique(targets[rows]).tolist() if known.get(target) is None]
-        urls = [self._keyspace.resolve(chunks.urls[target]) for target in asked]
-        for some in batches(list(zip(asked, urls, strict=True)), TOGETHER):
-            facts = self._run(array, partial(ask_versions, [url for _, url in some], self.origins))
-            known.update(
-                (target, None if each is None else each.size) for (target, _), each in zip(some, facts, strict=True)
-            )
+        unknown = [target for target in np.unique(targets[rows]).tolist() if known.get(target) is None]
+        urls = [self._keyspace.resolve(chunks.urls[target]) for target in unknown]
+        for batch in batches(list(zip(unknown, urls, strict=True)), STAT_BATCH):
+            answers = self._run(array, partial(request_facts, [url for _, url in batch], self.origins))
+            for (target, _), facts in zip(batch, answers, strict=True):
+                known[target] = None if facts is None else facts.size
         for row in rows.tolist():
             size = known[int(targets[row])]
             if size is not None and size >= int(offsets[row]):
                 lengths[row] = size - int(offsets[row])
 
     def targets(self, size: int) -> Iterator[str | None]:
-        """Yield the URL of each target once, as it is written; ``size`` chunks are processed at a time."""
+        """Yield the URL of each target once, in the form for the new set; process ``size`` chunks at a time."""
         refs = self._keyspace.references
         if refs is not None:
             yield from dict.fromkeys(map(self._respell, refs.urls))
@@ -193,21 +194,21 @@ def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Chunks) -> None:
-    """Raise ManifestError if chunks have facts that a JSON or parquet set cannot hold, unlike a chunk manifest."""
+    """Raise ManifestError if chunks have checksums, versions, or open ends, which JSON and parquet sets cannot hold."""
     for row, checks in partition.checks.items():
         key = join(array, grid.tail(numbers.start + row))
         what = " and ".join(checks)
         raise ManifestError(
             f"{key!r} has {what}, which a reference set cannot hold: use format='chunk-manifest'"
             if what
-            else f"{key!r} is empty on purpose, which a reference set cannot express: use format='chunk-manifest'"
+            else f"{key!r} is marked as missing, which a reference set cannot express: use format='chunk-manifest'"
         )
     targets, offsets, lengths = partition.ranges
     for row in np.flatnonzero((lengths == WHOLE) & (offsets > 0) & (targets != NO_TARGET)).tolist():
-        raise open_end(join(array, grid.tail(numbers.start + row)), int(offsets[row]))
+        raise make_open_end_error(join(array, grid.tail(numbers.start + row)), int(offsets[row]))
 
 
-def open_end(key: str, offset: int) -> ManifestError:
+def make_open_end_error(key: str, offset: int) -> ManifestError:
     """Return the error for a ``key`` that reaches from ``offset`` in a target to its end."""
     return ManifestError(
         f"{key!r} reaches from byte {offset} of its target to the end, which a reference set cannot express: give its "
@@ -218,9 +219,10 @@ def open_end(key: str, offset: int) -> ManifestError:
 def convert_documents(
     documents: Iterable[tuple[str, Any]], grids: Mapping[str, ChunkGrid]
 ) -> dict[str, dict[str, Any]]:
-    """Convert documents of either version to version 3 metadata of every group and array, by path.
+    """Convert metadata documents of zarr version 2 or 3 to version 3; return the metadata of groups and arrays by path.
 
-    Raises ManifestError, with the key, for a key that is not metadata, and for metadata that version 3 cannot express.
+    Raises ManifestError, which names the key, for a key that is not metadata, and for metadata that version 3 cannot
+    express.
     """
     found: dict[str, dict[str, Any]] = {}
     old: dict[str, dict[str, Any]] = {}

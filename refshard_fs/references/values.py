@@ -1,4 +1,4 @@
-"""Decode the values of a manifest to bytes, and metadata among them to grids. No I/O here."""
+"""Decode values of a manifest to bytes or grids, and make its URLs absolute. No I/O here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from refshard_fs.security import policy
 METADATA: Final = zarrmeta.ARRAY_DOCUMENTS
 
 
-def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
-    """Return the grid of the array in the document ``key`` of ``where``; None if it has no grid, or is a reference."""
+def find_grid(key: str, value: Value, where: str) -> ChunkGrid | None:
+    """Return the grid of the array with the metadata ``key``; None if ``value`` is a reference or has no grid.
+
+    Errors name the set ``where``.
+    """
     if type(value) is Row:
         return None
     try:
@@ -31,7 +34,7 @@ def grid_of(key: str, value: Value, where: str) -> ChunkGrid | None:
 
 
 class GridReader:
-    """Parse the grids of arrays in the set ``where``; equal texts are parsed once, since most are equal."""
+    """Parse the grids of arrays in the set ``where``; parse equal texts once, because most are equal."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -39,12 +42,12 @@ class GridReader:
         self._grids: dict[ChunkGrid, ChunkGrid] = {}  # one object for all equal grids
 
     def grid(self, key: str, value: Value) -> ChunkGrid | None:
-        """Return the grid of the array in the document ``key``; None if there is no grid."""
+        """Return the grid of the array with the metadata ``key``; None if ``value`` is a reference or has no grid."""
         if type(value) is not str:
-            return grid_of(key, value, self._where)
+            return find_grid(key, value, self._where)
         if value not in self._by_text:
             grid = zarrmeta.parse_plain_grid(value) if key.endswith(".zarray") else None
-            grid = grid or grid_of(key, value, self._where)
+            grid = grid or find_grid(key, value, self._where)
             self._by_text[value] = None if grid is None else self._grids.setdefault(grid, grid)
         return self._by_text[value]
 
@@ -57,7 +60,7 @@ def decode(value: Value) -> bytes:
         case bytes():
             return value
         case dict():
-            return _text_of(value)
+            return _encode_object(value)
         case _:
             raise TypeError(f"expected inline data, got the reference {value!r}")
 
@@ -70,13 +73,13 @@ def decode_base64(text: str) -> bytes:
         raise ValueError(f"its base64 text is damaged: {e}") from e
 
 
-def _text_of(value: dict[str, Any]) -> bytes:
-    """Encode an object as fsspec does if ujson is installed."""
+def _encode_object(value: dict[str, Any]) -> bytes:
+    """Encode an object to the bytes that fsspec returns for it if ujson is installed."""
     import ujson  # here, since few sets have objects
 
     try:
         return bytes(ujson.dumps(value), "ascii")
-    except (TypeError, OverflowError, RecursionError):  # bytes, for one
+    except (TypeError, OverflowError, RecursionError):  # TypeError if the object has bytes
         return zarrmeta.dumps(value)
 
 
@@ -92,7 +95,7 @@ def object_in(value: Value, where: str) -> dict[str, Any]:
 
 
 def encode(data: bytes) -> str:
-    """Encode data for a JSON set: as text, or in base64."""
+    """Encode data for a JSON set: as text if they are UTF-8, otherwise in base64."""
     with contextlib.suppress(UnicodeDecodeError):
         text = data.decode()
         if not text.startswith("base64:"):
@@ -101,7 +104,7 @@ def encode(data: bytes) -> str:
 
 
 def check_name(key: str) -> None:
-    """Raise ManifestError if ``key`` cannot be the name of a file."""
+    """Raise ManifestError if ``key`` cannot be the name of a file, because it has lone surrogates."""
     if not is_utf8(key):
         raise ManifestError(f"{key!r} has a lone surrogate, which names of files cannot have: save the set as JSON")
 
@@ -115,11 +118,11 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-# Resolve the URLs of a manifest to absolute ones. No I/O here.
+# Make the URLs of a manifest absolute.
 
 
-def resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:
-    """Return a function that makes URLs of a manifest in ``directory`` absolute."""
+def make_resolver(options: OpenOptions, directory: str | None) -> Callable[[str | None], str]:
+    """Return a function that makes the URLs of a manifest in ``directory`` absolute."""
     base = options.base_url if options.base_url is not None else directory
 
     def resolve(url: str | None) -> str:

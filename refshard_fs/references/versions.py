@@ -1,4 +1,4 @@
-"""Request the versions of targets, and pin references to them. No I/O here."""
+"""Request the current versions of targets, and pin references to these versions. No I/O here."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.security.origins import NOTHING, Origins
 
-TOGETHER: Final = 256  # objects whose versions are requested at a time
+STAT_BATCH: Final = 256  # objects whose facts are requested at a time
 
 
 def pin_targets(refs: ReferenceSet, on_progress: Callable[[int], object]) -> Steps[ReferenceSet]:
-    """Pin ``refs``, whose URLs are absolute, to the current versions of all targets; absent targets get no pin."""
+    """Return ``refs``, whose URLs are absolute, with pins to the current versions of targets that exist."""
     urls = list(refs.urls)
     pins: list[Pin | None] = []
-    for part in batches(urls, TOGETHER):
-        found = iter((yield from ask_versions([url for url in part if url is not None], refs.origins)))
-        pins += [None if url is None else pin_of(next(found)) for url in part]
+    for part in batches(urls, STAT_BATCH):
+        found = iter((yield from request_facts([url for url in part if url is not None], refs.origins)))
+        pins += [None if url is None else make_pin(next(found)) for url in part]
         on_progress(len(part))
     return msgspec.structs.replace(refs, pins=Pins.of(pins))
 
 
-def ask_versions(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
+def request_facts(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Sequence[Facts | None]]:
     """Request the current facts of the objects at ``urls``; None for objects that do not exist."""
     try:
         found: Sequence[Facts | None] = yield tuple(Stat(url, fresh=True, origin=origins.of(url)) for url in urls)
@@ -37,8 +37,8 @@ def ask_versions(urls: Sequence[str], origins: Origins = NOTHING) -> Steps[Seque
     return found
 
 
-def pin_of(facts: Facts | None) -> Pin | None:
-    """Return the pin of an object, without an ETag that this package made itself."""
+def make_pin(facts: Facts | None) -> Pin | None:
+    """Return the pin of an object with ``facts``, without an ETag that this package made itself; None for None."""
     if facts is None:
         return None
     return Pin(facts.named_etag, facts.last_modified, facts.size, exact=True)

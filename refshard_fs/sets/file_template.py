@@ -19,7 +19,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import ChunkTable, Texts
 from refshard_fs.core.lru import LRU
 from refshard_fs.core.model import Facts, Head, Inline, Load, Need, Span, Steps, answer_unknown, drive
-from refshard_fs.references.binary import shrink
+from refshard_fs.references.binary import pack_compressed
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.sets.document_template import DIFFERING

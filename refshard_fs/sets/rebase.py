@@ -179,7 +179,7 @@ def rebase(fo: Any, prefixes: Mapping[str, str], *, missing: Missing = "raise", 
     new = msgspec.structs.replace(respell_urls(refs, respell), origins=origins)
     if refs.pins is not None:
         moved = [respell(url) != url for url in refs.urls]
-        pins = refs.pins.sizes_only(moved)
+        pins = refs.pins.keep_sizes(moved)
         lost = sum(1 for i, gone in enumerate(moved) if gone and pins.pin(i) != refs.pins.pin(i))
         if lost:
             warnings.warn(

@@ -23,7 +23,7 @@ from refshard_fs.core import zarrmeta
 from refshard_fs.core.columns import Texts
 from refshard_fs.core.model import Facts
 from refshard_fs.errors import ManifestError
-from refshard_fs.references.binary import shrink, swell
+from refshard_fs.references.binary import pack_compressed, unpack_compressed
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.shared_members import SharedMembers
 from refshard_fs.security.policy import LOCAL, protocol_of
@@ -121,7 +121,7 @@ class ScansFile:
         try:
             record = self._read_record(start, length)
             if record.refs:
-                return Scanned(swell(record.refs), facts, record.select)
+                return Scanned(unpack_compressed(record.refs), facts, record.select)
             base = self._read_references(*record.like)
         except (ValueError, msgspec.MsgspecError) as e:
             return ManifestError(f"{self._path} is damaged at {url}: {e}. Delete it, or give another path")
@@ -154,7 +154,7 @@ class ScansFile:
             target = str(refs.urls[0])
             self._write(_Record(url, facts, like=self._whole[0], target=target, data=own, select=select))
         else:
-            self._whole = self._write(_Record(url, facts, shrink(refs), select=select)), refs
+            self._whole = self._write(_Record(url, facts, pack_compressed(refs), select=select)), refs
 
     def _write(self, record: _Record) -> tuple[int, int]:
         """Add a record; return where it lies."""

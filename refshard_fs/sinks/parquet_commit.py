@@ -31,7 +31,7 @@ from refshard_fs.formats.kerchunk_parquet.writing import (
     make_layout,
     plan,
 )
-from refshard_fs.references.reference_set import ReferenceSet, with_edits, within
+from refshard_fs.references.reference_set import ReferenceSet, apply_edits, select_edits
 from refshard_fs.references.stream import ReferenceStream, as_written
 from refshard_fs.source.collect import gather
 from refshard_fs.source.source import Source
@@ -152,7 +152,9 @@ class ParquetCommit:
             refs, _ = self._run(array, partial(gather, self._old, array))
         side = {key: value for key, value in refs.side.items() if is_within(key, array)}
         metadata = {key: value for key, value in layout.metadata.items() if is_within(key, array)}
-        refs = with_edits(ReferenceSet(refs.urls, refs.tables, side | metadata), within(self._edits, array), self._url)
+        refs = apply_edits(
+            ReferenceSet(refs.urls, refs.tables, side | metadata), select_edits(self._edits, array), self._url
+        )
         self._drop(array, 0)
         for numbers, part in ReferenceStream.of_set(refs, as_written).partitions(array, layout.record_size):
             self._put(layout, array, numbers.start // layout.record_size, part)

@@ -35,7 +35,7 @@ from refshard_fs.cubes.read_all_documents import read_all_documents
 from refshard_fs.errors import ManifestError, NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
-from refshard_fs.references.reference_set import ReferenceSet, with_edits
+from refshard_fs.references.reference_set import ReferenceSet, apply_edits
 from refshard_fs.references.stream import Respell
 from refshard_fs.references.values import METADATA
 from refshard_fs.references.versions import pin_targets
@@ -395,7 +395,7 @@ def collect(keyspace: KeySpace, run: Run, respell: Respell, unread: UnreadArrays
     """
     keyspace = strip_edits(keyspace.whole_shards)
     if keyspace.edits is not None and keyspace.base is not None:
-        return with_edits(collect(keyspace.base, run, respell), keyspace.edits.load_all(), "the uncommitted writes")
+        return apply_edits(collect(keyspace.base, run, respell), keyspace.edits.load_all(), "the uncommitted writes")
     found: ReferenceSet = run("", partial(collect_steps, keyspace, unread))
     return respell_urls(found, respell)
 
@@ -462,4 +462,4 @@ def _inline_metadata(keyspace: KeySpace) -> Steps[ReferenceSet]:
         data = yield from keyspace.read(key)
         if data is not None:
             edits.put(key, Inline(data))
-    return with_edits(refs, edits, refs.where) if len(edits) else refs
+    return apply_edits(refs, edits, refs.where) if len(edits) else refs

@@ -54,7 +54,7 @@ class InMemorySource(msgspec.Struct, frozen=True, eq=False, weakref=True):
         packed = _packed.get(self)
         if packed is None:
             content = self.content
-            packed = pickled.shrink_bytes(content) if isinstance(content, bytes) else pickled.shrink(content)
+            packed = pickled.compress_bytes(content) if isinstance(content, bytes) else pickled.pack_compressed(content)
             _packed[self] = packed
         return _unpickled, (self.digest, packed)
 
@@ -84,7 +84,9 @@ def _unpickled(digest: str, content: bytes | list[bytes]) -> InMemorySource:
     """Return the source with this digest; ``content`` is unpacked only if this process does not have that source."""
     found = _known.get(digest)
     if found is None:
-        unpacked = pickled.swell(content) if isinstance(content, bytes) else pickled.swell_bytes(content)
+        unpacked = (
+            pickled.unpack_compressed(content) if isinstance(content, bytes) else pickled.decompress_bytes(content)
+        )
         found = _known[digest] = InMemorySource(unpacked, digest)
     return found
 
@@ -206,7 +208,7 @@ def digest_of(refs: ReferenceSet) -> str:
     """Return a digest of the content of a set."""
     keys, pins, tables = refs.keys, refs.pins, refs.chunks
     texts = [refs.urls] if pins is None else [refs.urls, pins.etags, pins.times]
-    columns: list[Any] = [keys.spelled, *keys.ranges, keys.data]
+    columns: list[Any] = [keys.joined_keys, *keys.ranges, keys.data]
     columns += [column for text in texts for column in (text.data, text.ends)]
     columns += [] if pins is None else [pins.sizes]
     columns += [column for table in tables.values() for column in (*table.ranges, table.numbers) if column is not None]

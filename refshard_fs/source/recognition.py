@@ -23,7 +23,7 @@ from refshard_fs.known_formats import all_formats
 from refshard_fs.reading.failures import note_source
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import resolver
+from refshard_fs.references.values import make_resolver
 from refshard_fs.security.admission import OBJECT_STORES, WEB
 from refshard_fs.security.policy import DECOMPRESS, directory_of, locator, protocol_of
 from refshard_fs.sharding.known_shard_formats import shard_formats
@@ -75,14 +75,14 @@ def open_bytes(data: bytes, options: OpenOptions, format: str | None = None) -> 
 
 def open_references(refs: ReferenceSet, options: OpenOptions) -> Steps[KeySpace]:
     """Open a reference set in memory; this reads targets only if metadata documents are references."""
-    keyspace = FlatKeySpace(refs, resolver(options, None), "the references in memory")
+    keyspace = FlatKeySpace(refs, make_resolver(options, None), "the references in memory")
     return (yield from apply_views(keyspace, options))
 
 
 def make_empty_source(url: str, options: OpenOptions) -> KeySpace:
     """Make a key space without keys, for a source that the first commit creates."""
     refs = ReferenceSet(Texts.of(()), {}, {})
-    return FlatKeySpace(refs, resolver(options, directory_of(url.rstrip("/"))), url)
+    return FlatKeySpace(refs, make_resolver(options, directory_of(url.rstrip("/"))), url)
 
 
 def _open(probe: Probe, options: OpenOptions, format: str | None) -> Steps[KeySpace]:

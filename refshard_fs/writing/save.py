@@ -25,7 +25,7 @@ from refshard_fs.core.model import Entry, Span
 from refshard_fs.core.stats import bytes_text, count_text
 from refshard_fs.references.reference_set import ReferenceSet
 from refshard_fs.references.stream import ReferenceStream, Respell, as_written
-from refshard_fs.references.values import resolver
+from refshard_fs.references.values import make_resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Adoption, Origins
 from refshard_fs.sinks import sink_named
@@ -221,7 +221,7 @@ def make_speller(options: OpenOptions, source: object, url: str | None = None) -
     A relative URL stays as it is if it names the same object in both sets. Otherwise, and if ``url`` is None, it
     becomes absolute.
     """
-    resolve = resolver(options, policy.directory_of(source.rstrip("/")) if isinstance(source, str) else None)
+    resolve = make_resolver(options, policy.directory_of(source.rstrip("/")) if isinstance(source, str) else None)
     directory = None if url is None else policy.directory_of(absolute(url).rstrip("/"))
 
     def respell(written: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""References in pickles: damage is found before decompression."""
+"""Packed references are unpacked unchanged, and damaged ones raise an error before blosc decompresses them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFS = {"a/.zarray": json.dumps(ARRAY), "t": "text", **{f"a/{i}": ["s3://b/k", i
 
 def test_references_survive_pickling() -> None:
     refs = parse(json.dumps(REFS).encode(), "refs", {})
-    again = pickled.swell(pickled.shrink(refs))
+    again = pickled.unpack_compressed(pickled.pack_compressed(refs))
     assert dict(References(again)) == dict(References(refs))
 
 
@@ -47,7 +47,7 @@ def decoded(value: Value) -> bytes | str:
 )
 def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
     refs = parse_document(document, "refs", {})
-    again = pickled.swell(pickled.shrink(refs))
+    again = pickled.unpack_compressed(pickled.pack_compressed(refs))
     assert sorted(again) == sorted(refs)
     for key in refs:
         found, value = again.value(key), refs.value(key)
@@ -57,40 +57,40 @@ def test_lone_surrogates_survive_pickling(document: dict[str, Any]) -> None:
 
 
 def test_flipped_bit_of_a_column_is_an_error() -> None:
-    """The decompressor ends the process over some of them."""
-    (part,) = pickled.shrink_bytes(random.Random(1).randbytes(300) + bytes(3000))
-    assert pickled.swell_bytes([part])[300:] == bytes(3000)
+    """blosc would end the process for some of these damaged bytes."""
+    (part,) = pickled.compress_bytes(random.Random(1).randbytes(300) + bytes(3000))
+    assert pickled.decompress_bytes([part])[300:] == bytes(3000)
     for bit in range(len(part) * 8):
         damaged = bytearray(part)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ValueError, match="checksum"):
-            pickled.swell_bytes([bytes(damaged)])
+            pickled.decompress_bytes([bytes(damaged)])
     with pytest.raises(ValueError, match="checksum"):
-        pickled.swell_bytes([b""])
+        pickled.decompress_bytes([b""])
 
 
 def test_part_without_a_header_is_an_error() -> None:
     short = b"\0\0"
     with pytest.raises(ValueError, match="header"):
-        pickled.swell_bytes([zlib.crc32(short).to_bytes(4, "little") + short])
+        pickled.decompress_bytes([zlib.crc32(short).to_bytes(4, "little") + short])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 20])
 def test_columns_in_several_parts_are_joined(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickled, "BLOCK", 8)  # bytes: a few values a part
+    monkeypatch.setattr(pickled, "BLOCK", 8)  # bytes, so that each part has few values
     data = bytes(range(size))
-    parts = pickled.shrink_bytes(data)
+    parts = pickled.compress_bytes(data)
     assert len(parts) == -(-size // 8)
-    assert pickled.swell_bytes(parts) == data
+    assert pickled.decompress_bytes(parts) == data
     refs = parse(json.dumps(REFS).encode(), "refs", {})
-    assert dict(References(pickled.swell(pickled.shrink(refs)))) == dict(References(refs))
+    assert dict(References(pickled.unpack_compressed(pickled.pack_compressed(refs)))) == dict(References(refs))
 
 
 def test_unpacking_copies_no_column() -> None:
-    """Workers of a cluster do it, each."""
+    """Each worker of a cluster unpacks the references, so that a copy would cost memory in all workers."""
     column = np.arange(1 << 20, dtype=np.uint64)
     parts = pickled._pack_column(column, is_steps=False)
-    pickled._unpack_column(parts[:0], column.dtype, is_steps=False)  # what is imported for it
+    pickled._unpack_column(parts[:0], column.dtype, is_steps=False)  # import blosc before the measurement
     tracemalloc.start()
     try:
         again = pickled._unpack_column(parts, column.dtype, is_steps=False)

@@ -1,4 +1,4 @@
-"""Arrays with chunks by key and in columns give the same answers."""
+"""A set with chunks in columns gives the same answers as a set with chunks by key."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def rows(tables: Any) -> dict[str, dict[int, Any]]:
 
 def read(document: Any, *, by_key: bool) -> ReferenceSet:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builder, "MANY", 0 if by_key else 10**9)
-        patch.setattr(builder, "EACH", 10**9)
+        patch.setattr(builder, "MANY_DOCUMENTS", 0 if by_key else 10**9)
+        patch.setattr(builder, "MANY_MEMBERS", 10**9)
         patch.setattr(builder, "SMALL", 10**9 if by_key else 0)
         data = document if isinstance(document, bytes) else dumps(document)
         refs = JsonIndex("refs.json").decode(data)
@@ -54,8 +54,8 @@ def read(document: Any, *, by_key: bool) -> ReferenceSet:
     return refs
 
 
-def check(one: ReferenceSet, other: ReferenceSet) -> None:
-    """Compare two sets in all that they can be asked."""
+def assert_equal_sets(one: ReferenceSet, other: ReferenceSet) -> None:
+    """Assert that all methods of two sets return the same results."""
     assert dict(References(one)) == dict(References(other))
     assert len(one) == len(other)
     assert sorted(one) == sorted(other)
@@ -76,8 +76,8 @@ def test_many_small_arrays_have_the_same_answers() -> None:
     document = many()
     found = JsonIndex("refs.json").decode(dumps(document))
     assert not found.chunks
-    check(found, read(document, by_key=False))
-    check(parse_document(document, "refs.json", {}), read(document, by_key=False))
+    assert_equal_sets(found, read(document, by_key=False))
+    assert_equal_sets(parse_document(document, "refs.json", {}), read(document, by_key=False))
 
 
 keys = st.one_of(
@@ -98,14 +98,17 @@ metadata = st.tuples(
 def test_any_set_is_the_same_by_key_and_in_columns(items: list[tuple[str, Any]], more: tuple[str, Any]) -> None:
     text = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in [more, *items])
     data = b"{" + text.encode() + b"}"
-    check(read(data, by_key=True), read(data, by_key=False))
+    assert_equal_sets(read(data, by_key=True), read(data, by_key=False))
 
 
 def test_binary_form_and_pickles_keep_a_set() -> None:
     refs = JsonIndex("refs.json").decode(dumps(many()))
-    for again in (compiled.unpack(memoryview(b"".join(compiled.pack(refs)))), pickled.swell(pickled.shrink(refs))):
+    for again in (
+        compiled.unpack(memoryview(b"".join(compiled.pack(refs)))),
+        pickled.unpack_compressed(pickled.pack_compressed(refs)),
+    ):
         assert again.where == "refs.json"
-        check(again, refs)
+        assert_equal_sets(again, refs)
 
 
 def test_keys_may_have_quotes() -> None:
@@ -113,7 +116,7 @@ def test_keys_may_have_quotes() -> None:
     document = {**many(), **odd}
     found = JsonIndex("refs.json").decode(dumps(document))
     assert not found.chunks
-    check(found, read(document, by_key=False))
+    assert_equal_sets(found, read(document, by_key=False))
 
 
 @pytest.mark.parametrize("from_memory", [False, True])
@@ -149,7 +152,7 @@ def test_replaced_column_entries_keep_their_order() -> None:
     assert dict(References(refs)) == first | padding | again | many(3000)
 
 
-def test_damaged_metadata_is_an_error_when_used() -> None:
+def test_damaged_metadata_raise_an_error_at_their_use() -> None:
     document = many()
     document["g/v7/.zarray"] = json.dumps(ARRAY | {"chunks": "many"})
     refs = JsonIndex("refs.json").decode(dumps(document))
@@ -181,7 +184,7 @@ def test_filesystem_reads_lists_saves_and_pickles_a_set(tmp_path: Path) -> None:
 
 
 def small_arrays() -> dict[str, Any]:
-    """Dense ones, sparse ones, empty ones, one without dimensions, one in the other, both separators."""
+    """References of dense, sparse, empty, nested and zero-dimensional arrays, with both separators."""
     refs: dict[str, Any] = {}
     for n in range(60):
         path, separator = f"g{n % 7}/v{n}", "./"[n % 2]
@@ -218,7 +221,7 @@ def test_columns_of_small_arrays_are_made_on_demand() -> None:
 
 
 def test_columns_of_a_whole_array_are_made_once() -> None:
-    """A reference takes 20 bytes, and its number 4 until the end; to join pieces would take 20 more."""
+    """A reference takes 20 bytes, and its number 4 bytes until the end; joined columns would take 20 more."""
     count = 200_000
     made = builder.ReferenceBuilder("refs")
     made.add_members({"a/.zarray": json.dumps({**ARRAY, "shape": [count], "chunks": [1]})})
@@ -237,8 +240,8 @@ def test_columns_of_a_whole_array_are_made_once() -> None:
 
 
 def test_urls_that_blocks_repeat_are_merged_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The URLs of all blocks take 30 MB, and merging them at once three times as much."""
-    monkeypatch.setattr(builder, "URLS", 8192)
+    """The URLs of all blocks take 30 MB, and merging all of them at the end would take three times as much."""
+    monkeypatch.setattr(builder, "MERGED_URLS", 8192)
     urls, blocks = [f"s3://bucket/{i:0140d}" for i in range(1000)], 200
     texts = (
         ",".join(f'"a/{1000 * block + i}":["{url}",{block},{i}]' for i, url in enumerate(urls)).encode()

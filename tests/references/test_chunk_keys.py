@@ -1,4 +1,4 @@
-"""The scan of many keys finds the same chunks as single look-ups."""
+"""`place_chunks`, which scans many keys, finds the same chunks as look-ups of single keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_scan_finds_the_same_as_single_lookups(encoding: ChunkKeyEncoding) -> No
         "c",
         "c.",
         "9" * 40,
-        "9" * 5000 + "/1",  # more digits than Python makes a number of
+        "9" * 5000 + "/1",  # Python converts no text with so many digits
         "c/" + "9" * 5000 + "/1",
         "01/1",
         "c/01/1",

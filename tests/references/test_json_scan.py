@@ -1,4 +1,4 @@
-"""The fast reader of JSON members declines unusual input, and reads all other input exactly."""
+"""`scan` returns None for unusual JSON, and the exact members of all other JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.json_blocks import ARRAY, read, shown
 
 @pytest.fixture(autouse=True, params=[(0, 512), (256, 512), (0, 2)], ids=str)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Cut often: most false cuts happen in what is larger than a block.
+    """Use small blocks, so that the JSON is often cut within a member.
 
-    Arrays are in columns, or by key; or their metadata is not read before it is known that it is worth while.
+    The chunks of arrays are in columns, or by key, or in columns that are only made at the end.
     """
     small, documents = request.param
     monkeypatch.setattr(builder, "SMALL", small)
-    monkeypatch.setattr(builder, "MANY", documents)
-    monkeypatch.setattr(builder, "EACH", 16)
+    monkeypatch.setattr(builder, "MANY_DOCUMENTS", documents)
+    monkeypatch.setattr(builder, "MANY_MEMBERS", 16)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
     monkeypatch.setattr(builder, "FEW", 2)

@@ -1,4 +1,4 @@
-"""A key table behaves like a dict of its members."""
+"""A `KeyTable` has the same members as a dict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.key_tables import members
 def test_table_equals_a_mapping_with_the_last_duplicates(runs: list[dict[str, Value]], all_alike: bool) -> None:
     expected = {key: value for run in runs for key, value in run.items()}
     with pytest.MonkeyPatch.context() as patch:
-        if all_alike:  # hashes
+        if all_alike:  # all keys get the same hash
             patch.setattr(key_table, "compute_hashes", lambda text, starts, *_: np.zeros(len(starts), np.uint64))
             patch.setattr(key_table, "compute_hash", lambda piece, seed: 0)
         table = KeyTable.of([KeyTable.of_mapping({}), *map(KeyTable.of_mapping, runs)])
@@ -33,7 +33,7 @@ def test_table_equals_a_mapping_with_the_last_duplicates(runs: list[dict[str, Va
         assert all(key + "x" not in table or key + "x" in expected for key in expected)
         table.check()
         gone = list(expected)[::2]
-        assert dict(table.without_rows(table.rows_of(gone))) == {
+        assert dict(table.drop_rows(table.rows_of(gone))) == {
             key: value for key, value in expected.items() if key not in gone
         }
         assert dict(KeyTable.of([table])) == expected
@@ -43,25 +43,27 @@ def test_table_equals_a_mapping_with_the_last_duplicates(runs: list[dict[str, Va
 def test_rows_are_found_by_name_and_by_directory(found: dict[str, Value]) -> None:
     table = KeyTable.of([KeyTable.of_mapping(found)])
     for name in ((".zarray", "zarr.json"), ("a",), ("a", ".zarray")):
-        assert {table.key(row) for row in table.keys_in_rows.with_names(name)} == {
+        assert {table.key(row) for row in table.keys_in_rows.find_named(name)} == {
             key for key in found if parent(key)[1] in name
         }
     below: dict[str, set[str]] = {}
     for key in found:
         below.setdefault(parent(key)[0], set()).add(key)
-    assert {path: {table.key(row) for row in rows} for path, rows in table.keys_in_rows.by_directory().items()} == below
+    assert {
+        path: {table.key(row) for row in rows} for path, rows in table.keys_in_rows.group_by_directory().items()
+    } == below
 
 
 @given(members)
 def test_tables_survive_binary_form_and_pickles(found: dict[str, Value]) -> None:
     refs = ReferenceSet(Texts.of([b"u"]), {}, KeyTable.of([KeyTable.of_mapping(found)]))
     try:
-        packed, shrunk = b"".join(compiled.pack(refs)), pickled.shrink(refs)
-    except ValueError:  # half a surrogate pair in an object
+        packed, shrunk = b"".join(compiled.pack(refs)), pickled.pack_compressed(refs)
+    except ValueError:  # an object has a lone surrogate
         return
-    for again in (compiled.unpack(memoryview(packed)), pickled.swell(shrunk)):
+    for again in (compiled.unpack(memoryview(packed)), pickled.unpack_compressed(shrunk)):
         assert dict(again.keys) == found
-    assert digest_of(pickled.swell(shrunk)) == digest_of(refs)
+    assert digest_of(pickled.unpack_compressed(shrunk)) == digest_of(refs)
 
 
 def test_damaged_binary_form_is_an_error() -> None:
@@ -80,6 +82,6 @@ def test_damaged_binary_form_is_an_error() -> None:
 def test_damaged_table_whose_keys_have_nuls_is_refused() -> None:
     table = KeyTable.of_mapping({"a/0": "x", "a/1": "y"})
     table.check()
-    table.spelled = bytes(table.spelled).replace(b"a/0", b"a\0000")
-    with pytest.raises(ValueError, match="do not fit one another"):
+    table.joined_keys = bytes(table.joined_keys).replace(b"a/0", b"a\0000")
+    with pytest.raises(ValueError, match="contradict each other"):
         table.check()

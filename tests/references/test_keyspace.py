@@ -1,4 +1,4 @@
-"""The listings of a key space over references agree with its keys."""
+"""The listings of a `FlatKeySpace` agree with its keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_directory_sizes_need_memory_for_that_directory_only(first: int) -> None
     assert peak < 1 << 20
 
 
-@given(members.filter(lambda found: "\ud800" not in found.values()))  # which are not in UTF-8
+@given(members.filter(lambda found: "\ud800" not in found.values()))  # UTF-8 cannot encode it
 def test_listings_agree_with_keys(found: dict[str, Value]) -> None:
     keyspace = FlatKeySpace(ReferenceSet(Texts.of([b"u%d" % i for i in range(4)]), {}, found), str, "refs.json")
     documents = [value for key, value in found.items() if parent(key)[1] in (".zarray", "zarr.json")]

@@ -1,4 +1,4 @@
-"""Iterating the references of a parquet set loads its partitions one by one."""
+"""Iteration over the references of a parquet set loads one partition at a time."""
 
 from __future__ import annotations
 

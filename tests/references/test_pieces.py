@@ -1,4 +1,4 @@
-"""Hashes of many pieces equal single hashes; different pieces with equal hashes stay distinct."""
+"""Functions for many pieces of one text give the same results as loops over the pieces."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from refshard_fs.references.pieces import (
 pieces = st.lists(st.one_of(st.binary(max_size=30), st.binary(min_size=500, max_size=530)), max_size=80)
 
 
-def in_a_row(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
+def join_with_positions(found: list[bytes]) -> tuple[bytes, Positions, Positions]:
     stops = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
     return b"".join((*found, PAD)), stops - [len(piece) for piece in found], stops
 
 
 @given(pieces)
 @example([b"x" * HASHED, b"x" * (HASHED - 1), b"", b"x" * 8])
-def test_hash_does_not_depend_on_the_position(found: list[bytes]) -> None:
-    text, starts, stops = in_a_row(found)
+def test_hashes_of_many_pieces_equal_hashes_of_single_pieces(found: list[bytes]) -> None:
+    text, starts, stops = join_with_positions(found)
     assert compute_hashes(text, starts, stops, 7).tolist() == [compute_hash(piece, 7) for piece in found]
     assert len(set(map(compute_hash, found))) == len(set(found))
 
@@ -44,7 +44,7 @@ def test_hash_depends_on_the_seed() -> None:
 @example([b"a" * 20] * 70)
 @example([b"a" * n for n in range(15, 20)] * 20)
 def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
-    text, starts, stops = in_a_row(found)
+    text, starts, stops = join_with_positions(found)
     assert join_pieces(text, starts, stops) == b"".join(found)
 
 
@@ -52,7 +52,7 @@ def test_joined_pieces_lie_one_after_the_other(found: list[bytes]) -> None:
     st.lists(st.one_of(st.binary(max_size=2), st.sampled_from([b"x" * 60, b"x" * 59 + b"y", b"x" * 600])), max_size=60)
 )
 def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
-    text, starts, stops = in_a_row(found)
+    text, starts, stops = join_with_positions(found)
     expected = [i for i, piece in enumerate(found) if not i or found[i - 1] != piece]
     begun = find_runs(text, starts, stops).tolist()
     assert begun == expected
@@ -64,11 +64,11 @@ def test_runs_begin_where_the_piece_changes(found: list[bytes]) -> None:
 
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 10**15 - 1)), min_size=1, max_size=60))
 def test_numbers_are_read_before_their_ends(found: list[int]) -> None:
-    text, _, stops = in_a_row([b"x%d" % number for number in found])
+    text, _, stops = join_with_positions([b"x%d" % number for number in found])
     numbers = parse_numbers_before(text, stops)
     assert numbers is not None
     assert numbers.values.tolist() == found
     assert numbers.digits.tolist() == [len(str(number)) for number in found]
     for wrong in (b"x", b"00", b"01", b"x1.", b"1" * 16, b"0" * 16 + b"1"):
-        text, _, stops = in_a_row([b"x1", b"x" + wrong, b"x2"])
+        text, _, stops = join_with_positions([b"x1", b"x" + wrong, b"x2"])
         assert parse_numbers_before(text, stops) is None

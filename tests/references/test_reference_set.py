@@ -1,4 +1,4 @@
-"""A set is the same in columns and by key, and keeps no object for each reference."""
+"""A set is equal with chunks in columns and by key, and it has no Python object for each reference."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_large_set_keeps_no_object_for_each_member(kind: str) -> None:
                 for name in (".zarray", "0")
             }
     data = dumps(refs)
-    JsonIndex("refs.json").decode(data)  # what is made once in a process
+    JsonIndex("refs.json").decode(data)  # make the caches of the process before the measurement
     tracemalloc.start()
     found = JsonIndex("refs.json").decode(data)
     kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "<unknown>")])

@@ -1,4 +1,4 @@
-"""Members that sets share: own members replace shared ones."""
+"""In `SharedMembers`, the members of one set replace members that it shares with other sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value that a format cannot hold is an error with its key, before anything is written."""
+"""If a format cannot hold a value, saving the set raises an error with the key before it writes anything."""
 
 from __future__ import annotations
 

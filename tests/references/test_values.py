@@ -1,4 +1,4 @@
-"""Values of a manifest are decoded to bytes, or are an error."""
+"""Reading a key decodes its value in the manifest to bytes, or raises an error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_kind_of_value_gives_its_bytes(
 
 @pytest.mark.parametrize("others", [0, 200])
 def test_base64_bytes_decode_like_base64_text(others: int) -> None:
-    """kerchunk leaves inlined values so."""
+    """kerchunk's references in memory have inlined values as bytes that begin with "base64:"."""
     refs: dict[str, Any] = {f"a/{i}": f"text {i}" for i in range(others)}
     fs = RefShardFileSystem(fo=refs | {"k": b"base64:aGVsbG8=", "bad": b"base64:\xff", "raw": b"Base64:"})
     assert fs.cat_file("k") == b"hello"

@@ -1,4 +1,4 @@
-"""Versions of targets are requested, and references pinned to them."""
+"""`refshard_fs.snapshot` requests the versions of targets, and pins the references to them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_s3_listing_pins_the_requested_version(s3_server: SeaweedServer, s3_prox
     options = {**s3_server.storage_options, "client_kwargs": {"endpoint_url": s3_proxy.url}}
     s3_proxy.log.clear()
     found = refshard_fs.snapshot("s3://snapshots/store", remote_protocol="s3", remote_options=options)
-    asked = [r for r in s3_proxy.log.requests() if r.path.endswith(("a/0", "a/1", "today.txt"))]
-    assert not asked, "listings tell all that is to be known of chunks"
+    requests = [r for r in s3_proxy.log.requests() if r.path.endswith(("a/0", "a/1", "today.txt"))]
+    assert not requests, "the listing has size, ETag and time of chunks, so no chunk is requested"
     fs = opened(found, remote_protocol="s3", remote_options=options)
     s3_proxy.log.clear()
     assert fs.cat_file("a/0") == b"ab"

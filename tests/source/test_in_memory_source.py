@@ -44,7 +44,7 @@ def test_pickle_is_compact_and_whole(step: int, monkeypatch: pytest.MonkeyPatch)
 def test_source_in_this_process_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(references())
     data = pickle.dumps(fs)
-    monkeypatch.delattr(in_memory_source.pickled, "swell")
+    monkeypatch.delattr(in_memory_source.pickled, "unpack_compressed")
     assert pickle.loads(data).fo is fs.fo
     again = fsspec.AbstractFileSystem.from_json(fs.to_json())
     assert again.fo is fs.fo
@@ -52,7 +52,9 @@ def test_source_in_this_process_is_not_unpacked(monkeypatch: pytest.MonkeyPatch)
     assert RefShardFileSystem(*fs.storage_args, **options).fo is fs.fo
 
 
-@pytest.mark.parametrize(("source", "packer"), [(references(), "shrink"), (b'{"a": "text"}', "shrink_bytes")])
+@pytest.mark.parametrize(
+    ("source", "packer"), [(references(), "pack_compressed"), (b'{"a": "text"}', "compress_bytes")]
+)
 def test_pickled_source_is_packed_once(source: Any, packer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = RefShardFileSystem(source)
     data = pickle.dumps(fs)

@@ -1,4 +1,4 @@
-"""Jobs that write to S3, killed at any request: what forks a process for each, and the proxy that kills it."""
+"""Run jobs that write to S3 in processes, and kill each at a request, with a proxy that counts requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers.wire import Answer, Head, failure
 
 __all__ = ["NEVER", "DeadlyProxy", "Jobs", "serve", "when_told"]
 
-NEVER = 10**6  # requests: nobody is killed
+NEVER = 10**6  # a request that no job reaches, so that it is not killed
 
 
 class DeadlyProxy(CountingProxy):

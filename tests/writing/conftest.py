@@ -1,4 +1,4 @@
-"""What several modules write to."""
+"""Fixtures of tests that write to sharded arrays."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.support.written_arrays import KINDS
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind of sharded array."""
+    """The name of a kind of sharded array; tests run for each kind."""
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Commits to a hierarchy of many objects: each object whole, in a fixed order; who fails says so and can go on."""
+"""A commit to a hierarchy writes whole objects in a fixed order; a failed commit names them, and can be repeated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern")
 
 
 class Place:
-    """A hierarchy in the state 1."""
+    """A hierarchy that has the state 1 of `tests.support.overwriting`."""
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.url = url
@@ -40,7 +40,7 @@ class Place:
         return found(self.opened("r"))
 
     def written(self, number: int) -> RefShardFileSystem:
-        """A filesystem to which a state was written, and not committed."""
+        """Return a filesystem with an uncommitted state ``number``."""
         fs = self.opened()
         write(fs, number)
         return fs
@@ -62,11 +62,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 class Failure(OSError):
-    """No space is left, a server does not answer."""
+    """The failure of a store: for example no space is left, or a server does not answer."""
 
 
 class Changes:
-    """What a commit changes: names of objects, in order. The change number ``at`` fails, before it is made or after."""
+    """Record the changes of a commit in ``all``: kinds and names of objects, in order.
+
+    The change number ``at`` raises ``error``, with ``is_made`` after the object was changed, otherwise before.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.put: list[str] = []
@@ -114,19 +117,19 @@ def test_failed_commit_lists_put_objects_and_can_be_finished(
     changes.at, changes.is_made = at, is_made
     with pytest.raises(Failure) as failed:
         fs.commit()
-    if at >= 9:  # eight are under way at a time
+    if at >= 9:  # eight changes are made at a time, so that a later one may be the first to fail
         [note] = failed.value.__notes__
         assert place.url.removeprefix("memory://") in note
         assert "put before that" in note
         assert "commit()" in note
     check_partly_committed(place.seen(), 1, 2)
-    assert found(fs) == state(2), "what was written is kept"
+    assert found(fs) == state(2), "the uncommitted writes stay"
     changes.reset()
     fs.commit()
     assert place.seen() == found(fs) == state(2)
     changes.reset()
     fs.commit()
-    assert changes.all == [], "nothing is left to do"
+    assert changes.all == [], "a second commit changes nothing"
 
 
 def test_discard_after_a_failure_shows_the_stored_state(place: Place, changes: Changes) -> None:
@@ -155,7 +158,7 @@ def test_chunks_are_put_before_metadata_and_removals(place: Place, changes: Chan
     documents = [name for kind, name in changes.all if kind == "put" and name.endswith("zarr.json")]
     assert documents[-1] == "zarr.json"
     removed = [name for kind, name in changes.all if kind == "remove" and name.startswith("n1")]
-    assert removed[0] == "n1/zarr.json", "who reads meanwhile finds no array before it finds one without chunks"
+    assert removed[0] == "n1/zarr.json", "no reader sees an array without its chunks"
 
 
 def test_conflict_keeps_the_other_writers_objects(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +212,7 @@ def test_ctrl_c_stops_a_commit_and_the_next_one_finishes(
 def test_array_is_replaced_by_one_of_other_dimensions(
     tmp_path: Path, old: tuple[int, ...], new: tuple[int, ...]
 ) -> None:
-    """Where a chunk was, there is a directory then, or the reverse."""
+    """A directory replaces a chunk of the same name, or a chunk replaces a directory."""
     path = str(tmp_path / "h.zarr")
     zarr.open_group(path, mode="w")
     fs = RefShardFileSystem(path, mode="a", skip_instance_cache=True)

@@ -1,4 +1,4 @@
-"""Two writers of one hierarchy: in one process they take turns; elsewhere the second is refused, and loses nothing."""
+"""Of two writers of a hierarchy, the second gets a ConflictError if they change the same object, and loses nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Open = Callable[..., RefShardFileSystem]
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens one hierarchy, with an array of two shards of two chunks of two each."""
+    """Return a function that opens a hierarchy, with an array of two shards of two chunks of two elements."""
     place = uuid.uuid4().hex
     options: dict[str, Any] = {}
     match request.param:
@@ -52,7 +52,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
 
 def plain(length: int) -> bytes:
-    """The metadata of an array that is not sharded."""
+    """Return the metadata of an unsharded array."""
     document = version_2((length,), (2,), (2,))
     return json.dumps({name: value for name, value in document.items() if not name.startswith("shard")}).encode()
 
@@ -62,7 +62,7 @@ def chunk(number: int) -> bytes:
 
 
 def replaced_since(opened: Open) -> RefShardFileSystem:
-    """A filesystem that read a shard which another process replaced afterwards."""
+    """Return a filesystem that read a shard before another one replaced the shard."""
     first, second = opened(), opened()
     first.pipe_file("a/0", chunk(1))
     first.commit()
@@ -72,8 +72,8 @@ def replaced_since(opened: Open) -> RefShardFileSystem:
     return second
 
 
-def test_chunk_without_a_version_is_committed(s3_server: SeaweedServer) -> None:
-    """s3fs returns bytes without their version, as most filesystems do: it is asked for before a chunk is read."""
+def test_chunk_from_a_store_without_versions_is_committed(s3_server: SeaweedServer) -> None:
+    """s3fs returns bytes without their version, like most filesystems: the version is requested before the chunk."""
     s3_server.create_bucket("conflicts")
     url = f"s3://conflicts/{uuid.uuid4().hex}"
     objects = Objects(url, s3_server.storage_options)
@@ -98,7 +98,7 @@ def test_shard_replaced_by_others_is_merged_at_the_second_try(opened: Open) -> N
     with pytest.raises(ConflictError, match=r"commit\(\) puts your chunks into the new shards"):
         second.commit()
     assert opened("r").cat_file("a/0") == chunk(1)
-    assert second.cat_file("a/0") == chunk(2), "what was written is kept"
+    assert second.cat_file("a/0") == chunk(2), "the uncommitted writes stay"
     second.commit()
     assert array(opened("r"), mode="r")[:4].tolist() == [2, 2, 3, 3]
 
@@ -134,7 +134,7 @@ def test_object_replaced_by_another_process_is_not_overwritten(opened: Open, key
 
 
 def replaced_document(opened: Open) -> tuple[RefShardFileSystem, bytes]:
-    """A filesystem that has written attributes to what it read and another process then wrote, and that one's."""
+    """Return a filesystem with uncommitted attributes, and the attributes that another one committed meanwhile."""
     first, second = opened(), opened()
     first.pipe({"plain/.zattrs": b'{"a": 1}', "a/0": chunk(1), "a/1": chunk(1)})
     first.commit()
@@ -271,7 +271,7 @@ ABSENT_KEYS = {
 
 @pytest.mark.parametrize("keys", ABSENT_KEYS.values(), ids=ABSENT_KEYS)
 def test_object_missing_for_two_writers_is_a_conflict(opened: Open, keys: list[str]) -> None:
-    """To read that an object is absent is to read a version of it, also after the source was opened anew."""
+    """A writer that found an object missing gets a conflict if another one made it, also after `invalidate_cache`."""
     document = not keys[0].endswith(("0", "1"))
     values = [plain(n) if document else chunk(n) for n in (1, 2)]
     first, second = opened(), opened()
@@ -300,7 +300,7 @@ def test_array_and_group_of_one_name_conflict(opened: Open) -> None:
 
 @pytest.mark.parametrize("change", ["grown", "counted", "made"])
 def test_equal_documents_of_two_writers_conflict(opened: Open, change: str) -> None:
-    """Each makes an array longer by what it appends, counts up by one, or makes an array for its own chunks."""
+    """Each writer appends to an array, increments a counter, or makes an array; the documents of both are equal."""
     first, second = opened(), opened()
     first.pipe_file("plain/.zattrs", b'{"count": 1}')
     first.commit()
@@ -336,7 +336,7 @@ def test_two_writers_may_make_the_same_group(opened: Open) -> None:
 
 @pytest.mark.parametrize("path", ["plain", "a"])
 def test_chunk_put_during_growth_is_kept(opened: Open, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Its writer, who grows the array too, may be the first to put the metadata, and is not told of a conflict."""
+    """The writer of the chunk also grows the array. If it puts the metadata first, it gets no conflict."""
     fs = opened()
     grown = array(fs, path)
     grown.resize((12,))
@@ -395,7 +395,7 @@ def test_two_writers_with_mode_w_leave_one_state(opened: Open) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_only_one_of_two_writers_with_mode_x_succeeds(opened: Open, at_once: bool) -> None:
-    """Both look for the array before either has committed it, as zarr does with mode="w-"."""
+    """Both writers look for the array before one of them commits it, as zarr does with mode="w-"."""
     writers = [opened() for _ in range(2)]
     for number, fs in enumerate(writers):
         assert not fs.exists("new/.zarray")

@@ -1,4 +1,4 @@
-"""Sharded arrays written through the view, by zarr of either version: what other readers find in the files."""
+"""Other readers read the values that zarr 2 and zarr 3 write to sharded arrays through this package."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_other_readers_read_written_values(tmp_path: Path, kind: str, data: Any)
         for part in (np.s_[0:8, 0:12], np.s_[3:5, 4:20], np.s_[20, 25], np.s_[16:, :]):
             data[part] = np.arange(data[part].size).reshape(data[part].shape)
             seen[part] = data[part]
-            assert np.array_equal(seen[...], data), "reads see what was written at once"
+            assert np.array_equal(seen[...], data), "reads see writes before the commit"
         data[0:8, 12:24] = FILL
         seen[0:8, 12:24] = FILL
     assert np.array_equal(stored(tmp_path)[...], data)
     assert np.array_equal(seen[...], data)
     if IS_ZARR_2:
-        return  # which writes chunks of nothing but the fill value too
-    assert not (tmp_path / "a" / ("0.1" if kind == "prototype" else "c/0/1")).exists(), "no chunk is left in it"
+        return  # zarr 2 also writes chunks that have only the fill value
+    assert not (tmp_path / "a" / ("0.1" if kind == "prototype" else "c/0/1")).exists(), "empty shards are removed"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("checked", "prototype")])
@@ -104,7 +104,7 @@ def test_resized_array_stays_sharded(tmp_path: Path, kind: str, data: Any) -> No
     with fs.transaction:
         seen.resize((12, 8))
     assert (stored(tmp_path)[10:] == FILL).all()
-    assert (stored(tmp_path)[:, 6:] == FILL).all(), "what was cut off does not come back"
+    assert (stored(tmp_path)[:, 6:] == FILL).all(), "values that were cut off do not come back"
 
 
 def test_open_and_new_arrays_see_a_commit(tmp_path: Path, kind: str, data: Any) -> None:
@@ -197,7 +197,7 @@ def test_array_rewritten_with_equal_metadata_keeps_shards(tmp_path: Path, kind: 
     assert len(objects(tmp_path)) == 1
 
 
-def test_new_array_is_sharded_only_if_it_says_so(tmp_path: Path) -> None:
+def test_new_array_is_sharded_only_by_its_metadata(tmp_path: Path) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     make_group(tmp_path, 3)
@@ -211,14 +211,14 @@ def test_new_array_is_sharded_only_if_it_says_so(tmp_path: Path) -> None:
     assert stored(tmp_path, "sharded").shards == (4,)
     assert (stored(tmp_path, "plain")[...] == 1).all()
     assert (stored(tmp_path, "sharded")[...] == 2).all()
-    sharded[1] = 3  # who made it goes on with the shards that it was made with
+    sharded[1] = 3  # the open array still has its shards, although a new one shows inner chunks
     assert sharded[:3].tolist() == [2, 3, 2]
     fs.commit()
     assert stored(tmp_path, "sharded")[:3].tolist() == [2, 3, 2]
     assert array(opened(tmp_path), "sharded").shards is None
 
 
-def test_consolidated_metadata_say_how_arrays_are_stored(tmp_path: Path, kind: str, data: Any) -> None:
+def test_consolidated_metadata_have_the_stored_sharding(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path)
     with fs.transaction:
@@ -271,7 +271,8 @@ def test_copied_and_moved_keys_have_the_committed_bytes(tmp_path: Path, kind: st
     fs = opened(tmp_path)
     assert fs._writer is not None
     url, start, stop = fs.resolve(one)
-    fs._writer.overlay.put(two, Span(str(url), int(start), stop and int(stop)))  # as another process may have left it
+    # Another process may have written this reference.
+    fs._writer.overlay.put(two, Span(str(url), int(start), stop and int(stop)))
     fs.pipe_file(one, b"x" * 24)
     fs.commit()
     assert opened(tmp_path).cat_file(two) == before[two]
@@ -314,7 +315,7 @@ def test_index_that_two_writers_left_torn_names_the_shard(tmp_path: Path, data: 
     fs.discard()
 
 
-def test_shards_left_whole_are_written_whole(tmp_path: Path, kind: str, data: Any) -> None:
+def test_whole_shards_are_written_unchanged(tmp_path: Path, kind: str, data: Any) -> None:
     make_sharded(tmp_path, data, SHARDS, CHUNKS, kind)
     fs = opened(tmp_path, shards="whole")
     key = "a/0.0" if kind == "prototype" else "a/c/0/0"
@@ -323,7 +324,7 @@ def test_shards_left_whole_are_written_whole(tmp_path: Path, kind: str, data: An
     assert (tmp_path / key).read_bytes() == b"whatever it is"
 
 
-def test_empty_place_becomes_a_hierarchy(tmp_path: Path) -> None:
+def test_write_to_an_empty_directory_makes_a_hierarchy(tmp_path: Path) -> None:
     if IS_ZARR_2:
         pytest.skip("arrays of version 3")
     root = tmp_path / "new.zarr"
@@ -349,7 +350,7 @@ def test_mode_w_commit_removes_old_objects(tmp_path: Path, kind: str, data: Any)
 
 
 @pytest.mark.parametrize("source", ["h", "refs.json"])
-def test_web_server_takes_no_commits(http_server: RangeServer, source: str) -> None:
+def test_commit_to_a_web_server_is_refused(http_server: RangeServer, source: str) -> None:
     http_server.put("/h/.zgroup", b'{"zarr_format":2}')
     http_server.put("/refs.json", b'{".zgroup": "{}"}')
     fs = opened(f"{http_server.url}/{source}")
@@ -456,7 +457,7 @@ def test_warning_turned_into_an_error_is_raised_at_the_commit(tmp_path: Path, ki
         with pytest.raises(CostlyPattern):
             fs.commit()
     assert array(opened(tmp_path), mode="r")[0, 0] == 1
-    fs.commit()  # there is nothing left to do
+    fs.commit()  # the first commit changed the source before it raised, so this one does nothing
     array(fs)[0, 0] = 2
     fs.commit()
     assert array(opened(tmp_path), mode="r")[0, 0] == 2
@@ -494,7 +495,7 @@ def test_leftovers_of_a_killed_commit_are_not_data(tmp_path: Path, rows: int, is
         longer = array(killed)
         longer.resize((2 + rows, 6))
         longer[2:] = 99
-    document.write_bytes(before)  # as if it had been killed before its last step
+    document.write_bytes(before)  # as if the writer had been killed before the last step of the commit
     for path in tmp_path.glob(".zmetadata"):
         path.unlink()
     fs = opened(tmp_path)

@@ -1,4 +1,4 @@
-"""Random writes, removals, commits, crashes and reopenings of a sharded hierarchy, against dicts."""
+"""A sharded hierarchy behaves like a dict in random writes, removals, commits, crashes and reopenings."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ KEYS = [
 
 
 class Crash(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 class Machine(RuleBasedStateMachine):
-    """``committed`` is what is in the source, ``now`` what this filesystem shows; None: no such chunk."""
+    """``committed`` has the chunks of the source by key, and ``now`` the chunks that the filesystem shows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # it tells what is lost
+            warnings.simplefilter("ignore", RuntimeWarning)  # the warning that uncommitted writes are lost
             self.fs = self.opened()
             gc.collect()
         self.now = dict(self.committed)
@@ -109,7 +109,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.now != self.committed)
     @rule(after=st.integers(0, 30))
     def crash_in_a_commit(self, after: int) -> None:
-        """Of each chunk the old value is there or the new one."""
+        """Crash after some steps of a commit, and check that each chunk has its old or its new value."""
         left = [after]
 
         def crashing(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
         self.committed, self.now = found, dict(found)
 
     @invariant()
-    def reads_see_what_was_written(self) -> None:
+    def filesystem_shows_all_writes(self) -> None:
         for key in KEYS[::5]:
             if key in self.now:
                 assert self.fs.cat_file(key) == self.now[key]
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
                 assert not self.fs.exists(key)
 
     @invariant()
-    def others_see_what_was_committed(self) -> None:
+    def others_see_the_committed_chunks(self) -> None:
         fresh = RefShardFileSystem(str(self.root), skip_instance_cache=True)
         listed = [key for key in fresh.find("") if not key.endswith((".zarray", ".zgroup", "zarr.json"))]
         assert fresh.cat(listed) == self.committed if listed else not self.committed

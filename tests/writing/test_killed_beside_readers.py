@@ -1,4 +1,4 @@
-"""Writers are killed at any moment beside readers: these see states of a set, and whole objects of a hierarchy."""
+"""While writers are killed at any time, readers see committed states of a set, or whole objects of a hierarchy."""
 
 from __future__ import annotations
 
@@ -42,33 +42,33 @@ def test_readers_beside_killed_writers_see_whole_states(format: str, tmp_path: P
                 while time.monotonic() < end:
                     numbers |= read(path, format)
                     reads += 1
-                    if end == float("inf") and len(numbers) > before:  # it commits, again and again
+                    if end == float("inf") and len(numbers) > before:  # a reader saw the first commit of many
                         end = time.monotonic() + chance.uniform(0.0, 0.3)
                 os.kill(victim, signal.SIGKILL)
                 assert json.loads(process.stdout.readline()) is True
                 numbers |= read(path, format)
         except BaseException:
-            os.kill(victim, signal.SIGKILL)  # or else it would write for ever
+            os.kill(victim, signal.SIGKILL)  # otherwise the writer would never end
             raise
         finally:
             process.stdin.close()
     print(f"{format}: {KILLS} kills, {reads + KILLS} reads of {len(numbers)} states")
-    write(path, format, 10**6)  # what the killed ones left keeps nobody from writing
+    write(path, format, 10**6)  # files that killed writers left do not stop the next one
     assert read(path, format) == {10**6}
 
 
 def read(path: str, format: str) -> set[int]:
-    """Return the numbers that were written into what a new filesystem reads."""
+    """Return the numbers of the commits whose chunks a new filesystem reads, and check that the chunks are whole."""
     fs = open_for(path, format, "r")
     try:
         length = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
         chunks = fs.cat("a/c", recursive=True, on_error="omit" if format == "zarr-hierarchy" else "raise")
-    except TargetChanged:  # more commits since it was opened than there are earlier versions
+    except TargetChanged:  # there were more commits since the set was opened than it keeps versions
         assert format == "kerchunk-parquet"
         return set()
     numbers = {int(data.rstrip(b".")) for data in chunks.values()}
     assert set(chunks.values()) == set(map(chunk_of, numbers))
-    if format != "zarr-hierarchy":  # there each object is whole, and a commit is not
+    if format != "zarr-hierarchy":  # in a hierarchy each object is replaced at once, but a commit is not
         assert len(numbers) == 1
         assert len(chunks) == length == count_of(*numbers)
     return numbers

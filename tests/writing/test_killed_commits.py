@@ -1,4 +1,4 @@
-"""A writer that is killed at any step of a commit leaves what was there before it, or all of what it committed."""
+"""A writer that is killed at any step of a commit leaves the old state of the source, or the whole new state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from refshard_fs import RefShardFileSystem
 from tests.support.hierarchy_model import FORMATS, array_document, expected, group_document, path_of, shown, writable
 
 SCRIPT = Path(__file__).parents[1] / "support/killed_commit.py"
-LENGTHS = (9, 43, 47)  # of values: the first are inline; there are as many chunks as the remainder by 7, and three
+LENGTHS = (9, 43, 47)  # of values in bytes: values of 9 bytes are inline; there are `length % 7 + 3` chunks
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL here")
 
 
@@ -29,7 +29,7 @@ def content(value: bytes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def writers() -> Iterator[subprocess.Popen[str]]:
-    """What commits, as `tests.support.killed_commit` says."""
+    """Start `tests.support.killed_commit`, which runs commits in processes and kills them."""
     command = [sys.executable, str(SCRIPT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -38,7 +38,10 @@ def writers() -> Iterator[subprocess.Popen[str]]:
 
 
 def write(writers: subprocess.Popen[str], path: Path, format: str, value: bytes, last: int) -> int | None:
-    """Commit ``value`` in a process that is killed at step ``last``; return how many steps it took if it was not."""
+    """Commit ``value`` in a process that is killed at step ``last``.
+
+    Return the number of steps if the commit has fewer, so that the process was not killed.
+    """
     assert writers.stdin is not None
     assert writers.stdout is not None
     writers.stdin.write(json.dumps([str(path), format, last, value.decode()]) + "\n")
@@ -56,7 +59,7 @@ def begin(path: Path, format: str, value: bytes) -> None:
 
 
 def rounds(writers: subprocess.Popen[str], folder: Path, format: str, count: int, seed: int) -> None:
-    """Kill writers one after the other, at steps that lie all over a commit, on whatever the last one has left."""
+    """Kill ``count`` writers of one source, one after the other, at steps that are spread over a commit."""
     path = path_of(folder, format)
     now = b"value" * 8
     begin(path, format, now)
@@ -78,7 +81,7 @@ def rounds(writers: subprocess.Popen[str], folder: Path, format: str, count: int
         assert found in (content(now), content(value)), f"torn at step {last} of {steps[length]}"
         seen.add(found == content(value))
         now = value if found == content(value) else now
-    assert seen == {True, False}, "some are killed before the commit, and some after"
+    assert seen == {True, False}, "some writers are killed before their state is committed, and some afterwards"
     write(writers, path, format, b"last" * 9, 10**6)
     assert shown(RefShardFileSystem(str(path))) == content(b"last" * 9)
 
@@ -96,4 +99,4 @@ def test_killed_commit_leaves_the_old_state_or_the_new(
 def test_many_killed_commits_leave_the_old_state_or_the_new(
     writers: subprocess.Popen[str], tmp_path: Path, format: str
 ) -> None:
-    rounds(writers, tmp_path, format, 70, 2)  # of each of the three
+    rounds(writers, tmp_path, format, 70, 2)  # more than 20 for each of the three lengths

@@ -1,4 +1,4 @@
-"""A commit that overwrites a hierarchy and is killed at any step leaves whole objects, and the next one finishes."""
+"""If a commit that overwrites a hierarchy is killed, each object is whole, and the next commit completes the state."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
 ]
 Run = Callable[..., int | None]
-NEVER = 10**6  # steps: nobody is killed
+NEVER = 10**6  # a step that no commit reaches, so that the process is not killed
 
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Runs what `tests.support.killed_hierarchy` says, in a process that is killed at a step."""
+    """Return a function that runs `tests.support.killed_hierarchy` in a process that is killed at a step."""
     command = [sys.executable, str(SCRIPT)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
@@ -49,8 +49,8 @@ def seen(path: Path) -> dict[str, Any]:
     return found(RefShardFileSystem(str(path), skip_instance_cache=True))
 
 
-def as_zarr_reads(path: Path, number: int) -> None:
-    """See that zarr itself, without us, reads the values of a state from the files."""
+def check_with_zarr(path: Path, number: int) -> None:
+    """Check that zarr, without this package, reads the values of a state from the files."""
     if IS_ZARR_2:
         return
     for name, expected in values(number).items():
@@ -59,7 +59,7 @@ def as_zarr_reads(path: Path, number: int) -> None:
 
 
 def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
-    """Kill writers of a state at ``count`` steps that are spread over a commit (None: at each)."""
+    """Kill writers of a state at ``count`` steps that are spread over a commit; None means at each step."""
     begun = folder / "begun.zarr"
     begin(str(begun), 1)
     path = folder / "h.zarr"
@@ -67,20 +67,20 @@ def rounds(run: Run, folder: Path, count: int | None, number: int) -> None:
     steps = run(path, NEVER, number)
     assert steps is not None
     assert seen(path) == state(number)
-    as_zarr_reads(path, number)
+    check_with_zarr(path, number)
     for last in range(steps) if count is None else [i * (steps - 1) // (count - 1) for i in range(count)]:
         shutil.rmtree(path)
         shutil.copytree(begun, path)
         ended = run(path, last, number)
-        if ended is not None:  # threads put several objects at a time: this commit took fewer steps, and was done
+        if ended is not None:  # the number of steps varies, because threads put objects: this commit had fewer
             assert ended <= last
             assert seen(path) == state(number)
             continue
         check_partly_committed(seen(path), 1, number)
         assert run(path, NEVER, number) is not None
-        assert seen(path) == state(number), f"the next commit finishes what was killed at step {last} of {steps}"
-        as_zarr_reads(path, number)
-        assert leftovers(path) == [], "what the killed left is gone"
+        assert seen(path) == state(number), f"incomplete after a kill at step {last} of {steps}"
+        check_with_zarr(path, number)
+        assert leftovers(path) == [], "the next commit removes the files that killed writers left"
 
 
 def test_next_commit_finishes_a_killed_one(run: Run, tmp_path: Path) -> None:

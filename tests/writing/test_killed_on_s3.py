@@ -1,4 +1,4 @@
-"""A writer to S3 that is killed at any request of a commit leaves the old state or the new, arrived or not."""
+"""A writer to S3 that is killed at any request of a commit leaves the old state or the new one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::refshard_fs.CostlyPattern"),
 ]
 ALL = (*FORMATS, "zarr-hierarchy")
-ROWS = 10  # at most, of a hierarchy
+ROWS = 10  # a longer hierarchy is replaced by a new one
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,10 @@ def proxy(s3_server: SeaweedServer) -> Iterator[DeadlyProxy]:
 
 @pytest.fixture(scope="module")
 def commits(proxy: DeadlyProxy) -> Iterator[Callable[..., int | None]]:
-    """Commits in a process that is killed at a step; how many steps it took if it was not."""
+    """Return a function that commits in a process that is killed at a step.
+
+    The function returns the number of steps, or None if the process was killed.
+    """
     with Jobs(SCRIPT, proxy) as jobs:
 
         def commit(url: str, format: str, value: str, last: int) -> int | None:
@@ -51,30 +54,30 @@ def commits(proxy: DeadlyProxy) -> Iterator[Callable[..., int | None]]:
 
 
 def content(value: str) -> dict[str, Any]:
-    """What a set shows after a commit of ``value``."""
+    """Return the keys and values that a set has after a commit of ``value``."""
     count = count_of(value)
     model = {"zarr.json": group_document(), "a/zarr.json": array_document((count,))}
     return expected(model | {f"a/c/{i}": value.encode() for i in range(count)})
 
 
 def rows(fs: RefShardFileSystem) -> dict[str, bytes]:
-    """All chunks of a hierarchy."""
+    """Return all chunks of a hierarchy, and check that each row of the array has some."""
     count = json.loads(fs.cat_file("a/zarr.json"))["shape"][0]
     keys = fs.find("a/c")
-    assert {int(key.split("/")[2]) for key in keys} == set(range(count)), "what its metadata tell of is there"
+    assert {int(key.split("/")[2]) for key in keys} == set(range(count)), "each row in the shape has chunks"
     found: dict[str, bytes] = fs.cat(keys) if keys else {}
     return found
 
 
 def rows_after(before: dict[str, bytes], value: str) -> dict[str, bytes]:
-    """The chunks of a hierarchy of chunks ``before`` to which ``value`` was appended."""
+    """Return the chunks of a hierarchy that had the chunks ``before`` until ``value`` was appended."""
     begun = len({key.split("/")[2] for key in before})
     new = {f"a/c/{row}/{i}": row_of(value, row) for row in range(begun, rows_of(value)) for i in range(1 + row % 2)}
     return before | new
 
 
 def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str, count: int, seed: int) -> None:
-    """Kill writers one after the other, each at another request, on whatever the last one has left."""
+    """Kill ``count`` writers of one source, one after the other, each at another request of its commit."""
     chance = random.Random(seed)
     is_set = format != "zarr-hierarchy"
     name = path_of(Path(), format).name if is_set else "h.zarr"
@@ -105,7 +108,7 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
         assert found in (now, new), f"torn at step {last} of {steps}"
         seen.add(found == new)
         now = found
-    assert seen == {True, False}, "some are killed before the commit, and some after"
+    assert seen == {True, False}, "some writers are killed before their state is committed, and some afterwards"
     value = value_of(count + 1, 43, 0 if is_set else len({key.split("/")[2] for key in now}))
     commit(url, format, value, NEVER)
     fs = opened(url, format, server.endpoint_url, mode="r")
@@ -113,7 +116,7 @@ def rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str
 
 
 def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer, count: int) -> None:
-    """Kill writers that overwrite a hierarchy with one state after the other."""
+    """Kill ``count`` writers that overwrite a hierarchy, each with another state, and then write that state."""
 
     def made() -> str:
         url = f"s3://killed/{uuid.uuid4().hex}/o.zarr"
@@ -131,12 +134,12 @@ def overwriting_rounds(commit: Callable[..., int | None], server: SeaweedServer,
         commit(url, "overwritten", str(number), i * (steps - 1) // (count - 1))
         overwriting.check_partly_committed(found(), now, number)
         commit(url, "overwritten", str(number), NEVER)
-        assert found() == overwriting.state(number), "the next commit finishes"
+        assert found() == overwriting.state(number), "the next commit completes the state"
         now = number
 
 
 def saving_rounds(commit: Callable[..., int | None], server: SeaweedServer, format: str, count: int) -> None:
-    """Kill saves that replace a set at one request after the other; 0: at each."""
+    """Kill ``count`` saves that replace a set, each at another request; 0 means one save for each request."""
     url = f"s3://killed/{uuid.uuid4().hex}/set"
     files = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
     values = ["v" * n for n in (3, 8, 5, 7, 9, 4)]
@@ -167,7 +170,7 @@ def saving_rounds(commit: Callable[..., int | None], server: SeaweedServer, form
     commit(url, format, values[0], NEVER)
     assert found() == expected_of(values[0])
     left = {re.sub("[.][0-9a-f]{32}", "", path.rpartition("/")[2]) for path in files.find(url)}
-    assert left == begun, "nothing of killed saves remains"
+    assert left == begun, "the last save removes the files of killed saves"
 
 
 @pytest.mark.parametrize("format", ["saved parquet", "saved chunk-manifest"])
@@ -212,4 +215,4 @@ def test_commit_killed_at_any_request_leaves_old_state_or_new(
 def test_many_commits_killed_at_requests_leave_old_state_or_new(
     commits: Callable[..., int | None], s3_server: SeaweedServer, format: str
 ) -> None:
-    rounds(commits, s3_server, format, 50, 2)  # of each of the four
+    rounds(commits, s3_server, format, 50, 2)  # more than 10 for each of the four formats

@@ -1,4 +1,4 @@
-"""Stores that cannot be reached any more once a commit has arrived: it is made, and what it names stays."""
+"""If a store vanishes after a commit arrived, the commit counts, and its objects are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ ALL = (*FORMATS, "zarr-hierarchy")
 
 
 class Vanishing(CountingProxy):
-    """Ends all connections after a put that ``is_last``, with an answer to that one or, if it is ``lost``, without."""
+    """A proxy that ends all connections after the put for which ``is_last`` is true.
+
+    If ``lost``, the client gets no success for this put.
+    """
 
     is_last: Callable[[Head, bytes], bool] = staticmethod(lambda head, body: False)
     lost = False
@@ -49,7 +52,7 @@ class Vanishing(CountingProxy):
 
 @pytest.fixture(autouse=True)
 def _tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)  # of five, each waited for longer than the one before
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)  # instead of five, which would take long
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def opened(url: str, format: str, endpoint: str, mode: str = "a", tries: int = 1
 
 
 def changed(url: str, format: str, proxy: Vanishing) -> RefShardFileSystem:
-    """A source that was made, and a filesystem that changed it, also more than once."""
+    """Make a source, and return a filesystem with uncommitted changes, two of them of one key."""
     fs = opened(url, format, proxy.url)
     fs.pipe({"zarr.json": group_document(), "a/zarr.json": array_document((8,)), "a/c/0": LARGE, "a/c/1": LARGE})
     fs.commit()
@@ -104,7 +107,7 @@ def test_commit_without_an_answer_can_be_repeated(vanishing: Vanishing, format: 
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name if format in FORMATS else 'h.zarr'}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
-    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+    with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
         fs.commit()
     vanishing.return_()
     if more:
@@ -130,7 +133,7 @@ def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, app
     if appends:
         fs.pipe_file("a/c/9", LARGE)
     vanishing.is_last, vanishing.lost = lambda head, body: head.path.endswith("a/zarr.json"), True
-    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+    with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
         fs.commit()
     vanishing.return_()
     if sees:
@@ -141,7 +144,7 @@ def test_document_without_an_answer_can_be_repeated(vanishing: Vanishing, *, app
 
     fs.pipe_file("a/zarr.json", fs.cat_file("a/zarr.json").replace(b'"title": 2', b'"title": 3'))
     vanishing.is_last, vanishing.vanished = lambda head, body: head.path.endswith("a/zarr.json"), False
-    with pytest.raises(OSError):  # noqa: PT011  # as above
+    with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
         fs.commit()
     vanishing.return_()
     Objects(url, options(vanishing.url)).put("a/zarr.json", [array_document((8,), 4)])
@@ -157,7 +160,7 @@ def test_commit_by_others_after_a_lost_answer_is_kept(vanishing: Vanishing, form
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), True
-    with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+    with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
         fs.commit()
     vanishing.return_()
     other = opened(url, format, vanishing.url)
@@ -173,7 +176,7 @@ def test_commit_by_others_after_a_lost_answer_is_kept(vanishing: Vanishing, form
 
 
 class Overtaking(Vanishing):
-    """After the put that ``is_last``, whose answer is lost, somebody else goes on with what it has put."""
+    """A proxy that calls ``overtake``, and loses the answer, after the put for which ``is_last`` is true."""
 
     overtake: Callable[[], None] = staticmethod(lambda: None)
 
@@ -186,7 +189,7 @@ class Overtaking(Vanishing):
         return answer
 
 
-def go_on(pickled: bytes) -> None:
+def commit_another_chunk(pickled: bytes) -> None:
     url, format, s3 = pickle.loads(pickled)
     fs = RefShardFileSystem(url, mode="a", format=format, inline_threshold=16, target_options=s3, options={"s3://": s3})
     assert fs.cat_file("a/c/3") == LARGE
@@ -196,9 +199,9 @@ def go_on(pickled: bytes) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_refused_retry_keeps_the_others_change(s3_server: SeaweedServer, format: str) -> None:
-    """Before it was mended: A commit on S3 whose first answer was lost, and that botocore tried again after somebody
-    else had gone on from what it had put, was refused with "Nothing was committed": `discard()` then removed
-    objects that the other's set refers to.
+    """Before it was mended: If the answer to a commit on S3 was lost, and another writer committed before botocore
+    repeated the request, the error said "Nothing was committed". `discard()` then removed objects that the other
+    writer's set refers to.
     """
     url = f"s3://vanishing/{uuid.uuid4().hex}/{path_of(Path(), format).name}"
     s3_server.create_bucket("vanishing")
@@ -207,9 +210,9 @@ def test_refused_retry_keeps_the_others_change(s3_server: SeaweedServer, format:
         fs = opened(url, format, proxy.url, tries=2)
         fs.pipe_file("a/c/3", LARGE)
 
-        def overtake() -> None:  # in a process of its own: in one, commits wait for each other
+        def overtake() -> None:  # in another process, because commits of one process wait for each other
             pickled = pickle.dumps((url, format, options(s3_server.endpoint_url)))
-            process = multiprocessing.get_context(FRESH).Process(target=go_on, args=(pickled,))
+            process = multiprocessing.get_context(FRESH).Process(target=commit_another_chunk, args=(pickled,))
             process.start()
             process.join(60)
             assert process.exitcode == 0
@@ -230,7 +233,7 @@ def test_arrived_commit_is_whole_if_the_store_vanishes(vanishing: Vanishing, for
     fs = changed(url, format, vanishing)
     vanishing.is_last, vanishing.lost = is_last(format), lost
     if lost:
-        with pytest.raises(OSError):  # noqa: PT011  # which one is the client's business
+        with pytest.raises(OSError):  # noqa: PT011  # s3fs chooses the class
             fs.commit()
     else:
         fs.commit()

@@ -1,4 +1,4 @@
-"""References as a mapping that is written to."""
+"""`fs.references` is a mapping of keys to references, which can be written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.written_references import LARGE
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A set of two keys, one of which is a range of a file."""
+    """Make a set of two keys, one inline and one that is a range of a file; return its path."""
     (tmp_path / "data").write_bytes(LARGE)
     path = tmp_path / "refs.json"
     path.write_text(json.dumps({"text": "inline", "range": ["data", 10, 20]}))
@@ -24,8 +24,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_references_accept_kerchunks_values(path: Path) -> None:
-    """Before it was mended: Bytes that begin with `base64:` in a dict of references, as kerchunk's inlining leaves
-    them, were shown undecoded: garbage values.
+    """Before it was mended: Bytes that begin with `base64:` in a dict of references, which kerchunk makes when it
+    inlines values, were not decoded.
     """
     fs = RefShardFileSystem(str(path), mode="a")
     refs = fs.references

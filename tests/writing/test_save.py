@@ -1,4 +1,4 @@
-"""References written as parquet and as JSON: read again by us and by fsspec, and all or nothing."""
+"""`save` writes whole sets or nothing, and this package and fsspec read the saved sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of two writers that opened one state of a source, the second to commit is refused, and loses nothing."""
+"""If two writers opened the same state of a set, the second commit raises ConflictError, and loses no writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = b"0123456789" * 9
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Open]:
-    """Make sources: of a format, a function that opens it, with the options that it is given."""
+    """Return a function that takes a format, and returns a function that opens a new source of this format."""
 
     def of(format: str) -> Open:
         name = path_of(Path(), format).name
@@ -50,7 +50,7 @@ def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Ope
 def open_at(url: str, format: str, mode: str = "a", **options: Any) -> RefShardFileSystem:
     if mode == "r":
         return RefShardFileSystem(url, **options)
-    return writable(url, format, **options)  # type: ignore[arg-type]  # which makes a string of it
+    return writable(url, format, **options)  # type: ignore[arg-type]  # `writable` converts its path to a string
 
 
 def begin(opened: Open) -> None:
@@ -178,7 +178,7 @@ def test_commit_with_a_lost_answer_has_no_conflict(s3_server: SeaweedServer, s3_
 def test_commit_of_unknown_outcome_keeps_its_objects(
     opens: Callable[[str], Open], format: str, is_applied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its PUT timed out: the store may have done it."""
+    """The PUT of the document timed out, so that nobody knows whether the store has the new document."""
     opened = opens(format)
     begin(opened)
     fs = opened()

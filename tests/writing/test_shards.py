@@ -1,4 +1,4 @@
-"""Sharded arrays in sets of references, written through the view: new shards are objects, which the set refers to."""
+"""Writes to sharded arrays of reference sets make new shards, which are objects that the set refers to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data() -> np.ndarray[Any, Any]:
 
 @pytest.fixture
 def source(tmp_path: Path, format: str, data: Any) -> Path:
-    """A set of references to the shards of a hierarchy, ``tmp_path / "old"``."""
+    """Make a set of references to the shards of the hierarchy ``tmp_path / "old"``; return its path."""
     make_sharded(tmp_path / "old", data, SHARDS, CHUNKS, KIND)
     path = tmp_path / FORMATS[format]
     RefShardFileSystem(str(tmp_path / "old"), skip_instance_cache=True).save(str(path), format)
@@ -46,8 +46,8 @@ def seen(source: Path) -> Any:
     return array(RefShardFileSystem(str(source), skip_instance_cache=True), mode="r")
 
 
-def referred(source: Path, shard: str) -> Any:
-    """What the set says of the shard at these coordinates."""
+def resolve_shard(source: Path, shard: str) -> Any:
+    """Return the bytes, or the (URL, start, stop), that the set has for the shard at coordinates like "0/1"."""
     fs = RefShardFileSystem(str(source), shards="whole", skip_instance_cache=True)
     return fs.resolve(f"a/c/{shard}" if KIND == "end" else f"a/{shard.replace('/', '.')}")
 
@@ -60,25 +60,25 @@ def test_readers_see_written_values(tmp_path: Path, source: Path, data: Any) -> 
         for part in (np.s_[0:8, 0:12], np.s_[3:5, 4:20], np.s_[20, 25], np.s_[16:, :]):
             data[part] = np.arange(data[part].size).reshape(data[part].shape)
             zarr[part] = data[part]
-            assert np.array_equal(zarr[...], data), "reads see what was written at once"
+            assert np.array_equal(zarr[...], data), "reads see writes before the commit"
         data[0:8, 12:24] = FILL
         zarr[0:8, 12:24] = FILL
     assert np.array_equal(zarr[...], data)
     assert np.array_equal(seen(source)[...], data)
-    assert objects(tmp_path / "old") == before, "the shards that the set was made of are as they were"
+    assert objects(tmp_path / "old") == before, "the old shards are unchanged"
 
 
 def test_partial_shard_is_one_object_and_references_to_others(tmp_path: Path, source: Path, data: Any) -> None:
-    untouched = referred(source, "1/1")
+    untouched = resolve_shard(source, "1/1")
     fs = opened(source, inline_threshold=0)
     array(fs)[2, 2] = data[2, 2] = 77
     array(fs)[3, 11] = data[3, 11] = 78
     fs.commit()
     made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
     assert len(made) == 1, "two chunks of one shard are one object"
-    url, start, stop = referred(source, "0/0")
+    url, start, stop = resolve_shard(source, "0/0")
     assert (Path(url.removeprefix("file://")), start, stop) == (made[0], 0, made[0].stat().st_size)
-    assert referred(source, "1/1") == untouched
+    assert resolve_shard(source, "1/1") == untouched
     assert np.array_equal(seen(source)[...], data)
 
 
@@ -142,7 +142,7 @@ def test_small_shard_becomes_inline(source: Path, data: Any) -> None:
     fs = opened(source, inline_threshold=1 << 20)
     array(fs)[2, 2] = data[2, 2] = 77
     fs.commit()
-    assert isinstance(referred(source, "0/0"), bytes)
+    assert isinstance(resolve_shard(source, "0/0"), bytes)
     assert np.array_equal(seen(source)[...], data)
     assert not Path(f"{source}.data").exists()
 
@@ -151,7 +151,7 @@ def test_equal_shards_share_a_content_addressed_object(source: Path) -> None:
     fs = opened(source, content_addressed=True)
     array(fs)[0:8, 0:24] = 4
     fs.commit()
-    assert referred(source, "0/0") == referred(source, "0/1")
+    assert resolve_shard(source, "0/0") == resolve_shard(source, "0/1")
 
 
 def test_written_reference_becomes_part_of_its_shard(tmp_path: Path, source: Path, data: Any) -> None:
@@ -221,14 +221,14 @@ def test_existing_object_error_names_the_put(source: Path) -> None:
 
 
 def test_references_into_shards_are_not_shards(source: Path) -> None:
-    """Keys of inner chunks and of shards look alike: those of the overlay are inner chunks until the commit."""
+    """A key in the overlay is that of an inner chunk until the commit, although a shard may have the same key."""
     fs = opened(source)
     key = "a/c/0/0" if KIND == "end" else "a/0.0"
     array(fs)[0, 0] = 1
     assert fs.info(key)["size"] == 24 == len(fs.cat_file(key))
     fs.commit()
     assert fs.info(key)["size"] == 24
-    match referred(source, "0/0"):
+    match resolve_shard(source, "0/0"):
         case (url, start, stop):
             assert isinstance(Span(url, start, stop), Span)
             assert stop - start > 24
@@ -278,7 +278,7 @@ def test_other_processes_write_inner_chunks_of_one_shard(tmp_path: Path, source:
     data[0:2, 3:6], data[0:2, 6:9] = 1, 2
     assert np.array_equal(seen(source)[...], data)
     made = [p for p in Path(f"{source}.data").rglob("*") if p.is_file()]
-    assert len(made) == 1, "what the processes wrote is in the shard"
+    assert len(made) == 1, "the chunks that both processes wrote are in one shard"
 
 
 def test_removed_shards_leave_no_pending_chunks(tmp_path: Path, data: Any) -> None:

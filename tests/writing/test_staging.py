@@ -1,4 +1,4 @@
-"""What other processes write is merged by the process that commits; contradictions are conflicts."""
+"""The process that commits merges the writes of other processes; different writes of one key are a conflict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is written, removed, committed, discarded or lost in a crash: the source holds what a dictionary does."""
+"""A source behaves like a dict in random writes, removals, commits, discards and crashes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ VALUES = st.one_of(st.binary(min_size=0, max_size=12), st.binary(min_size=17, ma
 
 
 class Failure(Exception):
-    """Ends a transaction."""
+    """Raised within a transaction, so that it fails."""
 
 
 class Source(RuleBasedStateMachine):
-    """One source and one writer; ``stored`` is what the last commit left, ``seen`` what the writer reads."""
+    """One source and one writer; ``stored`` has the committed keys, and ``seen`` the keys that the writer reads."""
 
     format = ""
 

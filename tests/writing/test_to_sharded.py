@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def days(first: int, count: int) -> Any:
-    """A dataset of which each day has its own values."""
+    """Return a dataset of ``count`` days from the day ``first`` on, each with other values."""
     time = np.arange(first, first + count)
     air = np.random.default_rng(1).random((40, 6, 10))[first : first + count].astype("f4")
     return xr.Dataset({"air": (("time", "y", "x"), air)}, coords={"time": time, "y": np.arange(6), "x": np.arange(10)})
@@ -30,7 +30,7 @@ def days(first: int, count: int) -> Any:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Twelve days in shards of four days of 2 x 5 values a chunk, written by xarray itself."""
+    """Let xarray write twelve days, in shards of four days and chunks of 2 x 5 values of one day."""
     encoding = {"air": {"chunks": (1, 2, 5), "shards": (4, 6, 10), "fill_value": -1.0}}
     days(0, 12).to_zarr(tmp_path / "days", encoding=encoding, zarr_format=3, consolidated=True)
     return tmp_path / "days"
@@ -41,7 +41,7 @@ def opened(root: Path) -> Any:
 
 
 def found(root: Path) -> Any:
-    """What xarray reads without us."""
+    """Return the dataset that xarray reads without this package."""
     return xr.open_zarr(root).load()
 
 

@@ -1,4 +1,4 @@
-"""Writing through the filesystem, as users do it: xarray and zarr above, a JSON set below."""
+"""Users write with xarray and zarr through the filesystem to sets and hierarchies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ IS_2 = zarr.__version__.startswith("2.")
 
 
 def writable(path: Path) -> RefShardFileSystem:
-    """The source at ``path``, of the format that its name says."""
+    """Open the source at ``path`` for writes; its name determines the format."""
     return RefShardFileSystem(str(path), mode="a")
 
 
 def state(path: Path) -> dict[str, bytes]:
-    """What lies at a source, file by file."""
+    """Return the bytes of each file of a source."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file): file.read_bytes() for file in files}
 
@@ -43,7 +43,7 @@ def test_append_within_a_transaction_is_committed_at_its_end(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_url_writes_to_the_overlay_that_it_names(tmp_path: Path, name: str) -> None:
+def test_writes_to_a_url_go_to_the_overlay_in_its_options(tmp_path: Path, name: str) -> None:
     fs = writable(tmp_path / name)
     options = {**fs.storage_options, "fo": str(tmp_path / name)}
     assert options["overlay"] == fs.overlay

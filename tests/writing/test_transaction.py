@@ -1,4 +1,4 @@
-"""fsspec's transactions over the writes to one source."""
+"""fsspec's transactions commit or discard all writes to a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.written_references import LARGE, objects
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A set of two keys, one of which is a range of a file."""
+    """Make a set of two keys, one inline and one that is a range of a file; return its path."""
     (tmp_path / "data").write_bytes(LARGE)
     path = tmp_path / "refs.json"
     path.write_text(json.dumps({"text": "inline", "range": ["data", 10, 20]}))

@@ -1,4 +1,4 @@
-"""Writes of zarr and xarray that are given a URL and storage options: where they go, and who commits them."""
+"""Writes of zarr and xarray to a URL go to the overlay in the storage options, and its filesystem commits them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ zarr = pytest.importorskip("zarr")
 
 
 def held(path: Path) -> tuple[RefShardFileSystem, dict[str, Any]]:
-    """A filesystem that takes writes, and the storage options of a URL that names its overlay."""
+    """Return a writable filesystem, and storage options with which ``refshard://`` writes to its overlay."""
     format = {".manifests": "chunk-manifest"}.get(path.suffix)
     fs = fsspec.filesystem("refshard", fo=str(path), mode="a", format=format)
     return fs, {"fo": str(path), "overlay": fs.overlay, "format": format}
@@ -36,7 +36,7 @@ def test_writes_by_url_are_committed_by_the_holder(tmp_path: Path, name: str) ->
     assert fs.exists("air")
     write(dataset(4, 4), options, append_dim="time")
     seen = xr.open_zarr("refshard://", storage_options=options, consolidated=False)
-    assert seen.load().identical(dataset(0, 8).load()), "reads see it at once"
+    assert seen.load().identical(dataset(0, 8).load()), "reads see writes before the commit"
     fs.commit()
     assert opened(tmp_path / name).identical(dataset(0, 8).load())
     write(dataset(8, 2), options, append_dim="time")
@@ -85,7 +85,7 @@ def test_url_without_an_overlay_error_has_a_remedy(tmp_path: Path) -> None:
     fs.commit()
     fs.pipe_file("b", b"2")
     there = fsspec.core.url_to_fs("refshard://", fo=options["fo"], mode="a")[0]
-    assert not there.exists("b"), "equal arguments share nothing"
+    assert not there.exists("b"), "filesystems with equal arguments share no writes"
     with pytest.raises(ReadOnlyError, match=r"'overlay': fs\.overlay"):
         there.pipe_file("b", b"2")
     fs.discard()
@@ -104,7 +104,7 @@ def test_equal_arguments_share_no_writes(tmp_path: Path, by_url: bool) -> None:
     fs.pipe_file("a", b"1")
     assert not again.exists("a")
     assert again.overlay != fs.overlay
-    assert again != fs, "dask names what it reads by them"
+    assert again != fs, "otherwise dask would take reads of both for the same task"
     fs.discard()
 
 

@@ -1,4 +1,4 @@
-"""The fsspec interface that changes something: all of it goes to an overlay, and reads see it at once."""
+"""All writes through fsspec's interface go to an overlay, and reads see them before the commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.written_references import LARGE, objects
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A set of two keys, one of which is a range of a file."""
+    """Make a set of two keys, one inline and one that is a range of a file; return its path."""
     (tmp_path / "data").write_bytes(LARGE)
     path = tmp_path / "refs.json"
     path.write_text(json.dumps({"text": "inline", "range": ["data", 10, 20]}))
@@ -55,8 +55,8 @@ def test_write_without_mode_is_refused_with_the_reason(path: Path, write: Any) -
 
 
 def test_removing_a_pattern_like_key_removes_only_it() -> None:
-    """Before it was mended: Chunks of an array `T [K]` that became the fill value were not removed, so that it kept
-    its old values. Chunks of a neighbour `T K` were removed instead.
+    """Before it was mended: If chunks of an array `T [K]` became the fill value, the array kept its old values, and
+    chunks of a neighbour `T K` were removed instead.
     """
     names = [f"{path}/{i}" for path in ("T [K]", "T K") for i in range(3)]
     fs = RefShardFileSystem(dict.fromkeys(names, "x"), mode="a")
@@ -141,7 +141,7 @@ def test_unclosed_file_warns(path: Path) -> None:
     assert not fs.exists("a")
 
 
-def test_removed_keys_are_missing_and_directories_gone(path: Path) -> None:
+def test_removed_keys_and_their_directories_are_missing(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe({"d/one": b"1", "d/e/two": b"2"})
     fs.rm("text")
@@ -196,8 +196,8 @@ def test_directory_is_not_moved_into_itself() -> None:
 
 
 def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> None:
-    """Before it was mended: `fs.mv("T [K]", "z", recursive=True)` moved `T K` to `z`, and removed `T [K]`: its bytes
-    were lost. `cp` and `get` took other keys, too.
+    """Before it was mended: `fs.mv("T [K]", "z", recursive=True)` moved `T K` to `z`, and removed `T [K]`, whose
+    bytes were lost. `cp` and `get` also took wrong keys.
     """
     keys = {"T [K]/0": b"in brackets", "T K/0": b"plain", "x*": b"star", "xy": b"y"}
     fs = RefShardFileSystem(dict(keys), mode="a")
@@ -216,7 +216,7 @@ def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> N
         "star": b"star",
         "xy": b"y",
     }
-    fs.copy("x*", "e")  # no such key any more: a pattern
+    fs.copy("x*", "e")  # the key `x*` is gone, so that this is a pattern
     assert fs.cat_file("e/xy") == b"y"
 
 
@@ -238,8 +238,8 @@ def test_names_like_patterns_are_copied_and_moved_literally(tmp_path: Path) -> N
     ],
 )
 def test_copies_have_the_destinations_of_fsspec(source: str, target: str, recursive: bool, tmp_path: Path) -> None:
-    """Before it was mended: `fs.cp("g", "d", recursive=True)` with a directory `d` wrote `d/0` over, where fsspec
-    writes `d/g/0`; `fs.cp("a", "d")` made a key `d`.
+    """Before it was mended: If `d` was a directory, `fs.cp("g", "d", recursive=True)` overwrote `d/0`, where fsspec
+    writes `d/g/0`, and `fs.cp("a", "d")` made a key `d`.
     """
     keys = {"a": b"a", "b": b"b", "d/0": b"d", "g/0": b"g", "g/h/0": b"h"}
     memory = fsspec.filesystem("memory")
@@ -258,7 +258,7 @@ def test_copies_have_the_destinations_of_fsspec(source: str, target: str, recurs
     }
 
 
-def test_mode_w_begins_empty_and_replaces_at_the_commit(path: Path) -> None:
+def test_mode_w_begins_empty_and_replaces_the_set_at_the_commit(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="w")
     assert fs.find("") == []
     assert RefShardFileSystem(str(path)).exists("text")
@@ -307,9 +307,7 @@ def test_writes_that_wait_for_a_commit_are_counted_in_the_repr(path: Path) -> No
 
 
 def test_uncommitted_writes_warn_at_the_end(path: Path) -> None:
-    """Before it was mended: What was written and never committed was gone when the process ended, and Python hid the
-    warning.
-    """
+    """Before it was mended: Uncommitted writes were lost when the process ended, and Python hid the warning."""
     fs = RefShardFileSystem(str(path), mode="a")
     fs.pipe_file("a", b"lost")
     held = [fs]
@@ -430,16 +428,16 @@ def test_unsupported_keys_are_refused_and_kept(tmp_path: Path) -> None:
     assert sorted(RefShardFileSystem(str(tmp_path / "refs.parq")).find("")) == ["a/zarr.json", "zarr.json"]
 
 
-def test_numbers_as_bytes_and_missing_keys_are_refused(path: Path) -> None:
+def test_numbers_as_values_and_missing_keys_are_refused(path: Path) -> None:
     fs = RefShardFileSystem(str(path), mode="a")
     with pytest.raises(TypeError, match="expected bytes, got int"):
         fs.pipe_file("a", 5)
     with pytest.raises(TypeError, match="expected bytes, got int"):
-        fs.pipe({"a": 5})  # type: ignore[dict-item]  # what is tested
+        fs.pipe({"a": 5})  # type: ignore[dict-item]  # tests the wrong type
     with pytest.raises(FileNotFoundError):
         fs.open("a", "r+b")  # type: ignore[call-overload]  # the types have no such mode
     assert not fs.exists("a")
-    with fs.open("text", "r+b") as file:  # type: ignore[call-overload]  # as above
+    with fs.open("text", "r+b") as file:  # type: ignore[call-overload]  # the types have no such mode
         file.write(b"IN")
     with fs.open("new", "ab") as file:
         file.write(b"x")
@@ -463,8 +461,8 @@ def test_chunk_manifests_refuse_commits_but_can_be_saved(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("key", ["a/../b", "../b", ".", "a/./b", "a\0", "a" * 5000, "a/" * 100 + "a"])
 def test_invalid_key_is_refused_at_once(path: Path, tmp_path: Path, key: str) -> None:
-    """Before it was mended: A key that no source can have (`a/../b`, 5000 characters) was committed to a JSON set,
-    which nobody could open any more; to a zarr hierarchy it was written over another key, or outside of it.
+    """Before it was mended: An invalid key, such as `a/../b` or one of 5000 characters, was committed to a JSON set,
+    which could not be opened any more. In a zarr hierarchy it overwrote another key, or a file outside.
     """
     (tmp_path / "made.zarr").mkdir()
     (tmp_path / "made.zarr" / "zarr.json").write_bytes(group_document())
@@ -507,13 +505,13 @@ def test_invalid_range_is_refused_at_once(path: Path, offset: int, length: int |
     with pytest.raises(ValueError, match="'a': expected offset and length"):
         fs.refer("a", "data", offset, length)
     with pytest.raises(TypeError):
-        fs.refer("a", "data", "0", length)  # type: ignore[arg-type]  # what is tested
+        fs.refer("a", "data", "0", length)  # type: ignore[arg-type]  # tests the wrong type
 
 
 @pytest.mark.parametrize("change", ["resized", "added", "removed", "removed whole", "a chunk"])
 def test_consolidated_metadata_of_parquet_follows_commits(tmp_path: Path, change: str) -> None:
-    """Before it was mended: Consolidated metadata of a parquet set were those of the last commit while it had writes:
-    zarr and xarray opened arrays with their old shapes, and did not find new ones.
+    """Before it was mended: A parquet set with uncommitted writes showed the consolidated metadata of the last commit,
+    so that zarr and xarray opened arrays with their old shapes, and did not find new arrays.
     """
 
     def described(length: int) -> bytes:
@@ -547,8 +545,8 @@ def test_consolidated_metadata_of_parquet_follows_commits(tmp_path: Path, change
 
 
 def test_commit_replaces_the_target_of_a_symbolic_link(tmp_path: Path) -> None:
-    """Before it was mended: A commit to a document behind a symbolic link replaced the link; the document that it led
-    to was never written.
+    """Before it was mended: A commit to a document behind a symbolic link replaced the link by the new document, and
+    left the document itself unchanged.
     """
     (tmp_path / "real.json").write_text('{".zgroup": "{}"}')
     try:

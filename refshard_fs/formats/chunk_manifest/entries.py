@@ -21,7 +21,7 @@ from refshard_fs.core.model import Entry, Inline, Pin, Span, Steps
 from refshard_fs.core.zarrmeta import grid_of, make_lost_codec, names_codecs
 from refshard_fs.errors import ManifestError, ReferenceNotReachable
 from refshard_fs.formats.chunk_manifest import NAME
-from refshard_fs.references.values import decode_base64, resolver
+from refshard_fs.references.values import decode_base64, make_resolver
 from refshard_fs.security import policy
 from refshard_fs.security.origins import NOTHING, Origins, read_member
 
@@ -245,7 +245,7 @@ class PathResolver:
             case Span(url, 0, None):
                 directory = policy.directory_of(url)
         self._directory = parent(key)[0]
-        self._resolve: Callable[[str], str] = resolver(options, directory)
+        self._resolve: Callable[[str], str] = make_resolver(options, directory)
         local = options.protocol is None or options.protocol in policy.LOCAL
         self._by_key = has_keys and directory is None and options.base_url is None and local and not options.bare_as_is
 

@@ -60,7 +60,7 @@ from refshard_fs.formats.dmrpp.structures import (
     pack_members,
     parse_structure_fill,
 )
-from refshard_fs.references.values import resolver
+from refshard_fs.references.values import make_resolver
 from refshard_fs.security.policy import directory_of, protocol_of
 
 SUFFIX: Final = ".dmrpp"

@@ -43,7 +43,7 @@ from refshard_fs.formats.grib2.source import (
     parse_message,
     scan_flags,
 )
-from refshard_fs.references.values import decode_base64, resolver
+from refshard_fs.references.values import decode_base64, make_resolver
 from refshard_fs.security.policy import directory_of
 
 HOUR: Final = timedelta(hours=1)
@@ -593,7 +593,7 @@ class RuleKeySpace(ArrayGroup):
 def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     """Open a document. It shows the runs that are due, and later runs up to the last one whose file exists."""
     rule: Rule = yield Load(probe.document(options.max_manifest_bytes), Parsed(Rule.read, (probe.url,)))
-    resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
+    resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
     try:
         runs = yield from count_runs(rule, resolve)
         return _keyspace(rule, probe.url, options, resolve, runs)

@@ -29,8 +29,8 @@ from refshard_fs.references.builder import BATCH, ReferenceBuilder
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.stream import check_representable, open_end
-from refshard_fs.references.values import encode, resolver
+from refshard_fs.references.stream import check_representable, make_open_end_error
+from refshard_fs.references.values import encode, make_resolver
 from refshard_fs.security import policy
 from refshard_fs.security.admission import Admission
 from refshard_fs.security.origins import read_member
@@ -184,7 +184,7 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
         )
     index = JsonIndex(where, options.template_overrides, options.simple_templates, options.max_manifest_bytes)
     refs: ReferenceSet = yield Load(probe.document(options.max_manifest_bytes), index)
-    return FlatKeySpace(refs, resolver(options, policy.directory_of(probe.url)), probe.url)
+    return FlatKeySpace(refs, make_resolver(options, policy.directory_of(probe.url)), probe.url)
 
 
 # Encoding references as a JSON set, piece by piece.
@@ -201,7 +201,7 @@ def encode_member(key: str, value: Any, version: int) -> bytes:
     """Encode one member of a JSON set. ``value`` is a JSON object, a text, bytes, or a reference as a list."""
     match value:
         case [_, offset, None]:
-            raise open_end(key, offset)
+            raise make_open_end_error(key, offset)
         case [url, *_]:
             _encode_url(url, version)
         case dict():

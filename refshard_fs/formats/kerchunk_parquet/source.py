@@ -39,7 +39,7 @@ from refshard_fs.formats.kerchunk_parquet.partition import (
 )
 from refshard_fs.references.keyspace import FlatKeySpace
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import resolver
+from refshard_fs.references.values import make_resolver
 from refshard_fs.security.origins import read_member
 from refshard_fs.security.policy import directory_of, locator, relative_to
 
@@ -476,5 +476,5 @@ def open_(probe: Probe, options: OpenOptions) -> Steps[KeySpace]:
     require_pyarrow()
     facts = document.facts
     version = f"{facts.etag} {facts.last_modified} {facts.size}"
-    resolve = resolver(options, directory_of(probe.url.rstrip("/")))
+    resolve = make_resolver(options, directory_of(probe.url.rstrip("/")))
     return ParquetKeySpace(probe.url, document.data, resolve, version, options.cache_size)

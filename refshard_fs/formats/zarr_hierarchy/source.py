@@ -18,8 +18,8 @@ from refshard_fs.errors import NotListable
 from refshard_fs.references.key_table import Value
 from refshard_fs.references.pins import Pins
 from refshard_fs.references.reference_set import ReferenceSet
-from refshard_fs.references.values import METADATA, grid_of
-from refshard_fs.references.versions import TOGETHER, ask_versions, pin_of
+from refshard_fs.references.values import METADATA, find_grid
+from refshard_fs.references.versions import STAT_BATCH, make_pin, request_facts
 from refshard_fs.security.admission import WEB
 from refshard_fs.security.policy import locator, protocol_of
 
@@ -138,7 +138,7 @@ def _read_documents(
     grids: dict[str, ChunkGrid] = {}
     for key, data in documents.items():
         path, _, name = key.rpartition("/")
-        grid = grid_of(key, data, hierarchy.url) if name in METADATA else None
+        grid = find_grid(key, data, hierarchy.url) if name in METADATA else None
         if grid is not None:
             grids[path] = grid
     return documents, grids

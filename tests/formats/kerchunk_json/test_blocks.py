@@ -38,8 +38,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     """
     small, documents = request.param
     monkeypatch.setattr(builder, "SMALL", small)
-    monkeypatch.setattr(builder, "MANY", documents)
-    monkeypatch.setattr(builder, "EACH", 16)
+    monkeypatch.setattr(builder, "MANY_DOCUMENTS", documents)
+    monkeypatch.setattr(builder, "MANY_MEMBERS", 16)
     monkeypatch.setattr(json_blocks, "BLOCK", 512)
     monkeypatch.setattr(json_blocks, "PART", 128)
     monkeypatch.setattr(builder, "FEW", 2)

@@ -32,7 +32,7 @@ def seeds() -> list[bytes]:
         columns = parse(json.dumps(document).encode(), "refs", {})
         packed = b"".join(compiled.pack(columns))
         end = index_cache._END.pack(index_cache._MAGIC, len(packed), crc32c(packed, crc32c(b"x")))
-        found += [b"\0" + packed, b"\1" + pickled.shrink(columns), b"\2" + packed + end]
+        found += [b"\0" + packed, b"\1" + pickled.pack_compressed(columns), b"\2" + packed + end]
     return found
 
 
@@ -45,7 +45,7 @@ def one_input(data: bytes) -> None:
                     kept = kept[:16] + struct.pack("<Q", len(kept)) + kept[24:]
                 _look(compiled.unpack(memoryview(kept)))
             case b"\1":
-                _look(pickled.swell(kept))
+                _look(pickled.unpack_compressed(kept))
             case _:
                 whole = index_cache._read_checked(io.BytesIO(kept), len(kept), "x")  # type: ignore[arg-type]  # a file
                 assert whole is None or kept in {seed[1:] for seed in seeds()}
