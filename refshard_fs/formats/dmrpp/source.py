@@ -116,7 +116,7 @@ class _Targets:
     def __init__(self, probe: Probe, options: OpenOptions, href: str | None, inline: int) -> None:
         self.urls: dict[str | None, str] = {}
         self.inline = inline  # bytes of values in the document that are still allowed
-        self._resolve = resolver(options, None if probe.is_in_memory else directory_of(probe.url))
+        self._resolve = make_resolver(options, None if probe.is_in_memory else directory_of(probe.url))
         self._probe = probe
         self._options = options
         self._href = href

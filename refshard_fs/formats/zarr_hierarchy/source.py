@@ -98,7 +98,7 @@ def _list_pins(hierarchy: Hierarchy, on_progress: OnProgress) -> Steps[dict[str,
     listed_before = yield from hierarchy.directories("")
     directories = [""]
     while directories:
-        batch, directories = directories[:TOGETHER], directories[TOGETHER:]
+        batch, directories = directories[:STAT_BATCH], directories[STAT_BATCH:]
         urls = [hierarchy.url_of(directory) for directory in batch]
         if listed_before is None:
             listings = yield tuple(map(Names, urls))
@@ -119,9 +119,9 @@ def _request_pins(hierarchy: Hierarchy, keys: Iterable[str], on_progress: OnProg
     """Request the versions of ``keys``; return them by key for the keys that exist."""
     pins: dict[str, Pin] = {}
     left = iter(keys)
-    while batch := list(islice(left, TOGETHER)):
-        answers = yield from ask_versions([hierarchy.url_of(key) for key in batch])
-        pins |= {key: pin for key, facts in zip(batch, answers, strict=True) if (pin := pin_of(facts)) is not None}
+    while batch := list(islice(left, STAT_BATCH)):
+        answers = yield from request_facts([hierarchy.url_of(key) for key in batch])
+        pins |= {key: pin for key, facts in zip(batch, answers, strict=True) if (pin := make_pin(facts)) is not None}
         on_progress(len(batch))
     return pins
 
@@ -132,7 +132,7 @@ def _read_documents(
     """Read all metadata in the versions of ``pins``. Return the documents by key, and the grids of arrays by path."""
     keys = [key for key in pins if zarrmeta.is_metadata(key)]
     documents: dict[str, bytes] = {}
-    for batch in batches(keys, TOGETHER):
+    for batch in batches(keys, STAT_BATCH):
         answers: Sequence[Any] = yield tuple(Load(Span(hierarchy.url_of(key), pin=pins[key]), Raw()) for key in batch)
         documents.update(zip(batch, answers, strict=True))
     grids: dict[str, ChunkGrid] = {}
