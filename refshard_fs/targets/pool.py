@@ -237,7 +237,7 @@ class Pool:
     def _open_member(
         self, grant: Grant, token: tuple[str, ...], options: dict[str, Any], joined: dict[str, Any], rules: Rules
     ) -> tuple[Target, str] | None:
-        """Return the target of a ZIP's members. ``grant`` opens a member; ``options`` has options of links, by protocol.
+        """Return the target of a ZIP's members. ``grant`` opens a member; ``options`` has those of links, by protocol.
 
         ``joined`` also has the options for each link from elsewhere: fsspec's filesystem needs all of them.
         """
