@@ -288,7 +288,7 @@ def make_plain_document(meta: ArrayMeta, shape: Sequence[int], chunks: Sequence[
 def remove_padding(texts: npt.NDArray[Any], padding: Padding) -> npt.NDArray[Any]:
     """Replace the padding of fixed-length strings by zeros, as numpy has it.
 
-    For space-padded strings, these are the spaces at the end; for the others, all bytes after the first zero.
+    For space-padded strings, these are the spaces at the end; for other strings, all bytes after the first zero.
     """
     size = texts.dtype.itemsize
     raw = np.ascontiguousarray(texts).view(np.uint8).reshape(*texts.shape, size)

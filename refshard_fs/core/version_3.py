@@ -77,13 +77,13 @@ def _convert_fields(dtype: np.dtype[Any], where: str) -> Iterator[list[Any]]:
         if dtype[name].subdtype is not None:
             shape = dtype[name].shape
             raise ManifestError(
-                f"{where}: zarr v3 has no fields with arrays, as {name!r} of shape {shape}: open the source with "
+                f"{where}: zarr v3 has no fields with arrays, but {name!r} has shape {shape}: open the source with "
                 "zarr_format=2"
             )
         field = data_type(dtype[name], where)
         if field.endian == "big":
             raise ManifestError(
-                f"{where}: zarr v3 has no big-endian fields, as {name!r}: open the source with zarr_format=2"
+                f"{where}: zarr v3 has no big-endian fields, but {name!r} is one: open the source with zarr_format=2"
             )
         yield [name, field.name]
 

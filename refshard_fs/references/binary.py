@@ -164,7 +164,7 @@ def unpack(view: memoryview) -> ReferenceSet:
         raise ValueError(f"expected a header of {_FIXED.size} bytes, found {len(view)} bytes")
     magic, length, header_length = _FIXED.unpack_from(view)
     if magic != _MAGIC:
-        raise ValueError("expected a reference set of this version")
+        raise ValueError(f"expected a packed reference set of version {VERSION}, found {bytes(magic)!r}")
     start = _find_columns_start(header_length)
     if length != len(view) or start > length:
         raise ValueError(f"expected {length} bytes, found {len(view)}")

@@ -253,7 +253,8 @@ class ReferenceBuilder:
         if len(urls) < len(numbers):
             new_numbers = np.append(numbers, NO_TARGET).astype(np.uint32)
             for ranges in self._iterate_ranges():
-                new_numbers.take(ranges.targets, out=ranges.targets, mode="clip")  # NO_TARGET stays, by clipping
+                # The mode "clip" maps NO_TARGET to the last element, which is NO_TARGET.
+                new_numbers.take(ranges.targets, out=ranges.targets, mode="clip")
         self._urls, self._url_count = [urls], len(urls)
         self._merged_count = len(urls)
 
@@ -356,7 +357,7 @@ def _may_be_irregular(keys: Keys) -> bool:
     if int((keys.stops - keys.starts).max()) >= 2 * MOST_STEPS:  # some may have more than MOST_STEPS segments
         return True
     characters = np.frombuffer((b"\0" + keys.text[: -len(PAD)]).replace(b"/", b"\0"), np.uint8)
-    ends = np.flatnonzero(characters == 0)  # ends of segments
+    ends = np.flatnonzero(characters == 0)  # the NULs before, between and after the segments
     first = characters[ends[:-1][np.diff(ends) <= len("..") + 1] + 1]  # first characters of short segments
     return b"\\" in keys.text or bool(((first == 0) | (first == ord("."))).any())
 

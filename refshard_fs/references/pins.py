@@ -118,7 +118,7 @@ class Pins(msgspec.Struct, frozen=True, eq=False):
                 )
             columns.append(column or [None] * count)
         if any(size is not None and not 0 <= size < WHOLE for size in columns[2]):
-            raise ManifestError(f"the pins of {where} are malformed: expected sizes that are whole numbers ≥ 0")
+            raise ManifestError(f"the pins of {where} are malformed: expected sizes from 0 to 2**64-2, got others")
         urls_in_json = [columns_in_json.base + url for url in columns_in_json.url]
         known = {url: Pin(*facts) for url, *facts in zip(urls_in_json, *columns, strict=True)}
         return cls.match(known, urls)

@@ -190,7 +190,7 @@ def _run_without_reads(key: str, steps: Callable[[], Steps[Any]]) -> Any:
         need = next(steps())
     except StopIteration as stop:
         return stop.value
-    raise TypeError(f"{key!r} of a set in memory needs {need}")
+    raise TypeError(f"{key!r} of a set in memory needs {need}: expected run=, to read it")
 
 
 def check_representable(array: str, grid: ChunkGrid, numbers: range, partition: Chunks) -> None:

@@ -31,7 +31,7 @@ from refshard_fs.sharding.view import ShardView
 from refshard_fs.source.unread_kinds import compressor_of, decompress_probe, recognise_unsupported
 from refshard_fs.targets.failures import Denied
 
-FIRST_BLOCK: Final = 1 << 20  # bytes of a compressed file: fewer may decompress to nothing
+FIRST_BLOCK: Final = 1 << 20  # bytes that are read of a compressed file: fewer may decompress to nothing
 ROOT_DOCUMENTS: Final = ("zarr.json", ".zgroup", ".zattrs", CONSOLIDATED)  # zarr requests these first
 _ROOT: Final = re.compile(r"\.zarr(/[^/.]*)*$|/$")
 DOCUMENT_HEAD: Final = 1 << 20  # bytes that are requested of each document: most consolidated metadata are smaller

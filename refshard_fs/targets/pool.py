@@ -314,9 +314,9 @@ class Pool:
     def _copy_for_loop(
         self, fs: AbstractFileSystem, loop: asyncio.AbstractEventLoop, judge: Judge | None, access: Access
     ) -> Target:
-        """Return a target of ``fs``, or of a copy of it on ``loop`` if ``fs`` belongs to another loop, or reads slower.
+        """Return a target of ``fs``, or of a copy of it on ``loop``, if ``fs`` belongs to another loop or is slow.
 
-        Plain HTTP filesystems and s3fs without hooks are copied, because this package reads faster than they do.
+        Plain HTTP filesystems and s3fs without hooks are slow: this package reads faster with their options.
         """
         if not has_coroutines(fs):
             return FsspecTarget(fs)

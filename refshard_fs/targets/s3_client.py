@@ -58,7 +58,7 @@ class S3Client(S3FileSystem):  # type: ignore[misc]  # s3fs has no types
 
     def __init__(self, *arguments: Any, config_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         self.http_sessions: weakref.WeakSet[S3Session] = weakref.WeakSet()
-        self._permitted: set[str] = set()  # endpoints
+        self._permitted: set[str] = set()  # endpoints that `guard` has permitted
         self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
         config = dict(config_kwargs or {})
         self._is_ours = config.get("http_session_cls", AIOHTTPSession) is AIOHTTPSession

@@ -98,7 +98,7 @@ class Version:
         return Answer(self.content[first : size if stop is None else stop], self.seen)
 
     def is_like(self, seen: Facts) -> bool:
-        """Return whether this object has the version ``seen``; if its version is unknown, ``seen`` becomes it."""
+        """Return whether this object has the version ``seen``; if its version is unknown, it becomes ``seen``."""
         try:
             self.observe(seen, None)
         except TargetChanged:

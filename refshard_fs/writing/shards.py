@@ -91,9 +91,10 @@ _LAST: Final = (".zgroup", ".zattrs", "zarr.json", ".zmetadata")  # documents of
 
 
 class ShardPlan(NamedTuple):
-    """A shard that changes, and its new chunks by their place in it (None: a removed chunk).
+    """A shard that changes, and its changed chunks by their place in the shard; None means a removed chunk.
 
-    ``old`` says whether chunks of the stored shard may have to be kept. Places below ``inside`` belong to the array.
+    ``lengths`` are the lengths of the shard in chunks; only its first ``inside`` chunks along each dimension lie in the
+    array. ``old`` says whether the stored shard may have chunks to keep.
     """
 
     key: str

@@ -104,7 +104,7 @@ def test_text_of_any_length_is_read_as_text(zarr_format: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 @pytest.mark.parametrize("zarr_format", FORMATS)
-def test_filters_are_undone(zarr_format: int) -> None:
+def test_filters_are_decoded(zarr_format: int) -> None:
     import numcodecs
 
     values = np.arange(10, dtype="<i4")

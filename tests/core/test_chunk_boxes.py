@@ -21,6 +21,6 @@ def test_chunks_are_found_as_by_their_indexes() -> None:
             assert any(number in some for some in boxes.ranges()) or not any(inside)
 
 
-def test_ranges_are_ascending_and_apart() -> None:
+def test_ranges_ascend_without_overlaps() -> None:
     bounds = np.array([[[4, 6]], [[0, 2]], [[1, 3]], [[7, 99]], [[5, 5]]], np.uint32)
     assert ChunkBoxes((9,), bounds).ranges() == [range(3), range(4, 6), range(7, 9)]

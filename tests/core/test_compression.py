@@ -177,7 +177,7 @@ def test_numbers_of_any_bits_are_unpacked(bits: int, by: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_delta_is_undone_in_place(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_is_decoded_in_place(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "imagecodecs", None)
     numbers = np.array([7, 1 << 62, 1 << 62, -3, 0, 5])

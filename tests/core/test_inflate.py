@@ -58,7 +58,7 @@ def test_flipped_bytes_never_change_data(compress: Callable[[bytes], bytes]) -> 
 
 @pytest.mark.parametrize("name", COMPRESS)
 @pytest.mark.parametrize("piece", [1, 1 << 20])
-def test_streams_in_a_row_are_one_document(name: str, piece: int) -> None:
+def test_consecutive_streams_are_one_document(name: str, piece: int) -> None:
     data = COMPRESS[name](TEXT[:100]) + COMPRESS[name](TEXT[100:])
     assert b"".join(inflated(data, piece)) == TEXT
     assert b"".join(inflated(data + bytes(8), piece)) == TEXT

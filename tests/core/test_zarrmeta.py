@@ -178,7 +178,7 @@ def test_metadata_keys_are_known_by_their_last_segment(key: str) -> None:
 # Version 2
 
 
-def test_arrays_written_by_zarr_2() -> None:
+def test_arrays_written_by_zarr_2_are_parsed() -> None:
     plain = array_meta(loads(WRITTEN_BY_ZARR_2["plain"]), "x")
     assert plain is not None
     assert (plain.zarr_format, plain.shape, plain.chunks, plain.dtype, plain.order) == (
@@ -239,7 +239,7 @@ def test_whole_floats_count_as_integers() -> None:
         ("v2", "1.0"),
     ],
 )
-def test_chunk_key_encodings(spec: object, key: str) -> None:
+def test_chunk_key_encodings_are_parsed(spec: object, key: str) -> None:
     assert grid_of(V3 | {"chunk_key_encoding": spec}).number(key) == 1
 
 

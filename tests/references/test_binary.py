@@ -69,7 +69,7 @@ def test_flipped_bit_of_a_column_is_an_error() -> None:
         pickled.decompress_bytes([b""])
 
 
-def test_part_without_a_header_is_an_error() -> None:
+def test_part_of_a_column_without_a_header_is_an_error() -> None:
     short = b"\0\0"
     with pytest.raises(ValueError, match="header"):
         pickled.decompress_bytes([zlib.crc32(short).to_bytes(4, "little") + short])

@@ -47,7 +47,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pins_survive(way: str, tmp_path: Path) -> None:
+def test_pins_survive_copies_and_conversions(way: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     found = WAYS[way](refshard_fs.snapshot(written(tmp_path / "store")), tmp_path / "out")
     assert opened(found).cat_file("a/0") == b"ab"

@@ -19,12 +19,12 @@ def test_own_members_replace_shared_ones() -> None:
         members["e"]
 
 
-def test_members_are_pickled() -> None:
+def test_shared_members_survive_pickling() -> None:
     members = SharedMembers({"a": "1"}, {"a": "2"})
     assert pickle.loads(pickle.dumps(members)) == {"a": "2"}
 
 
-def test_places_of_own_keys_are_shared() -> None:
+def test_sets_with_equal_own_keys_share_their_places() -> None:
     first, second = (SharedMembers({}, {"a": "1", "b": text}) for text in ("2", "3"))
     assert first._places is second._places
     assert (first["b"], second["b"]) == ("2", "3")

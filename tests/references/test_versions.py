@@ -29,7 +29,7 @@ def test_targets_of_a_reference_set_are_pinned(tmp_path: Path) -> None:
         opened(found).cat_file("a")
 
 
-def test_memory_is_pinned_by_size_and_time() -> None:
+def test_objects_in_memory_are_pinned_by_size_and_time() -> None:
     MemoryFileSystem().pipe({f"/snapshots/{key}": data for key, data in STORE.items()})
     found = refshard_fs.snapshot("memory://snapshots")
     assert values(found).tolist() == list(b"abcd")

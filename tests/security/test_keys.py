@@ -162,7 +162,7 @@ def test_too_large_selection_is_refused_with_its_number(selection: Any) -> None:
         select_chunk_numbers(selection, (2**40, 2**40), (1, 1))
 
 
-def test_folded_line_has_room_for_its_chunks() -> None:
+def test_folded_grid_has_a_place_for_each_chunk() -> None:
     for size in (1, 71, 73, 100, 4031, 4033, 5000, 123_457):
         plane = fold_grid((size,), np.zeros(0, np.uint64), None)
         assert plane.room.sum() == size
@@ -170,7 +170,7 @@ def test_folded_line_has_room_for_its_chunks() -> None:
     assert fold_grid((10**15,), np.zeros(0, np.uint64), None).room.sum() == 10**15
 
 
-def test_expanded_text_is_a_bounded_multiple() -> None:
+def test_templates_expand_to_a_bounded_size() -> None:
     document = {
         "version": 1,
         "templates": {"t": "y" * 5000},

@@ -125,7 +125,7 @@ def test_secrets_are_removed(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["keys", "width", "codes", "country_code", "zipcode", "assigned", "author", "authors", "x", "monkey"]
 )
-def test_other_texts_are_shown(name: str) -> None:
+def test_parameters_without_secrets_are_shown(name: str) -> None:
     url = f"https://host/x?{name}=5"
     assert redact(url) == url
     assert not contains_credentials(url.encode())

@@ -111,7 +111,7 @@ def zipped(folder: Path, content: dict[str, bytes], method: int) -> Path:
 
 @pytest.fixture
 def places(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Source]:
-    """Return functions that put files somewhere and open them as a source, by name."""
+    """Return functions by the name of a place: each puts files there, and returns a source that has them."""
 
     def serve(content: dict[str, bytes]) -> str:
         server = request.getfixturevalue("http_server")
@@ -198,7 +198,7 @@ def chunk(content: dict[str, bytes], place: int) -> str:
         if place in ("local", "http", "references to ranges") or wrong in ONE_EACH
     ],
 )
-def test_chunk_reaching_into_the_index_is_damage(place: str, wrong: str, places: dict[str, Source]) -> None:
+def test_chunk_reaching_into_the_index_is_an_error(place: str, wrong: str, places: dict[str, Source]) -> None:
     content = files(*WRONG[wrong])
     fs = places[place](content)
     shard = chunk(content, 0)
@@ -286,7 +286,7 @@ def test_checks_cost_no_further_request(http_server: Any) -> None:
 
 @pytest.mark.parametrize("place", ["local", "http"])
 @pytest.mark.parametrize("encoding", ["raw", "gzip"])
-def test_volume_chunks_outside_the_data_are_damage(
+def test_volume_chunks_outside_the_data_are_an_error(
     tmp_path: Path, place: str, encoding: str, places: dict[str, Source]
 ) -> None:
     sharding = {
@@ -318,7 +318,7 @@ def test_volume_chunks_outside_the_data_are_damage(
         assert name in str(error.value)
 
 
-def test_minishard_index_outside_the_shard_is_damage(places: dict[str, Source], tmp_path: Path) -> None:
+def test_minishard_index_outside_the_shard_is_an_error(places: dict[str, Source], tmp_path: Path) -> None:
     assert ShardIndex(32).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes()) is not None
     with pytest.raises(ValueError, match="minishard 0"):
         ShardIndex(32).sized(36).decode(np.array([[0, 5], [9, 9]], "<u8").tobytes())

@@ -179,7 +179,7 @@ def test_shard_wanted_whole_is_read_together_with_its_index(counter: Counter) ->
     assert index.sent == 1604
 
 
-def test_announcement_beside_a_damaged_shard_is_fetched(folder: Path, tmp_path: Path) -> None:
+def test_prefetch_with_a_damaged_shard_fetches_other_shards(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "a", tmp_path / "a")
     shard = tmp_path / "a/c/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")

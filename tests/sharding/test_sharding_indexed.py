@@ -77,7 +77,7 @@ def assert_shown(folder: Path, data: np.ndarray[Any, Any], chunks: tuple[int, ..
     [[LITTLE], [BIG], [LITTLE, Crc32cCodec()], [BIG, Crc32cCodec()]],
     ids=["little", "big", "little+crc32c", "big+crc32c"],
 )
-def test_index_at_either_end_and_byte_order_is_read(tmp_path: Path, location: Any, index: list[Any]) -> None:
+def test_index_at_each_end_and_in_each_byte_order_is_read(tmp_path: Path, location: Any, index: list[Any]) -> None:
     data = sparse((13, 17), FILL)
     write(tmp_path, data, (6, 8), [sharding((3, 2), index_codecs=index, index_location=location)])
     assert_shown(tmp_path, data, (3, 2))
@@ -298,7 +298,9 @@ def test_arrays_of_other_writers_are_read(shared_data: Path, name: str) -> None:
         ),
     ],
 )
-def test_contradictory_metadata_leaves_the_array_whole(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_array_with_contradictory_metadata_shows_whole_shards(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
     write(tmp_path, sparse((13, 17), FILL), (6, 8), [sharding((3, 2))])
     doc = json.loads((tmp_path / "zarr.json").read_text())
     doc["codecs"][0]["configuration"].update(change)

@@ -43,7 +43,7 @@ def test_metadata_has_inner_chunks_without_shards(tmp_path: Path) -> None:
     assert shown == {k: v for k, v in spelled.items() if k not in ("shards", "shard_format")}
 
 
-def test_shards_whole_leaves_shards(tmp_path: Path) -> None:
+def test_shards_whole_option_shows_the_shards(tmp_path: Path) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     fs = opened(tmp_path, shards="whole")
     for name in ("0.0", "1.0", ".zarray"):
@@ -157,7 +157,9 @@ def test_arrays_of_the_prototype_are_read(shared_data: Path, name: str) -> None:
         ({"shard_format": "morton_order", "chunks": [2**40, 2**40]}, "at most 2**63 bytes"),
     ],
 )
-def test_contradictory_metadata_leaves_the_array_whole(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_array_with_contradictory_metadata_shows_whole_shards(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
     write_prototype(tmp_path, sparse((20, 3)), (3, 2), (2, 2))
     text = json.dumps({**json.loads((tmp_path / ".zarray").read_text()), **change})
     (tmp_path / ".zarray").write_text(text)

@@ -311,7 +311,7 @@ def test_xarray_and_dask_see_inner_chunks(tmp_path: Path) -> None:
     assert np.array_equal(seen.compute(scheduler="threads").values, DATA)
 
 
-def test_damage_names_shard_and_array(folder: Path) -> None:
+def test_error_of_a_damaged_shard_names_shard_and_array(folder: Path) -> None:
     content = indexed({0: b"x" * 24}, 4)
     (folder / "a/0.0").write_bytes(content[:-1])
     size = len(content) - 1

@@ -50,7 +50,7 @@ def test_text_is_converted_to_the_type_of_the_option(name: str, text: str, value
     assert parse_configuration({name: text}) == {name: value}
 
 
-def test_other_values_and_names_stay_unchanged() -> None:
+def test_converted_values_and_unknown_names_stay_unchanged() -> None:
     conf = {"max_gap": 0, "asynchronous": True, "typo": "x"}
     assert parse_configuration(conf) == conf
 

@@ -105,7 +105,7 @@ def test_new_filesystem_opens_the_current_source(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(first)).cat_file("k") == b"old"
 
 
-def test_invalidation_leaves_other_filesystems(source: str, http_server: RangeServer) -> None:
+def test_invalidation_keeps_the_indexes_of_other_sources(source: str, http_server: RangeServer) -> None:
     other = http_server.put("/other/refs.json", json.dumps({f"k/{i}": "other" for i in range(10_000)}).encode())
     assert opened(other).cat_file("k/1") == b"other"
     fs = opened(source)

@@ -50,7 +50,7 @@ def held(objects: Objects, name: str) -> bytes | None:
     return None if found is None else bytes(found.data)
 
 
-def test_names_that_look_like_patterns_are_names(make: Make) -> None:
+def test_names_like_patterns_are_taken_literally(make: Make) -> None:
     """fsspec's methods take such names for patterns, so other objects could be returned or removed."""
     objects = make()
     for name in ("T [K]/0", "T [K]/1", "T K/0", "T K/1"):

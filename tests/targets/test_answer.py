@@ -174,7 +174,7 @@ def test_damaged_answer_is_an_error(answer: bytes, error: Any) -> None:
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("status", ["101 Switching Protocols", "204 No Content", "304 Not Modified"])
-def test_answers_without_a_body_end(status: str) -> None:
+def test_error_statuses_without_a_body_are_raised(status: str) -> None:
     """aiohttp shares one empty body among these answers, which reports its end only once."""
 
     async def thrice(ask: Ask) -> list[BaseException]:

@@ -324,7 +324,7 @@ def test_replaced_object_is_an_error_that_says_so(http_server: RangeServer) -> N
     assert reader.read(url, 0, 5) == DATA[::-1][:5]
 
 
-def test_later_requests_ask_for_the_first_version(http_server: RangeServer) -> None:
+def test_later_requests_require_the_first_version(http_server: RangeServer) -> None:
     url = http_server.put("/x", DATA)
     reader = Reader()
     etag = reader.answer(url, 0, 5).facts.etag
@@ -378,7 +378,7 @@ def test_expired_redirect_is_requested_again(http_server: RangeServer) -> None:
     assert [r.path for r in http_server.requests()] == ["/home", "/a", "/a", "/home", "/b"]
 
 
-def test_circular_redirects_end(http_server: RangeServer) -> None:
+def test_circular_redirects_are_an_error(http_server: RangeServer) -> None:
     http_server.fault("redirect", "/home", to="/away")
     http_server.fault("redirect", "/away", to="/home")
     with pytest.raises(Unreadable, match="at most 10 redirects"):
@@ -547,7 +547,7 @@ def test_many_reads_share_connections(http_server: RangeServer) -> None:
     assert len({r.connection for r in http_server.requests()}) <= 8
 
 
-def test_public_server_implementation_is_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
+def test_nginx_is_read(nginx_server: Callable[[Path], NginxServer], tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(DATA)
     (tmp_path / "empty").write_bytes(b"")
     server = nginx_server(tmp_path)

@@ -118,7 +118,7 @@ def test_times_as_text_are_parsed() -> None:
         assert parse_time(text) is None
 
 
-def test_threads_share_one_record() -> None:
+def test_threads_share_one_version_of_an_object() -> None:
     known = Versions()
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda i: known.of(f"u{i % 7}"), range(500)))

@@ -223,8 +223,8 @@ def test_reader_of_a_replaced_shard_gets_an_error(opened: Open) -> None:
 
 
 def test_chunk_replaced_by_another_process_is_kept(opened: Open) -> None:
-    """Before it was mended: A chunk or a full shard on S3 that was read, then replaced by this process and after that
-    by another one, was written over by an edit of what was read: the other process's bytes were lost.
+    """Before it was mended: If a filesystem on S3 read a chunk or a full shard and replaced it, and another process
+    replaced it afterwards, a further commit of the filesystem overwrote the bytes of the other process.
     """
     first, second = opened(), opened()
     first.pipe_file("plain/0", chunk(1))
