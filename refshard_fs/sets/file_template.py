@@ -212,7 +212,7 @@ class FileTemplates:
         except StopIteration as stop:
             if not isinstance(stop.value, ReferenceSet):
                 return False
-            return shrink(stop.value) == shrink(template.make_references(first))
+            return pack_compressed(stop.value) == pack_compressed(template.make_references(first))
         except Exception:  # noqa: BLE001  # the references depend on the bytes of chunks
             return False
         return False  # the parser needs more than the first bytes

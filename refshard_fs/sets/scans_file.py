@@ -138,7 +138,7 @@ class ScansFile:
     def _read_references(self, start: int, length: int) -> ReferenceSet:
         """Return the references of a record; similar sources share its columns."""
         if self._whole is None or self._whole[0] != (start, length):
-            refs = swell(self._read_record(start, length).refs)
+            refs = unpack_compressed(self._read_record(start, length).refs)
             refs = msgspec.structs.replace(refs, chunks=refs.tables, members=dict(refs.side.items()))
             self._whole = (start, length), refs
         return self._whole[1]
