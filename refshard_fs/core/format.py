@@ -36,7 +36,6 @@ Formats of shards have another contract: `sharding.layout.ShardFormat`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -291,12 +290,19 @@ def packages_with_plugins(place: str) -> list[str]:
         return [package.name for package in found if "refshard." in (package.read_text("entry_points.txt") or "")]
     names = []
     for directory in directories:
-        with (
-            contextlib.suppress(OSError),  # the package has no entry points
-            open(os.path.join(place, directory, "entry_points.txt"), "rb") as file,
-        ):
-            if b"refshard." in file.read():
-                names.append(PathDistribution(Path(place, directory)).name)
+        path = os.path.join(place, directory, "entry_points.txt")
+        try:  # there may be hundreds of packages, and `open` takes twice as long
+            file = os.open(path, os.O_RDONLY)
+        except OSError:  # the package has no entry points
+            continue
+        text = b""
+        try:
+            while part := os.read(file, 1 << 16):
+                text += part
+        finally:
+            os.close(file)
+        if b"refshard." in text:
+            names.append(PathDistribution(Path(place, directory)).name)
     return names
 
 

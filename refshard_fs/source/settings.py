@@ -148,8 +148,9 @@ def route(opening: Options, data_url: str | None) -> Routes:
         if allow is not None and not isinstance(allow, str):
             allow = [*allow, data_url + "/"]
     if source is not None:
-        if source_options is not None:
-            own = {k: v for k, v in source_options.items() if k not in _NOT_FORWARDED}
+        own = {k: v for k, v in (source_options or {}).items() if k not in _NOT_FORWARDED}
+        # Without any options, looking up those of each object would cost time and find nothing.
+        if own or (source_options is not None and (by_prefix or by_protocol or remote_options)):
             by_prefix[source] = own
             place = place_of(source)
             if place is not None and not remote_options and protocol_of(place) not in by_protocol:

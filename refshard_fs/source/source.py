@@ -55,7 +55,7 @@ from refshard_fs.source.settings import Settings
 from refshard_fs.source.transaction import Base, Transaction, transaction_of
 from refshard_fs.stores.stores import Stores
 from refshard_fs.targets import Pool, Versions
-from refshard_fs.targets.pool import make_instance
+from refshard_fs.targets.pool import Grants, make_instance
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
@@ -83,6 +83,7 @@ class Engines:
         self._engines: weakref.WeakKeyDictionary[Loop, Engine] = weakref.WeakKeyDictionary()
         self._lock = fork_safe(threading.Lock())
         self._pool_options = options.pool
+        self._grants: Grants = {}
         self._stores = Stores(options.pool)
         self._immediate: Immediate | None = None
         self._home: weakref.ref[Loop] | None = None  # the loop that read last
@@ -178,7 +179,9 @@ class Engines:
         return self._versions.latest(url)
 
     def _pool(self, loop: Loop | None) -> Pool:
-        return Pool(self._pool_options, loop, self._versions, self.stats, is_written=self._is_written)
+        return Pool(
+            self._pool_options, loop, self._versions, self.stats, is_written=self._is_written, grants=self._grants
+        )
 
     def _drop_engines(self) -> None:
         """Forget the engines and their memory; the caller holds ``_lock``."""
@@ -189,6 +192,7 @@ class Engines:
         # The budget is new, too: reads that continue with a forgotten engine do not count in it.
         self._budget = SharedBudget(self.options.budget, [self.decoded])
         self._immediate = None
+        self._grants = {}
 
     def _after_fork(self) -> None:
         _orphans.append(list(self._engines.items()))
@@ -423,6 +427,7 @@ class Source(Engines):
             url = source if isinstance(source, str) else None
             if protocol is not None and (known := pool.with_fallback(self.options.fallback, protocol, url)) is not pool:
                 self._pool_options = known
+                self._grants = {}
                 for engine in self._engines.values():
                     engine.fetcher.requests.pool = self._pool(engine.pool.loop)
         self._keyspace = base.keyspace if edits is None else EditedKeySpace(base.keyspace, edits)

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -75,6 +75,7 @@ _AZURE = tuple(f"AZURE_STORAGE_{name}" for name in ("ACCOUNT_KEY", "CLIENT_ID", 
 _AMBIENT = {"az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
 
 PLACES = 4096  # objects that are remembered by URL
+Grants: TypeAlias = dict[tuple[str, Origin], Grant]
 _HINT_ANONYMOUS = f"it was requested {WITHOUT}, as its options say: it is not public, or there is no such object"
 _HINT_NO_ACCESS = (
     f"it was requested {WITHOUT}, because a manifest from elsewhere named it: "
@@ -90,7 +91,8 @@ def make_instance(protocol: str, given: InstanceOrOptions) -> AbstractFileSystem
 class Pool:
     """The open targets of one event loop (``loop=None``: the targets that need no loop).
 
-    All pools of a source share ``versions``, so that an object has one version on all event loops.
+    All pools of a source share ``versions``, so that an object has one version on all event loops, and ``grants``,
+    so that the rules are applied to each URL once.
     """
 
     def __init__(
@@ -101,9 +103,11 @@ class Pool:
         stats: Stats | None = None,
         *,
         is_written: bool = False,
+        grants: Grants | None = None,
     ) -> None:
         self._options = options
         self._is_written = is_written
+        self._grants: Grants = {} if grants is None else grants
         self.loop = loop
         self.versions = Versions() if versions is None else versions
         self._stats = Stats() if stats is None else stats
@@ -129,8 +133,14 @@ class Pool:
     def _place(self, url: str, origin: Origin) -> tuple[VersionedObject, str] | None:
         if url.startswith(policy.DECOMPRESS):  # the rules are applied to the URL of the file itself
             return self._open_decompressed(url, origin)
-        rules = self._list_rules(origin)
-        return self._open_object(url, credentials_for(url, self._options, rules, resolve=_resolve_links), rules)
+        rules, which = self._list_rules(origin), (url, origin)
+        grant = self._grants.get(which)
+        if grant is None:
+            grant = credentials_for(url, self._options, rules, resolve=_resolve_links)
+            if len(self._grants) >= PLACES:
+                self._grants.clear()
+            self._grants[which] = grant
+        return self._open_object(url, grant, rules)
 
     def _open_object(self, url: str, grant: Grant, rules: Rules) -> tuple[VersionedObject, str] | None:
         """Return the object at ``url``, opened as ``grant`` says, and its path in its target."""
